@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,18 +20,30 @@ from claimcheck._registry import import_vendor
 from claimcheck._store import Store
 from claimcheck._texts import split_url
 from claimcheck._validation import is_placeholder, without_secrets
-from claimcheck.config import Config, StoreConfig, encryption_key, expand, signing_key
-from claimcheck.errors import ClaimCheckError, ConfigError, MissingDependencyError
+from claimcheck.config import MIN_KEY_BYTES, Config, StoreConfig, encryption_key, expand, signing_key
+from claimcheck.errors import ClaimCheckError, ConfigError, MissingDependencyError, StoreUnavailableError
 
 __all__ = ["CheckReport", "Finding", "check", "check_address", "reason_of", "remote_hosts"]
 
 _PROBE = b"claimcheck check"
 _HOUR = 3600
 _DEFAULT_TTL = {"redis": 604_800, "pulsar-topic": 604_800}  # the default of ttl_seconds; the other types have none
+_UNLIMITED = ("filesystem", "s3", "obstore")  # the types that have no default
 _KAFKA_BYTES = 1_048_588  # message.max.bytes
 _PULSAR_BYTES = 5 << 20  # maxMessageSize
 _TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
 _PLAIN_SCHEMES = {"redis", "redis+cluster", "redis+sentinel", "http", "pulsar"}
+_UNREACHED = "Start the server or mount the volume, or correct the address; check the network and TLS."
+_FIXES = {
+    "package-missing": "Install the package that the message names.",
+    "signing-key-missing": "Set the variable in this environment, or correct the key.",
+    "encryption-key-failed": "Correct encryption.keys and encryption.options, or set their variables here.",
+    "store-invalid": "Correct the option, set its variable here, or install the package that the message names.",
+    "store-failed": "Check the bucket, database or directory, the login, and its rights to write, read and delete.",
+}
+_DEFAULT = re.compile(r"\$\{[^}]*:-[^}]+\}")
+_WEAK = re.compile(r"change.?me|passw[o0]rd|example|placeholder|default|insecure", re.IGNORECASE)
+_LEAST_CHARACTERS = 8
 _SECRETS = ("password", "secret", "secret_key", "secret_id", "token", "api_key")  # ends of options' names
 _ADDRESSES = ("url", "endpoint_url", "admin_url")
 
@@ -79,7 +93,7 @@ class CheckReport:
         for problem in error.problems:
             expected, _, hint = (problem.expected or "").partition("; did you mean ")
             message = f"found {problem.found}, expected {expected}" if problem.expected else problem.message
-            fix = f"Did you mean {hint}" if hint else ""
+            fix = f"Did you mean {hint}" if hint else "Correct the value." if problem.path else "Correct the file."
             findings.append(Finding("error", problem.path, message, fix, error, id="config-invalid"))
         return cls(tuple(findings))
 
@@ -162,9 +176,15 @@ def _dead_letters(prefix: str, config: Config) -> Iterator[Finding]:
 
 def _signing(config: Config) -> Iterator[Finding]:
     signing = config.signing
+    fix = "Set signing.key_id and signing.keys."
+    if not signing.keys and config.encryption.keys:
+        message = "payloads are encrypted, but messages are not signed: anyone who can write to a topic can send again"
+        message += " what was encrypted for it, point at any of its payloads, or send a plain message"
+        yield Finding("warning", "signing", message, fix, id="encryption-without-signing")
+        return
     if not signing.keys:
         message = "messages are not signed: anyone who can write to a topic can point at any payload in your stores"
-        yield Finding("info", "signing", message, "Set signing.key_id and signing.keys.", id="signing-off")
+        yield Finding("info", "signing", message, fix, id="signing-off")
         return
     if not signing.require:
         message = "keys are configured, but readers accept envelopes without a signature"
@@ -233,11 +253,36 @@ def _secrets(config: Config) -> Iterator[Finding]:
             fix = "Put it into an environment variable and write ${NAME}."
             message = "the secret is in the configuration itself"
             yield Finding("warning", path, message, fix, id="secret-in-file")
+        elif _DEFAULT.search(secret):
+            message = "the secret has a default, which is used wherever the variable is not set"
+            yield Finding("warning", path, message, "Remove the default: write ${NAME}.", id="secret-default")
     first = dict[str, str]()
     for path, secret in keys.items():
-        if first.setdefault(secret, path) != path:
-            message = f"the same secret as {first[secret]}"
+        value = _value(secret, path)
+        if first.setdefault(value, path) != path:
+            message = f"the same secret as {first[value]}"
             yield Finding("warning", path, message, "Generate a secret for each key.", id="secret-reused")
+        if not is_placeholder(value) and _is_weak(value):
+            message = "the secret can be guessed: it has few different characters, or is a text such as 'change me'"
+            yield Finding("warning", path, message, "Use the output of `openssl rand -base64 32`.", id="secret-weak")
+
+
+def _value(secret: str, path: str) -> str:
+    """Return the value of a secret, or its placeholder if the variable is not set here."""
+    try:
+        return str(expand(secret, path=path))
+    except ConfigError:
+        return secret
+
+
+def _is_weak(secret: str) -> bool:
+    """Whether a secret is a placeholder for people, or has few different characters, also as base64."""
+    try:
+        key = base64.b64decode(secret, validate=True)
+    except ValueError:
+        key = b""
+    few = min(len(set(secret)), len(set(key)) if len(key) >= MIN_KEY_BYTES else _LEAST_CHARACTERS)
+    return few < _LEAST_CHARACTERS or any(_WEAK.search(text) for text in (secret, key.decode("latin-1")))
 
 
 def _is_secret(path: str, value: object) -> bool:
@@ -287,7 +332,11 @@ def _lifetime(path: str, store: StoreConfig) -> Iterator[Finding]:
         message = "payloads never expire, and the server's memory fills up"
         fix = "Set it to the retention of the topics."
         yield Finding("warning", f"{path}.ttl_seconds", message, fix, id="redis-no-expiry")
-    if store.type in ("filesystem", "s3", "obstore"):
+    if ttl in ("default", None) and store.type in _UNLIMITED:
+        message = "payloads have no lifetime: no sweep deletes them, and lifecycle rules do not know when they may"
+        fix = "Set it at least to the retention of the topics, unless the payloads are to be kept for ever."
+        yield Finding("warning", f"{path}.ttl_seconds", message, fix, id="lifetime-none")
+    elif store.type in _UNLIMITED:
         place = "bucket" if store.type != "filesystem" else "directory"
         message = f"expired payloads stay in this {place} until something deletes them"
         fix = "Run 'claimcheck sweep --yes' every day"
@@ -427,7 +476,8 @@ def _failure(path: str, error: Exception, *, id: str) -> Finding:  # noqa: A002 
     text = reason_of(error).removeprefix(f"store {path.removeprefix('stores.')!r}: ")
     if isinstance(error, ConfigError) and error.path:
         text, path = text.removeprefix(f"{error.path}: "), error.path
-    return Finding("error", path, text, error=error, id=id)
+    fix = _UNREACHED if isinstance(error, StoreUnavailableError) else _FIXES[id]
+    return Finding("error", path, text, fix, error, id=id)
 
 
 def reason_of(error: Exception) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TypeVar, overload
 from claimcheck import _opened as opened
 from claimcheck import _pointer as pointers
 from claimcheck import config as configuration
+from claimcheck._data_keys import DataKeys
 from claimcheck._decorator import OutboundBlock, Plan, ProduceCall, decorate
 from claimcheck._envelope import Buffer, Envelope, encode_pointer
 from claimcheck._hints import Headers
@@ -513,6 +514,9 @@ class ClaimCheck:
         for name, store in self.config.stores.items():
             with problems:
                 check_store(store, path=f"stores.{name}")
+        if self.config.encryption.keys:
+            with problems:
+                DataKeys(self.config.encryption).check()
         problems.raise_all()
 
     def _current(self) -> Opened:

@@ -19,14 +19,17 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-__all__ = ["UNLIMITED", "KeyLifetime", "destination_of", "parse_name", "with_lifetime"]
+__all__ = ["CLAIM", "UNLIMITED", "KeyLifetime", "destination_of", "parse_name", "with_lifetime"]
 
 UNLIMITED = "never"
 """The lifetime of a payload that does not expire."""
 
+CLAIM = ".gc-owner"
+"""The end of the key of a record, which is not a payload; see `claimcheck._gc._claims`."""
+
 _LIFETIME = r"\d{1,11}s|never"
 _NAME = re.compile(
-    r"(?P<destination>[A-Za-z0-9._-]{1,64}?)-"  # not greedy: most destinations are short
+    r"(?P<destination>~?[A-Za-z0-9._-]{1,64}?)-"  # not greedy: most destinations are short
     rf"(?:(?P<created>\d{{8}}T\d{{6}}Z)-(?P<lifetime>{_LIFETIME})\.|(?P<relative>{_LIFETIME})_|(?<=-))"
     r"(?P<open>\{)?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?P<close>\})?",
     re.ASCII,

@@ -17,7 +17,7 @@ from claimcheck._resolve_many import Work
 from claimcheck._signing import Seal
 from claimcheck._store import Store
 from claimcheck._threads import Join
-from claimcheck.errors import ChunkError
+from claimcheck.errors import ChunkError, PointerRejectedError
 
 __all__ = ["MessageReader"]
 
@@ -95,8 +95,11 @@ class MessageReader:
         return self._in_store(pointer, lambda store: store)
 
     def join(self, pointer: Pointer) -> Join | None:
-        """Return what reads a payload together with others; ``None`` if it is read alone."""
-        store = self.opened.get(self.seal.store_name(pointer))
+        """Return what reads a payload together with others; ``None`` if it is read alone, or must not be read."""
+        try:
+            store = self.opened.get(self.seal.store_name(pointer))
+        except PointerRejectedError:  # the error of this message alone, when it is read
+            return None
         return None if store is None else store._join(pointer)
 
     def _in_store(self, pointer: Pointer, use: Callable[[Store], T]) -> T:

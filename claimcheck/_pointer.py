@@ -28,6 +28,7 @@ from claimcheck.errors import EnvelopeError, PointerRejectedError, UnknownVersio
 __all__ = [
     "KEY_PREFIX",
     "MAX_POINTER_BYTES",
+    "PINNED",
     "Pointer",
     "canonical_json",
     "changed",
@@ -142,11 +143,19 @@ _MAX_KEY_BYTES = 1024  # as in S3
 _MAX_PREFIX_BYTES = 900  # the rest of a key has up to 104
 
 
+PINNED = "\0"
+"""Before the destination of a payload that belongs to no topic, because its copy is pinned."""
+
 _NOT_IN_SLUG = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def slug(destination: str) -> str:
-    """Turn a destination into a part of a key: 1 to 64 of ``A-Z a-z 0-9 . _ -``, never ``.`` or ``..``."""
+    """Turn a destination into a part of a key: 1 to 64 of ``A-Z a-z 0-9 . _ -``, never ``.`` or ``..``.
+
+    After `PINNED` it begins with ``~``, which is in the name of no topic's keys.
+    """
+    if destination.startswith(PINNED):
+        return "~" + slug(destination.lstrip(PINNED + "~"))
     return _NOT_IN_SLUG.sub("_", destination).strip(".")[:64] or "_"
 
 

@@ -7,17 +7,20 @@ the last letters are sent twice. The producer stores a payload again, with a fre
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from claimcheck._validation import check_int, check_seconds
-from claimcheck.errors import ClaimCheckError
+from claimcheck.errors import ClaimCheckError, StoreError
 from claimcheck.transports._common.redrive import Letter
 
 __all__ = ["Redrive", "RedriveReport"]
 
 MAX_NAMED = 1000
 """The most letters that a report names."""
+
+_MOST_WAITING = 1000
 
 
 @dataclass(slots=True)
@@ -58,6 +61,7 @@ class Redrive:
         limit: The most letters to send, or to read in a dry run.
         rate: The most letters per second.
         force: Whether to send messages that are not dead letters of the topic, too.
+        skip_unreadable: Whether to move past letters of a store that has answered for none.
         sleep: Called with seconds.
         clock: Seconds, monotonic.
     """
@@ -66,6 +70,7 @@ class Redrive:
     limit: int | None = None
     rate: float | None = None
     force: bool = False
+    skip_unreadable: bool = False
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
 
@@ -82,38 +87,106 @@ class Redrive:
             on_letter: Called after each letter.
 
         Raises:
-            ClaimCheckError: A store cannot be reached. This letter and all later ones stay.
+            ClaimCheckError: A store cannot be reached, or has the payload of none of its letters. This letter and all
+                later ones stay.
             Exception: A letter could not be sent, or the broker failed. The same holds.
         """
-        begin = self.clock()
+        begin, run = self.clock(), _Run(self, report)
         for taken, letter in enumerate(letters, start=1):
-            self._take(letter, report)
+            run.take(letter)
             report.duration_seconds = self.clock() - begin
             on_letter()
-            if (report.read if self.dry_run else report.sent) == self.limit:
+            if run.is_at_limit:
                 return
             if self.rate is not None:
                 self.sleep(max(0.0, taken / self.rate - (self.clock() - begin)))
+        run.end()
         report.finished = True
 
-    def _take(self, letter: Letter, report: RedriveReport) -> None:
-        if letter.foreign is not None and not self.force:
-            report.foreign += 1
-            _name(letter, letter.foreign, report)
+
+class _Run:
+    """One run.
+
+    A broker that has one position for each partition loses an unreadable letter to the next run when it moves past it.
+    With a wrong configuration all letters of a store are unreadable. So letters wait until their store has answered for
+    one; the letters behind them wait, too.
+    """
+
+    def __init__(self, options: Redrive, report: RedriveReport) -> None:
+        self._options, self._report = options, report
+        self._answered = set[str | None]({None})
+        self._waiting = deque[tuple[Letter, bool]]()  # with whether it can be read, or was not tried
+
+    @property
+    def is_at_limit(self) -> bool:
+        """Whether to end here."""
+        return (self._report.read if self._options.dry_run else self._report.sent) == self._options.limit
+
+    def take(self, letter: Letter) -> None:
+        """Read a letter and send it, or let it wait."""
+        if letter.foreign is not None and not self._options.force:
+            self._report.foreign += 1
+            _name(letter, letter.foreign, self._report)
+        elif len(self._waiting) >= _MOST_WAITING:
+            self.end()
+        elif self._waiting and letter.store in self._answered:
+            self._waiting.append((letter, True))
+        elif not self._is_readable(letter):
+            self._pass(letter)
+        else:
+            self._answered.add(letter.store)
+            self._waiting.append((letter, True))
+            self._go_on()
+
+    def end(self) -> None:
+        """Raise an error if there are letters of a store that has answered for none."""
+        if not self._waiting:
             return
+        letter, count = self._waiting[0][0], self._report.unreadable
+        text = (
+            f"store {letter.store!r} has the payload of none of its letters ({count:,} could not be read): is it the "
+            f"right store? They stay, and so do all later ones from {letter.position}. If the payloads are lost, "
+            "--skip-unreadable moves past them"
+        )
+        raise StoreError(text, store=letter.store)
+
+    def _go_on(self) -> None:
+        """Take the letters that do not have to wait any longer, in their order."""
+        while self._waiting and not self.is_at_limit:
+            letter, is_readable = self._waiting[0]
+            if not is_readable and letter.store not in self._answered:
+                return
+            self._waiting.popleft()
+            if is_readable and self._is_readable(letter):
+                self._send(letter)
+            elif not self._options.dry_run and letter.skip is not None:
+                letter.skip()
+
+    def _pass(self, letter: Letter) -> None:
+        """Move past a letter that cannot be read, or let it wait."""
+        if self._options.dry_run or letter.skip is None:
+            return
+        if self._waiting or (letter.store not in self._answered and not self._options.skip_unreadable):
+            self._waiting.append((letter, False))
+        else:
+            letter.skip()
+
+    def _is_readable(self, letter: Letter) -> bool:
         try:
-            payload = letter.read()
+            letter.read()
         except ClaimCheckError as error:
             if error.retryable:
                 raise
-            report.unreadable += 1
-            _name(letter, error, report)
-            if not self.dry_run:
-                letter.skip()
-            return
+            self._report.unreadable += 1
+            _name(letter, error, self._report)
+            return False
+        return True
+
+    def _send(self, letter: Letter) -> None:
+        payload, report = letter.read(), self._report
         report.read += 1
         report.bytes += len(payload or b"")
-        if self.dry_run:
+        if self._options.dry_run:
             return
         try:
             letter.send(payload)

@@ -26,7 +26,7 @@ from claimcheck._validation import Problems
 from claimcheck.config import Config, signing_key
 from claimcheck.errors import ClaimCheckError, ConfigError, PointerRejectedError, clear_frames
 
-__all__ = ["Seal", "StatementKind", "sha256_of"]
+__all__ = ["Seal", "StatementKind", "sha256_of", "signed_ms"]
 
 StatementKind = Literal["chunks", "abort", "literal", "encoded"]
 """What a statement is about."""
@@ -43,11 +43,15 @@ class Seal:
     Args:
         config: The configuration.
         clock: Seconds since 1970.
+
+    Attributes:
+        first_ms: When what is sent again was signed first, milliseconds since 1970; ``None`` for everything else.
     """
 
     def __init__(self, config: Config, *, clock: Callable[[], float] = time.time) -> None:
         self._config = config
         self._clock = clock
+        self.first_ms: int | None = None
 
     def check_keys(self, problems: Problems) -> None:
         """Add a problem for each key whose variable is not set or that is too short."""
@@ -70,6 +74,8 @@ class Seal:
         """
         key_id = self._config.signing.key_id
         if key_id is not None and pointer.version != 1:
+            if self.first_ms is not None:
+                pointer = replace(pointer, created_ms=self.first_ms)
             return pointers.encode_signed(pointer, key_id=key_id, secret=self._secrets[key_id])
         return pointers.encode(pointer)
 
@@ -96,7 +102,7 @@ class Seal:
             ConfigError: The variable of a signing key is not set, a key is too short, or the destination is too long.
         """
         key_id = self._config.signing.key_id or ""
-        created = int(self._clock() * 1000)
+        created = int(self._clock() * 1000) if self.first_ms is None else self.first_ms
         body = {"kind": kind, "destination": canonical(destination), "created": created, "key_id": key_id, **facts}
         mac = pointers.mac_of(body, self._secrets[key_id], domain=_DOMAIN)
         text = pointers.canonical_json(body | {"mac": mac})
@@ -340,6 +346,24 @@ class Seal:
     def _secrets(self) -> dict[str, bytes]:
         keys = self._config.signing.keys
         return {name: signing_key(text, path=f"signing.keys.{name}") for name, text in keys.items()}
+
+
+def signed_ms(message: envelopes.Buffer | None, headers: object, *, header: bytes) -> int | None:
+    """Return when a message that was accepted was signed, in milliseconds since 1970; ``None`` if it was not.
+
+    Args:
+        message: Its value.
+        headers: As received.
+        header: The bytes that envelopes begin with.
+    """
+    envelope = None if message is None else envelopes.decode(message, header=header)
+    if isinstance(envelope, envelopes.PointerData):
+        pointer = pointers.decode(envelope.data, max_bytes=len(envelope.data))
+        return None if pointer.mac is None else pointer.created_ms or 0
+    if envelope is None or isinstance(envelope, envelopes.Plain):
+        return None
+    created = [_parsed(text).get("created", 0) for text in hints.signature(headers)]
+    return min(created, default=None)
 
 
 def sha256_of(data: envelopes.Buffer) -> str:

@@ -28,7 +28,7 @@ from typing import ClassVar, Literal, NoReturn
 
 from claimcheck import _copying, _payload_reader, _pointer_check
 from claimcheck._envelope import Buffer
-from claimcheck._key_lifetime import KeyLifetime, parse_name, with_lifetime
+from claimcheck._key_lifetime import CLAIM, KeyLifetime, parse_name, with_lifetime
 from claimcheck._listing import Deletion, StoreEntry
 from claimcheck._payload import Payload, Source, as_view, is_file
 from claimcheck._pointer import Pointer, is_key, slug
@@ -184,6 +184,13 @@ class Store(ABC):
         """
         return entry
 
+    def _server_time(self) -> float | None:
+        """Return the time of the medium's own clock, in seconds since 1970; ``None`` if it has none.
+
+        Override it where the medium has a clock that may differ from this machine's. Errors count as ``None``.
+        """
+        return None
+
     def _now(self, entries: Sequence[StoreEntry]) -> Iterable[tuple[StoreEntry, StoreEntry | None]]:
         """Yield each entry, and the same one as it is now."""
         return ((entry, entry if entry.is_immutable else self._stat(entry)) for entry in entries)
@@ -269,12 +276,12 @@ class Store(ABC):
         return parse_name(key[len(self.prefix) :]) if key.startswith(self.prefix) else None
 
     def _is_exclusive(self, pointer: Pointer) -> bool:
-        """Whether `_write` must not replace what another attempt has written: encrypted content with an identity.
+        """Whether `_write` must not replace what is there: encrypted content with an identity, or a claim on a topic.
 
         Attempts that encrypt the same payload differently must not mix. Other keys are unique per write.
         """
         if pointer.encryption is None:
-            return False
+            return pointer.key.endswith(CLAIM)
         known = self._lifetime_of(pointer.key)
         return known is None or known.created_ms is None
 
@@ -287,7 +294,7 @@ class Store(ABC):
 
     def missing(self, pointer: Pointer, what: str = "the payload") -> PayloadNotFoundError:
         """Return the error for a missing payload, or a missing part of one."""
-        return missing(self.name, pointer, what)
+        return missing(self, pointer, what)
 
     def check_size(self, pointer: Pointer, actual: int) -> None:
         """Compare the stored size with ``pointer.size`` before reading, for media that know sizes.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NoReturn
 
+from claimcheck._texts import duration, time_text
 from claimcheck._validation import without_secrets
 from claimcheck.errors import (
     ClaimCheckError,
@@ -36,13 +36,12 @@ __all__ = [
 _LARGE_BYTES = 64 << 20  # a smaller payload is not the reason why there is no memory
 
 
-def missing(store: str, pointer: Pointer, what: str) -> PayloadNotFoundError:
+def missing(store: Store, pointer: Pointer, what: str) -> PayloadNotFoundError:
     """Return the error for a missing payload, or a missing part of one."""
-    written, ends = _when("written", pointer.created_ms), _when("expires or expired", pointer.expires_ms)
+    written = "" if pointer.created_ms is None else f" (written {time_text(pointer.created_ms / 1000)})"
     return PayloadNotFoundError(
-        f"store {store!r}: {what} of {pointer.key!r} is gone ({written}; {ends}): "
-        "it expired, was evicted, was rolled back or was deleted",
-        store=store,
+        f"store {store.name!r}: {what} of {pointer.key!r} is gone{written}: {_reason(pointer, store.context.clock())}",
+        store=store.name,
         key=pointer.key,
         created_ms=pointer.created_ms,
         expires_ms=pointer.expires_ms,
@@ -141,10 +140,11 @@ class Translated:
             raise translated(self._store, error, self._pointer, self._operation) from error
 
 
-def _when(word: str, moment: int | None) -> str:
-    if moment is None:
-        return f"{word}: unknown"
-    try:
-        return f"{word} {datetime.fromtimestamp(moment / 1000, UTC).isoformat(timespec='seconds')}"
-    except (ValueError, OverflowError, OSError):  # a pointer may claim any year
-        return f"{word} {moment} ms"
+def _reason(pointer: Pointer, now: float) -> str:
+    """Return why a payload is gone, as far as its pointer tells."""
+    if pointer.expires_ms is None:
+        return "it expired, was evicted, was rolled back or was deleted"
+    ends = time_text(pointer.expires_ms / 1000)
+    if pointer.expires_ms / 1000 <= now:
+        return f"it expired {duration(now - pointer.expires_ms / 1000)} ago, at {ends}"
+    return f"it should be readable until {ends}: it was evicted, rolled back or deleted"

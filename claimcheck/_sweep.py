@@ -16,14 +16,17 @@ from typing import Annotated, Literal
 
 from claimcheck._listing import Deletion, IncompleteScanError, StoreEntry
 from claimcheck._store import Store
+from claimcheck._texts import time_text
 from claimcheck._validation import MAX_SECONDS, Range, check_int, check_value
+from claimcheck.errors import StoreError
 from claimcheck.hooks import SweepEvent
 
-__all__ = ["GRACE_SECONDS", "Sweep", "SweepReport"]
+__all__ = ["GRACE_SECONDS", "Sweep", "SweepReport", "check_clock"]
 
 GRACE_SECONDS = 3600.0
 """The default grace period: longer than any write takes, and than clocks differ."""
 
+_AHEAD_SECONDS = 60.0  # by which this machine's clock may be ahead: times of HTTP have whole seconds
 _BATCH = 1000
 _ERRORS = 5
 _SECONDS = Annotated[float, Range(0, MAX_SECONDS)]
@@ -111,7 +114,7 @@ class Sweep:
         """Sweep a store, and emit a `SweepEvent`.
 
         Args:
-            store: The store.
+            store: The store. If it has a clock, and this machine's is more than a minute ahead, nothing is deleted.
             after: The position of an earlier report.
             on_batch: Called with the state so far after each batch, and before an error is raised; all entries before
                 its position are done.
@@ -147,6 +150,26 @@ class Sweep:
         return "expired" if expires + grace <= now_ms else "alive"
 
 
+def check_clock(store: Store, now: float) -> None:
+    """Refuse to delete by a clock that is ahead of the store's own.
+
+    Args:
+        store: The store.
+        now: The time by which payloads are deleted, in seconds since 1970.
+
+    Raises:
+        StoreError: It is ahead by more than a minute; the text has both times.
+    """
+    try:
+        theirs = store._server_time()
+    except Exception:  # it does not tell; a store that cannot be reached cannot be listed either
+        return
+    if theirs is not None and now - theirs > _AHEAD_SECONDS:
+        times = f"it is {time_text(now)} here, and {time_text(theirs)} there"
+        text = f"this machine's clock is ahead of the store's: {times}. Nothing was deleted: synchronize the clocks"
+        raise StoreError(f"store {store.name!r}: {text}", store=store.name)
+
+
 class _Run:
     """One sweep of one store."""
 
@@ -175,6 +198,8 @@ class _Run:
             yield
 
     def _batches(self) -> Iterator[None]:
+        if not self._options.dry_run:
+            check_clock(self._store, self._options.clock())
         for number, entry in enumerate(self._entries(), 1):
             verdict = self._options.verdict(entry, int(self._options.clock() * 1000))
             self._verdicts[verdict] += 1

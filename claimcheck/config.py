@@ -341,7 +341,7 @@ class Config:
     @property
     def header(self) -> bytes:
         """The first bytes of every envelope."""
-        return self.envelope.header.encode("ascii")
+        return self.envelope.header.encode()  # ASCII, unless the configuration is invalid
 
     @property
     def content_checksum(self) -> str:

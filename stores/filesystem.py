@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import stat
+import tempfile
 import time
 import uuid
 import zlib
@@ -345,8 +346,9 @@ class FilesystemStore(Store):
         try:
             with os.scandir(self._root / folder) as files:
                 return sorted(file.name for file in files if file.is_dir(follow_symlinks=False))
-        except FileNotFoundError as error:  # deleted meanwhile
-            self._check_mounted(error)
+        except FileNotFoundError as error:  # deleted meanwhile, or not created yet
+            if not self._may_create:
+                self._check_mounted(error)
             return []
 
     def _scan_range(self, start: str, stop: str) -> Iterator[StoreEntry]:
@@ -397,12 +399,18 @@ class FilesystemStore(Store):
                         folders.append(file.name)
                     elif (entry := _entry(parent, file)) is not None:
                         yield entry
-        except FileNotFoundError as error:  # deleted meanwhile
-            self._check_mounted(error)
+        except FileNotFoundError as error:  # deleted meanwhile, or not created yet
+            if not self._may_create:
+                self._check_mounted(error)
             return
         if is_empty and folder:
             with contextlib.suppress(FileNotFoundError):
                 yield _leftover(f"{folder}/", os.lstat(self._root / folder), folder)
+
+    def _server_time(self) -> float:
+        """Return the time of a new file, which a file server sets."""
+        with tempfile.NamedTemporaryFile(dir=self._root, prefix=".", suffix=PARTIAL_SUFFIX) as file:
+            return os.fstat(file.fileno()).st_mtime
 
     def _now(self, entries: Sequence[StoreEntry]) -> Iterable[tuple[StoreEntry, StoreEntry | None]]:
         """Compare nothing yet: `_discard` does that for each file at the last moment."""

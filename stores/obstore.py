@@ -449,6 +449,8 @@ class ObstoreStore(Store):
                 raise
 
     def _scan(self, after: str | None) -> Iterator[StoreEntry]:
+        if self._may_create and not os.path.isdir(self._place.path):
+            return  # nothing was written yet
         resumes = self._place.scheme in _SORTED
         offset, prefix = after if resumes else None, self.prefix.rstrip("/") or None
         pages: Any = _obstore().list(self._objects(), prefix, offset=offset, chunk_size=_LIST_KEYS)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 
 from claimcheck._check import Finding
-from claimcheck._doctor._findings import duration, finding
+from claimcheck._doctor._findings import finding
+from claimcheck._texts import duration
 
 __all__ = ["http_skew", "skew"]
 

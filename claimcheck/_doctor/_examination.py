@@ -12,6 +12,7 @@ from claimcheck._doctor._kafka import examine_kafka
 from claimcheck._doctor._pulsar import examine_pulsar
 from claimcheck._doctor._stores import examine_stores
 from claimcheck._doctor._topics import KafkaTarget, PulsarTarget
+from claimcheck.errors import ConfigError, StoreUnavailableError
 
 __all__ = ["examine"]
 
@@ -36,12 +37,19 @@ def examine(
         clock: This machine's time in seconds since 1970.
     """
     checked = [each for each in cc.check(open=True).findings if not _is_superseded(cc, each)]
-    findings = [*explained(checked), *examine_stores(cc, clock)]
+    failed = {each.path for each in checked if _is_out_of_reach(each)}
+    findings = [*explained(checked), *examine_stores(cc, clock, failed)]
     if kafka is not None:
         findings += redacted(examine_kafka(cc, kafka, clock), kafka.secrets)
     if pulsar is not None:
         findings += redacted(examine_pulsar(cc, pulsar, clock), pulsar.secrets)
     return CheckReport.of(each for each in findings if each.id not in ignore)
+
+
+def _is_out_of_reach(finding: Finding) -> bool:
+    """Whether everything else about a store would fail for the same reason."""
+    unreached = isinstance(finding.error, (StoreUnavailableError, ConfigError)) or "NoSuchBucket" in finding.message
+    return finding.id == "store-invalid" or (finding.id == "store-failed" and unreached)
 
 
 def _is_superseded(cc: ClaimCheck, finding: Finding) -> bool:

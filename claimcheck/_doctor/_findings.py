@@ -8,8 +8,9 @@ from typing import Literal
 
 from claimcheck._check import Finding, reason_of
 from claimcheck._validation import without_secrets
+from claimcheck.errors import StoreUnavailableError, TransportError
 
-__all__ = ["WHY", "duration", "examined", "explained", "finding", "hidden", "redacted"]
+__all__ = ["WHY", "examined", "explained", "finding", "hidden", "redacted"]
 
 _GONE = "A consumer that reads the message later gets PayloadNotFoundError."
 _UNKNOWN = "This part was not examined, so a problem there would not be reported."
@@ -36,12 +37,16 @@ WHY: dict[str, str] = {
     "encryption-works": "",
     "secret-in-file": "Anyone who can read the file or its history has the secret.",
     "secret-reused": "Who obtains it can do what both keys are for, and replacing one key has no effect.",
+    "secret-default": "If the variable is missing on one machine, that machine trusts what anyone can create.",
+    "secret-weak": "Who guesses it can forge messages, or read payloads.",
+    "encryption-without-signing": "Encryption does not show who sent a message, and when.",
     "secret-on-command-line": "Anyone who can list processes or read the shell's history has the secret.",
     "destination-unused": "The settings of this entry have no effect.",
     "store-memory": "Other processes cannot read these payloads, and neither can this one after a restart.",
     "lifetime-short": _GONE,
     "dead-letter-lifetime-short": "A dead letter's payload may be gone before anyone looks at it.",
     "redis-no-expiry": "A full server refuses writes, or evicts payloads.",
+    "lifetime-none": "The store grows until it is full, and leftovers of failed sends stay.",
     "store-no-expiry": "The store grows until it is full, unless something else deletes old payloads.",
     "connection-plain": "Anyone on the network path can read payloads and credentials.",
     "certificate-unverified": "Anyone on the network path can pretend to be the server.",
@@ -94,6 +99,8 @@ WHY: dict[str, str] = {
     "kafka-timestamp": "Retention and lag are computed from timestamps, so messages stay longer than intended.",
     "kafka-group-unknown": "Its lag was not examined.",
     "kafka-group-lag": _GONE,
+    "kafka-pointer-rejected": "A consumer with this configuration gets an error in place of the payload.",
+    "kafka-payload-missing": "A consumer with this configuration gets PayloadNotFoundError.",
     "kafka-group-lost": "The group never reads these messages.",
     "kafka-groups": "No payload may be deleted until all of these groups have read it.",
     "kafka-dead-letters": "A dead letter cannot be read or sent back after its payload has expired.",
@@ -116,7 +123,6 @@ WHY: dict[str, str] = {
 """Why a finding matters, by its id. An id never changes its meaning: CI jobs ignore findings by id."""
 
 _SHORT = 3  # characters: a text with so little hidden would be unreadable
-_UNITS = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
 
 
 def finding(
@@ -152,6 +158,8 @@ def examined(vendor: str, path: str, what: str, look: Callable[[], Iterable[Find
     except Exception as error:
         text = f"could not examine {what}: {reason_of(error).removeprefix('unexpected ')}"
         fix = "Grant the permission to read it, or look at it with the server's own tools."
+        if isinstance(error, (ConnectionError, TimeoutError, StoreUnavailableError, TransportError)):
+            fix = "Check that the server runs and can be reached, and run it again."
         found.append(finding("info", f"{vendor}-not-examined", path, text, fix))
     return found
 
@@ -169,11 +177,3 @@ def hidden(text: str, secrets: Iterable[str]) -> str:
         if len(secret) > _SHORT:
             text = text.replace(secret, "***")
     return without_secrets(text)
-
-
-def duration(seconds: float) -> str:
-    """Return a time span in a readable unit: ``7 days``, ``1.5 hours``."""
-    seconds = round(seconds, 1 if seconds < 10 else None)
-    name, unit = next((each for each in _UNITS if seconds >= each[1]), _UNITS[-1])
-    text = f"{seconds / unit:,.1f}".removesuffix(".0")
-    return f"{text} {name}{'' if text == '1' else 's'}"

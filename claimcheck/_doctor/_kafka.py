@@ -9,10 +9,11 @@ from typing import Any
 
 from claimcheck._check import Finding, remote_hosts
 from claimcheck._client import ClaimCheck
-from claimcheck._doctor._findings import duration, examined, finding, hidden
+from claimcheck._doctor._findings import examined, finding, hidden
 from claimcheck._doctor._kafka_groups import GroupReader
 from claimcheck._doctor._topics import Expectation, KafkaTarget, is_dead_letter_topic, on_command_line, outlives
 from claimcheck._registry import import_vendor
+from claimcheck._texts import duration
 from claimcheck.errors import ConfigError, TransportError
 from claimcheck.transports.kafka._cluster import Cluster
 from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
@@ -78,7 +79,7 @@ class _Examination:
         yield from examined("kafka", expected.path, "the topic's configuration", config)
         times = partial(_timestamps, self.admin, name, sorted(partitions), expected.path, self.clock)
         yield from examined("kafka", expected.path, "the newest timestamps", times)
-        reader = GroupReader(self.cc, self.admin, self.settings, name, expected, self.clock)
+        reader = GroupReader(self.cc, self.admin, self.settings, name, sorted(partitions), expected, self.clock)
         groups = partial(reader.findings, self.target.groups)
         yield from examined("kafka", expected.path, "the consumer groups", groups)
         for each in _dead_letter_topics(name, self.known, self.target.dead_letter_topics):

@@ -11,10 +11,11 @@ from typing import Any
 from claimcheck._check import Finding, check_address
 from claimcheck._client import ClaimCheck
 from claimcheck._doctor._clock import http_skew
-from claimcheck._doctor._findings import duration, examined, explained, finding
+from claimcheck._doctor._findings import examined, explained, finding
 from claimcheck._doctor._pulsar_subscriptions import examine_subscriptions
 from claimcheck._doctor._topics import Expectation, PulsarTarget, on_command_line, outlives
 from claimcheck._registry import import_vendor
+from claimcheck._texts import duration
 from claimcheck.transports.pulsar._admin import (
     MAX_MESSAGE_BYTES,
     AdminClient,

@@ -9,8 +9,8 @@ from typing import Any
 
 from claimcheck._check import Finding
 from claimcheck._doctor._clock import skew
-from claimcheck._doctor._findings import duration, examined, finding
-from claimcheck._texts import size_text
+from claimcheck._doctor._findings import examined, finding
+from claimcheck._texts import duration, size_text
 from claimcheck.stores.redis import RedisStore
 
 __all__ = ["examine_redis"]

@@ -10,7 +10,8 @@ from typing import Any
 
 from claimcheck._check import Finding
 from claimcheck._doctor._clock import http_skew
-from claimcheck._doctor._findings import duration, examined, finding
+from claimcheck._doctor._findings import examined, finding
+from claimcheck._texts import duration
 from claimcheck.stores.s3 import S3Store
 from claimcheck.stores.s3._client import client_error, code_of
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import partial
 from itertools import islice
 
 from claimcheck._check import Finding, reason_of
 from claimcheck._client import ClaimCheck
 from claimcheck._doctor._filesystem import examine_filesystem
-from claimcheck._doctor._findings import duration, examined, finding
+from claimcheck._doctor._findings import examined, finding
 from claimcheck._doctor._redis import examine_redis
 from claimcheck._doctor._s3 import examine_s3
 from claimcheck._store import Store
+from claimcheck._texts import duration
 from claimcheck.errors import ClaimCheckError, ScanNotSupportedError, StoreUnavailableError
 from claimcheck.stores.filesystem import FilesystemStore
 from claimcheck.stores.obstore import ObstoreStore
@@ -27,9 +28,17 @@ _ENTRIES = 1000
 _SWEPT_WITHIN = 4 * 86_400  # lifecycle rules count in whole days, have a grace, and run with a delay
 
 
-def examine_stores(cc: ClaimCheck, clock: Callable[[], float]) -> Iterator[Finding]:
-    """Yield the findings about all stores, except those that `claimcheck.ClaimCheck.check` reports."""
+def examine_stores(cc: ClaimCheck, clock: Callable[[], float], failed: Container[str] = ()) -> Iterator[Finding]:
+    """Yield the findings about all stores, except those that `claimcheck.ClaimCheck.check` reports.
+
+    Args:
+        cc: The configuration.
+        clock: This machine's time, in seconds.
+        failed: The paths of stores that are out of reach, and are not examined.
+    """
     for name in cc.config.stores:
+        if f"stores.{name}" in failed:
+            continue
         try:
             store = cc.store(name)
         except ClaimCheckError:  # which check reports

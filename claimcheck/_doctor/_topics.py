@@ -9,7 +9,8 @@ from typing import Literal
 
 from claimcheck._check import Finding
 from claimcheck._client import ClaimCheck
-from claimcheck._doctor._findings import duration, finding
+from claimcheck._doctor._findings import finding
+from claimcheck._texts import duration
 
 __all__ = [
     "DEAD_LETTERS",

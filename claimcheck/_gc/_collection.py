@@ -38,9 +38,11 @@ from typing import Annotated, Literal
 
 from claimcheck._envelope import HEADER
 from claimcheck._garbage import GRACE_SECONDS, Candidates, fingerprint, reference_of, same_slug
+from claimcheck._gc._claims import Claim, claims_of, unclaimed_error
 from claimcheck._gc._stores import Allowance, StoreReport, StoreRun
 from claimcheck._gc._topics import TopicMessage, Topics, topics_not_read, topics_to_read
 from claimcheck._store import Store
+from claimcheck._texts import time_text
 from claimcheck._validation import MAX_SECONDS, Range, check_int, check_value
 from claimcheck.errors import ConfigError, EnvelopeError, UnknownVersionError
 
@@ -66,7 +68,9 @@ class CollectionReport:
         messages: Messages that were read.
         pointers: Messages with a pointer.
         damaged: Messages with a pointer that no reader can read.
+        ignored: Messages of an unknown version that were ignored; see `Collection.ignore_unknown_before`.
         matched: Whether a message points at a payload in these stores; if none does, they may be the wrong topics.
+        unclaimed: The topics that no cluster has claimed, by store; nothing is deleted then.
         stores: One report for each store.
         duration_seconds: How long it took.
     """
@@ -80,7 +84,9 @@ class CollectionReport:
     messages: int = 0
     pointers: int = 0
     damaged: int = 0
+    ignored: int = 0
     matched: bool = False
+    unclaimed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stores: tuple[StoreReport, ...] = ()
     duration_seconds: float = 0.0
 
@@ -96,6 +102,9 @@ class Collection:
         dry_run: Whether to delete nothing.
         force: Whether to delete although no message points at any payload in the stores, as with the topics of
             another broker.
+        claim: Whether to claim topics that no cluster has claimed in a store; see `claimcheck._gc._claims`.
+        ignore_unknown_before: Messages of an unknown version that were sent before this time, in seconds since 1970,
+            do not end the collection. What they point at is not kept.
         limit: The most payloads to delete.
         rate: The most deletions per second.
         clock: Seconds since 1970.
@@ -106,6 +115,8 @@ class Collection:
     headers: tuple[bytes, ...] = (HEADER,)
     dry_run: bool = True
     force: bool = False
+    claim: bool = False
+    ignore_unknown_before: float | None = None
     limit: int | None = None
     rate: float | None = None
     clock: Callable[[], float] = time.time
@@ -135,8 +146,8 @@ class Collection:
             on_progress: Called with the state so far, after every 1,000 entries or messages and before an error.
 
         Raises:
-            ConfigError: A topic does not exist, another topic's payloads have the same keys, or no message points at
-                any payload. Nothing was deleted.
+            ConfigError: A topic does not exist, another topic's payloads have the same keys, no message points at any
+                payload, or a topic's payloads belong to another cluster, or to none yet. Nothing was deleted.
             TransportError: The topics could not be read completely. Nothing was deleted.
             UnknownVersionError: A message may point at anything. Nothing was deleted.
         """
@@ -169,6 +180,8 @@ class Run:
         self._counts: Counter[str] = Counter()
         self._read_topics: Counter[str] = Counter()
         self._not_read: tuple[str, ...] = ()
+        self._claims: list[Claim] = []
+        self._unclaimed: dict[str, tuple[str, ...]] = {}
         left = Allowance(options.limit)
         self._stores = [
             StoreRun(store, left, dry_run=options.dry_run, rate=options.rate, clock=options.clock, sleep=options.sleep)
@@ -179,13 +192,24 @@ class Run:
         """Do the work; yields now and then."""
         self._begin()
         yield from self._list()
+        self._check_claims(delete=False)
         for self._phase in ("reading", "reading again"):
             yield from self._read()
         self._check_match()
+        if not self._options.dry_run:
+            self._check_claims(delete=True)
         self._phase = "deleting"
         for store in self._stores:
-            yield from store.delete(self._candidates, self._garbage)
+            yield from store.delete(self._candidates, self._garbage, claimed=not self._unclaimed)
         self._phase = "finished"
+        if self._unclaimed and not self._options.dry_run:
+            raise unclaimed_error(self._unclaimed, option="--claim")
+
+    def _check_claims(self, *, delete: bool) -> None:
+        """Refuse the topics of other clusters, and find those that no cluster has claimed."""
+        claim = self._options.claim
+        found = {store.name: store.unclaimed(self._claims, delete=delete, claim=claim) for store in self._stores}
+        self._unclaimed = {name: topics for name, topics in found.items() if topics}
 
     def _begin(self) -> None:
         names = {topic: self._topics.names(topic) for topic in self._topics.topics}
@@ -200,6 +224,8 @@ class Run:
         self._not_read = tuple(topics_not_read(names, known))
         options = self._options
         self._candidates = Candidates.of(names, now=options.clock(), grace_seconds=options.grace_seconds)
+        cluster = self._topics.cluster()
+        self._claims = claims_of((topic, several, cluster) for topic, several in names.items())
 
     def _list(self) -> Iterator[None]:
         for store in self._stores:
@@ -229,10 +255,13 @@ class Run:
             try:
                 reference = reference_of(message.value or b"", header=header)
             except UnknownVersionError as error:
+                if self._is_ignored(message):
+                    self._counts["ignored"] += 1
+                    continue
                 text = (
                     f"{message.topic}, {message.place}: {error}. Nothing was deleted, because the message may point at "
                     "anything. Upgrade this installation to the release of the newest writer; if the message is junk, "
-                    "remove it, or wait until retention does"
+                    f"go on with --ignore-unknown-before and a time after {_time_of(message)}, when it was sent"
                 )
                 raise UnknownVersionError(text, kind=error.kind, version=error.version) from error
             except EnvelopeError:
@@ -243,6 +272,10 @@ class Run:
                 found = fingerprint(reference.key)
                 self._matched = self._matched or found in self._garbage or found in self._recent
                 self._garbage.discard(found)
+
+    def _is_ignored(self, message: TopicMessage) -> bool:
+        before = self._options.ignore_unknown_before
+        return before is not None and message.sent_ms is not None and message.sent_ms < before * 1000
 
     def _check_match(self) -> None:
         """Refuse to delete everything: the store may belong to another broker."""
@@ -275,7 +308,13 @@ class Run:
             messages=self._counts["messages"],
             pointers=self._counts["pointers"],
             damaged=self._counts["damaged"],
+            ignored=self._counts["ignored"],
             matched=self._matched,
+            unclaimed=dict(self._unclaimed),
             stores=tuple(store.report() for store in self._stores),
             duration_seconds=seconds,
         )
+
+
+def _time_of(message: TopicMessage) -> str:
+    return "an unknown time" if message.sent_ms is None else time_text(message.sent_ms / 1000)

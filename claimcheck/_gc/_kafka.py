@@ -53,6 +53,10 @@ class KafkaTopics:
         self._cluster = Cluster(self._settings, path="the file of --kafka-config")
         self._floors = consumed_offsets(self._cluster.admin, self._partitions()) if consumed else {}
 
+    def cluster(self) -> str:
+        """Return the id of the cluster."""
+        return self._cluster.name(timeout=_SECONDS)
+
     def known(self) -> list[str]:
         """Return all topics of the cluster that may be described."""
         return sorted(self._metadata())
@@ -134,7 +138,9 @@ class KafkaTopics:
             raise IncompleteReadError(text, destination=where[0])
         offset = message.offset() if error is not None else message.offset() + 1
         if error is None and where in left and message.offset() < ends[where]:
-            yield TopicMessage(where[0], f"partition {where[1]}, offset {message.offset()}", message.value())
+            kind, sent_ms = message.timestamp()
+            known = sent_ms if kind != vendor().TIMESTAMP_NOT_AVAILABLE else None
+            yield TopicMessage(where[0], f"partition {where[1]}, offset {message.offset()}", message.value(), known)
         if where in left and offset >= ends[where]:
             left.remove(where)
             consumer.incremental_unassign([vendor().TopicPartition(*where)])

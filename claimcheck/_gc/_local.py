@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from claimcheck._gc._topics import TopicMessage, topics_to_read
 from claimcheck.transports.local._broker import LocalBroker
+from claimcheck.transports.local._database import local_cluster
 from claimcheck.transports.local._groups import consumed_offset
 
 __all__ = ["LocalTopics"]
@@ -31,6 +32,10 @@ class LocalTopics:
             with broker.database.read() as db:
                 self._next = {place: consumed_offset(db, *place) for place in places}
 
+    def cluster(self) -> str:
+        """Return the name of the broker."""
+        return local_cluster(self._broker.database)
+
     def known(self) -> list[str]:
         """Return all topics."""
         return self._broker.topics()
@@ -47,7 +52,8 @@ class LocalTopics:
             while offset < end:
                 messages = self._broker.fetch(topic, partition, offset, min(_MESSAGES, end - offset))
                 for message in messages:
-                    yield TopicMessage(topic, f"partition {partition}, offset {message.offset}", message.value)
+                    place, sent_ms = f"partition {partition}, offset {message.offset}", int(message.timestamp * 1000)
+                    yield TopicMessage(topic, place, message.value, sent_ms)
                 offset = messages[-1].offset + 1
         self._next = ends
 

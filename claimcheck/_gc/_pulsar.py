@@ -59,6 +59,10 @@ class PulsarTopics:
         self._known = self.known()
         self._floors = {name: consumed_position(self._admin, name) for name in self._partitions()} if consumed else {}
 
+    def cluster(self) -> str:
+        """Return the name of the cluster."""
+        return self._admin.cluster()
+
     def known(self) -> list[str]:
         """Return all topics of the namespaces; one with partitions counts once."""
         found: set[str] = set()
@@ -116,7 +120,8 @@ class PulsarTopics:
                     while reader.has_message_available() and at <= end:
                         message = reader.read_next(_SECONDS * 1000)
                         at = message.message_id().ledger_id(), message.message_id().entry_id()
-                        yield TopicMessage(topic, f"{where}ledger {at[0]}, entry {at[1]}", message.data())
+                        place, sent_ms = f"{where}ledger {at[0]}, entry {at[1]}", message.publish_timestamp()
+                        yield TopicMessage(topic, place, message.data(), sent_ms)
                     if is_last:
                         return
                     is_last = self._is_quiet(name, deadline)

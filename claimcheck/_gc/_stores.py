@@ -8,8 +8,10 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from claimcheck._garbage import Candidates, fingerprint
+from claimcheck._gc._claims import Claim, check_claims
 from claimcheck._listing import IncompleteScanError, StoreEntry
 from claimcheck._store import Store
+from claimcheck._sweep import check_clock
 from claimcheck.errors import StoreError
 from claimcheck.hooks import SweepEvent
 
@@ -121,11 +123,28 @@ class StoreRun:
         except StoreError as error:
             self._error = error
 
-    def delete(self, candidates: Candidates, garbage: Container[bytes]) -> Iterator[None]:
-        """List the store again and delete the candidates that are garbage; yields after each batch."""
+    @property
+    def name(self) -> str:
+        """The store's name."""
+        return self._store.name
+
+    def unclaimed(self, claims: Sequence[Claim], *, delete: bool, claim: bool) -> tuple[str, ...]:
+        """Return the topics that no cluster has claimed; see `check_claims`. A store that failed has none."""
+        if self._error is None:
+            try:
+                return tuple(check_claims(self._store, claims, delete=delete, claim=claim))
+            except StoreError as error:
+                self._error = error
+        return ()
+
+    def delete(self, candidates: Candidates, garbage: Container[bytes], *, claimed: bool) -> Iterator[None]:
+        """List the store again and delete the candidates that are garbage, if claimed; yields after each batch."""
+        self._dry_run = self._dry_run or not claimed
         if self._error is not None:
             return
         try:
+            if not self._dry_run:
+                check_clock(self._store, self._clock())
             for entry in self._entries():
                 if not self._allowance.left:
                     return

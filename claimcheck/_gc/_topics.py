@@ -28,11 +28,13 @@ class TopicMessage:
         topic: The topic.
         place: Partition and position, for errors.
         value: Its bytes; ``None`` for a tombstone.
+        sent_ms: When it was sent, as the broker says, milliseconds since 1970; ``None`` if it does not.
     """
 
     topic: str
     place: str
     value: Buffer | None = field(repr=False)
+    sent_ms: int | None = None
 
 
 class Topics(Protocol):
@@ -41,6 +43,13 @@ class Topics(Protocol):
     @property
     def topics(self) -> Sequence[str]:
         """The topics whose payloads are collected, as the broker calls them."""
+
+    def cluster(self) -> str:
+        """Return the name of the broker's cluster, which no other one has.
+
+        Raises:
+            TransportError: It is not known.
+        """
 
     def known(self) -> Sequence[str]:
         """Return all topics of the broker that can be listed.

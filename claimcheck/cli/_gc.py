@@ -7,15 +7,16 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from datetime import UTC, datetime
 
 import click
 
-from claimcheck._doctor._findings import duration as in_words
 from claimcheck._doctor._topics import KafkaTarget, PulsarTarget
 from claimcheck._envelope import HEADER
 from claimcheck._gc._collection import Collection, CollectionReport
 from claimcheck._gc._stores import StoreReport
 from claimcheck._gc._topics import Topics
+from claimcheck._texts import duration as in_words
 from claimcheck.cli._brokers import BrokerOptions, broker_options, check_one_broker, local_broker, local_option
 from claimcheck.cli._configuration import config_option, json_option, loaded
 from claimcheck.cli._exit_codes import one_line
@@ -36,6 +37,17 @@ _KEPT = {
 }
 
 
+def _time(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """Return a time in seconds since 1970; without an offset it is in UTC."""
+    if value is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a time such as 2026-11-22 or 2026-11-22T11:30") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
 @click.command(short_help=COMMANDS["gc"])
 @broker_options
 @local_option
@@ -53,7 +65,15 @@ _KEPT = {
     help="Keep younger payloads: their messages may not have been sent yet.",
 )
 @click.option("--consumed", is_flag=True, help="Also delete what every group or subscription has read.")
+@click.option("--claim", is_flag=True, help="Claim topics that no cluster has claimed in a store; needs --yes.")
 @click.option("--force", is_flag=True, help="Delete although no message points at any payload in the stores.")
+@click.option(
+    "--ignore-unknown-before",
+    "ignore_before",
+    metavar="TIME",
+    callback=_time,
+    help="Ignore messages of an unknown version that were sent earlier, such as 2026-11-22T11:30 (UTC).",
+)
 @rate_option
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after this many payloads.")
 @json_option
@@ -67,33 +87,48 @@ def gc(
     dry_run: bool,
     grace: float,
     consumed: bool,
+    claim: bool,
     force: bool,
+    ignore_before: float | None,
     rate: float | None,
     limit: int | None,
     as_json: bool,
 ) -> None:
     """Delete the stored payloads of topics that no readable message points at.
 
-    Only counts them, unless --yes is given. Name every topic that has messages with these payloads. Dead-letter and
-    retry topics with a usual name are also read; any other one has to be named: the report names the topics that were
-    read. Reads all messages, joins no group and acknowledges nothing. If a topic cannot be read completely, nothing is
-    deleted.
+    Only counts them, unless --yes is given. A store remembers which cluster each topic belongs to: the first deletion
+    needs --claim, and a collection of another cluster is refused.
+
+    Name every topic that has messages with these payloads. Dead-letter and retry topics with a usual name are also
+    read; any other one has to be named: the report names the topics that were read. Reads all messages, joins no group
+    and acknowledges nothing. If a topic cannot be read completely, nothing is deleted.
 
     Passwords and tokens come from environment variables, such as CLAIMCHECK_KAFKA_SASL_PASSWORD and
     CLAIMCHECK_PULSAR_TOKEN. Pulsar also needs --admin-url. TIME is a number with the unit s,
     m, h or d, such as 90m or 24h.
 
     Exits with 1 if a payload could not be deleted or a topic could not be read completely, 3 if a topic does not exist
-    or no message points at any payload, 5 if a message was written by a newer release, and 6 if a store cannot be
-    reached.
+    or belongs to another cluster, no cluster has claimed it, or no message points at any payload, 5 if a message was
+    written by a newer release, and 6 if a store cannot be reached.
     """
     check_dry_run(yes=yes, dry_run=dry_run)
+    if claim and not yes:
+        raise click.UsageError("--claim needs --yes: look at the report without both first")
     check_one_broker(broker, local)
     check_output(STDIO, force=False)
     with loaded(config) as cc, contextlib.ExitStack() as stack:
         stores = [cc.store(name) for name in checked_stores(cc, names)]
         headers = tuple(dict.fromkeys((cc.config.header, HEADER)))
-        options = Collection(grace_seconds=grace, headers=headers, dry_run=not yes, force=force, rate=rate, limit=limit)
+        options = Collection(
+            grace_seconds=grace,
+            headers=headers,
+            dry_run=not yes,
+            force=force,
+            claim=claim,
+            ignore_unknown_before=ignore_before,
+            rate=rate,
+            limit=limit,
+        )
         target = broker.target(topics)
         if local is not None:
             read = _local(local, topics, consumed, stack)
@@ -177,7 +212,8 @@ class _Output:
             click.echo(json.dumps({"ok": ok} | _facts(report) | more, indent=2))
         elif report.phase in ("deleting", "finished"):
             damaged = f", {report.damaged:,} damaged" if report.damaged else ""
-            click.echo(f"{report.messages:,} messages read: {report.pointers:,} pointers{damaged}")
+            ignored = f", {report.ignored:,} of an unknown version ignored" if report.ignored else ""
+            click.echo(f"{report.messages:,} messages read: {report.pointers:,} pointers{damaged}{ignored}")
             click.echo("\n".join(_read_lines(report)))
             if report.candidates and not report.matched:
                 click.echo("no message points at any payload in these stores: is this their broker?")
@@ -208,6 +244,8 @@ def _lines(report: StoreReport, collection: CollectionReport) -> Iterator[str]:
     counts = f"{report.orphans:,} of {report.listed:,} entries are orphans"
     yield f"{report.store}: {counts}, {human_bytes(report.orphan_bytes)}"
     yield f"  {_outcome(report, collection)}"
+    if unclaimed := collection.unclaimed.get(report.store):
+        yield f"  claimed by no cluster: {', '.join(map(printable, unclaimed))}"
     for counted in (report.topics, report.ages):
         if counted:
             yield f"  {', '.join(f'{count:,} {printable(name)}' for name, count in counted.items())}"
@@ -224,8 +262,9 @@ def _lines(report: StoreReport, collection: CollectionReport) -> Iterator[str]:
 
 
 def _outcome(report: StoreReport, collection: CollectionReport) -> str:
-    if collection.dry_run:
-        return "nothing was deleted: use --yes to delete them" if report.orphans else "nothing to delete"
+    if collection.dry_run or collection.unclaimed:
+        claim = " --claim" if collection.unclaimed else ""
+        return f"nothing was deleted: use --yes{claim} to delete them" if report.orphans else "nothing to delete"
     skipped = f", {report.skipped:,} no longer there or written again" if report.skipped else ""
     return f"{report.deleted:,} deleted{skipped} in {collection.duration_seconds:,.1f} s"
 

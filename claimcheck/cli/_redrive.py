@@ -43,6 +43,7 @@ _GROUP = "claimcheck-redrive"
 )
 @click.option("--yes", is_flag=True, help="Send. Without it, nothing is sent.")
 @click.option("--force", is_flag=True, help="Send messages that are not dead letters of --to, too.")
+@click.option("--skip-unreadable", is_flag=True, help="Move past letters of a store that has the payload of none.")
 @click.option("--dry-run", is_flag=True, help="Only read and verify; the default.")
 @rate_option
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after sending this many letters.")
@@ -56,6 +57,7 @@ def redrive(
     group: str,
     yes: bool,
     force: bool,
+    skip_unreadable: bool,
     dry_run: bool,
     rate: float | None,
     limit: int | None,
@@ -67,15 +69,18 @@ def redrive(
     are stored again with a full lifetime. A letter is acknowledged after the broker has confirmed its message, so that
     an interruption loses nothing, but may send the last letters twice. A letter whose payload is gone, damaged or
     incomplete stays, and is named. So does a message whose headers do not name --to as its topic, unless --force is
-    given. Passwords and tokens come from environment variables, such as CLAIMCHECK_KAFKA_SASL_PASSWORD and
-    CLAIMCHECK_PULSAR_TOKEN. Exits with 1 if a letter could not be read or sent, or is not one of --to.
+    given. A group of Kafka moves past letters that cannot be read, unless their store has the payload of none of its
+    letters: then the run ends there. Passwords and tokens come from environment variables, such as
+    CLAIMCHECK_KAFKA_SASL_PASSWORD and CLAIMCHECK_PULSAR_TOKEN. Exits with 1 if a letter could not be read or sent, or
+    is not one of --to.
     """
     check_one_broker(broker, local)
     if source == target:
         raise click.UsageError("--from and --to are the same topic")
     check_dry_run(yes=yes, dry_run=dry_run)
     check_output(STDIO, force=False)
-    options, report = Redrive(dry_run=not yes, limit=limit, rate=rate, force=force), RedriveReport(dry_run=not yes)
+    options = Redrive(dry_run=not yes, limit=limit, rate=rate, force=force, skip_unreadable=skip_unreadable)
+    report = RedriveReport(dry_run=not yes)
     problem: str | None = "interrupted"
     is_open = False
     with loaded(config) as cc, ExitStack() as opened:

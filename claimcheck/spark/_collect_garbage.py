@@ -44,6 +44,7 @@ def collect_garbage(
     consumed: bool = False,
     dry_run: bool = True,
     force: bool = False,
+    claim: bool = False,
 ) -> GarbageReport:
     """Find orphans: stored payloads of some topics that no message in any of these topics points at.
 
@@ -52,41 +53,49 @@ def collect_garbage(
     object is compared with the report before it is deleted.
 
     Everything that can hold a pointer to a payload of these topics has to be named: dead-letter topics and mirrors
-    among the topics, tables of messages in ``keep``. Payloads of other destinations are never touched. Clusters that
-    share one prefix of a store, and have topics of the same name, have to be collected together.
+    among the topics, tables of messages in ``keep``. Payloads of other destinations are never touched.
+
+    A store remembers which cluster each topic belongs to. The first deletion needs ``claim``, and a collection that
+    does not read the messages of that cluster is refused. Give each cluster its own store or prefix; those that share
+    one, and have topics of the same name, have to be collected together.
 
     Args:
         spark: A session; with Spark Connect, too. The source of Kafka must be on its class path if it is used.
         config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
         topics: Each a mapping of ``format`` (``kafka``, ``claimcheck_pulsar`` or ``claimcheck_local``) and the options
             of that source: the connection and the topics. What is read is set here; options that would leave messages
-            out are refused. Pulsar needs ``adminUrl``. For Kafka, ``admin`` is a mapping of settings of librdkafka,
-            which looks at the groups if ``consumed`` is true; it is only needed for TLS and passwords.
+            out are refused. Pulsar needs ``adminUrl``. For Kafka, the driver needs ``claimcheck[kafka]`` to ask for the
+            id of the cluster and, if ``consumed`` is true, for its groups; ``admin`` is a mapping of settings of
+            librdkafka for this, and is only needed for TLS and passwords.
         grace_seconds: Younger payloads are kept. It must exceed the time from the beginning of a write to the moment at
             which its message is in the topic, and the difference between the clocks of writers, stores and driver.
         keep: DataFrames with a binary column ``value`` of messages, or pairs of a DataFrame and the column's name.
+            Their files are listed again each time; one that is cached is refused.
         consumed: Whether messages that every group has read count as read, and no longer keep their payloads: below the
             committed offsets of all groups of Kafka, or acknowledged by all durable subscriptions of Pulsar. Messages
             of a topic without any group count as unread. The driver asks the brokers before each time that the topics
             are read. Use it only if no group will be added that reads from the beginning, or moved back.
         dry_run: Whether to delete nothing.
         force: Whether to delete although the topics and tables have no pointers at all, as on another broker.
+        claim: Whether to claim topics that no cluster has claimed in a store, if payloads are deleted.
 
     Returns:
         The report; close it to release its rows.
 
     Raises:
-        ConfigError: An argument is invalid, or the payloads of a topic cannot be told from those of another one.
+        ConfigError: An argument is invalid, the payloads of a topic cannot be told from those of another one, or belong
+            to another cluster, or to none and ``dry_run`` is false.
         ScanNotSupportedError: No store of the configuration can be listed.
         TransportError: Messages were deleted while they were read, or not all groups can be seen; nothing was deleted.
         UnknownVersionError: A message may point at anything, because a newer version wrote it; nothing was deleted.
     """
     scope = Scope.of(spark, config=config, topics=topics, keep=keep, grace_seconds=grace_seconds, consumed=consumed)
+    scope.check_claims()
     with described(spark, "collect_garbage: find orphans"):
         report = _report(spark, scope)
     if not dry_run:
         try:
-            report.delete(force=force)
+            report.delete(force=force, claim=claim)
         except BaseException:
             report.close()
             raise
@@ -131,7 +140,7 @@ class GarbageReport:
         counts = F.count("*").alias("orphans"), F.coalesce(F.sum("size"), F.lit(0)).alias("bytes")
         return groups.agg(*counts).orderBy("store", "topic", "age")
 
-    def delete(self, *, rate: float | None = None, force: bool = False) -> GarbageDeletion:
+    def delete(self, *, rate: float | None = None, force: bool = False, claim: bool = False) -> GarbageDeletion:
         """Delete the orphans that no message points at by now; see `claimcheck.spark.delete_garbage`.
 
         Reads the topics once more, or twice if messages that the report has seen are no longer there. Calling it again
@@ -140,9 +149,12 @@ class GarbageReport:
         Args:
             rate: The most deletions per second, in one task.
             force: Whether to delete although the topics and tables have no pointers at all.
+            claim: Whether to claim topics that no cluster has claimed in a store; the first deletion needs it.
         """
         with described(self.orphans.sparkSession, "collect_garbage: delete orphans"):
-            self.deletion = delete_orphans(self.orphans, self._scope, after=self._spans, rate=rate, force=force)
+            self.deletion = delete_orphans(
+                self.orphans, self._scope, after=self._spans, rate=rate, force=force, claim=claim
+            )
         return self.deletion
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from claimcheck._validation import fail
 if TYPE_CHECKING:
     from claimcheck.spark.sources._pulsar.connection import Connection
 
-__all__ = ["ADMIN", "Places", "admin_settings", "kafka_places", "local_places", "pulsar_places"]
+__all__ = ["ADMIN", "Places", "admin_settings", "kafka_cluster", "kafka_places", "local_places", "pulsar_places"]
 
 ADMIN = "admin"
 """The key of settings for the client that looks at the groups of Kafka."""
@@ -42,6 +42,13 @@ def admin_settings(given: object, options: Mapping[str, str], *, path: str) -> d
         expected = f"settings of librdkafka that replace {secure!r} and the like, to look at the groups"
         fail(path, found="nothing", expected=expected)
     return {"bootstrap.servers": lower.get(_SERVERS, ""), **(given or {})}
+
+
+def kafka_cluster(settings: Mapping[str, Any], *, path: str) -> str:
+    """Return the name of a Kafka cluster; raises as `kafka_places`."""
+    from claimcheck.transports.kafka._cluster import Cluster
+
+    return Cluster(settings, path=path).name(timeout=_SECONDS)
 
 
 def kafka_places(settings: Mapping[str, Any], topics: tuple[str, ...], *, path: str) -> Places:

@@ -9,10 +9,12 @@ from itertools import groupby, islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 from claimcheck._garbage import GRACE_SECONDS, Candidates, fingerprint
+from claimcheck._gc._claims import Claim, check_claims, claims_of, unclaimed_error
 from claimcheck._listing import StoreEntry
 from claimcheck._store import Store
+from claimcheck._sweep import check_clock
 from claimcheck._validation import MAX_SECONDS, Range, check_value, fail
-from claimcheck.errors import ConfigError
+from claimcheck.errors import ConfigError, ScanNotSupportedError
 from claimcheck.spark._columns import (
     described,
     find_column,
@@ -80,11 +82,13 @@ class Scope:
         config: The configuration of the stores.
         references: Where to look for references.
         grace_seconds: Younger payloads are kept.
+        claims: Whose payloads may be deleted.
     """
 
     config: Config
     references: References
     grace_seconds: float
+    claims: tuple[Claim, ...]
 
     @classmethod
     def of(
@@ -116,7 +120,30 @@ class Scope:
             each.prepare(spark, whole)
         tables = tuple(_messages(*each) if isinstance(each, tuple) else _messages(each) for each in keep)
         references = References(spark=spark, topics=whole, keep=tables, header=checked.header, consumed=consumed)
-        return cls(config=checked, references=references, grace_seconds=grace_seconds)
+        clusters = [each.cluster() for each in whole]
+        claims = claims_of((name, (name,), at) for each, at in zip(whole, clusters, strict=True) for name in each.names)
+        return cls(config=checked, references=references, grace_seconds=grace_seconds, claims=tuple(claims))
+
+    def check_claims(self, *, delete: bool = False, claim: bool = False) -> None:
+        """Ask an executor whether this collection may delete payloads; see `claimcheck._gc._claims`.
+
+        Raises:
+            ConfigError: The payloads of a topic belong to another cluster, or to none and are to be deleted.
+        """
+        from pyspark.sql.types import StringType
+
+        names = self.references.spark.createDataFrame([(name,) for name in sorted(self.config.stores)], "store string")
+        stage, added = (
+            _ClaimStage(self.config, self.claims, delete, claim, time.time()),
+            dict.fromkeys(("store", "topic", "error"), StringType()),
+        )
+        unclaimed = dict[str, list[str]]()
+        for store, topic, error in map_batches(names.coalesce(1), stage, kept=(), added=added).collect():
+            if error is not None:
+                raise ConfigError(error, path=f"stores.{store}")
+            unclaimed.setdefault(store, []).append(topic)
+        if unclaimed and delete:
+            raise unclaimed_error(unclaimed, option="claim=True")
 
     def candidates(self) -> Candidates:
         """Return which entries may be garbage now."""
@@ -134,6 +161,7 @@ def delete_garbage(
     consumed: bool = False,
     rate: float | None = None,
     force: bool = False,
+    claim: bool = False,
 ) -> GarbageDeletion:
     """Delete the orphans of a report that `claimcheck.spark.collect_garbage` returned, perhaps by way of a table.
 
@@ -149,27 +177,30 @@ def delete_garbage(
         consumed: Whether to delete payloads of messages that every group has read, too.
         rate: The most deletions per second, in one task; by default there is no limit, and all executors delete.
         force: Whether to delete although the topics and tables have no pointers at all, as on another broker.
+        claim: Whether to claim topics that no cluster has claimed in a store; the first deletion needs it.
 
     Returns:
         What became of the orphans. A task that runs again counts what its first attempt has deleted as ``gone``.
 
     Raises:
-        ConfigError: An argument is invalid, or there is no pointer; nothing was deleted.
+        ConfigError: An argument is invalid, there is no pointer, or a topic belongs to another cluster or to none;
+            nothing was deleted.
         TransportError: Messages were deleted while they were read; nothing was deleted.
         UnknownVersionError: A message may point at anything, because a newer version wrote it; nothing was deleted.
     """
     spark = session_of(orphans)
     scope = Scope.of(spark, config=config, topics=topics, keep=keep, grace_seconds=grace_seconds, consumed=consumed)
     with described(spark, "delete_garbage: delete orphans"):
-        return delete_orphans(orphans, scope, after=None, rate=rate, force=force)
+        return delete_orphans(orphans, scope, after=None, rate=rate, force=force, claim=claim)
 
 
 def delete_orphans(
-    orphans: DataFrame, scope: Scope, *, after: Spans | None, rate: float | None, force: bool
+    orphans: DataFrame, scope: Scope, *, after: Spans | None, rate: float | None, force: bool, claim: bool
 ) -> GarbageDeletion:
     """Delete orphans; see `delete_garbage` and `claimcheck.spark._references.without_referenced`."""
     if rate is not None:
         check_value("rate", rate, Annotated[float, Range(0.001, 1_000_000)])
+    scope.check_claims()
     rows = _identified(orphans).persist()
     try:
         count = rows.count()
@@ -178,6 +209,7 @@ def delete_orphans(
             if count and not left.references and not force:
                 text = "found no pointer in any of them, expected those of this store's broker, or force=True to delete"
                 raise ConfigError(f"topics: {text}", path="topics")
+            scope.check_claims(delete=True, claim=claim)
             counts = _counts(left.left, _DeleteStage(scope.config, scope.candidates(), rate), single=rate is not None)
         finally:
             left.left.unpersist()
@@ -223,6 +255,37 @@ def _counts(rows: DataFrame, stage: _DeleteStage, *, single: bool) -> dict[str, 
     done = map_batches(rows, stage, kept=(), added={"outcome": StringType(), "error": StringType()})
     found = done.groupBy("outcome").agg(F.count("*"), F.first("error", ignorenulls=True)).collect()
     return {outcome: (number, error) for outcome, number, error in found}
+
+
+@dataclass(frozen=True, slots=True)
+class _ClaimStage:
+    """Pickled and sent to a worker; yields the topics that no cluster has claimed, and errors, by store."""
+
+    config: Config
+    claims: tuple[Claim, ...]
+    delete: bool
+    claim: bool
+    now: float
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for batch in batches:
+            rows = [(name, *found) for name in batch.column(0).to_pylist() for found in self._checked(name)]
+            arrays = [pa.array([row[n] for row in rows], pa.string()) for n in range(3)]
+            yield pa.RecordBatch.from_arrays(arrays, names=["store", "topic", "error"])
+
+    def _checked(self, name: str) -> list[tuple[str | None, str | None]]:
+        store = claim_check(self.config).store(name)
+        try:
+            next(store.scan(), None)
+            if self.delete:
+                check_clock(store, self.now)
+            return [(topic, None) for topic in check_claims(store, self.claims, delete=self.delete, claim=self.claim)]
+        except ScanNotSupportedError:
+            return []
+        except ConfigError as error:  # Spark would wrap it
+            return [(None, str(error))]
 
 
 @dataclass(frozen=True, slots=True)

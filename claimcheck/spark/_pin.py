@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from claimcheck._client import ClaimCheck
 from claimcheck._key_lifetime import destination_of
-from claimcheck._pointer import Pointer
+from claimcheck._pointer import PINNED, Pointer
 from claimcheck._store import Store
 from claimcheck._validation import fail
 from claimcheck.errors import ClaimCheckError
@@ -184,8 +184,8 @@ class _Copier:
         return Job(partial(self._copy, pointer, source), min(size, _COPY_BYTES), waits=True), size
 
     def _copy(self, pointer: Pointer, source: Store) -> _Pinned:
-        # No topic is called like this: a garbage collection does not touch the copy.
-        destination = f"pinned/{destination_of(pointer.key.removeprefix(source.prefix))}"
+        # Not below the name of any topic: a garbage collection does not touch the copy.
+        destination = PINNED + destination_of(pointer.key.removeprefix(source.prefix))
         identity = uuid.uuid5(uuid.NAMESPACE_OID, f"{source.name}\n{pointer.key}")
         try:
             target = self._cc.store(self._target)

@@ -12,6 +12,7 @@ was appended before these ends, is not below the position of its partition, and 
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
 from claimcheck._garbage import fingerprint, reference_of
+from claimcheck._validation import fail
 from claimcheck.errors import EnvelopeError, TransportError, UnknownVersionError
 from claimcheck.spark._columns import map_batches
 from claimcheck.spark._rows import views
@@ -79,6 +81,7 @@ class References:
         consumed = [each.consumed() if self.consumed else {} for each in self.topics]
         parts = [df for each, places in zip(self.topics, consumed, strict=True) for df in each.read(self.spark, places)]
         for number, df in enumerate(self.keep):
+            _refresh(self.spark, df, path=f"keep[{number}]")
             place = [F.lit(f"keep[{number}]").alias("place"), F.lit(None).cast("bigint").alias("position")]
             parts.append(df.toDF("value").select("value", *place))
         stage, columns = _ReferenceStage(self.header), _columns()
@@ -88,6 +91,22 @@ class References:
             yield found
         finally:
             found.unpersist()  # before the next pass, which would find these rows otherwise
+
+
+def _refresh(spark: SparkSession, df: DataFrame, *, path: str) -> None:
+    """List the files of a table again: a DataFrame has those that were there when it was defined."""
+    name = f"claimcheck_{uuid.uuid4().hex}"
+    df.createTempView(name)
+    try:
+        spark.catalog.refreshTable(name)
+        cached = "InMemoryRelation" in df.select("*")._jdf.queryExecution().withCachedData().toString()
+    except AttributeError:  # Spark Connect, which defines everything again for each action
+        cached = False
+    finally:
+        spark.catalog.dropTempView(name)
+    if cached:
+        found, expected = "a DataFrame that is cached", "one that is read again: call unpersist()"
+        fail(path, found=found, expected=f"{expected}, because rows that others append are not in the cache")
 
 
 class Pass(NamedTuple):

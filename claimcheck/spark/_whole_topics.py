@@ -11,7 +11,15 @@ from claimcheck._garbage import same_slug
 from claimcheck._pointer import slug
 from claimcheck._validation import did_you_mean, fail
 from claimcheck.errors import ConfigError
-from claimcheck.spark._consumed import ADMIN, Places, admin_settings, kafka_places, local_places, pulsar_places
+from claimcheck.spark._consumed import (
+    ADMIN,
+    Places,
+    admin_settings,
+    kafka_cluster,
+    kafka_places,
+    local_places,
+    pulsar_places,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -145,6 +153,26 @@ class WholeTopics:
         if self.form == "claimcheck_pulsar":
             return pulsar_places(self._connection(), self.names)
         return local_places(self._option("path") or "", self.names)
+
+    def cluster(self) -> str:
+        """Return the name of the broker's cluster, which no other one has.
+
+        Raises:
+            ConfigError: The settings that the broker's client needs are missing or invalid.
+            TransportError: The broker did not answer.
+        """
+        if self.form == "kafka":
+            path = f"{self.path}.{ADMIN}"
+            return kafka_cluster(admin_settings(self.admin, self.options, path=path), path=path)
+        if self.form == "claimcheck_pulsar":
+            from claimcheck.spark.sources._pulsar.client import cluster_name
+
+            return cluster_name(self._connection())
+        from claimcheck.transports.local import LocalBroker
+        from claimcheck.transports.local._database import local_cluster
+
+        with LocalBroker(self._option("path") or "") as broker:
+            return local_cluster(broker.database)
 
     def prepare(self, spark: SparkSession, named: Iterable[WholeTopics]) -> None:
         """Register the source, and check the topics against the others of the broker.

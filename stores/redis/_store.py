@@ -313,6 +313,10 @@ class RedisStore(Store):
         expires = int(self.context.clock() * 1000) + found.ttl_ms
         return replace(entry, expires_ms=max(expires, entry.expires_ms or 0), has_lifetime=True)
 
+    def _server_time(self) -> float:
+        seconds, microseconds = self._server.nodes()[0][1].time()
+        return float(seconds + microseconds / 1e6)
+
     def _stat(self, entry: StoreEntry) -> StoreEntry | None:
         found = Keyspace(self._server, self.prefix).first_segment(entry.key)
         now = None if found is None else self._entry(found)

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from email.utils import parsedate_to_datetime
 from functools import partial
 from itertools import chain, islice
 from typing import Annotated, Any, NamedTuple
@@ -228,6 +229,10 @@ class S3Store(Store):
                     position=found.key,
                     version=found.version,
                 )
+
+    def _server_time(self) -> float:
+        answer = self._s3().head_bucket(Bucket=self._bucket)
+        return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
 
     def _now(self, entries: Sequence[StoreEntry]) -> Iterable[tuple[StoreEntry, StoreEntry | None]]:
         """Look at several objects at a time: each one is a request."""

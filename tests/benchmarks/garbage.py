@@ -222,7 +222,7 @@ def main(listed: int, *, files: bool) -> None:
             right = orphans.where("number % 4 = 3").distinct().count()
             report.summary().show(20, truncate=False)
             begin = time.perf_counter()
-            deletion = report.delete()
+            deletion = report.delete(claim=True)
             print(f"deletion: {time.perf_counter() - begin:.0f} s, {deletion}")
         assert report.count == right == deletion.deleted == listed - count, (report.count, right, listed - count)
         print("peak memory, MiB:", {name: size >> 20 for name, size in memory.peaks.items()})

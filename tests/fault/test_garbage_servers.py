@@ -65,7 +65,7 @@ class Lab:
     pause: float = 6
 
     def collection(self) -> list[str]:
-        options = ["--config", str(self.config), "--grace", f"{GRACE}s", "--yes", "--rate", "200/s"]
+        options = ["--config", str(self.config), "--grace", f"{GRACE}s", "--yes", "--claim", "--rate", "200/s"]
         return ["gc", *self.broker, *options]
 
 

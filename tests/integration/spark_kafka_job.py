@@ -68,7 +68,7 @@ class Job:
 
         topics = [{"format": "kafka", **self.given["kafka"], "subscribe": name} for name in self.given["topics"]]
         options = {"config": self.given["config"], "topics": topics, "consumed": self.given.get("consumed", False)}
-        with collect_garbage(self.spark, **options, dry_run=False) as report:
+        with collect_garbage(self.spark, **options, dry_run=False, claim=True) as report:
             assert report.deletion is not None
             return {"pointers": report.pointers, **asdict(report.deletion)}
 

@@ -125,9 +125,10 @@ def test_a_group_that_is_behind(lab, hours, severity):
     lab.send_raw(pointer(), timestamp=NOW - 40 * HOUR_MS)  # read
     lab.send_raw(b"plain", timestamp=NOW - 30 * HOUR_MS)
     lab.send_raw(pointer(), pointer(), timestamp=NOW - hours * HOUR_MS)
-    lab.send_raw(pointer(), timestamp=NOW - 40 * HOUR_MS, partition=1)  # not read by another group
+    lab.send_raw(pointer(), timestamp=NOW - 40 * HOUR_MS, partition=1)  # read
     lab.send_raw(pointer(), timestamp=NOW, partition=2)
     lab.commit(1)
+    lab.commit(1, partition=1)
     lab.commit(0, partition=2)
     report = seen(lab, groups=(lab.group,))
     assert [each for each in found(report) if each != "kafka-retention"] == (["kafka-group-lag"] if severity else [])
@@ -135,6 +136,59 @@ def test_a_group_that_is_behind(lab, hours, severity):
         age = "13 hours" if hours == 13 else "1 day"
         words = f"{severity} topic {lab.topic}: the oldest unread pointer of group {lab.group} is {age} old"
         assert text(report, "kafka-group-lag").startswith(words)
+
+
+def test_a_partition_that_a_group_has_never_read_counts(lab):
+    lab.create(2, retention_ms=-1)
+    lab.send_raw(pointer(), timestamp=NOW)
+    lab.send_raw(pointer(), timestamp=NOW - 25 * HOUR_MS, partition=1)
+    lab.commit(1)
+    assert "the oldest unread pointer" in text(seen(lab, groups=(lab.group,)), "kafka-group-lag")
+
+
+def test_an_old_pointer_behind_many_small_messages_counts(lab):
+    lab.create(retention_ms=-1)
+    lab.send_raw(*[b"small"] * 500, timestamp=NOW)
+    lab.send_raw(pointer(), timestamp=NOW - 25 * HOUR_MS)
+    lab.commit(0)
+    assert "the oldest unread pointer" in text(seen(lab), "kafka-group-lag")
+
+
+class TestAReaderWithAnotherConfigurationThanTheWriter:
+    """The doctor reads unread pointers of a group as a consumer would."""
+
+    @pytest.fixture
+    def other(self, lab):
+        lab.create(**GOOD)
+        lab.send_raw(pointer(), timestamp=NOW)
+        lab.commit(0)
+        return lambda raw: seen(lab, raw)
+
+    def test_the_same_one(self, other):
+        assert found(other(stored())) == []
+
+    def test_another_name_of_the_store(self, other):
+        raw = stored()
+        raw["stores"] = {"cache": raw["stores"]["hot"]}
+        message = text(other({**raw, "store": "cache"}), "kafka-pointer-rejected")
+        assert message.startswith("error topic ")
+        assert "names the store 'hot', which is not configured here" in message
+
+    def test_another_place(self, other):
+        raw = configuration({"type": "memory", "space": "of nobody"})
+        assert "is gone" in text(other(raw), "kafka-payload-missing")
+
+    @pytest.mark.parametrize("section", ["signing", "encryption"])
+    def test_a_signature_or_encryption_that_is_required(self, other, section):
+        keys = {"keys": {"k": "cmVhbGx5IDMyIGJ5dGVzIG9mIHJhbmRvbW5lc3MhISE="}}
+        assert "kafka-pointer-rejected" in found(other(stored(**{section: keys})))
+
+    def test_a_payload_that_has_expired_is_a_lag(self, lab):
+        lab.create(**GOOD)
+        lab.send_raw(pointer(), timestamp=NOW)
+        lab.commit(0)
+        raw = configuration({"type": "memory", "space": "of nobody"})
+        assert found(seen(lab, raw, clock=lambda: time.time() + 25 * HOUR_MS / 1000)) == ["kafka-group-lag"]
 
 
 def test_a_group_that_is_behind_with_messages_without_pointers_loses_nothing(lab):

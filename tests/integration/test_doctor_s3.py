@@ -170,3 +170,11 @@ def test_the_clock_of_a_real_server(s3_resource, s3_bucket):
 def test_a_policy_for_everyone_on_a_real_server(s3_resource, s3_bucket):
     s3_resource.meta.client.put_bucket_policy(Bucket=s3_bucket, Policy=statement(s3_bucket))
     assert "s3-public" in ids(diagnosed(hot(s3_resource.meta.client, s3_bucket)))
+
+
+def test_a_missing_bucket_is_one_finding(client):
+    report = diagnosed(hot(client, f"missing-{uuid.uuid4().hex}"))
+    (error,) = [each for each in report.findings if each.severity != "info"]
+    assert error.id == "store-failed"
+    assert error.fix.startswith("Check the bucket")
+    assert ids(report, "s3-", "store-not") == []

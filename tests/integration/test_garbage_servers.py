@@ -51,14 +51,14 @@ class Lab:
         return {**report, **report["stores"][0]}
 
     def refuse(self, *options: str) -> str:
-        result = run(*self.arguments, "--yes", *options)
+        result = run(*self.arguments, "--yes", "--claim", *options)
         assert result.exit_code != 0
         return result.output
 
     def kill_during_deletion(self) -> None:
         """Start a slow collection, and kill it after its first deletions."""
         before = len(self.stored)
-        process = subprocess.Popen(**command(*self.arguments, "--yes", "--rate", "2/s"))
+        process = subprocess.Popen(**command(*self.arguments, "--yes", "--claim", "--rate", "2/s"))
         try:
             wait_until(lambda: len(self.stored) < before, "something was deleted")
         finally:
@@ -92,7 +92,7 @@ class TestKafkaAndRedis:
 
         counted = lab.collect()
         lab.kill_during_deletion()
-        deleted = lab.collect("--yes")
+        deleted = lab.collect("--yes", "--claim")
 
         assert (counted["orphans"], counted["referenced"], counted["deleted"]) == (COUNT, COUNT, 0)
         assert 0 < deleted["deleted"] < COUNT
@@ -110,7 +110,7 @@ class TestKafkaAndRedis:
         producer.flush(30)
         producer.abort_transaction(30)
 
-        report = lab.collect("--yes")
+        report = lab.collect("--yes", "--claim")
 
         assert (report["messages"], report["deleted"]) == (2, 1)
         assert lab.stored == {pointer.key for pointer in kept + aborted}
@@ -123,20 +123,20 @@ class TestKafkaAndRedis:
         broker.group = "slow-group"
         broker.commit(3)
 
-        kept = lab.collect("--yes")
-        deleted = lab.collect("--yes", "--consumed")
+        kept = lab.collect("--yes", "--claim")
+        deleted = lab.collect("--yes", "--claim", "--consumed")
 
         assert (kept["deleted"], deleted["deleted"]) == (0, 3)
         assert lab.stored == {pointer.key for pointer in pointers[3:]}
 
     def test_without_groups_or_with_one_that_has_committed_nothing_everything_counts(self, lab, broker):
         broker.send_raw(*lab.envelopes(lab.write(2)))
-        without = lab.collect("--yes", "--consumed")
+        without = lab.collect("--yes", "--claim", "--consumed")
         broker.commit(2)
         consumer = broker.native_consumer("new-group")
         consumer.subscribe([broker.topic])
         wait_until(lambda: consumer.poll(0.1) is None and consumer.assignment(), "the group has its partitions")
-        beside = lab.collect("--yes", "--consumed")
+        beside = lab.collect("--yes", "--claim", "--consumed")
         consumer.close()
         assert (without["deleted"], beside["deleted"]) == (0, 0)
 
@@ -204,7 +204,7 @@ class TestPulsarAndS3:
 
         counted = lab.collect()
         lab.kill_during_deletion()
-        deleted = lab.collect("--yes")
+        deleted = lab.collect("--yes", "--claim")
 
         assert (counted["orphans"], counted["referenced"], counted["deleted"]) == (COUNT, COUNT, 0)
         assert 0 < deleted["deleted"] < COUNT
@@ -224,7 +224,7 @@ class TestPulsarAndS3:
             consumer.acknowledge_cumulative(message)
             consumer.close()
 
-        kept = lab.collect("--yes")
+        kept = lab.collect("--yes", "--claim")
         wait_until(lambda: lab.collect("--yes", "--consumed")["referenced"] == 7, "both acknowledgements arrived")
 
         assert kept["deleted"] == 0

@@ -83,12 +83,12 @@ def test_a_group_that_the_user_may_not_see_keeps_everything(lab, admin, topic):
     """The broker does not list it, so its unread messages would not count: the command refuses to run."""
     allow(admin, ResourceType.GROUP, f"{topic}-seen", AclOperation.DESCRIBE)
 
-    assert lab.collect("--yes")["deleted"] == 0
+    assert lab.collect("--yes", "--claim")["deleted"] == 0
     assert "grant DESCRIBE on the cluster" in lab.refuse("--consumed")
     allow(admin, ResourceType.BROKER, "kafka-cluster", AclOperation.DESCRIBE)
     assert "the committed offsets of all groups cannot be read" in lab.refuse("--consumed")
     allow(admin, ResourceType.GROUP, f"{topic}-hidden", AclOperation.DESCRIBE)
-    assert lab.collect("--yes", "--consumed")["deleted"] == 1
+    assert lab.collect("--yes", "--claim", "--consumed")["deleted"] == 1
     assert lab.stored == {pointer.key for pointer in lab.pointers[1:]}
 
 

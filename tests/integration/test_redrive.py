@@ -1,18 +1,21 @@
 """Dead letters go back to their topic whole, and an interruption at any point loses none."""
 
 import json
+import time
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from click.testing import CliRunner
 
 import claimcheck
+from claimcheck._envelope import HEADER
 from claimcheck._redrive import Redrive, RedriveReport
 from claimcheck.cli._commands import commands
-from claimcheck.errors import ConfigError, StoreUnavailableError, TransportError
+from claimcheck.errors import ConfigError, PayloadNotFoundError, StoreError, StoreUnavailableError, TransportError
 from claimcheck.testing import FaultyStore
-from claimcheck.transports._common.redrive import foreign
+from claimcheck.transports._common.redrive import Letter, foreign
 from claimcheck.transports.local import LocalBroker, LocalConsumer, LocalProducer
 from claimcheck.transports.local._groups import GroupMember
 from claimcheck.transports.local._redrive import LocalDeadLetters
@@ -396,3 +399,141 @@ def test_a_topic_of_pulsar_that_does_not_exist(invoke, monkeypatch):
 
     assert (result.exit_code, result.stdout) == (3, "")
     assert "there is no topic order: check its name" in result.stderr
+
+
+class Script:
+    """Letters of a broker with one position: each is a store and whether it has the payload."""
+
+    def __init__(self, *letters: tuple[str | None, bool]) -> None:
+        self.passed: list[int] = []
+        self.sent: list[int] = []
+        self.letters = [self.letter(number, store, there) for number, (store, there) in enumerate(letters)]
+
+    def letter(self, number: int, store: str | None, there: bool) -> Letter:
+        def read() -> bytes:
+            if there:
+                return b"payload"
+            raise PayloadNotFoundError("gone", store=store)
+
+        move_past = partial(self.passed.append, number)
+        send = lambda payload: self.sent.append(number)  # noqa: E731
+        return Letter(f"dlq[0] at {number}", read, send, settle=move_past, skip=move_past, store=store)
+
+    def run(self, **options) -> RedriveReport:
+        report = RedriveReport(dry_run=False)
+        Redrive(**{"dry_run": False, **options}).run(self.letters, report, lambda: None)
+        return report
+
+
+class TestAStoreWithThePayloadOfNoLetter:
+    """The next run begins after the last letter that was passed: with the right configuration it must see them all."""
+
+    @pytest.mark.parametrize(
+        "letters",
+        [
+            [("hot", False)],
+            [("hot", False), ("hot", False), (None, True)],
+            [("hot", False), ("cold", True), ("cold", True), (None, False)],
+        ],
+    )
+    def test_no_letter_is_passed_or_sent(self, letters):
+        script = Script(*letters)
+        with pytest.raises(StoreError, match=r"store 'hot' has the payload of none of its.* from dlq\[0\] at 0"):
+            script.run()
+        assert (script.passed, script.sent) == ([], [])
+
+    def test_what_comes_before_is_sent(self):
+        script = Script(("cold", True), ("hot", False), ("cold", True))
+        with pytest.raises(StoreError, match="dlq.0. at 1"):
+            script.run()
+        assert (script.passed, script.sent) == ([0], [0])
+
+    def test_old_letters_are_passed_once_the_store_answers_for_a_later_one(self):
+        letters = [("hot", False), (None, True), ("cold", True), ("cold", False), ("hot", False), ("hot", True)]
+        script = Script(*letters, ("hot", False), (None, True))
+        report = script.run()
+        assert (script.passed, script.sent) == (list(range(8)), [1, 2, 5, 7])
+        assert (report.read, report.unreadable, report.sent, report.finished) == (4, 4, 4, True)
+
+    def test_the_limit_counts_what_waited(self):
+        script = Script(("hot", False), (None, True), (None, True), ("hot", True))
+        assert (script.run(limit=2).sent, script.passed) == (2, [0, 1, 2])
+
+    def test_no_more_than_a_thousand_letters_wait(self):
+        script = Script(("hot", False), *[(None, True)] * 5000)
+        with pytest.raises(StoreError):
+            script.run()
+        assert script.passed == []
+
+    def test_lost_payloads_are_passed_on_demand(self):
+        script = Script(("hot", False), (None, True))
+        assert script.run(skip_unreadable=True).sent == 1
+        assert script.passed == [0, 1]
+
+    def test_a_dry_run_reads_them_all(self):
+        report = Script(("hot", False), ("hot", False), (None, True)).run(dry_run=True)
+        assert (report.read, report.unreadable, report.finished) == (1, 2, True)
+
+
+class TestTrust:
+    """What a dead-letter topic can make readers of the topic accept."""
+
+    @pytest.fixture
+    def configured(self, tmp_path):
+        def configured(strategy: str, **signing) -> claimcheck.ClaimCheck:
+            config: dict[str, object] = {"strategy": strategy, "threshold_bytes": 1000}
+            if strategy == "external":
+                config["stores"] = {"disk": {"type": "filesystem", "path": str(tmp_path / "store"), "create": True}}
+            if signing:
+                config["signing"] = {"keys": {"k": "a secret of these tests"}, **signing}
+            return claimcheck.from_dict(config)
+
+        return configured
+
+    def redriven(self, broker, cc) -> None:
+        broker.create_topic("orders")
+        report = RedriveReport(dry_run=False)
+        with closing(opened(broker, cc, "dlq", "orders")) as topic:
+            Redrive(dry_run=False, force=True).run(topic.letters(), report, lambda: None)
+        assert (report.unreadable, report.failed) == (0, 0), report.named
+
+    def received(self, broker, cc, group="app") -> list[object]:
+        with LocalConsumer(broker, cc, topics=["orders"], group=group) as consumer:
+            return [each.error or each.value for each in drain(consumer)]
+
+    @pytest.mark.parametrize("size", [10, 3000])
+    def test_a_plain_message_stays_one(self, broker, configured, size):
+        broker.create_topic("dlq")
+        broker.append("dlq", b"x" * size)
+        self.redriven(broker, configured("external", key_id="k"))
+        (message,) = broker.fetch("orders", 0, 0, 9)
+        assert message.value == b"x" * size
+        assert [name for name, _ in message.headers] == ["redrive-count"]
+        strict = configured("external", key_id="k", require_envelope=True)
+        assert "a plain message has no signature" in str(self.received(broker, strict)[0])
+
+    @pytest.mark.parametrize("strategy", ["external", "chunking", "inline"])
+    @pytest.mark.parametrize("signed", [False, True])
+    def test_a_letter_is_signed_if_it_was(self, broker, configured, strategy, signed):
+        """As pointer, as chunks, and as an escaped payload."""
+        broker.create_topic("dlq")
+        payload = HEADER + b"x" * (100 if strategy == "inline" else 5000)
+        LocalProducer(broker, configured(strategy, **({"key_id": "k"} if signed else {}))).send("dlq", payload)
+        self.redriven(broker, configured(strategy, key_id="k", require=False, bind_destination=False))
+        (found,) = self.received(broker, configured(strategy, key_id="k"))
+        assert found == payload if signed else "no signature" in str(found) or "not signed" in str(found)
+
+    @pytest.mark.parametrize("strategy", ["external", "chunking", "inline"])
+    def test_the_age_of_a_signature_stays(self, broker, configured, strategy):
+        broker.create_topic("dlq")
+        payload = HEADER + b"x" * (100 if strategy == "inline" else 5000)
+        writer = configured(strategy, key_id="k")
+        writer._current().seal._clock = lambda: time.time() - 500
+        if strategy == "external":
+            store = writer.store("disk")
+            store.context = replace(store.context, clock=lambda: time.time() - 500)
+        LocalProducer(broker, writer).send("dlq", payload)
+        self.redriven(broker, configured(strategy, key_id="k", max_age_seconds=400))
+        assert self.received(broker, configured(strategy, key_id="k", max_age_seconds=600)) == [payload]
+        (refused,) = self.received(broker, configured(strategy, key_id="k", max_age_seconds=400), "strict")
+        assert "s ago, but signing.max_age_seconds is 400" in str(refused)

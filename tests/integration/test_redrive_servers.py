@@ -33,6 +33,28 @@ def redrive(configuration, tmp_path):
     return redrive
 
 
+def test_kafka_does_not_move_past_letters_with_the_wrong_store(kafka_broker, topic, configuration, redrive, tmp_path):
+    configuration["strategy"] = "external"
+    with kafka_rig.rig(kafka_broker, topic) as lab:
+        dlq = lab.create(1, f"{topic}.dlq")
+        cc = lab.claimcheck(**configuration)
+        for _ in range(3):
+            native = lab.native()
+            envelope = cc.seal(cc.store("hot").write(kafka_rig.content(100_000), destination=topic))
+            native.produce(dlq, envelope, headers=[("dead-letter-topic", topic.encode())])
+            native.flush()
+        command = ["--kafka", kafka_broker.bootstrap_servers, "--from", dlq, "--to", topic, "--yes"]
+        command += ["--group", f"redrive-{topic}"]
+        right = (tmp_path / "claimcheck.yaml").read_text()
+        for wrong in (right.replace(f"{topic}:", "other:"), right.replace("hot:", "cold:").replace(" hot", " cold")):
+            (tmp_path / "claimcheck.yaml").write_text(wrong)
+            code, report = redrive(*command)
+            assert (code, report["sent"], report["unreadable"], report["finished"]) == (1, 0, 3, False), report["error"]
+            assert "has the payload of none of its letters" in report["error"]
+        (tmp_path / "claimcheck.yaml").write_text(right)
+        assert redrive(*command)[1]["sent"] == 3
+
+
 def test_kafka(kafka_broker, topic, configuration, redrive, tmp_path):
     payloads = [b"small", kafka_rig.content(40_000), kafka_rig.content(100_000), None, b"last"]
     settings = tmp_path / "kafka.properties"

@@ -10,6 +10,7 @@ import pulsar
 import pytest
 
 import claimcheck
+from claimcheck._key_lifetime import CLAIM
 from claimcheck._store import StoreContext
 from claimcheck.errors import ConfigError
 from claimcheck.spark import collect_garbage
@@ -64,12 +65,14 @@ def test_pulsar_and_s3(spark_sources, spark_topic, pulsar_client, config, s3_res
     with pytest.raises(Exception, match="does not exist"):
         collect_garbage(spark_sources, config=config, topics=[{**topics[0], "topic": f"{spark_topic.name}-none"}])
 
-    with collect_garbage(spark_sources, config=config, topics=topics, dry_run=False) as report:
+    with collect_garbage(spark_sources, config=config, topics=topics, dry_run=False, claim=True) as report:
         assert (report.listed, report.candidates, report.count, report.pointers) == (41, 40, 20, 21)
         assert report.deletion is not None
         assert (report.deletion.deleted, report.deletion.failed) == (20, 0)
 
-    left = {found.key for found in s3_resource.Bucket(s3_bucket).objects.all()}
+    everything = {found.key for found in s3_resource.Bucket(s3_bucket).objects.all()}
+    left = {key for key in everything if not key.endswith(CLAIM)}
+    assert len(everything - left) == 2
     assert left == {pointer.key for pointer in [*kept, young]}
     assert not left & {pointer.key for pointer in lost}
 
@@ -98,7 +101,8 @@ def test_what_every_subscription_has_acknowledged(spark_sources, spark_topic, pu
 
         options = {"serviceUrl": spark_topic.broker.service_url, "adminUrl": spark_topic.broker.admin_url}
         topics = [{"format": "claimcheck_pulsar", **options, "topic": spark_topic.name}]
-        with collect_garbage(spark_sources, config=config, topics=topics, consumed=True, dry_run=False) as report:
+        deleting = {"dry_run": False, "claim": True}
+        with collect_garbage(spark_sources, config=config, topics=topics, consumed=True, **deleting) as report:
             assert (report.count, report.pointers) == (3, 9)
         assert {entry.key for entry in store.scan()} == stayed
     reader.close()

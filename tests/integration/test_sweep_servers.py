@@ -46,6 +46,7 @@ class TestIncompleteUploads:
         return sorted(upload.object_key for upload in bucket.multipart_uploads.all())
 
     def test_go_after_the_grace_and_those_of_others_stay(self, store, begin, s3_server, s3_bucket):
+        store._server_time = lambda: None  # it is not later there
         now = int(time.time() * 1000)
         new_key = store._key("orders", uuid.uuid4(), created_ms=now, expires_ms=now + 1000, fresh=True)
         begin(new_key, parts=2)
@@ -82,6 +83,7 @@ class RedisSweep:
         other = f"{store.prefix}of-others-0"
         client.set(other, b"kept", px=60_000)
 
+        store._server_time = lambda: None  # it is not later there
         early = Sweep(dry_run=False, clock=later(1.5 * HOUR)).run(store)
         late = Sweep(dry_run=False, clock=later(2.5 * HOUR)).run(store)
 

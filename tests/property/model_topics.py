@@ -74,6 +74,9 @@ class ModelTopics:
         self._floors = {place: log.floor if consumed else 0 for place, log in broker.logs.items()}
         self._next: dict[Place, int] = {}
 
+    def cluster(self) -> str:
+        return "model"
+
     def known(self) -> list[str]:
         return sorted({topic for topic, _ in self._broker.logs})
 

@@ -177,7 +177,7 @@ class Life(RuleBasedStateMachine):
         self.events = iter(())
 
     def collect_to_the_end(self) -> None:
-        options = Collection(grace_seconds=self.grace, dry_run=False, force=True, clock=self.clock)
+        options = Collection(grace_seconds=self.grace, dry_run=False, force=True, claim=True, clock=self.clock)
         topics = self.Topics(self.broker, self.topics, consumed=self.consumed, pause=self.pause)
         for _ in self.Run(options, [self.store], topics).steps():
             pass
@@ -279,7 +279,7 @@ class TakesTheTimeLate(Run):
         for message in messages:
             self._take(message)
         for store in self._stores:
-            yield from store.delete(self._candidates, self._garbage)
+            yield from store.delete(self._candidates, self._garbage, claimed=True)
 
 
 class IgnoresDestinations(Run):

@@ -11,15 +11,19 @@ from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import claimcheck
 from claimcheck._envelope import encode_pointer
+from claimcheck._gc._claims import check_claims, claims_of
 from claimcheck._store import StoreContext
 from claimcheck.errors import ConfigError, ScanNotSupportedError, TransportError, UnknownVersionError
 from claimcheck.spark import collect_garbage, delete_garbage
 from claimcheck.spark._whole_topics import WholeTopics
 from claimcheck.transports.local import LocalBroker
+from claimcheck.transports.local._database import local_cluster
 from claimcheck.transports.local._groups import GroupMember
 
 DAY = 86_400
@@ -73,6 +77,8 @@ class Rig:
 @pytest.fixture
 def rig(spark, tmp_path, config):
     rig = Rig(spark, tmp_path, {**config, "stores": {"disk": {**config["stores"]["disk"], "ttl_seconds": 30 * DAY}}})
+    topics = [(name, [name], local_cluster(rig.broker.database)) for name in ("orders", "orders.dlq", "bills")]
+    check_claims(rig.cc.store("disk"), claims_of(topics), delete=True, claim=True)
     yield rig
     rig.broker.close()
     rig.cc.close()
@@ -118,6 +124,40 @@ def test_without_a_dry_run_it_deletes_at_once(rig):
         assert (report.deletion.deleted, report.deletion.kept) == (1, 0)
 
     assert rig.readable(lost, kept) == [False, True]
+
+
+def test_a_topic_that_no_cluster_has_claimed_is_only_reported(rig):
+    (rig.folder / "claims" / "gc-orders.gc-owner").unlink()
+    lost = rig.write()
+    rig.send(rig.write())
+
+    with rig.collect() as report:
+        assert report.count == 1
+        with pytest.raises(ConfigError, match="no cluster has claimed orders in store 'disk'.* with claim=True"):
+            report.delete()
+        assert rig.readable(lost) == [True]
+        assert report.delete(claim=True).deleted == 1
+
+    rig.write()
+    assert rig.collect(dry_run=False).deletion.deleted == 1
+
+
+def test_the_payloads_of_another_cluster_are_refused(rig):
+    live = rig.send(rig.write())
+    with LocalBroker(rig.folder / "other.sqlite") as other:
+        other.create_topic("orders")
+        other.append("orders", rig.cc.seal(rig.write()))
+        topics = [{"format": "claimcheck_local", "path": other.database.path, "topic": "orders"}]
+        with rig.collect() as report:
+            for collect in (
+                lambda: collect_garbage(rig.spark, config=rig.config, topics=topics),
+                lambda: delete_garbage(report.orphans, config=rig.config, topics=topics, claim=True),
+            ):
+                with pytest.raises(ConfigError, match=f"belong to {local_cluster(rig.broker.database)}, and this"):
+                    collect()
+        both = collect_garbage(rig.spark, config=rig.config, topics=rig.topics("orders") + topics, dry_run=False)
+    assert both.deletion.deleted == 0
+    assert rig.readable(live) == [True]
 
 
 def test_a_message_that_arrives_after_the_report_keeps_its_payload(rig):
@@ -284,6 +324,57 @@ def test_tables_keep_their_payloads(rig, tmp_path):
         assert report.pointers == 2
 
     assert rig.readable(archived, lost, unnamed) == [True, False, True]
+
+
+class TestTablesThatOthersAppendTo:
+    """The files of a table are listed again, each time that it is read."""
+
+    @pytest.fixture
+    def table(self, rig, tmp_path):
+        """A table with one message; `append` adds another one, as a job in another process does."""
+        path = tmp_path / "table"
+        rig.spark.createDataFrame([(rig.cc.seal(rig.write()),)], "value binary").coalesce(1).write.parquet(str(path))
+        return path
+
+    def append(self, rig, path: Path):
+        late = rig.write()
+        messages = pa.array([bytes(rig.cc.seal(late))], pa.binary())
+        pq.write_table(pa.table({"value": messages}), path / f"part-{uuid.uuid4()}.parquet")
+        return late
+
+    @pytest.mark.parametrize("kind", ["files", "view of files", "catalog"])
+    def test_what_they_append_keeps_its_payload(self, rig, table, kind):
+        if kind == "catalog":
+            rig.spark.sql("DROP TABLE IF EXISTS appended")
+            rig.spark.sql(f"CREATE TABLE appended USING parquet LOCATION '{table}'")
+            df = rig.spark.table("appended")
+        else:
+            df = rig.spark.read.parquet(str(table))
+        df = df.where("value IS NOT NULL") if kind == "view of files" else df
+        assert df.count() == 1
+        first = self.append(rig, table)
+        with rig.collect(keep=[df]) as report:
+            assert (report.count, report.pointers) == (0, 2)
+            lost, second = rig.write(), self.append(rig, table)
+        with rig.collect(keep=[df], dry_run=False) as report:
+            assert report.deletion.deleted == 1
+        assert rig.readable(first, second, lost) == [True, True, False]
+
+    def test_a_message_that_is_appended_after_the_report_keeps_its_payload(self, rig, table):
+        df, late = rig.spark.read.parquet(str(table)), rig.write()
+        with rig.collect(keep=[df]) as report:
+            assert report.count == 1
+            messages = pa.array([bytes(rig.cc.seal(late))], pa.binary())
+            pq.write_table(pa.table({"value": messages}), table / "part-late.parquet")
+            assert (report.delete().kept, rig.readable(late)) == (1, [True])
+
+    def test_a_cached_table_is_refused(self, rig, table):
+        df = rig.spark.read.parquet(str(table)).persist()
+        try:
+            with pytest.raises(ConfigError, match=r"keep\[0\]: found a DataFrame that is cached.*unpersist"):
+                rig.collect(keep=[df.where("value IS NOT NULL")])
+        finally:
+            df.unpersist()
 
 
 def test_pointers_keep_payloads_under_any_name_of_the_store(rig):

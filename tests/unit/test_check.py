@@ -169,10 +169,10 @@ def test_unwise_settings_of_stores_are_warnings(monkeypatch, options, option, wo
         {"type": "redis", "url": "redis://[::1]:6379"},
         {"type": "redis", "url": "unix:///run/redis.sock"},
         {"type": "redis", "url": "${NOT_SET_ANYWHERE}"},
-        {"type": "s3", "bucket": "b"},
-        {"type": "s3", "bucket": "b", "endpoint_url": "http://localhost:9000"},
-        {"type": "filesystem", "path": "/var/lib/claims"},
-        {"type": "filesystem", "path": "${CLAIMS_DIR}"},
+        {"type": "s3", "bucket": "b", "ttl_seconds": 86400},
+        {"type": "s3", "bucket": "b", "ttl_seconds": 86400, "endpoint_url": "http://localhost:9000"},
+        {"type": "filesystem", "path": "/var/lib/claims", "ttl_seconds": 86400},
+        {"type": "filesystem", "path": "${CLAIMS_DIR}", "ttl_seconds": 86400},
         {"type": "tests.unit.test_check:Slow", "store": {"type": "memory"}},
     ],
 )
@@ -348,5 +348,77 @@ def test_a_report_of_an_error_has_every_problem():
     assert not report.ok
     assert [(each.path, each.fix) for each in report.findings] == [
         ("strategy", "Did you mean 'hybrid'?"),
-        ("stores.a.ttl_seconds", ""),
+        ("stores.a.ttl_seconds", "Correct the value."),
     ]
+
+
+@pytest.mark.parametrize("options", [{"type": "s3", "bucket": "b"}, {"type": "filesystem", "path": "/var/lib/claims"}])
+def test_a_store_that_keeps_payloads_for_ever_is_a_warning(options):
+    for lifetime in ({}, {"ttl_seconds": None}):
+        report = check(QUIET | {"stores": {"hot": options | lifetime}})
+        assert "no sweep deletes them" in found(report, "warning")["stores.hot.ttl_seconds"]
+
+
+def test_every_error_says_what_to_do(monkeypatch):
+    monkeypatch.delenv("NOT_SET", raising=False)
+    keys = {"key_id": "k", "keys": {"k": "${NOT_SET}"}}
+    stores = {
+        "missing": {"type": "filesystem", "path": "/nowhere/at/all"},
+        "invalid": {"type": "redis", "url": "${NOT_SET}"},
+    }
+    errors = []
+    for raw in ({"signing": keys}, {"encryption": keys}, {"stores": stores, "store": "missing"}):
+        report = claimcheck.from_dict({"strategy": "inline", **raw}).check(open=True)
+        errors += [each for each in report.findings if each.severity == "error"]
+    expected = {"signing-key-missing", "encryption-key-failed", "store-failed", "store-invalid"}
+    assert {each.id for each in errors} == expected
+    assert all(each.fix for each in errors)
+    (missing,) = [each for each in errors if each.path == "stores.missing"]
+    assert missing.fix.startswith("Start the server or mount the volume")
+
+
+class TestSecrets:
+    """Secrets that load, and are none."""
+
+    GOOD = base64.b64encode(bytes(range(32))).decode()
+
+    def ids(self, monkeypatch, *, signing: str | None = None, encryption: str | None = None, **environ: str):
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        config: dict[str, object] = {"strategy": "inline"}
+        if signing is not None:
+            config["signing"] = {"key_id": "k", "keys": {"k": signing}}
+        if encryption is not None:
+            config["encryption"] = {"key_id": "k", "keys": {"k": encryption}}
+        found = {each.id: each.severity for each in claimcheck.from_dict(config).check().findings}
+        secrets = {name: severity for name, severity in found.items() if name.startswith("secret-")}
+        assert set(secrets.values()) <= {"warning"}
+        return {name.removeprefix("secret-") for name in secrets} - {"in-file"}
+
+    @pytest.mark.parametrize("secret", ["a" * 16, "change me change me", "Change-Me-Now-Please!", "0" * 20])
+    def test_a_signing_secret_that_can_be_guessed(self, monkeypatch, secret):
+        assert self.ids(monkeypatch, signing=secret) == {"weak"}
+        assert self.ids(monkeypatch, signing="${SECRET}", SECRET=secret) == {"weak"}
+
+    @pytest.mark.parametrize("key", [bytes(32), b"password" * 4, b"ab" * 16])
+    def test_an_encryption_key_that_can_be_guessed(self, monkeypatch, key):
+        assert self.ids(monkeypatch, encryption=base64.b64encode(key).decode()) == {"weak"}
+
+    def test_a_default(self, monkeypatch):
+        assert self.ids(monkeypatch, signing="${NOPE_SECRET:-change-me-change-me}") == {"default", "weak"}
+        assert self.ids(monkeypatch, signing="${NOPE_SECRET:-" + self.GOOD + "}") == {"default"}
+
+    def test_one_value_for_two_purposes(self, monkeypatch):
+        values = {"signing": "${A_SECRET}", "encryption": "${B_SECRET}"}
+        assert self.ids(monkeypatch, **values, A_SECRET=self.GOOD, B_SECRET=self.GOOD) == {"reused"}
+        other = base64.b64encode(bytes(range(1, 33))).decode()
+        assert self.ids(monkeypatch, **values, A_SECRET=self.GOOD, B_SECRET=other) == set()
+
+    def test_a_variable_that_is_not_set_here_is_no_finding(self, monkeypatch):
+        assert self.ids(monkeypatch, signing="${X}", encryption="${DEFAULT}") == set()
+
+    def test_encryption_without_signing_is_a_warning(self):
+        config = {"strategy": "inline", "encryption": {"key_id": "k", "keys": {"k": "${KEY}"}}}
+        found = {each.id: each.severity for each in claimcheck.from_dict(config).check().findings}
+        assert found["encryption-without-signing"] == "warning"
+        assert "signing-off" not in found

@@ -704,3 +704,21 @@ def test_no_option_of_a_store_that_may_be_secret_is_quoted(options):
     assert not {"4711", "47", "11"} & set(
         str(caught.value).replace(":", " ").replace("@", " ").replace("/", " ").split()
     )
+
+
+class TestWhatLoadingFinds:
+    """Mistakes that were found only later, by an error of another kind or by the first payload."""
+
+    def test_a_header_beyond_ascii_is_one_of_the_problems(self):
+        with pytest.raises(ConfigError) as caught:
+            claimcheck.from_dict({"strategy": "inline", "envelope": {"header": "\xfcmlaut"}, "threshold_bytes": -1})
+        assert {each.path for each in caught.value.problems} == {"envelope.header", "threshold_bytes"}
+
+    @pytest.mark.parametrize(
+        ("changes", "path"), [({"provider": "vualt"}, "provider"), ({"options": {"region": "x"}}, "options.region")]
+    )
+    def test_a_provider_of_keys_that_does_not_exist(self, changes, path):
+        keys = {"key_id": "k", "keys": {"k": "A" * 42 + "E="}}
+        with pytest.raises(ConfigError) as caught:
+            claimcheck.from_dict({"strategy": "inline", "encryption": {**keys, **changes}})
+        assert caught.value.path == f"encryption.{path}"

@@ -16,10 +16,11 @@ import claimcheck
 from claimcheck import Store
 from claimcheck._doctor._clock import http_skew
 from claimcheck._doctor._filesystem import kind_of
-from claimcheck._doctor._findings import WHY, duration, examined, finding
+from claimcheck._doctor._findings import WHY, examined, finding
 from claimcheck._doctor._kafka import TopicConfig, examine_config
 from claimcheck._doctor._stores import _server
 from claimcheck._doctor._topics import DEAD_LETTERS, Expectation
+from claimcheck._texts import duration
 from claimcheck.testing import FaultyStore
 from tests.docs_pages import ROOT
 from tests.doctor_rig import LIFETIME, configuration, diagnosed, ids, text
@@ -169,10 +170,11 @@ class Unlisted(FaultyStore):
         return Store._scan(self, after)
 
 
-def test_a_directory_that_is_missing_is_one_error_and_what_could_not_be_examined(tmp_path):
+def test_a_directory_that_is_missing_is_one_error_and_nothing_else_is_looked_at(tmp_path):
     report = diagnosed(configuration({"type": "filesystem", "path": str(tmp_path / "none")}))
     assert [each.id for each in report.findings if each.severity == "error"] == ["store-failed"]
-    assert set(ids(report, "filesystem-")) == {"filesystem-not-examined", "filesystem-temporary"}
+    assert ids(report, "filesystem-") == ["filesystem-temporary"]
+    assert not any("Grant the permission" in each.fix for each in report.findings)
 
 
 def test_a_store_whose_variable_is_not_set_is_invalid_and_not_out_of_order(monkeypatch):
@@ -267,3 +269,11 @@ def test_every_id_is_used():
     used |= {f"{vendor}-not-examined" for vendor in re.findall(r'examined\("(\w+)"', code)}
     assert set(WHY) - used == set()
     assert set(re.findall(r'\bid="([\w-]+)"', code)) - set(WHY) == set()
+
+
+def test_a_store_that_is_down_is_one_error_and_asks_for_no_permission():
+    report = diagnosed(configuration({"type": "redis", "url": "redis://127.0.0.1:1/0"}))
+    (error,) = [each for each in report.findings if each.severity != "info"]
+    assert error.id == "store-failed"
+    assert error.fix.startswith("Start the server")
+    assert not any("Grant" in each.fix for each in report.findings)

@@ -395,3 +395,11 @@ def test_processes_share_a_directory(tmp_path):
 def write_some(path):
     store = FilesystemStore(path=path)
     return [store.write(bytes([i]) * 50_000, destination="orders") for i in range(10)]
+
+
+def test_a_directory_that_the_first_write_creates_is_empty_until_then(tmp_path):
+    store = FilesystemStore(path=str(tmp_path / "new"), create=True)
+    assert [entry for part in (None, *store.partitions(4)) for entry in store.scan(partition=part)] == []
+    with pytest.raises(StoreUnavailableError, match="Is its volume mounted"):
+        list(FilesystemStore(path=str(tmp_path / "new")).scan())
+    assert not (tmp_path / "new").exists()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from claimcheck._key_lifetime import KeyLifetime, parse_name, with_lifetime
-from claimcheck._pointer import slug
+from claimcheck._key_lifetime import KeyLifetime, destination_of, parse_name, with_lifetime
+from claimcheck._pointer import PINNED, slug
 
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 NOW = 1_700_000_000_500
@@ -76,3 +76,10 @@ def test_a_key_that_would_be_too_long_stays_as_it_is():
         f"orders-{UUID}"
     )
     assert marked("orders", created=10**18) == f"orders-{UUID}", "a clock far beyond the year 9999"
+
+
+@given(destination=destinations, topic=destinations)
+def test_a_pinned_copy_has_a_lifetime_and_the_name_of_no_topic(destination, topic):
+    name = marked(PINNED + destination, fresh=False)
+    assert parse_name(name) == KeyLifetime(None, 60_000, is_known=True)
+    assert topic.startswith(PINNED) or destination_of(name) != slug(topic)

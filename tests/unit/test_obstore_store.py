@@ -310,3 +310,9 @@ class TestProcesses:
 
         assert store.read(pointer) == b"payload"
         assert store._objects() is not first
+
+
+def test_a_folder_that_the_first_write_creates_is_empty_until_then(tmp_path):
+    assert list(ObstoreStore(url=f"file://{tmp_path}/new", create=True).scan()) == []
+    with pytest.raises(StoreUnavailableError, match="mounted"):
+        list(ObstoreStore(url=f"file://{tmp_path}/new").scan())

@@ -3,6 +3,7 @@
 import io
 import logging
 import uuid
+from dataclasses import replace
 
 import pytest
 
@@ -21,6 +22,7 @@ from claimcheck.errors import (
 )
 from claimcheck.hooks import Hooks
 from claimcheck.stores.memory import MemoryStore
+from tests.clocks import Clock
 
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 NOW = 1_700_000_000.5
@@ -320,7 +322,7 @@ class TestErrors:
         assert (caught.value.created_ms, caught.value.expires_ms) == (1_700_000_000_500, 1_700_000_060_500)
 
     def test_missing_payload_of_any_year(self):
-        assert "written 9223372036854775807 ms" in str(DictStore().missing(Pointer(key="k", created_ms=2**63 - 1)))
+        assert "written 9223372036854775808 ms" in str(DictStore().missing(Pointer(key="k", created_ms=2**63 - 1)))
 
 
 class TestCheck:
@@ -414,3 +416,38 @@ def test_what_is_no_pointer_is_refused_with_the_way_out(wrong):
         with pytest.raises(PointerRejectedError, match="resolve") as caught:
             use(wrong)
         assert caught.value.reason == "type"
+
+
+class TestWhyAPayloadIsGone:
+    """The error says what the pointer and the clock tell."""
+
+    @pytest.fixture
+    def gone(self):
+        clock = Clock()
+        store = MemoryStore(space=str(uuid.uuid4()), ttl_seconds=600)
+        store.context = StoreContext(clock=clock)
+        pointer = store.write(b"payload", destination="orders")
+        store.rollback(pointer)
+
+        def gone(after: float, **changes) -> str:
+            clock.sleep(after)
+            with pytest.raises(PayloadNotFoundError) as caught:
+                store.read(replace(pointer, **changes))
+            return str(caught.value).partition(" is gone ")[2]
+
+        return gone
+
+    def test_it_has_expired(self, gone):
+        ends = "it expired 5 minutes ago, at 1970-01-01T00:26:40+00:00"
+        assert gone(900) == f"(written 1970-01-01T00:16:40+00:00): {ends}"
+
+    def test_it_should_be_there(self, gone):
+        text = "it should be readable until 1970-01-01T00:26:40+00:00: it was evicted, rolled back or deleted"
+        assert gone(300).endswith(text)
+
+    def test_it_has_no_lifetime(self, gone):
+        assert gone(300, expires_ms=None).endswith(": it expired, was evicted, was rolled back or was deleted")
+
+    def test_any_time_that_a_pointer_claims_has_a_text(self, gone):
+        assert gone(1, expires_ms=10**18).endswith("deleted")
+        assert "ago, at -1" in gone(1, expires_ms=-(10**18))

@@ -5,7 +5,9 @@ from concurrent.futures import Executor, Future
 
 import pytest
 
+import claimcheck
 from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
+from claimcheck.transports._common.dispatch import dispatch
 from claimcheck.transports._common.prefetch import Prefetch
 from claimcheck.transports._common.stored_payload import StoredPayload
 
@@ -341,3 +343,13 @@ class TestWatch:
             with pytest.raises(StoreUnavailableError):
                 payload.get()
         assert waits == [True]
+
+
+def test_reading_ahead_of_a_pointer_to_an_unknown_store_is_the_error_of_that_message_alone():
+    with claimcheck.from_dict({"strategy": "external", "stores": {"cold": {"type": "memory"}}}) as cc:
+        pointer = claimcheck.Pointer(key="orders-1", store="hot", size=3, checksum="crc32:352441c2")
+        payload = dispatch(cc, cc.seal(pointer), list, destination="orders")
+        payload.prefetch(pool := Idle())
+        pool.run()
+        with pytest.raises(claimcheck.PointerRejectedError, match="names the store 'hot'"):
+            payload.get()

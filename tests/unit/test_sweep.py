@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 import uuid
+from datetime import datetime
 
 import pytest
 
@@ -274,6 +277,7 @@ class TestFiles:
         inside = sum(len(os.listdir(each)) for each in refused)
         monkeypatch.setattr(os, "scandir", lambda path: refuse() if path in refused else scandir(path))
 
+        monkeypatch.setattr(disk, "_server_time", lambda: None)
         report = Sweep(dry_run=False, grace_seconds=0, clock=lambda: 10**10).run(disk)
 
         assert (report.failed, report.deleted, report.finished) == (2, 30 - inside, True)
@@ -374,3 +378,53 @@ class TestFiles:
         assert (report.expired, report.deleted, report.skipped) == (1, 0, 1)
         assert disk.read(pointer) == b"payload"
         assert files(tmp_path) == [pointer.key.rpartition("/")[2]]
+
+
+@pytest.fixture(params=["memory", "filesystem", "redis", "s3"])
+def medium(request, tmp_path):
+    """A store of each kind with a payload that expires in a minute."""
+    options: dict[str, object] = {"type": request.param, "ttl_seconds": 60}
+    if request.param == "redis":
+        options |= {"url": request.getfixturevalue("redis_url"), "key_prefix": f"{tmp_path.name}:"}
+    elif request.param == "s3":
+        server = request.getfixturevalue("s3_server")
+        options |= {"bucket": request.getfixturevalue("s3_bucket"), "endpoint_url": server.endpoint_url}
+    else:
+        options |= {"path": str(tmp_path)} if request.param == "filesystem" else {"space": tmp_path.name}
+    with claimcheck.from_dict({"strategy": "external", "stores": {"hot": options}}) as cc:
+        store = cc.store("hot")
+        store.write(b"payload", destination="orders")
+        yield store
+
+
+class TestAClockThatIsAhead:
+    """By two days: all payloads seem to have expired."""
+
+    def run(self, store, *, ahead: float, **options):
+        options = {"dry_run": False, "grace_seconds": 0, **options}
+        return Sweep(clock=lambda: time.time() + ahead, **options).run(store)
+
+    def test_nothing_is_deleted_if_the_store_has_a_clock(self, medium):
+        if isinstance(medium, MemoryStore):
+            pytest.skip("it has none")
+        with pytest.raises(StoreError, match="this machine's clock is ahead of the store's") as caught:
+            self.run(medium, ahead=2 * 86_400)
+        here, there = map(datetime.fromisoformat, re.findall(r"(\S+) (?:here|there)", str(caught.value)))
+        assert abs((here - there).total_seconds() - 2 * 86_400) < 60
+        assert len(list(medium.scan())) == 1
+
+    @pytest.mark.parametrize("ahead", [0, 30, -86_400])
+    def test_smaller_differences_and_a_clock_that_is_behind_do_not_matter(self, medium, ahead):
+        assert self.run(medium, ahead=ahead).kept == {"alive": 1}
+
+    def test_a_report_is_made_by_this_clock(self, medium):
+        assert self.run(medium, ahead=2 * 86_400, dry_run=True).scanned == 1
+
+    def test_a_store_that_does_not_tell_its_time_is_swept(self, tmp_path, monkeypatch):
+        def refuse(self):
+            raise PermissionError
+
+        monkeypatch.setattr(FilesystemStore, "_server_time", refuse)
+        store = FilesystemStore(path=str(tmp_path), ttl_seconds=60)
+        store.write(b"payload")
+        assert self.run(store, ahead=100).deleted == 1

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from claimcheck._destination import canonical
+from claimcheck._envelope import Buffer, is_lookalike
+from claimcheck._signing import signed_ms
 from claimcheck.errors import TransportError
 from claimcheck.transports._common.dead_letters import LABELS, ORIGINS
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
 
-__all__ = ["COUNT", "DeadLetterTopic", "EndClock", "ForeignLetterError", "Letter", "foreign", "patient", "relabeled"]
+__all__ = [
+    "COUNT",
+    "DeadLetterTopic",
+    "EndClock",
+    "ForeignLetterError",
+    "Letter",
+    "Senders",
+    "foreign",
+    "patient",
+    "relabeled",
+]
 
 COUNT = "redrive-count"
 """The header or property with the number of times that a dead letter was sent back to its topic."""
 
 _PATIENCE_SECONDS = 1e9
 
+P = TypeVar("P")
 V = TypeVar("V")
 
 
@@ -39,7 +52,8 @@ class Letter:
         read: Returns the payload, verified, or ``None`` for a tombstone; raises `ClaimCheckError`.
         send: Sends a payload to the letter's topic, and returns when the broker has confirmed it.
         settle: Acknowledges or commits the letter.
-        skip: Leaves a letter that cannot be read where it is.
+        skip: Moves past a letter that cannot be read; ``None`` if the broker keeps single letters.
+        store: The store that its pointer names; ``None`` if it has none.
         foreign: Why it is not a dead letter of the topic to send to; ``None`` if it is one.
     """
 
@@ -47,7 +61,8 @@ class Letter:
     read: Callable[[], bytes | None] = field(repr=False)
     send: Callable[[bytes | None], None] = field(repr=False)
     settle: Callable[[], None] = field(repr=False)
-    skip: Callable[[], None] = field(repr=False, default=lambda: None)
+    skip: Callable[[], None] | None = field(repr=False, default=None)
+    store: str | None = None
     foreign: ForeignLetterError | None = None
 
 
@@ -109,6 +124,49 @@ def patient(cc: ClaimCheck, *, source: str, target: str) -> ClaimCheck:
             signing=signing,
         )
     )
+
+
+class Senders(Generic[P]):
+    """Sends letters again with what they had: a signature and its time, or none.
+
+    A new signature would make a message trusted that anybody may have put into the dead-letter topic. A new time would
+    make an old message, which readers refuse because of ``signing.max_age_seconds``, a young one.
+
+    Args:
+        cc: The configuration of the target.
+        producer: Returns a producer that uses a configuration.
+
+    Attributes:
+        producers: The producers.
+    """
+
+    def __init__(self, cc: ClaimCheck, producer: Callable[[ClaimCheck], P]) -> None:
+        config, kind = cc.config, type(cc)
+        unsigned = replace(config, signing=replace(config.signing, key_id=None))
+        encryption = replace(config.encryption, inline=False)
+        plain = replace(unsigned, strategy="inline", destinations=(), encryption=encryption)
+        self._header, self._signs = config.header, config.signing.key_id is not None
+        self._configured = [kind(config), *([kind(unsigned), kind(plain)] if self._signs else [])]
+        self.producers = [producer(each) for each in self._configured]
+
+    def choose(self, messages: Sequence[tuple[Buffer | None, object]]) -> P:
+        """Return the producer for a letter.
+
+        Args:
+            messages: The value and the headers of each of its messages, as they were received, and accepted.
+        """
+        if not self._signs:
+            return self.producers[0]
+        times = [signed_ms(value, headers, header=self._header) for value, headers in messages]
+        signed = [each for each in times if each is not None]
+        self._configured[0]._current().seal.first_ms = min(signed, default=None)
+        is_plain = not any(value is not None and is_lookalike(value, header=self._header) for value, _ in messages)
+        return self.producers[0 if signed else 2 if is_plain else 1]
+
+    def close(self) -> None:
+        """Close the stores."""
+        for each in self._configured:
+            each.close()
 
 
 def foreign(

@@ -65,6 +65,13 @@ class Cluster:
         except vendor().KafkaException as error:
             raise TransportError(self.explain(error)) from error
 
+    def name(self, *, timeout: float) -> str:
+        """Return the cluster's id, with ``kafka:`` before it; raises as `metadata`."""
+        found = self.metadata(timeout=timeout).cluster_id
+        if not found:
+            raise TransportError("the Kafka cluster has no id")
+        return f"kafka:{found}"
+
     def explain(self, error: BaseException) -> str:
         """Return why no broker answered."""
         self.admin.poll(0)  # notes what happened meanwhile, such as a refused password

@@ -8,9 +8,11 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from claimcheck import _pointer as pointers
+from claimcheck._envelope import PointerData, decode
 from claimcheck._registry import import_vendor
-from claimcheck.errors import ConfigError, TransportError
-from claimcheck.transports._common.redrive import EndClock, Letter, foreign, patient, relabeled
+from claimcheck.errors import ConfigError, EnvelopeError, TransportError
+from claimcheck.transports._common.redrive import EndClock, Letter, Senders, foreign, patient, relabeled
 from claimcheck.transports.kafka._client import exception_of, vendor
 from claimcheck.transports.kafka._consumer import KafkaConsumer
 from claimcheck.transports.kafka._producer import KafkaProducer
@@ -31,7 +33,8 @@ class KafkaDeadLetters:
     """A dead-letter topic of Kafka; see `claimcheck.transports._common.redrive.DeadLetterTopic`.
 
     Partitions are assigned manually, and begin at the group's committed offset, or at the first record. A letter that
-    cannot be read stays in the topic, and the group's offset moves past it. A foreign one does not move the offset.
+    cannot be read stays in the topic, and the group's offset moves past it if its store has the payload of another one.
+    A foreign one does not move the offset.
 
     Args:
         settings: Of all clients, with ``bootstrap.servers``.
@@ -67,9 +70,11 @@ class KafkaDeadLetters:
         self._consumer = KafkaConsumer(
             vendor().Consumer({**own, **mine}, logger=_quiet), self._reader, clock=self._clock
         )
+        self._consumer._assignment._keep = True  # of chunks: their signatures
         sending = {**own, _LIMIT: limit, "linger.ms": 0, "enable.idempotence": True}
         native = vendor().Producer(sending, logger=_quiet)
-        self._producer = KafkaProducer(native, cc, max_message_bytes=limit, admin=admin)
+        self._senders = Senders(cc, lambda each: KafkaProducer(native, each, max_message_bytes=limit, admin=admin))
+        self._native = native
 
     def letters(self) -> Iterator[Letter]:
         """Yield the letters of all partitions, in the order in which the broker returns them."""
@@ -103,16 +108,27 @@ class KafkaDeadLetters:
             send=partial(self._send, message),
             settle=move_past,
             skip=move_past,
+            store=self._store_of(message),
             foreign=foreign(message.headers() or [], self._target),
         )
+
+    def _store_of(self, message: Any) -> str | None:
+        records = getattr(message, "records", ())
+        try:
+            envelope = decode(records[0].value() or b"", header=self._reader.config.header) if records else None
+            return (pointers.decode(envelope.data).store or "") if isinstance(envelope, PointerData) else None
+        except EnvelopeError:
+            return None
 
     def _send(self, message: Any, payload: bytes | None) -> None:
         errors: list[Any] = []
         headers = relabeled(message.headers() or [], str.encode)
-        self._producer.produce(
+        received = [(each.value(), each.headers()) for each in getattr(message, "records", None) or [message]]
+        producer = self._senders.choose(received)
+        producer.produce(
             self._target, payload, message.key(), on_delivery=lambda error, _: errors.append(error), headers=headers
         )
-        self._producer.flush()
+        producer.flush()
         for error in filter(None, errors):
             raise exception_of(error)
         if not errors:
@@ -122,7 +138,10 @@ class KafkaDeadLetters:
         """Commit what was settled, and close consumer and producer."""
         with ExitStack() as closing:
             closing.callback(self._reader.close)
-            closing.callback(self._producer.close)
+            closing.callback(self._senders.close)
+            for producer in self._senders.producers:
+                closing.callback(producer._rollbacks.close)
+            closing.callback(self._native.flush)
             closing.callback(self._consumer.close)
             for message in self._settled.values():
                 self._consumer.commit(message, asynchronous=False)

@@ -12,6 +12,7 @@ import contextlib
 import os
 import sqlite3
 import threading
+import uuid
 import weakref
 from collections.abc import Callable, Iterator
 
@@ -22,7 +23,7 @@ from claimcheck.transports.local._errors import (
     BrokerStorageError,
 )
 
-__all__ = ["BUSY_TIMEOUT_SECONDS", "Database", "is_broker_file"]
+__all__ = ["BUSY_TIMEOUT_SECONDS", "Database", "is_broker_file", "local_cluster"]
 
 BUSY_TIMEOUT_SECONDS = 30.0
 """How long a change waits for other processes before it fails with `BrokerBusyError`."""
@@ -159,6 +160,17 @@ class Database:
             if self._connection is not None:
                 _inherited.append(self._connection)
             self._reset()  # the lock, too: a thread that only exists in the parent may have held it
+
+
+def local_cluster(database: Database) -> str:
+    """Return the name of a broker, which no other one has. It is created at the first call, and kept in the file."""
+    with database.write() as db:  # also in the files of earlier releases, which have no such table
+        db.execute("CREATE TABLE IF NOT EXISTS broker (id TEXT NOT NULL)")
+        row = db.execute("SELECT id FROM broker").fetchone()
+        if row is None:
+            row = (str(uuid.uuid4()),)
+            db.execute("INSERT INTO broker (id) VALUES (?)", row)
+    return f"local:{row[0]}"
 
 
 def _close_own(connection: sqlite3.Connection, pid: int) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from claimcheck.errors import ConfigError, TransportError
-from claimcheck.transports._common.redrive import EndClock, Letter, foreign, patient, relabeled
+from claimcheck.transports._common.redrive import EndClock, Letter, Senders, foreign, patient, relabeled
 from claimcheck.transports.local._broker import LocalBroker
 from claimcheck.transports.local._consumer import LocalConsumer, ReceivedMessage
 from claimcheck.transports.local._groups import members
@@ -47,7 +47,7 @@ class LocalDeadLetters:
         self._reader = patient(cc, source=source, target=target)
         self._consumer = LocalConsumer(broker, self._reader, topics=[source], group=group, lease_seconds=_LEASE_SECONDS)
         self._consumer._resolver = self._reader.resolver(clock=self._clock)  # the broker's clock is that of its leases
-        self._producer = LocalProducer(broker, cc)
+        self._senders = Senders(cc, lambda each: LocalProducer(broker, each))
 
     def letters(self) -> Iterator[Letter]:
         """Yield the letters, partition by partition."""
@@ -102,9 +102,12 @@ class LocalDeadLetters:
 
     def _send(self, message: ReceivedMessage, payload: bytes | None) -> None:
         headers = relabeled(message.headers, str.encode)
-        self._producer.send(self._target, payload, key=message.key, headers=headers)
+        received = [self._broker.fetch(message.topic, message.partition, at, 1)[0] for at in message.positions]
+        producer = self._senders.choose([(each.value, each.headers) for each in received])
+        producer.send(self._target, payload, key=message.key, headers=headers)
 
     def close(self) -> None:
         """Close the consumer."""
         self._consumer.close()
         self._reader.close()
+        self._senders.close()

@@ -134,6 +134,19 @@ class AdminClient:
         namespace = "/".join(path.split("/")[1:3])
         return self.get(f"{path}/retention") or self.get(f"namespaces/{namespace}/retention") or {}
 
+    def cluster(self) -> str:
+        """Return the name of the broker's cluster, with ``pulsar:`` before it. Raises as `get`.
+
+        Where clusters replicate each other, all of them are listed, and only the broker's settings have its own name.
+        """
+        names = [name for name in self.get("clusters") or () if name != "global"]
+        if len(names) != 1:
+            settings = self.get("brokers/configuration/runtime") or {}
+            names = [name for name in (settings.get("clusterName"),) if name]
+        if not names:
+            raise AdminError("the web service does not name its cluster")
+        return f"pulsar:{names[0]}"
+
     def _refused(self, path: str, error: urllib.error.HTTPError) -> str:
         text = f"the web service did not answer {path} ({error.code})"
         if self._headers and _origin(error.url) != _origin(self._url):

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
-from claimcheck.transports._common.redrive import EndClock, Letter, foreign, patient, relabeled
+from claimcheck.transports._common.redrive import EndClock, Letter, Senders, foreign, patient, relabeled
 from claimcheck.transports.pulsar._admin import full_name
 from claimcheck.transports.pulsar._consumer import PulsarConsumer
 from claimcheck.transports.pulsar._errors import vendor
@@ -76,7 +76,9 @@ class PulsarDeadLetters:
         try:
             self._partitions = client.get_topic_partitions(source)
             self._reader = self._opened.enter_context(patient(cc, source=source, target=target))
-            self._producer = PulsarProducer(client.create_producer(target), cc, **options)
+            native = client.create_producer(target)
+            self._senders = Senders(cc, lambda each: PulsarProducer(native, each, **options))
+            self._opened.callback(self._senders.close)
         except BaseException:
             self._opened.close()
             raise
@@ -103,7 +105,9 @@ class PulsarDeadLetters:
         except pulsar.ConsumerBusy as error:
             error.add_note(f"another redrive of {self._source} is running, or another consumer of {self._subscription}")
             raise
-        return PulsarConsumer(native, self._reader, consumer_type=exclusive, clock=self._clock)
+        consumer = PulsarConsumer(native, self._reader, consumer_type=exclusive, clock=self._clock)
+        consumer._inbox._keep = True  # of chunks: their signatures
+        return consumer
 
     def _letters_of(self, consumer: PulsarConsumer, end: tuple[int, int, int]) -> Iterator[Letter]:
         last = (0, 0, 0)
@@ -132,7 +136,8 @@ class PulsarDeadLetters:
         )
 
     def _send(self, message: PulsarMessage, payload: bytes | None) -> None:
-        self._producer.send(
+        received = [(each.data(), each.properties()) for each in message.natives]
+        self._senders.choose(received).send(
             payload,
             dict(relabeled(message.properties().items(), str)),
             message.partition_key() or None,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,9 +14,12 @@ import pytest
 
 import claimcheck
 from claimcheck._envelope import encode_pointer
+from claimcheck._gc._collection import Collection
+from claimcheck._gc._local import LocalTopics
 from claimcheck._gc._topics import topics_not_read, topics_to_read
 from claimcheck._store import StoreContext
 from claimcheck.transports.local import LocalBroker
+from claimcheck.transports.local._database import local_cluster
 from claimcheck.transports.local._groups import GroupMember
 from tests.unit.cli.rig import ok, run
 
@@ -65,23 +70,24 @@ def test_it_counts_first_and_deletes_exactly_the_orphans_with_yes(lab):
 
     counted = ok(*GC).stdout.splitlines()
     still_there = lab.stored
-    deleted = ok(*GC, "--yes").stdout.splitlines()
+    deleted = ok(*GC, "--yes", "--claim").stdout.splitlines()
 
-    assert counted[:7] == [
+    assert counted[:8] == [
         "2 messages read: 2 pointers",
         "  read: orders (1), orders.dlq (1)",
         "  grace period: 1 day; younger payloads are kept",
         "disk: 2 of 6 entries are orphans, 14 bytes",
-        "  nothing was deleted: use --yes to delete them",
+        "  nothing was deleted: use --yes --claim to delete them",
+        "  claimed by no cluster: orders",
         "  2 orders",
         "  1 less than 7 days, 1 7 to 30 days",
     ]
-    assert counted[7:10] == [
+    assert counted[8:11] == [
         "  2 kept: a message points at them",
         "  1 kept: within the grace period",
         "  1 kept: of other destinations",
     ]
-    assert counted[10].startswith("store 'side': PulsarTopicStore cannot list its payloads")
+    assert counted[11].startswith("store 'side': PulsarTopicStore cannot list its payloads")
     assert len(still_there) == 6
     assert deleted[4].startswith("  2 deleted in ")
     assert lab.stored == {each.key for each in (sent, dead, recent, other)}
@@ -92,13 +98,74 @@ def test_json_has_the_counts_and_the_store_that_cannot_be_listed(lab):
     lab.send(lab.write())
     lab.broker.append("orders", encode_pointer(b"\x02damaged"))
     lab.write()
-    report = json.loads(ok(*GC, "--json", "--yes", "--grace", "1d").stdout)
+    report = json.loads(ok(*GC, "--json", "--yes", "--claim", "--grace", "1d").stdout)
     (disk,) = report["stores"]
     assert (report["ok"], report["messages"], report["pointers"], report["damaged"]) == (True, 2, 1, 1)
     assert (disk["deleted"], disk["orphan_bytes"], disk["topics"], disk["finished"]) == (1, 7, {"orders": 1}, True)
     assert (report["topics"], report["not_read"], report["grace_seconds"]) == ({"orders": 2}, [], 86_400)
     assert "PulsarTopicStore cannot list its payloads: the medium" in report["not_listed"]["side"]
     assert run(*GC, "--store", "side").exit_code == 1
+
+
+class TestTwoClusters:
+    """Another cluster has a topic of the same name, and a collection that is given the same store."""
+
+    @pytest.fixture
+    def other(self, lab):
+        with LocalBroker("other.sqlite") as broker:
+            broker.create_topic("orders")
+            broker.append("orders", lab.cc.seal(lab.write()))
+            yield ("gc", "--local", "other.sqlite", "--topic", "orders")
+
+    def test_it_is_refused_and_told_whose_payloads_they_are(self, lab, other):
+        live = [lab.write() for _ in range(3)]
+        for pointer in live:
+            lab.send(pointer)
+        ok(*GC, "--yes", "--claim")
+        before = lab.stored
+        for options in ([], ["--yes"], ["--yes", "--claim", "--force"]):
+            result = run(*other, *options)
+            assert result.exit_code == 3
+            assert f"belong to {local_cluster(lab.broker.database)}, and this collection reads" in result.stderr
+            assert "delete the record 'gc-orders.gc-owner'" in result.stderr
+        assert lab.stored == before >= {pointer.key for pointer in live}
+
+    def test_before_a_claim_both_only_report(self, lab, other):
+        lab.send(lab.write())
+        before = lab.stored
+        for command in (GC, other):
+            result = run(*command, "--yes")
+            assert result.exit_code == 3
+            assert "1 of 2 entries are orphans" in result.stdout
+            assert "no cluster has claimed orders in store 'disk'" in result.stderr
+            assert "repeat it with --claim" in result.stderr
+        assert lab.stored == before
+
+    def test_a_report_for_programs_has_the_topics_that_nobody_has_claimed(self, lab):
+        lab.send(lab.write())
+        report = json.loads(run(*GC, "--yes", "--json").stdout)
+        assert (report["ok"], report["unclaimed"], report["stores"][0]["deleted"]) == (False, {"disk": ["orders"]}, 0)
+        assert json.loads(ok(*GC, "--yes", "--claim", "--json").stdout)["unclaimed"] == {}
+        assert json.loads(ok(*GC, "--yes", "--json").stdout)["ok"] is True
+
+    def test_claiming_is_part_of_a_deletion(self, lab):
+        assert "--claim needs --yes" in run(*GC, "--claim").stderr
+
+    def test_a_collection_of_the_wrong_broker_claims_nothing(self, lab):
+        lab.write()
+        assert "points at any payload" in run(*GC, "--yes", "--claim").stderr
+        lab.send(lab.write())
+        assert "no cluster has claimed" in run(*GC, "--yes").stderr
+
+
+def test_a_clock_that_is_ahead_of_the_stores_deletes_nothing(lab):
+    lab.send(lab.write())
+    recent = lab.write(days=0)
+    ok(*GC, "--yes", "--claim")
+    collection = Collection(dry_run=False, clock=lambda: time.time() + 2 * 86_400)
+    (report,) = collection.run([lab.store], LocalTopics(lab.broker, ("orders",))).stores
+    assert "clock is ahead of the store's: it is 2" in str(report.error)
+    assert recent.key in lab.stored
 
 
 def test_a_failed_listing_names_the_store_and_no_key(lab, monkeypatch):
@@ -115,7 +182,7 @@ def test_a_failed_listing_names_the_store_and_no_key(lab, monkeypatch):
 def test_the_limit_ends_it_early(lab):
     for _ in range(3):
         lab.write()
-    assert "the limit was reached" in ok(*GC, "--yes", "--force", "--limit", "2").stdout
+    assert "the limit was reached" in ok(*GC, "--yes", "--claim", "--force", "--limit", "2").stdout
     assert len(lab.stored) == 1
 
 
@@ -129,7 +196,7 @@ def test_nothing_is_deleted_if_the_topics_point_at_no_payload_at_all(lab, days):
     assert (result.exit_code, lab.stored) == (3, {orphan.key})
     assert "no message in orders points at any payload" in result.stderr
     lab.send(lab.write(days=days))
-    ok(*GC, "--yes")
+    ok(*GC, "--yes", "--claim")
     assert orphan.key not in lab.stored
 
 
@@ -140,9 +207,9 @@ def test_what_every_group_has_acknowledged_goes_only_if_that_is_wanted(lab):
     for group, count in (("fast", 2), ("slow", 1)):
         with contextlib.closing(GroupMember(lab.broker, group, ["orders"])) as member:
             member.ack(member.poll(limit=count, timeout=5).deliveries)
-    ok(*GC, "--yes")
+    ok(*GC, "--yes", "--claim")
     assert len(lab.stored) == 2
-    ok(*GC, "--yes", "--consumed")
+    ok(*GC, "--yes", "--claim", "--consumed")
     assert lab.stored == {pointers[1].key}
 
 
@@ -162,6 +229,32 @@ def test_a_message_of_a_newer_release_deletes_nothing(lab, message, text):
     assert "Upgrade this installation" in result.stderr
     assert "?" not in result.stderr
     assert json.loads(run(*GC, "--yes", "--json").stdout)["ok"] is False
+
+
+class TestMessagesOfAnUnknownVersion:
+    """Junk that begins like an envelope, sent an hour ago."""
+
+    @pytest.fixture
+    def lost(self, lab):
+        lab.send(lab.write())
+        lab.broker.clock = lambda: time.time() - 3600
+        lab.broker.append("orders", b"PRF_wdkafcli_header_\x09", partition=1)
+        return lab.write()
+
+    def ago(self, seconds: float) -> str:
+        return datetime.fromtimestamp(time.time() - seconds, UTC).isoformat(timespec="seconds")
+
+    def test_a_collection_can_go_on_without_older_ones(self, lab, lost):
+        stopped = run(*GC, "--yes", "--claim", "--ignore-unknown-before", self.ago(3700))
+        assert (stopped.exit_code, lost.key in lab.stored) == (5, True)
+        sent = re.search(r"--ignore-unknown-before and a time after (\S+), when", stopped.stderr)[1]
+        assert 3590 < time.time() - datetime.fromisoformat(sent).timestamp() < 3660
+        report = ok(*GC, "--yes", "--claim", "--ignore-unknown-before", self.ago(3000)).stdout
+        assert "1 pointers, 1 of an unknown version ignored" in report
+        assert lost.key not in lab.stored
+
+    def test_the_time_has_to_be_one(self, lab):
+        assert "'soon' is not a time" in run(*GC, "--ignore-unknown-before", "soon").stderr
 
 
 @pytest.mark.parametrize(
@@ -193,7 +286,7 @@ def test_a_dead_letter_topic_alone_keeps_what_messages_of_its_topic_point_at(lab
     lab.broker.create_topic("orders.dlq")
     redriven, orphan, other = lab.write("orders.dlq"), lab.write("orders.dlq"), lab.write("orders")
     lab.send(redriven, "orders")
-    arguments = ("gc", "--local", "broker.sqlite", "--topic", "orders.dlq", "--yes")
+    arguments = ("gc", "--local", "broker.sqlite", "--topic", "orders.dlq", "--yes", "--claim")
     assert "  read: orders (1), orders.dlq (0)" in ok(*arguments).stdout.splitlines()
     assert lab.stored == {redriven.key, other.key}
     assert orphan.key not in lab.stored
@@ -261,9 +354,6 @@ def test_topics_whose_payloads_have_the_same_keys_have_to_be_named_together(lab)
 
 
 def test_a_hook_receives_an_event(lab):
-    from claimcheck._gc._collection import Collection
-    from claimcheck._gc._local import LocalTopics
-
     lab.write()
     events = []
     lab.store.context = StoreContext(name="disk", hooks=claimcheck.hooks.Hooks((events.append,)))

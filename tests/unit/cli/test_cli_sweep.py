@@ -104,7 +104,7 @@ def test_an_entry_that_cannot_be_deleted_is_an_exit_code(here, monkeypatch):
     [
         (["--store", "side"], 1, "cannot list its payloads"),
         (["--store", "none"], 3, "no store is called 'none'"),
-        (["--store", "disk"], 6, "does not exist on this machine"),
+        (["--store", "missing"], 6, "does not exist on this machine"),
         (["--yes", "--dry-run"], 2, "cannot be combined"),
         (["--grace", "soon"], 2, "not a duration"),
         (["--unmarked-lifetime", "30"], 2, "'30' has no unit: use 30s, 30m, 30h or 30d"),
@@ -117,6 +117,8 @@ def test_an_entry_that_cannot_be_deleted_is_an_exit_code(here, monkeypatch):
 )
 def test_exit_codes(here, arguments, code, text):
     configure(here, ttl_seconds=60)
+    with (here / "claimcheck.yaml").open("a") as file:
+        file.write("  missing: {type: filesystem, path: missing}\n")
 
     result = run("sweep", *arguments)
 

@@ -295,6 +295,14 @@ def similar_topics(connection: Connection, topics: Iterable[str]) -> list[str]:
     return sorted({_PARTITION.sub("", name) for name in found})
 
 
+def cluster_name(connection: Connection) -> str:
+    """Return the name of the cluster. Raises as `ask_limit` does."""
+    try:
+        return _admin(connection).cluster()
+    except AdminError as error:
+        raise _explained(connection, error) from error
+
+
 def consumed_positions(connection: Connection, topics: Iterable[str]) -> dict[str, tuple[int, int]]:
     """Return up to which ledger and entry every durable subscription has acknowledged each partition of topics.
 
