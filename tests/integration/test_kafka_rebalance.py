@@ -258,6 +258,32 @@ class TestHandover:
             other.join()
 
 
+@pytest.mark.parametrize("end", ["unsubscribe", "unassign", "close"])
+def test_the_end_of_an_assignment_commits_what_was_processed(lab, end):
+    """Offsets are stored at intervals; those since the last time must be, too."""
+    consumer = lab.consumer(wrap={"auto_offset_store": True}, enable_auto_commit=True, auto_commit_interval_ms=60_000)
+    lab.send_raw(*[b"plain"] * 20)
+    assert len(receive(consumer, 20)) == 20
+
+    getattr(consumer, end)()
+    if end != "close":
+        consumer.poll(0.5)
+        consumer.close()
+
+    assert lab.committed().offset == 20
+
+
+def test_unsubscribe_keeps_partitions_that_were_assigned_manually_as_the_client_does(lab):
+    lab.send_raw(b"0", b"1", *chunks_of(content(900), 2))
+    consumer = lab.consumer(subscribe=False, wrap={"prefetch_bytes": 100 * LIMIT})
+    consumer.assign([kafka.TopicPartition(lab.topic, 0)])
+    found = receive(consumer, 1)
+
+    consumer.unsubscribe()
+
+    assert values(found + receive(consumer, 2)) == [b"0", b"1", content(900)]
+
+
 def test_records_that_come_in_the_call_in_which_a_callback_raised_wait_for_the_next_one(lab, monkeypatch):
     """The client may rebalance and fetch again within one call."""
     lab.send_raw(b"one", b"two")

@@ -277,12 +277,13 @@ class KafkaConsumer(NativeClient):
         self._native.subscribe(topics, on_assign=assigned, on_revoke=revoked, on_lost=lost)
 
     def unsubscribe(self) -> None:
-        """Unsubscribe, and forget chunks and waiting messages."""
+        """Unsubscribe. The next receive call revokes the partitions, except for those that were assigned manually."""
+        self._store_offsets()
         self._native.unsubscribe()
-        self._forget()
 
     def assign(self, partitions: list[TopicPartition]) -> None:
         """Assign partitions manually, at their offsets or at the group's committed offsets."""
+        self._store_offsets()
         starts = self._assignment.starts(partitions)
         self._native.assign([start.at for start in starts])
         self._forget()
@@ -296,11 +297,13 @@ class KafkaConsumer(NativeClient):
 
     def unassign(self) -> None:
         """Remove all partitions from the assignment, and forget chunks and waiting messages."""
+        self._store_offsets()
         self._native.unassign()
         self._forget()
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
         """Remove some partitions from the assignment."""
+        self._store_offsets()
         self._native.incremental_unassign(partitions)
         self._revoke(partitions)
 
