@@ -153,14 +153,15 @@ class AsyncKafkaConsumer(AsyncClosing):
         while True:
             async with self._calls.exclusive():  # without an await: the caller gets the messages, or they stay queued
                 waiting = self._blocking._waiting(count)
-                unread = next((place for place, message in enumerate(waiting) if not _is_read(message)), None)
+                unread = next((place for place, each in enumerate(waiting) if not _is_read(each.message)), None)
                 ready = len(waiting) if unread is None else unread
                 if ready == count or is_last:
+                    self._blocking._before_next()
                     return self._blocking._hand_out(ready)
             left = max(0.0, end - clock())
             is_last = not left
             if unread is not None:
-                await self._read(waiting[unread], left)
+                await self._read(waiting[unread].message, left)
             else:
                 gather = functools.partial(self._blocking._gather, count - ready, min(_STEP_SECONDS, left))
                 await self._call(gather)
