@@ -11,7 +11,7 @@ import contextlib
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import confluent_kafka as kafka
 
@@ -43,10 +43,13 @@ class Topic:
     payloads: list[Payload] = field(default_factory=list)
     committed: dict[int, tuple[int, str | None]] = field(default_factory=dict)
 
-    def plain(self, partition: int, count: int = 1) -> None:
-        for _ in range(count):
-            content = b"plain-%d-%d" % (partition, len(self.records[partition]))
-            self._add(partition, content, [content])
+    def fill(self, layout: list[str]) -> None:
+        for name, partition in map(str.split, layout):
+            getattr(self, name)(int(partition))
+
+    def plain(self, partition: int) -> None:
+        content = b"plain-%d-%d" % (partition, len(self.records[partition]))
+        self._add(partition, content, [content])
 
     def pointer(self, partition: int) -> None:
         content = b"stored-%d-%d" % (partition, len(self.records[partition]))
@@ -63,6 +66,9 @@ class Topic:
         offsets = [first, *(self._append(partition, part) for part in parts[1 : 3 if complete else 2])]
         self.payloads.append(Payload(partition, tuple(offsets), content if complete else None))
 
+    def incomplete(self, partition: int) -> None:
+        self.chunks(partition, complete=False)
+
     def _add(self, partition: int, content: bytes, values: list[bytes]) -> None:
         offsets = tuple(self._append(partition, value) for value in values)
         self.payloads.append(Payload(partition, offsets, content))
@@ -72,15 +78,14 @@ class Topic:
         return len(self.records[partition]) - 1
 
 
-LAYOUTS: dict[str, Callable[[Topic], None]] = {
-    "plain": lambda topic: (topic.plain(0, 6), topic.plain(1, 5))[0],
-    "pointers": lambda topic: [topic.pointer(n % 2) for n in range(9)] and topic.plain(0),
-    "chunks": lambda topic: (topic.plain(0), topic.chunks(0), topic.chunks(1), topic.plain(1, 2), topic.chunks(0))[0],
-    "mixed": lambda topic: (
-        topic.plain(0, 2), topic.pointer(0), topic.chunks(0), topic.plain(1), topic.pointer(1),
-        topic.chunks(1, complete=False), topic.plain(1), topic.pointer(0), topic.plain(0, 2),
-    )[0],
+LAYOUTS = {
+    "plain": ["plain 0"] * 6 + ["plain 1"] * 5,
+    "pointers": ["pointer 0", "pointer 1"] * 4 + ["pointer 0", "plain 0"],
+    "chunks": ["plain 0", "chunks 0", "chunks 1", "plain 1", "plain 1", "chunks 0"],
+    "mixed": ["plain 0", "plain 0", "pointer 0", "chunks 0", "plain 1", "pointer 1", "incomplete 1", "plain 1",
+              "pointer 0", "plain 0", "plain 0"],
 }  # fmt: skip
+"""What is sent, in this order: the name of a method of `Topic`, and a partition."""
 
 
 @dataclass
@@ -229,9 +234,11 @@ class ScriptedClient:
         return [kafka.TopicPartition(TOPIC, number) for number in self.positions]
 
     def committed(self, partitions: list[Any], timeout: float = -1) -> list[Any]:
-        found = [self.topic.committed.get(each.partition, (kafka.OFFSET_INVALID, None)) for each in partitions]
+        found: list[Any] = [
+            self.topic.committed.get(each.partition, (kafka.OFFSET_INVALID, None)) for each in partitions
+        ]
         return [
-            kafka.TopicPartition(TOPIC, each.partition, offset, *([] if metadata is None else [metadata]))
+            kafka.TopicPartition(TOPIC, each.partition, offset, *cast("Any", [] if metadata is None else [metadata]))
             for each, (offset, metadata) in zip(partitions, found, strict=True)
         ]
 
@@ -323,7 +330,7 @@ class World:
     def __init__(self, scenario: Scenario, cc: claimcheck.ClaimCheck) -> None:
         self.scenario, self.now = scenario, 0.0
         self.topic = Topic(cc)
-        LAYOUTS[scenario.layout](self.topic)
+        self.topic.fill(LAYOUTS[scenario.layout])
         self.returned: list[Payload] = []
         self.faults: list[str] = []
         self.happened: list[str] = []
@@ -470,7 +477,8 @@ def scripted() -> Iterator[Callable[[Scenario], list[str]]]:
         "strategy": "external", "threshold_bytes": 1, "chunking": {"expire_after_seconds": 30, "max_redeliveries": 1},
         "stores": {"m": {"type": "memory"}},
     }  # fmt: skip
-    real, _consumer.vendor = _consumer.vendor, lambda: client  # type: ignore[assignment,return-value]
+    module: Any = _consumer
+    real, module.vendor = module.vendor, lambda: client
 
     def run(scenario: Scenario) -> list[str]:
         with claimcheck.from_dict(options) as cc:
@@ -481,4 +489,4 @@ def scripted() -> Iterator[Callable[[Scenario], list[str]]]:
     try:
         yield run
     finally:
-        _consumer.vendor = real
+        module.vendor = real
