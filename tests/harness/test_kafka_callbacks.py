@@ -69,6 +69,13 @@ def test_any_order_of_any_events(run):
     assert faults(run, anything(seed=1, count=400)) == []
 
 
+def test_a_payload_that_is_reported_while_its_chunks_are_read_again_is_not_reported_twice(run):
+    """Its partition is paused meanwhile, and nothing is delivered after it."""
+    events = {17: "commit", 22: "pause", 24: "pause"}
+
+    assert run(Scenario(True, True, burst=4, events={10: "unsubscribe", **events}, manual=True, prefetch_bytes=0)) == []
+
+
 class TestTheHarness:
     """It reports faults that are planted in the library."""
 

@@ -629,7 +629,7 @@ class KafkaConsumer(NativeClient):
         except (vendor().KafkaException, RuntimeError) as error:  # revoked: another member reads them again
             _log.info("offsets were not stored: %s", error)
         for partition in changed:
-            partition.changed = False
+            partition.changed = partition.is_rereading  # then a higher offset can be stored without another delivery
 
 
 def _deletion(
