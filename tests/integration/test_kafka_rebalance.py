@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import confluent_kafka as kafka
 import pytest
@@ -17,7 +18,7 @@ from tests import servers
 from tests.integration import kafka_waiting, kafka_worker
 from tests.integration.kafka_rig import LIMIT, chunks_of, content, receive, rig, values
 
-PROTOCOLS = {
+PROTOCOLS: dict[str, dict[str, Any]] = {
     "eager": {"partition.assignment.strategy": "range", "session.timeout.ms": 6000, "heartbeat.interval.ms": 500},
     "cooperative": {
         "partition.assignment.strategy": "cooperative-sticky",
@@ -27,6 +28,7 @@ PROTOCOLS = {
     "consumer": {"group.protocol": "consumer"},
 }
 PAYLOADS, PARTITIONS = 150, 4
+QUICK = {name.replace(".", "_"): value for name, value in PROTOCOLS["eager"].items()}
 
 
 @pytest.fixture
@@ -280,9 +282,6 @@ def test_a_process_that_dies_in_consume_after_a_rebalance_loses_nothing(lab, com
 
     assert sorted(values(found)) == sorted(b"%d" % n for n in range(10))
     assert "returned" not in said
-
-
-QUICK = {name.replace(".", "_"): value for name, value in PROTOCOLS["eager"].items()}
 
 
 @contextlib.contextmanager
