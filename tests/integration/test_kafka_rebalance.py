@@ -8,16 +8,17 @@ import os
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import confluent_kafka as kafka
 import pytest
 
 import claimcheck
 from tests import servers
-from tests.integration import kafka_worker
+from tests.integration import kafka_waiting, kafka_worker
 from tests.integration.kafka_rig import LIMIT, chunks_of, content, receive, rig, values
 
-PROTOCOLS = {
+PROTOCOLS: dict[str, dict[str, Any]] = {
     "eager": {"partition.assignment.strategy": "range", "session.timeout.ms": 6000, "heartbeat.interval.ms": 500},
     "cooperative": {
         "partition.assignment.strategy": "cooperative-sticky",
@@ -27,6 +28,7 @@ PROTOCOLS = {
     "consumer": {"group.protocol": "consumer"},
 }
 PAYLOADS, PARTITIONS = 150, 4
+QUICK = {name.replace(".", "_"): value for name, value in PROTOCOLS["eager"].items()}
 
 
 @pytest.fixture
@@ -229,19 +231,21 @@ class TestHandover:
 
         assert values(receive(consumer, 1)) == [b"one"]
 
-    def test_messages_received_before_a_callback_raises_are_returned_first(self, lab, protocol):
+    def test_a_callback_that_raises_while_a_message_waits_loses_nothing(self, lab, protocol):
+        """The message is returned, or its partition was revoked, and the next owner gets it."""
         conf = {name.replace(".", "_"): value for name, value in PROTOCOLS[protocol].items()}
         first = lab.consumer(subscribe=False, wrap={"auto_offset_store": True}, **conf)
-        second, done = lab.native_consumer(**conf), threading.Event()
+        second, done, found = lab.native_consumer(**conf), threading.Event(), []
 
         def on_revoke(*_):
             raise RuntimeError("revoked")
 
         def join():
-            servers.wait_until(lambda: first._assignment.partitions[lab.topic, 0].position, "consume has the message")
+            servers.wait_until(lambda: first._ready, "consume has the message")
             second.subscribe([lab.topic])
             while not done.is_set():
-                second.poll(0.1)
+                if (message := second.poll(0.1)) is not None:
+                    found.append(message.value())
             second.close()
 
         first.subscribe([lab.topic], on_revoke=on_revoke)
@@ -250,12 +254,79 @@ class TestHandover:
         other = threading.Thread(target=join)
         other.start()
         try:
-            assert values(first.consume(10, timeout=30)) == [b"one"]
             with pytest.raises(RuntimeError, match="revoked"):
-                first.poll(30)
+                while True:
+                    found += values(first.consume(10, timeout=30))
+            servers.wait_until(lambda: found.extend(values(receive(first, 1, 0.1))) or found, "it came")
+            assert found == [b"one"]
         finally:
             done.set()
             other.join()
+
+
+@pytest.mark.parametrize("commits", ["automatically", "in its callback"])
+def test_a_process_that_dies_in_consume_after_a_rebalance_loses_nothing(lab, commits):
+    """It holds ten messages and waits for more, when another member joins."""
+    for n in range(10):
+        lab.send_raw(b"%d" % n, partition=n % 2)
+    with waiting(lab, automatic=commits == "automatically") as (process, said):
+        servers.wait_until(lambda: "received 10" in said, "it holds the messages", 60)
+        second = lab.consumer(**QUICK)
+        servers.wait_until(lambda: second.poll(0.1) is not None or "revoked" in said, "it was told", 60)
+        process.kill()
+        process.wait()
+    second.close()  # what it received while the other process left is not committed
+    third = lab.consumer(**QUICK)
+
+    found = receive(third, 10, 60)
+
+    assert sorted(values(found)) == sorted(b"%d" % n for n in range(10))
+    assert "returned" not in said
+
+
+@contextlib.contextmanager
+def waiting(lab, *, automatic):
+    """Start a process that waits in `consume` for more messages than there are; yields it and its lines."""
+    conf = {**lab.servers, "group.id": lab.group, "auto.offset.reset": "earliest", **PROTOCOLS["eager"]}
+    conf |= {"enable.auto.offset.store": False, "enable.auto.commit": automatic}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, kafka_waiting.__file__, lab.topic, json.dumps(conf)]
+    process, said = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment), []
+    listening = threading.Thread(target=lambda: said.extend(map(str.strip, iter(process.stdout.readline, ""))))
+    listening.start()
+    try:
+        yield process, said
+    finally:
+        process.kill()
+        process.wait()
+        listening.join()
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("end", ["unsubscribe", "unassign", "close"])
+def test_the_end_of_an_assignment_commits_what_was_processed(lab, end):
+    """Offsets are stored at intervals; those since the last time must be, too."""
+    consumer = lab.consumer(wrap={"auto_offset_store": True}, enable_auto_commit=True, auto_commit_interval_ms=60_000)
+    lab.send_raw(*[b"plain"] * 20)
+    assert len(receive(consumer, 20)) == 20
+
+    getattr(consumer, end)()
+    if end != "close":
+        consumer.poll(0.5)
+        consumer.close()
+
+    assert lab.committed().offset == 20
+
+
+def test_unsubscribe_keeps_partitions_that_were_assigned_manually_as_the_client_does(lab):
+    lab.send_raw(b"0", b"1", *chunks_of(content(900), 2))
+    consumer = lab.consumer(subscribe=False, wrap={"prefetch_bytes": 100 * LIMIT})
+    consumer.assign([kafka.TopicPartition(lab.topic, 0)])
+    found = receive(consumer, 1)
+
+    consumer.unsubscribe()
+
+    assert values(found + receive(consumer, 2)) == [b"0", b"1", content(900)]
 
 
 def test_records_that_come_in_the_call_in_which_a_callback_raised_wait_for_the_next_one(lab, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
@@ -33,8 +34,19 @@ class Closing:
 class AsyncClosing:
     """An asynchronous context manager that awaits `close` on exit."""
 
+    _closing: asyncio.Task[None] | None = None
+
     async def close(self) -> None:
-        """Release all resources."""
+        """Release all resources, after a flush if this is a producer. Closing a second time does nothing.
+
+        If the calling task is cancelled, closing continues in the background; another call waits for it.
+        """
+        failed = self._closing is not None and self._closing.done() and _has_failed(self._closing)
+        if self._closing is None or failed:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
@@ -44,6 +56,10 @@ class AsyncClosing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _has_failed(task: asyncio.Task[None]) -> bool:
+    return task.cancelled() or task.exception() is not None
 
 
 class _Wrapper(Protocol):

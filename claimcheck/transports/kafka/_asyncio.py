@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import ContextVar
@@ -116,8 +117,7 @@ class AsyncKafkaConsumer(AsyncClosing):
     cluster_id = off_the_loop(KafkaConsumer.cluster_id)
     set_sasl_credentials = off_the_loop(KafkaConsumer.set_sasl_credentials)
 
-    async def close(self) -> None:
-        """Close this and the `AIOConsumer`; messages that were not committed are redelivered to other members."""
+    async def _close(self) -> None:
         self._stop_reading()
         try:
             await self._call(self._blocking.close)
@@ -153,14 +153,15 @@ class AsyncKafkaConsumer(AsyncClosing):
         while True:
             async with self._calls.exclusive():  # without an await: the caller gets the messages, or they stay queued
                 waiting = self._blocking._waiting(count)
-                unread = next((place for place, message in enumerate(waiting) if not _is_read(message)), None)
+                unread = next((place for place, each in enumerate(waiting) if not _is_read(each.message)), None)
                 ready = len(waiting) if unread is None else unread
                 if ready == count or is_last:
+                    self._blocking._before_next()
                     return self._blocking._hand_out(ready)
             left = max(0.0, end - clock())
             is_last = not left
             if unread is not None:
-                await self._read(waiting[unread], left)
+                await self._read(waiting[unread].message, left)
             else:
                 gather = functools.partial(self._blocking._gather, count - ready, min(_STEP_SECONDS, left))
                 await self._call(gather)
@@ -323,8 +324,7 @@ class AsyncKafkaProducer(AsyncClosing):
 
     purge = off_the_loop(KafkaProducer.purge)
 
-    async def close(self) -> None:
-        """Flush, and close this and the `AIOProducer`."""
+    async def _close(self) -> None:
         try:
             await self.flush()
         finally:
@@ -375,24 +375,29 @@ class AsyncKafkaProducer(AsyncClosing):
         self._futures.serve()
 
     async def _send_in_thread(self, send: Callable[[], None], future: asyncio.Future[Any]) -> None:
+        begun = threading.Event()
+
         def work() -> None:
+            begun.set()
             with self._futures.failing(future):
                 send()
 
+        def done(task: asyncio.Task[None]) -> None:
+            self._in_threads.discard(task)
+            if task.cancelled() and not begun.is_set():  # no thread settles the future
+                self._futures.close(future)
+            _ = task.cancelled() or task.exception()  # retrieved, even if no task waits
+            self._futures.serve()
+
         task = asyncio.ensure_future(in_thread(work, to_the_end=True))
         self._in_threads.add(task)
-        task.add_done_callback(self._sent_in_thread)
+        task.add_done_callback(done)
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             future.cancel()
             task.cancel()  # checked between pieces of the payload; `flush` waits for the task
             raise
-
-    def _sent_in_thread(self, task: asyncio.Task[None]) -> None:
-        self._in_threads.discard(task)
-        _ = task.cancelled() or task.exception()  # retrieved, even if no task waits
-        self._futures.serve()
 
     async def _threads_done(self, timeout: float) -> None:
         """Wait for payloads that are still being stored or split."""
@@ -415,7 +420,7 @@ class DeliveryFutures:
     def __init__(self, serve: Callable[[], Awaitable[object]]) -> None:
         self._serve = serve
         self._loop = asyncio.get_running_loop()
-        self._open = 0
+        self._open: set[asyncio.Future[Any]] = set()
         self._none_open = asyncio.Event()
         self._none_open.set()
         self._settled: deque[tuple[asyncio.Future[Any], Exception | None, Message | None]] = deque()
@@ -425,7 +430,7 @@ class DeliveryFutures:
     def expect(self) -> tuple[asyncio.Future[Any], DeliveryCallback]:
         """Open a future for one record; returns it with the delivery callback that settles it."""
         future = self._loop.create_future()
-        self._open += 1
+        self._open.add(future)
         self._none_open.clear()
         return future, functools.partial(self._delivered, future)
 
@@ -435,13 +440,17 @@ class DeliveryFutures:
         try:
             yield
         except (TypeError, ValueError, RuntimeError):
-            self._settle(future, None, None)
+            self.close(future)
             raise
         except Exception as error:
             self._settle(future, error, None)
         except BaseException:  # its task was cancelled
-            self._settle(future, None, None)
+            self.close(future)
             raise
+
+    def close(self, future: asyncio.Future[Any]) -> None:
+        """Give up a future whose record was not sent. For any thread."""
+        self._settle(future, None, None)
 
     def serve(self) -> None:
         """Serve delivery reports in the background until no future is open."""
@@ -452,7 +461,7 @@ class DeliveryFutures:
         """Wait until no future is open or time is up (negative: no limit); returns the number of open futures."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._none_open.wait(), None if timeout < 0 else timeout)
-        return self._open
+        return len(self._open)
 
     async def _serve_all(self) -> None:
         try:
@@ -476,7 +485,7 @@ class DeliveryFutures:
         self._is_scheduled = False  # first, so that reports added from here on wake the loop again
         while self._settled:
             future, error, report = self._settled.popleft()
-            self._open -= 1
+            self._open.discard(future)
             if future.done():  # its owner cancelled it
                 continue
             if error is None:

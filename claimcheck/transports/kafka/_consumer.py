@@ -6,7 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from claimcheck._validation import check_cc, check_int, check_type, fail
@@ -163,7 +163,7 @@ class KafkaConsumer(NativeClient):
         """Wait for up to ``num_messages`` payloads; returns those that came in time. Raises as `poll` does."""
         if num_messages < 0:
             return list(self._native.consume(num_messages, timeout))  # raises the client's own error
-        return self._receive(num_messages, timeout)
+        return self._receive(num_messages, timeout) if num_messages else []
 
     def commit(
         self, message: Message | None = None, offsets: list[TopicPartition] | None = None, asynchronous: bool = True
@@ -277,12 +277,13 @@ class KafkaConsumer(NativeClient):
         self._native.subscribe(topics, on_assign=assigned, on_revoke=revoked, on_lost=lost)
 
     def unsubscribe(self) -> None:
-        """Unsubscribe, and forget chunks and waiting messages."""
+        """Unsubscribe. The next receive call revokes the partitions, except for those that were assigned manually."""
+        self._store_offsets()
         self._native.unsubscribe()
-        self._forget()
 
     def assign(self, partitions: list[TopicPartition]) -> None:
         """Assign partitions manually, at their offsets or at the group's committed offsets."""
+        self._store_offsets()
         starts = self._assignment.starts(partitions)
         self._native.assign([start.at for start in starts])
         self._forget()
@@ -296,11 +297,13 @@ class KafkaConsumer(NativeClient):
 
     def unassign(self) -> None:
         """Remove all partitions from the assignment, and forget chunks and waiting messages."""
+        self._store_offsets()
         self._native.unassign()
         self._forget()
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
         """Remove some partitions from the assignment."""
+        self._store_offsets()
         self._native.incremental_unassign(partitions)
         self._revoke(partitions)
 
@@ -360,26 +363,33 @@ class KafkaConsumer(NativeClient):
     # The receive loop. On an event loop `_gather` waits, `_waiting` returns what arrived, `_hand_out` removes it.
 
     def _receive(self, count: int, timeout: float | None) -> list[Message]:
-        """Wait for ``count`` messages; returns those that arrived in time, or before a callback raised an exception."""
+        """Wait for ``count`` messages; returns those that arrived in time, or before a callback raised an exception.
+
+        Messages stay in the queue until it returns them: while the client waits, a callback may commit, revoke or seek.
+        """
         self._raise_deferred()
-        end, messages = self._end(timeout), list[Any]()
+        end = self._end(timeout)
         while True:
-            if not messages:  # otherwise offsets of messages that the caller does not have yet would be stored
-                self._before_next()
+            self._before_next()
             self._tick()
-            failed = messages and self._errors  # what came after the exception is for the next call
-            while len(messages) < count and not failed and (message := self._next()) is not None:
-                messages.append(message)
-            left = max(0.0, end - self._clock())
-            if len(messages) >= count or (messages and (left == 0 or self._errors)):
-                self._defer_errors(self._look_ahead)
-                return messages
-            natives = self._records(count - len(messages), self._step(left))
-            self._take_all(natives, None if self._errors else messages)
-            if not messages:
+            found, left = len(self._waiting(count)), max(0.0, end - self._clock())
+            if found and (found == count or left == 0):
+                if messages := self._hand_out(found, look_ahead=True):
+                    return messages
+                continue
+            natives = self._records(count - found, self._step(left))
+            if self._errors:
+                found = len(self._waiting(found))  # what came after the exception is for the next call
+                self._take_all(natives)
+                if messages := self._hand_out(found):
+                    return messages
                 self._raise_deferred()
-            if not natives and left == 0:
+            elif self._ready or self._prefetch.room or (len(natives) < count and self._clock() < end):
+                self._take_all(natives)  # the client is called again before this returns
+            elif messages := self._take_plain(natives):
                 return messages
+            if not natives and left == 0:
+                return []
 
     def _gather(self, count: int, seconds: float) -> None:
         """Wait for up to ``count`` records; blocks, and may call the user's callbacks."""
@@ -395,14 +405,38 @@ class KafkaConsumer(NativeClient):
         self._look_ahead()
         self._raise_deferred()
 
-    def _waiting(self, count: int) -> list[Message]:
+    def _waiting(self, count: int) -> list[ReadyMessage]:
         """Return up to ``count`` of the next messages; they stay in the queue."""
-        return list(islice((ready.message for ready in self._ready if not self._is_paused(ready)), count))
+        if not self._ready:
+            return []
+        return list(islice((ready for ready in self._ready if not self._is_paused(ready)), count))
 
-    def _hand_out(self, count: int) -> list[Message | None]:
-        """Remove the next messages from the queue; they count as delivered."""
-        self._before_next()
-        return [self._next() for _ in range(count)]
+    def _hand_out(self, count: int, *, look_ahead: bool = False) -> list[Message]:
+        """Remove the next messages from the queue; they count as delivered.
+
+        Args:
+            count: How many of those that wait.
+            look_ahead: Whether to receive ahead first. A callback may remove messages from the queue meanwhile.
+        """
+        chosen = self._waiting(count)
+        for ready in chosen:
+            self._prefetch.deliver(ready)
+        if look_ahead:
+            self._defer_errors(self._look_ahead)
+            waiting = set(self._waiting(len(self._ready)))
+            chosen = [ready for ready in chosen if ready in waiting]
+        return [self._delivered(ready) for ready in chosen]
+
+    def _delivered(self, ready: ReadyMessage) -> Message:
+        self._ready.remove(ready)
+        if ready.partition is not None:
+            ready.partition.delivered(ready.first, ready.last)
+            if isinstance(ready.message, KafkaMessage):
+                ready.message.next_offset = ready.partition.position or 0
+                self._assignment.delivered(ready.partition, ready.message)
+            if ready.outcome is not None:
+                self._assignment.settle(ready.partition, ready.outcome)
+        return ready.message
 
     def _records(self, count: int, seconds: float) -> list[Record]:
         """Wait for up to ``count`` records."""
@@ -426,13 +460,24 @@ class KafkaConsumer(NativeClient):
         partition.changed = True
         return True
 
-    def _take_all(self, natives: Iterable[Record], messages: list[Message] | None = None) -> None:
-        """Take several records; plain ones go directly into ``messages`` while no other message waits."""
+    def _take_plain(self, natives: list[Record]) -> list[Any]:
+        """Return records that are their own payloads, as most are; if one of them is not, they all go to the queue."""
+        before = {each: (each.position, each.changed) for each in self._partitions.values()} if natives[1:2] else {}
+        plain = len(list(takewhile(self._is_plain, natives)))
+        if plain == len(natives):
+            return natives
+        for native in natives[:plain]:  # not delivered after all
+            partition, offset = self._assignment.of(native), native.offset()
+            partition.position, partition.changed = before.get(partition, (None, False))
+            self._ready.append(ReadyMessage(partition, native, offset, offset))
+        self._take_all(natives[plain:])
+        return []
+
+    def _take_all(self, natives: Iterable[Record]) -> None:
         stale: set[Partition] = set()
         for native in natives:
-            if messages is not None and not self._ready and not stale and self._is_plain(native):
-                messages.append(native)
-            elif (partition := self._take(native, stale)) is not None and partition.went_back:
+            partition = self._take(native, stale)
+            if partition is not None and partition.went_back:
                 stale.add(partition)  # the client returns its other records again
 
     def _take(self, native: Record, stale: Iterable[Partition] = ()) -> Partition | None:
@@ -465,22 +510,6 @@ class KafkaConsumer(NativeClient):
 
     def _is_paused(self, ready: ReadyMessage) -> bool:
         return ready.partition is not None and ready.partition.source in self._paused
-
-    def _next(self) -> Message | None:
-        """Remove the next message from the queue; returns ``None`` if none waits or all partitions are paused."""
-        ready = next((each for each in self._ready if not self._is_paused(each)), None)
-        if ready is None:
-            return None
-        self._ready.remove(ready)
-        self._prefetch.deliver(ready)
-        if ready.partition is not None:
-            ready.partition.delivered(ready.first, ready.last)
-            if isinstance(ready.message, KafkaMessage):
-                ready.message.next_offset = ready.partition.position or 0
-                self._assignment.delivered(ready.partition, ready.message)
-            if ready.outcome is not None:
-                self._assignment.settle(ready.partition, ready.outcome)
-        return ready.message
 
     def _look_ahead(self) -> None:
         while self._prefetch.room and (native := self._poll(0)) is not None:
@@ -600,7 +629,7 @@ class KafkaConsumer(NativeClient):
         except (vendor().KafkaException, RuntimeError) as error:  # revoked: another member reads them again
             _log.info("offsets were not stored: %s", error)
         for partition in changed:
-            partition.changed = False
+            partition.changed = partition.is_rereading  # then a higher offset can be stored without another delivery
 
 
 def _deletion(

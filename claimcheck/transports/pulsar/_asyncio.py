@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
 
 from claimcheck._outbound import in_background
@@ -69,8 +71,8 @@ class _AsyncWrapper(AsyncClosing, Generic[B]):
 class _AsyncReceiver(_AsyncWrapper[R]):
     """Receives native messages one at a time; the blocking wrapper turns them into payloads.
 
-    The client loses a message if its ``receive`` is cancelled. So a native receive continues when the caller of `_next`
-    is cancelled, and the next caller gets its message.
+    The client loses a message if its ``receive`` is cancelled. So everything that `_next` waits for continues when its
+    caller is cancelled, and the next caller gets the message.
     """
 
     def __init__(
@@ -83,11 +85,13 @@ class _AsyncReceiver(_AsyncWrapper[R]):
         self._native = native
         self._receive = receive
         self._receiving: asyncio.Future[pulsar.Message] | None = None
+        self._working: asyncio.Future[None] | None = None  # a thread takes a message, or expires chunks
+        self._again: deque[_Reading] = deque()  # calls that were cancelled while they read a payload
+        self._is_back: asyncio.Future[None] | None = None  # done when there is one in `_again`
         self._one_at_a_time = asyncio.Lock()
         self._closed = False
 
-    async def close(self) -> None:
-        """Close the wrapped object. Unacknowledged messages are redelivered, to other consumers."""
+    async def _close(self) -> None:
         await self._stop()
         self._blocking.forget()
         await self._native.close()
@@ -107,44 +111,111 @@ class _AsyncReceiver(_AsyncWrapper[R]):
     async def _next(self) -> PulsarMessage:
         """Wait for a payload, and read it if it is stored."""
         async with self._one_at_a_time:
-            while (message := self._blocking.take_ready()) is None:
+            while (reading := self._take()) is None:
                 await self._step()
-        if not message.is_read:
-            await in_thread(message.read)
-        return message
+        if reading.message.is_read:
+            return reading.message
+        try:
+            if reading.task is None:
+                reading.task = asyncio.ensure_future(in_thread(reading.message.read))
+            await asyncio.wait({reading.task})
+            reading.task.result()
+        except BaseException as error:
+            if isinstance(error, Exception):
+                reading.task = None
+            self._put_back(reading)
+            raise
+        return reading.message
+
+    def _put_back(self, reading: _Reading) -> None:
+        """Let the next call return this payload, or one that waits for a message."""
+        if self._closed:
+            reading.cancel()
+            return
+        self._again.append(reading)
+        if self._is_back is not None and not self._is_back.done():
+            self._is_back.set_result(None)
+
+    def _take(self) -> _Reading | None:
+        """Remove the next payload that is complete."""
+        while self._again:
+            reading = self._again.popleft()
+            if reading.epoch == self._blocking.epoch:
+                return reading
+            reading.cancel()
+        message = self._blocking.take_ready()
+        return None if message is None else _Reading(message, self._blocking.epoch)
 
     async def _step(self) -> None:
+        """Wait for a message of the client, or for one that another call puts back."""
         if self._closed:
             raise _asyncio_error(vendor().Result.AlreadyClosed)
+        if self._working is None and not await self._receive_one():
+            return
+        assert self._working is not None
+        await asyncio.wait({self._working})
+        done, self._working = self._working, None
+        done.result()
+
+    async def _receive_one(self) -> bool:
+        """Receive a message, or wait until chunks may expire; returns whether a thread has to work then."""
         if self._receiving is None:
             self._receiving = asyncio.ensure_future(self._receive())
+        if self._is_back is None or self._is_back.done():
+            self._is_back = asyncio.get_running_loop().create_future()
         timeout = TICK_SECONDS if self._blocking.pending_payloads else None
-        done, _ = await asyncio.wait({self._receiving}, timeout=timeout)
-        if not done:
-            await asyncio.to_thread(self._blocking.tick)
-            return
-        received, self._receiving = self._receiving, None
-        if received.cancelled():
-            raise _asyncio_error(vendor().Result.AlreadyClosed)
-        native = received.result()
-        if not self._blocking.take_plain(native):
-            await asyncio.to_thread(self._blocking.take, native)
-        elif self._blocking.tick_is_due:
-            await asyncio.to_thread(self._blocking.tick)
+        await asyncio.wait({self._receiving, self._is_back}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        work: Callable[[], None] | None = self._blocking.tick
+        if self._receiving.done():
+            received, self._receiving = self._receiving, None
+            if received.cancelled():
+                raise _asyncio_error(vendor().Result.AlreadyClosed)
+            native = received.result()
+            if not self._blocking.take_plain(native):
+                work = functools.partial(self._blocking.take, native)
+            elif not self._blocking.tick_is_due:
+                work = None
+        elif self._is_back.done():
+            work = None
+        if work is not None:
+            self._working = asyncio.ensure_future(asyncio.to_thread(work))
+        return work is not None
 
     async def _stop(self) -> None:
         """Stop receiving: callers that wait get the client's ``AlreadyClosed``."""
         self._closed = True
         if self._receiving is not None:
             self._receiving.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await self._receiving
+        for reading in self._again:
+            reading.cancel()
+        ending = [self._receiving, self._working, *(reading.task for reading in self._again)]
+        if running := [each for each in ending if each is not None and not each.done()]:
+            await asyncio.wait(running)
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A payload that a call has taken and not returned.
+
+    Attributes:
+        message: The message.
+        epoch: Of the receiver: after another one, the client receives the message again.
+        task: Reads a stored payload.
+    """
+
+    message: PulsarMessage
+    epoch: int
+    task: asyncio.Task[None] | None = None
+
+    def cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
 
 
 class AsyncPulsarConsumer(_AsyncReceiver[PulsarConsumer]):
     """Wraps a `pulsar.asyncio.Consumer`: each message that it returns is a whole payload, already read.
 
-    Usable with ``async with``, which closes it.
+    Cancelling a receive loses nothing: the next one returns its message. Usable with ``async with``, which closes it.
 
     Args:
         consumer: A `pulsar.asyncio.Consumer`.
@@ -166,10 +237,9 @@ class AsyncPulsarConsumer(_AsyncReceiver[PulsarConsumer]):
         """The native id of the last message in the topic, which may be a chunk."""
         return await self._native.get_last_message_id()
 
-    async def close(self) -> None:
-        """Close the wrapped object. Unacknowledged messages are redelivered, to other consumers."""
+    async def _close(self) -> None:
         try:
-            await super().close()
+            await super()._close()
         finally:
             await asyncio.to_thread(self._blocking.close_deletion)
 
@@ -190,7 +260,7 @@ class AsyncPulsarConsumer(_AsyncReceiver[PulsarConsumer]):
 class AsyncPulsarReader(_AsyncReceiver[PulsarReader]):
     """Wraps a `pulsar.asyncio.Reader`: each message that it returns is a whole payload, already read.
 
-    Usable with ``async with``, which closes it.
+    Cancelling a call loses nothing: the next one returns its message. Usable with ``async with``, which closes it.
 
     Args:
         reader: A `pulsar.asyncio.Reader`.
@@ -263,8 +333,7 @@ class AsyncPulsarProducer(_AsyncWrapper[PulsarProducer]):
         await self._wait_idle()
         await self._call(self._blocking.flush)
 
-    async def close(self) -> None:
-        """Flush and close."""
+    async def _close(self) -> None:
         await self._wait_idle()
         await self._call(self._blocking.close)
 

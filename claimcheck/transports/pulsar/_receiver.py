@@ -62,6 +62,7 @@ class Receiver(Closing, ABC):
         self._inclusive = inclusive
         self._ready: deque[PulsarMessage] = deque()
         self._ticked = clock()
+        self.epoch = 0  # ends with each `forget`
 
     @abstractmethod
     def _drop(self, dropped: Dropped) -> None:
@@ -138,6 +139,7 @@ class Receiver(Closing, ABC):
 
     def forget(self) -> None:
         """Forget all messages that are held; those that were not acknowledged are redelivered."""
+        self.epoch += 1
         self._inbox.clear()
         self._ready.clear()
 

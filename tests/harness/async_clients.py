@@ -1,0 +1,244 @@
+"""Scripted clients of `confluent_kafka.aio` and `pulsar.asyncio`, which answer from threads of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import confluent_kafka as kafka
+import pulsar
+import pulsar.asyncio
+
+from claimcheck._envelope import encode_chunk
+from claimcheck.transports.kafka import _asyncio, _consumer, _producer
+from tests.harness.kafka_callbacks import TOPIC, Scenario, ScriptedClient, Topic
+
+# Kafka -----------------------------------------------------------------------------------------------------------
+
+
+class KafkaProducerClient:
+    """Has a report for each record at the next `poll` or `flush`."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[Any, Any]] = []  # value and headers
+        self._open: deque[tuple[Any, Any]] = deque()
+        self._lock = threading.Lock()
+        self.closed = False
+
+    def produce(
+        self, topic: str, value: Any = None, key: Any = None, partition: int = -1, callback: Any = None,
+        on_delivery: Any = None, timestamp: int = 0, headers: Any = None,
+    ) -> None:  # fmt: skip
+        if self.closed:
+            raise RuntimeError("Producer closed")
+        with self._lock:
+            report = kafka.Message(topic=topic, partition=0, offset=len(self.records), value=value, timestamp=(1, 1))
+            self.records.append((value, headers))
+            self._open.append((callback or on_delivery, report))
+
+    def poll(self, timeout: float = -1) -> int:
+        served = 0
+        while self._open:
+            callback, report = self._open.popleft()
+            if callback is not None:
+                callback(None, report)
+            served += 1
+        return served
+
+    def flush(self, timeout: float = -1) -> int:
+        self.poll()
+        return 0
+
+    def close(self) -> None:
+        self.closed = True
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+
+class AioClient:
+    """What `AIOProducer` and `AIOConsumer` share: calls run in threads; `close` closes the client and ends them."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.executor = concurrent.futures.ThreadPoolExecutor(4, thread_name_prefix="scripted-client")
+
+    async def _call(self, work: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self.executor, work, *args)
+
+    async def close(self) -> None:
+        await self._call(self.client.close)
+        self.executor.shutdown(wait=False)
+
+
+def kafka_consumer_client(cc: Any, layout: list[str]) -> AioClient:
+    """Return a consumer of a topic."""
+    topic = Topic(cc)
+    topic.fill(layout)
+    world: Any = types.SimpleNamespace(
+        topic=topic, scenario=Scenario(False, False), now=0.0, happened=[], check_commit=lambda at: None
+    )
+    return AioClient(Consumer(world, {}))
+
+
+class Consumer(ScriptedClient):
+    """Notices calls at the same time, which the client does not allow."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.busy, self.clashes = threading.Lock(), 0
+
+    def consume(self, count: int = 1, timeout: float = -1) -> list[Any]:
+        with self._alone():
+            return super().consume(count, timeout)
+
+    def close(self) -> None:
+        with self._alone():
+            super().close()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        free = self.busy.acquire(blocking=False)
+        self.clashes += not free
+        try:
+            yield
+        finally:
+            if free:
+                self.busy.release()
+
+
+@contextlib.contextmanager
+def scripted_kafka() -> Iterator[None]:
+    """Let the wrappers take the clients above."""
+    client = types.SimpleNamespace(**{**vars(kafka), "Consumer": Consumer, "Producer": KafkaProducerClient})
+    modules: list[tuple[Any, str, Any]] = [
+        (_consumer, "vendor", lambda: client),
+        (_producer, "vendor", lambda: client),
+        (_asyncio, "native_client", lambda wrapper, kind: wrapper.client),
+    ]
+    real = [getattr(module, name) for module, name, _ in modules]
+    for module, name, replacement in modules:
+        setattr(module, name, replacement)
+    try:
+        yield
+    finally:
+        for (module, name, _), each in zip(modules, real, strict=True):
+            setattr(module, name, each)
+
+
+# Pulsar ----------------------------------------------------------------------------------------------------------
+
+
+class PulsarInner:
+    """The inner object of a consumer, reader or producer; answers in a thread, as the client does."""
+
+    def __init__(self, messages: list[Any]) -> None:
+        self.messages, self.sent, self.acknowledged = deque(messages), list[bytes](), list[Any]()
+        self.executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="scripted-client")
+        self.closed = False
+
+    def send_async(self, message: Any, callback: Callable[[Any, Any], None]) -> None:
+        self.sent.append(message.data())
+        self.executor.submit(callback, pulsar.Result.Ok, pulsar.MessageId(-1, 1, len(self.sent), -1)._msg_id)
+
+    def topic(self) -> str:
+        return TOPIC
+
+    def producer_name(self) -> str:
+        return "scripted"
+
+    subscription_name = consumer_name = producer_name
+
+    def flush(self) -> None:
+        self.executor.submit(int).result()
+
+    def close(self) -> None:
+        self.closed = True
+        self.executor.shutdown(wait=False)
+
+    def acknowledge(self, message_id: Any) -> None:
+        self.acknowledged.append(message_id)
+
+
+class PulsarReceiverClient:
+    """A `pulsar.asyncio` consumer or reader with messages; a cancelled receive loses its message, as in the client."""
+
+    def __init__(self, messages: list[Any]) -> None:
+        self._consumer = self._reader = PulsarInner(messages)
+        self._schema = pulsar.schema.BytesSchema()
+
+    async def receive(self) -> Any:
+        loop = asyncio.get_running_loop()
+        if not self._consumer.messages:
+            await loop.create_future()  # nothing comes any more
+        message: asyncio.Future[Any] = loop.create_future()
+        taken = self._consumer.messages.popleft()
+        self._consumer.executor.submit(loop.call_soon_threadsafe, _set, message, taken)
+        return await message
+
+    read_next = receive
+
+    async def close(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self._consumer.close)
+
+
+def _set(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+class PulsarMessageOf:
+    """A native message of a topic."""
+
+    def __init__(self, number: int, data: bytes, key: str = "") -> None:
+        self._message = pulsar._pulsar.MessageBuilder().content(data).build()
+        self._schema = pulsar.schema.BytesSchema()
+        self._number, self._data, self._key = number, data, key
+
+    def data(self) -> bytes:
+        return self._data
+
+    def message_id(self) -> Any:
+        return pulsar.MessageId(-1, 1, self._number, -1)
+
+    def properties(self) -> dict[str, str]:
+        return {}
+
+    def topic_name(self) -> str:
+        return TOPIC
+
+    def partition_key(self) -> str:
+        return self._key
+
+    def ordering_key(self) -> str:
+        return ""
+
+    def schema_version(self) -> bytes:
+        return b""
+
+    producer_name = ordering_key
+
+    def redelivery_count(self) -> int:
+        return 0
+
+    publish_timestamp = event_timestamp = redelivery_count
+
+    def has_null_value(self) -> bool:
+        return False
+
+
+def pulsar_messages(values: list[bytes]) -> list[PulsarMessageOf]:
+    """Return native messages."""
+    return [PulsarMessageOf(number, value) for number, value in enumerate(values)]
+
+
+def chunks_of(payload: bytes, count: int = 3) -> list[bytes]:
+    """Return a payload as chunks."""
+    size, uuid = -(-len(payload) // count), "00000000-0000-4000-8000-000000000001"
+    return [encode_chunk(uuid, n, count, payload[n * size : (n + 1) * size]) for n in range(count)]
