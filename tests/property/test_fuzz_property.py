@@ -137,7 +137,7 @@ def fuzz_resolver() -> Callable[[bytes], object]:
 TARGETS: list[tuple[Callable[[], Callable[[bytes], object]], list[bytes]]] = [
     (fuzz_messages, MESSAGES),
     (fuzz_pointers, [message[21:] for message in MESSAGES if message[20] == 2]),
-    (fuzz_headers, [content[:1024] for content in CONTENT]),
+    (fuzz_headers, [content[: 8 + int.from_bytes(content[4:8], "big")] for content in CONTENT]),
     (fuzz_statements, [statement()]),
     (fuzz_content, CONTENT),
     (fuzz_resolver, MESSAGES),
