@@ -64,7 +64,7 @@ def collect_garbage(
         config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
         topics: Each a mapping of ``format`` (``kafka``, ``claimcheck_pulsar`` or ``claimcheck_local``) and the options
             of that source: the connection and the topics. What is read is set here; options that would leave messages
-            out are refused. Pulsar needs ``adminUrl``. For Kafka, the driver needs ``claimcheck[kafka]`` to ask for the
+            out are refused. Pulsar needs ``adminUrl``. For Kafka, the driver needs ``confluent-kafka`` to ask for the
             id of the cluster and, if ``consumed`` is true, for its groups; ``admin`` is a mapping of settings of
             librdkafka for this, and is only needed for TLS and passwords.
         grace_seconds: Younger payloads are kept. It must exceed the time from the beginning of a write to the moment at
