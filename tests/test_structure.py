@@ -16,6 +16,8 @@ SLACK = 0.01  # a limit that is further away from its figure has to be lowered
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_only_falls(name):
     assert FIGURES[name] <= LIMITS[name], "the house has a budget: take these lines from another room, or delete some"
+    if name.startswith(("decorator", "resolve")):  # other interpreters make other calls
+        return
     assert LIMITS[name] <= FIGURES[name] * (1 + SLACK), "well done; now: python tests/structure.py --lower"
 
 
