@@ -125,5 +125,5 @@ $(VENV)/.demo $(VENV)/.test $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: pyproject.
 	 elif [ -e $(BIN)/claimcheck ]; then echo "Installing claimcheck-messaging[$*] (about 500 MB) ..."; \
 	 else echo "Installing claimcheck-messaging[$*] into $(VENV) (about 1 GB with Spark and a Java; takes some minutes) ..."; fi
 	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --editable '.[$*]' | \
-	  awk '/^Collecting|^Installing|^Successfully/ { print "  " substr($$0, 1, 90); fflush() }'
+	  awk '/^Collecting/ { print "  " $$1, $$2; fflush() } /^(Installing|Successfully)/ { print "  " substr($$0, 1, 90); fflush() }'
 	@touch $@
