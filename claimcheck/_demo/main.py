@@ -84,7 +84,7 @@ def _run(folder: Folder, scratch: Path, console: Console) -> int:
     console.print(f"Starting Spark {import_vendor('pyspark', extra='demo').__version__} ...", highlight=False)
     with quiet_session(scratch) as spark:
         warm_up(spark)
-        stages = [_Stage(strategy, folder, scratch / strategy, console, spark) for strategy in ("hybrid", "chunking")]
+        stages = [_Stage(strategy, folder, scratch / strategy, console, spark) for strategy in ("external", "chunking")]
         runs = [stage.run() for stage in stages]
     show(console, runs, folder.skipped | {name: why for each in runs for name, why in each.sent.skipped.items()})
     return 1 if any(each.wrong for each in runs) else 0

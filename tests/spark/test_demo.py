@@ -111,7 +111,7 @@ def test_every_file_comes_back_from_both_strategies(folder, tmp_path, worker_env
         (signal.SIGINT, "Starting Spark", 0.0),  # at once
         (signal.SIGINT, "Starting Spark", 1.5),  # a JVM is there, and not ready
         (signal.SIGTERM, "claims/*", 0.0),  # the producer is at work
-        (signal.SIGTERM, "hybrid    write", 0.0),  # Spark is at work
+        (signal.SIGTERM, "external  write", 0.0),  # Spark is at work
     ],
 )
 def test_an_interrupted_demo_leaves_no_process_and_no_file(folder, tmp_path, worker_env, number, moment, more):
@@ -126,7 +126,7 @@ def test_an_interrupted_demo_leaves_no_process_and_no_file(folder, tmp_path, wor
         text=True,
     )
     if "*" in moment:
-        until(lambda: list(scratch.glob(f"claimcheck-demo-*/hybrid/{moment}")))
+        until(lambda: list(scratch.glob(f"claimcheck-demo-*/external/{moment}")))
     else:
         next(line for line in process.stdout if moment in line)
     time.sleep(more)
