@@ -17,8 +17,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parents[1]))
 
-from claimcheck._compare._model import Comparison, Series, from_json  # noqa: E402
-from claimcheck._compare._plots import draw  # noqa: E402
+from tests.benchmarks.compare.model import Comparison, Series, from_json  # noqa: E402
+from tests.benchmarks.compare.plots import draw  # noqa: E402
 
 IMAGES = HERE.parent / "images"
 PAGE = HERE.parent / "guides" / "strategies.md"

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import claimcheck
-from claimcheck._compare._kafka import FETCH_BYTES
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
+from tests.benchmarks.compare.kafka import FETCH_BYTES
 from tests.benchmarks.lab import KAFKA_MAX_MESSAGE_BYTES, Lab
 
 WAIT_SECONDS = 60.0

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from claimcheck._compare._broker import Broker, Received, TopicSettings
-from claimcheck._compare._lab import Lab
-from claimcheck._compare._model import Mode
+from tests.benchmarks.compare.broker import Broker, Received, TopicSettings
+from tests.benchmarks.compare.lab import Lab
+from tests.benchmarks.compare.model import Mode
 from tests.real.process import wait_until
 
 SECONDS = 30.0

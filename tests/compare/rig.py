@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from claimcheck import config
-from claimcheck._compare._broker import Broker, BrokerAddress
-from claimcheck._compare._journal import Journal
-from claimcheck._compare._lab import Lab
-from claimcheck._compare._store_space import StoreSpace
+from tests.benchmarks.compare.broker import Broker, BrokerAddress
+from tests.benchmarks.compare.journal import Journal
+from tests.benchmarks.compare.lab import Lab
+from tests.benchmarks.compare.store_space import StoreSpace
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -40,7 +40,7 @@ def lab_on(
 
 def embedded(folder: Path) -> Broker:
     """Return the embedded broker."""
-    from claimcheck._compare._local import connect
+    from tests.benchmarks.compare.local import connect
 
     (folder / "broker").mkdir()
     return connect(BrokerAddress("local", str(folder / "broker")))

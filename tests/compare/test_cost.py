@@ -9,8 +9,8 @@ from importlib import resources
 import pytest
 import yaml
 
-from claimcheck._compare._cost import estimate, load_prices, monthly_cost
 from claimcheck.errors import ConfigError
+from tests.benchmarks.compare.cost import estimate, load_prices, monthly_cost
 from tests.docs_pages import blocks
 
 MB = 10**6
@@ -110,7 +110,7 @@ def leaves(raw, path=()) -> Iterator[tuple[str, ...]]:
             yield (*path, name)
 
 
-SHIPPED = yaml.safe_load((resources.files("claimcheck._compare") / "prices.yaml").read_text())
+SHIPPED = yaml.safe_load((resources.files("tests.benchmarks.compare") / "prices.yaml").read_text())
 
 
 @pytest.mark.parametrize("path", list(leaves(SHIPPED)), ids=".".join)
@@ -133,7 +133,7 @@ def test_the_default_is_the_shipped_file():
 
 def test_the_documented_file_is_the_shipped_one():
     (block,) = (each for each in blocks("docs/guides/strategies.md") if each.note.startswith("not run: a price file"))
-    assert block.code == (resources.files("claimcheck._compare") / "prices.yaml").read_text()
+    assert block.code == (resources.files("tests.benchmarks.compare") / "prices.yaml").read_text()
 
 
 def without(*path):

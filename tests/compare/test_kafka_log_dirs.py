@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from claimcheck._compare._kafka_log_dirs import LogDirsError, partition_bytes
+from tests.benchmarks.compare.kafka_log_dirs import LogDirsError, partition_bytes
 
 
 @contextlib.contextmanager

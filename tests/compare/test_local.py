@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from claimcheck._compare._broker import BrokerAddress, TopicSettings
-from claimcheck._compare._lab import Lab
-from claimcheck._compare._local import connect
-from claimcheck._compare._model import MODES, CompareError, Mode
-from claimcheck._compare._process import Worker, WorkerDiedError
 from claimcheck._envelope import Chunk, decode
 from claimcheck.transports.local import LocalBroker
+from tests.benchmarks.compare.broker import BrokerAddress, TopicSettings
+from tests.benchmarks.compare.lab import Lab
+from tests.benchmarks.compare.local import connect
+from tests.benchmarks.compare.model import MODES, CompareError, Mode
+from tests.benchmarks.compare.process import Worker, WorkerDiedError
 from tests.compare import broker_checks as checks
 from tests.compare.rig import KIB, MIB, embedded, lab_on
 

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import itertools
 import re
-import sys
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -14,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from claimcheck._compare import _plots
-from claimcheck._compare._model import MODES, CompareError, Point, Series
-from claimcheck._compare._report import _summary, check_packages, render, write_html
 from claimcheck._texts import number_text, printable
-from claimcheck.errors import MissingDependencyError
+from tests.benchmarks.compare import plots
+from tests.benchmarks.compare.model import MODES, Point, Series
+from tests.benchmarks.compare.report import _summary, render
 from tests.compare.browser import browser, program
 from tests.compare.comparisons import HOSTILE, comparison, hostile
 
@@ -184,7 +182,7 @@ ODD = {
 @pytest.mark.parametrize("scale", ["log", "linear"])
 def test_odd_values_are_drawn_or_left_out(points, scale):
     series = Series("odd", "Odd", "payload in bytes", "bytes", points, x_scale=scale, y_scale=scale)
-    drawn = ElementTree.fromstring(_plots.svg(series, "plot"))
+    drawn = ElementTree.fromstring(plots.svg(series, "plot"))
     assert drawn.tag == "svg"
     numbers = [float(each.get(name)) for each in drawn.iter("use") for name in ("x", "y")]
     assert all(-1 <= number <= 401 for number in numbers)
@@ -193,7 +191,7 @@ def test_odd_values_are_drawn_or_left_out(points, scale):
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8).map(sorted))
 def test_names_of_lines_keep_their_order_and_distance(wanted):
-    found = _plots._spread(wanted, 0.1)
+    found = plots._spread(wanted, 0.1)
     assert all(upper - lower >= 0.1 - 1e-9 for lower, upper in itertools.pairwise(found))
     assert sum(found) == pytest.approx(sum(wanted))  # around the ends of their lines
     if all(upper - lower >= 0.1 for lower, upper in itertools.pairwise(wanted)):
@@ -228,7 +226,7 @@ def contrast(one, other):
 def test_both_schemes_define_every_color(page):
     light, dark = (colors(page, scheme) for scheme in SCHEMES)
     assert set(light) == set(dark) >= set(re.findall(r"var\(--([\w-]+)\)", page))
-    assert {f"c-{name}" for name in _plots.PALETTE} == {name for name in light if name.startswith("c-")}
+    assert {f"c-{name}" for name in plots.PALETTE} == {name for name in light if name.startswith("c-")}
     assert "prefers-color-scheme: dark" in page
 
 
@@ -278,35 +276,6 @@ def test_modes_can_be_told_apart_with_any_color_vision(page, scheme, vision):
     assert not {pair: round(each, 3) for pair, each in distances.items() if each < 0.1}
 
 
-# Errors --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("package", ["jinja2", "matplotlib"])
-def test_a_missing_package_names_the_extra(monkeypatch, package):
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingDependencyError, match=re.escape("claimcheck-messaging[compare]")) as caught:
-        check_packages()
-    assert caught.value.extra == "compare"
-
-
-def test_the_command_checks_the_packages_before_the_run(monkeypatch, tmp_path):
-    from click.testing import CliRunner
-
-    from claimcheck._compare import _runner
-    from claimcheck.cli._commands import commands
-
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(_runner, "compare", lambda *_, **__: pytest.fail("the run has begun"))
-    result = CliRunner().invoke(commands, ["compare", "--html", str(tmp_path / "report.html")])
-    assert result.exit_code != 0
-    assert isinstance(result.exception, MissingDependencyError) or "claimcheck-messaging[compare]" in result.output
-
-
-def test_a_report_that_cannot_be_written_is_an_error(tmp_path):
-    with pytest.raises(CompareError, match="cannot write the report to .*No such file"):
-        write_html(comparison(), tmp_path / "missing" / "report.html")
-
-
 # In a browser --------------------------------------------------------------------------------------------------
 
 WIDE = """
@@ -347,7 +316,7 @@ def tab():
 @pytest.mark.parametrize("width", [390, 820, 1366])
 def test_the_page_fits_and_needs_no_network(tab, tmp_path, result, width):
     path = tmp_path / "report.html"
-    write_html(result(), path)
+    path.write_text(render(result()))
     tab.open(path, width=width)
     assert tab.evaluate(WIDE) == []
     assert tab.evaluate(CROWDED) == []
@@ -359,7 +328,7 @@ def test_the_page_fits_and_needs_no_network(tab, tmp_path, result, width):
 @pytest.mark.slow
 def test_the_scheme_follows_the_system(tab, tmp_path, page):
     path = tmp_path / "report.html"
-    write_html(comparison(), path)
+    path.write_text(page)
     for scheme in SCHEMES:
         tab.open(path, width=1366, dark=scheme == "dark")
         red, green, blue = (int(colors(page, scheme)["page"][at : at + 2], 16) for at in (1, 3, 5))
