@@ -1,6 +1,7 @@
 """Draw the pictures of "Choosing a strategy" and write its results, from the results in this folder.
 
-claimcheck compare --json > docs/pictures/compare-embedded.json
+make compare
+cp compare-results/embedded.json docs/pictures/compare-embedded.json
 python docs/pictures/compare.py
 
 The other results are ``compare-kafka.json`` and ``compare-pulsar.json``; those that are missing are left out.

@@ -23,7 +23,7 @@ VERDICTS = {
 @pytest.mark.parametrize("name", VERDICTS)
 def test_an_experiment(real_address: BrokerAddress, tmp_path: Path, name: str) -> None:
     with lab_on(connect(real_address), tmp_path, quick=True) as lab:
-        result = importlib.import_module(f"tests.benchmarks.compare._{name}").run(lab)
+        result = importlib.import_module(f"tests.benchmarks.compare.{name}").run(lab)
 
         assert lab.journal.topics == []
     assert result.verdict == VERDICTS[name], result

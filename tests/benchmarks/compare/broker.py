@@ -196,7 +196,6 @@ def connect(address: BrokerAddress) -> Broker:
 
     Raises:
         CompareError: It cannot be reached.
-        MissingDependencyError: Its client is not installed; names the extra.
     """
-    broker: Broker = importlib.import_module(f"tests.benchmarks.compare._{address.kind}").connect(address)
+    broker: Broker = importlib.import_module(f"tests.benchmarks.compare.{address.kind}").connect(address)
     return broker

@@ -1,4 +1,4 @@
-"""A producer or a consumer in a process of its own, as the experiments use it; see `_worker` for the other side."""
+"""A producer or a consumer in a process of its own, as the experiments use it; see `worker` for the other side."""
 
 from __future__ import annotations
 
