@@ -125,13 +125,7 @@ class Pipe:
 
 @contextlib.contextmanager
 def pipes(lab: Lab, *wrapped: claimcheck.ClaimCheck | None, whole: bool = False) -> Iterator[list[Pipe]]:
-    """Open pipes, each with a topic of its own, which is removed afterwards with all that it holds.
-
-    Args:
-        lab: Has the broker.
-        wrapped: One for each pipe.
-        whole: Whether they are there for one large payload at a time, of which native ones take any size.
-    """
+    """Open pipes, each with a topic of its own, which is removed afterwards with all that it holds."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": lab.kafka})

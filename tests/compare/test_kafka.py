@@ -45,23 +45,9 @@ def test_topics(broker):
     checks.check_topics(broker, f"claimcheck-compare-{uuid.uuid4().hex}")
 
 
-def test_bytes_are_those_of_the_log_directories(lab, broker):
-    assert broker.bytes_source == "the brokers' log directories"
+def test_bytes_are_those_of_the_records(lab, broker):
+    assert broker.bytes_source == "the sizes of the records, without batches"
     checks.check_bytes(lab)
-
-
-def test_bytes_without_log_directories(lab, broker):
-    broker._reads_log_dirs = False
-    assert "records" in broker.bytes_source
-    checks.check_bytes(lab)
-    assert "records" in broker.bytes_source
-
-
-def test_a_listener_with_tls_is_not_asked_for_its_log_directories(kafka_broker):
-    options = (("security.protocol", "plaintext"),)
-    address = BrokerAddress("kafka", kafka_broker.bootstrap_servers, options=options)
-    assert kafka.connect(address)._reads_log_dirs
-    assert not kafka.reads_log_dirs({"security.protocol": "SASL_SSL"})
 
 
 def test_a_sample_joins_no_group(lab, broker):

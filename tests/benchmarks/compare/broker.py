@@ -141,7 +141,7 @@ class Broker(Protocol):
 
     @property
     def bytes_source(self) -> str:
-        """Where `topic_bytes` comes from, for people: ``the broker's log directories``, for example."""
+        """Where `topic_bytes` comes from, for people: ``the broker's statistics``, for example."""
 
     def create_topic(self, topic: str, settings: TopicSettings) -> None:
         """Create a topic. Raises `CompareError` if it is not permitted, or a limit is lower than requested."""
@@ -176,26 +176,13 @@ class Broker(Protocol):
     def consumer(
         self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
     ) -> Consumer:
-        """Return a consumer.
-
-        Args:
-            mode: How it reads; ``cc`` is not used for ``native``.
-            topic: An existing topic.
-            cc: Has the strategy of ``mode``.
-            group: The consumer group.
-            session_seconds: How long the group waits for a member that has died; ``None`` for the client's default.
-                A broker that has a lower bound uses that bound.
-        """
+        """Return a consumer."""
 
     def close(self) -> None:
         """Close the connection; topics stay."""
 
 
 def connect(address: BrokerAddress) -> Broker:
-    """Return the broker of an address, connected for administration; the client is imported now.
-
-    Raises:
-        CompareError: It cannot be reached.
-    """
+    """Return the broker of an address, connected for administration; the client is imported now."""
     broker: Broker = importlib.import_module(f"tests.benchmarks.compare.{address.kind}").connect(address)
     return broker

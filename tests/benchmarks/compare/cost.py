@@ -122,11 +122,7 @@ class Cost:
 
 
 def load_prices(path: str | os.PathLike[str] | None = None) -> Prices:
-    """Read a price file; by default the example beside this module.
-
-    Raises:
-        ConfigError: The file is missing, is not YAML, or has problems; names the file and each wrong key.
-    """
+    """Read a price file; by default the example beside this module."""
     path = path or Path(__file__).with_name("prices.yaml")
     try:
         return build(Prices, read_yaml(path), "")
@@ -146,12 +142,6 @@ def monthly_cost(prices: Prices, size: int, broker_bytes: float, *, redis: bool 
     """Return what a month's payloads of one size cost.
 
     A payload of which the broker holds less than half is in the store.
-
-    Args:
-        prices: Prices and amounts.
-        size: Of each payload, in bytes.
-        broker_bytes: What one payload takes up in the broker, in one replica.
-        redis: Whether the store is Redis.
     """
     payloads = prices.workload.payload_gb_per_month * GB / size
     disks, traffic = _broker(prices, payloads * broker_bytes / GB)
@@ -164,13 +154,7 @@ def monthly_cost(prices: Prices, size: int, broker_bytes: float, *, redis: bool 
 
 
 def estimate(prices: Prices, facts: Mapping[str, float] | None, sizes: Sequence[int]) -> Experiment:
-    """Return the experiment ``cost``.
-
-    Args:
-        prices: Prices and amounts.
-        facts: Of the experiment ``partition``: ``bytes_per_payload/MODE/SIZE``.
-        sizes: Of the payloads.
-    """
+    """Return the experiment ``cost``."""
     costs = dict(_lines(prices, facts or {}, sizes))
     title = "Cost per month"
     if not costs:

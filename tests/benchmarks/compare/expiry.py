@@ -185,13 +185,7 @@ class _Watcher:
 
 
 def result(watches: Sequence[Watch], *, retention: str | None, stored: int | None = None) -> Experiment:
-    """Return the experiment for what was observed.
-
-    Args:
-        watches: What was lost, and when.
-        retention: What deletes messages on this broker; ``None`` if nothing does.
-        stored: Payloads that are in the store at the end; ``None`` if it cannot be listed.
-    """
+    """Return the experiment for what was observed."""
     verdict, why = judge(watches)
     if retention is None:
         why += " Topics of this broker cannot be given a retention, so only the lifetime was measured."

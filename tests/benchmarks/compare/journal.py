@@ -22,9 +22,6 @@ def state_folder() -> Path:
     """Return the folder for journals: ``claimcheck`` in ``XDG_STATE_HOME``, by default ``~/.local/state``.
 
     A relative path in the variable is ignored, as the XDG specification requires.
-
-    Raises:
-        CompareError: There is no home directory, and the variable is not set.
     """
     base = os.environ.get("XDG_STATE_HOME", "")
     if os.path.isabs(base):
@@ -61,11 +58,7 @@ class Journal:
 
     @classmethod
     def read(cls, path: Path) -> Journal | None:
-        """Return the journal of an interrupted run; ``None`` if there is none.
-
-        Raises:
-            CompareError: The file is damaged, or of another version.
-        """
+        """Return the journal of an interrupted run; ``None`` if there is none."""
         if not path.exists():
             return None
         try:
@@ -91,11 +84,7 @@ class Journal:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a journal; the operating system releases it when the process ends.
-
-    Raises:
-        CompareError: Another process holds it, or the folder cannot be used.
-    """
+    """Hold the lock of a journal; the operating system releases it when the process ends."""
     lock = path.with_suffix(".lock")
     with _usable(path.parent):
         file = open(lock, "w")  # noqa: SIM115 - closed below

@@ -20,7 +20,6 @@ from claimcheck.transports.kafka._client import exception_of, vendor
 from claimcheck.transports.kafka._cluster import Cluster
 from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
 from tests.benchmarks.compare.broker import BrokerAddress, Done, Errors, Received, TopicSettings
-from tests.benchmarks.compare.kafka_log_dirs import LogDirsError, partition_bytes
 from tests.benchmarks.compare.model import CompareError, Mode, NotMeasuredError
 from tests.benchmarks.compare.sampling import PayloadSizes
 
@@ -61,13 +60,11 @@ class KafkaBroker:
 
     Args:
         address: Its options are settings of librdkafka, for example ``security.protocol`` and ``sasl.password``.
-
-    Raises:
-        CompareError: No broker answered.
     """
 
     has_retention = True
     retention_source = "the topic's retention.ms"
+    bytes_source = "the sizes of the records, without batches"
 
     def __init__(self, address: BrokerAddress) -> None:
         self.address = address
@@ -88,7 +85,6 @@ class KafkaBroker:
             self._broker_config = self._describe("BROKER", str(broker_id))
         except vendor().KafkaException as error:
             raise self._unreachable(error) from error
-        self._reads_log_dirs = reads_log_dirs(self._conf)
 
     @property
     def label(self) -> str:
@@ -100,11 +96,6 @@ class KafkaBroker:
     def limit_bytes(self) -> int:
         """The producer's default: less than the broker's, which is for a batch."""
         return min(MAX_MESSAGE_BYTES, int(self._broker_config.get("message.max.bytes", MAX_MESSAGE_BYTES)))
-
-    @property
-    def bytes_source(self) -> str:
-        """Log directories, or the records themselves where a broker does not answer requests for the former."""
-        return "the brokers' log directories" if self._reads_log_dirs else "the sizes of the records, without batches"
 
     # Topics ----------------------------------------------------------------------------------------------------
 
@@ -141,13 +132,7 @@ class KafkaBroker:
     # Contents --------------------------------------------------------------------------------------------------
 
     def topic_bytes(self, topic: str) -> list[int]:
-        """Return the bytes of each partition's leader, or what its records count if the brokers do not tell."""
-        if self._reads_log_dirs:
-            try:
-                return self._log_bytes(topic)
-            except LogDirsError as error:
-                _log.info("the log directories cannot be read (%s); the records are counted instead", error)
-                self._reads_log_dirs = False
+        """Return the bytes of the records of each partition."""
         return [sum(map(_size, self._records(topic, p))) for p in self._partitions(topic)]
 
     def readable_messages(self, topic: str) -> int:
@@ -263,20 +248,6 @@ class KafkaBroker:
             time.sleep(_POLL_SECONDS)
         self.delete_topic(topic)
         raise CompareError(f"topic {topic} has no leaders after {_SECONDS:g} s: check that all brokers run")
-
-    def _log_bytes(self, topic: str) -> list[int]:
-        found = self._described(topic).partitions
-        sizes: dict[int, int] = {}
-        end = time.monotonic() + _SECONDS
-        while len(sizes) < len(found):
-            for each in found:
-                if each.leader is not None and each.id not in sizes:
-                    sizes |= partition_bytes(each.leader.host, each.leader.port, topic, [each.id])
-            if len(sizes) < len(found):  # a new partition has a leader before it has a directory
-                if time.monotonic() > end:
-                    raise LogDirsError("a partition is missing")
-                time.sleep(_POLL_SECONDS)
-        return [sizes[partition] for partition in sorted(sizes)]
 
     def _offsets(self, topic: str) -> dict[int, tuple[int, int]]:
         """Return the lowest offset, and the one after the highest, of each partition."""
@@ -402,11 +373,6 @@ class _KafkaTestConsumer:
     def close(self) -> None:
         """Leave the group."""
         self._client.close()
-
-
-def reads_log_dirs(conf: dict[str, Any]) -> bool:
-    """Whether a connection with these settings can request log directories: without TLS and SASL only."""
-    return str(conf.get("security.protocol", "plaintext")).lower() == "plaintext"
 
 
 def _received(message: Any) -> Received:

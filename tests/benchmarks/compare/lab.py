@@ -82,10 +82,6 @@ class Lab:
 
         In mode ``external`` every payload goes to the store, also one that would fit into a message. The others use the
         broker's limit. ``native`` does not use the configuration.
-
-        Args:
-            mode: The mode.
-            store_options: Replace options of the store, for example ``ttl_seconds``.
         """
         strategy = "chunking" if mode == "native" else mode
         base = self.space.config
@@ -132,13 +128,7 @@ class Lab:
         return TopicSettings(partitions=partitions, max_message_bytes=raised)
 
     def topic(self, mode: Mode, purpose: str, settings: TopicSettings | None = None) -> str:
-        """Create a topic with a unique name; it is deleted after the experiment, or by `delete_topic`.
-
-        Args:
-            mode: Part of the name.
-            purpose: Part of the name: one word.
-            settings: By default one partition and the broker's limits.
-        """
+        """Create a topic with a unique name; it is deleted after the experiment, or by `delete_topic`."""
         self._names += 1
         name = f"{PREFIX}{self.journal.run}-{purpose}-{mode}-{self._names}"
         self.journal.topics.append(name)
@@ -168,19 +158,7 @@ class Lab:
         wait: bool = True,
         config: Config | None = None,
     ) -> Worker:
-        """Start a producer or consumer in a process of its own. Close it; what is left is killed after the experiment.
-
-        Args:
-            role: What it is.
-            mode: How payloads travel.
-            topic: An existing topic.
-            group: Of a consumer. Brokers add nothing to it: use the topic's name if it has to be unique.
-            max_message_bytes: The raised limit of ``native``, see `settings`.
-            session_seconds: See `Broker.consumer`.
-            kill_after: See `WorkerSpec.kill_after`.
-            wait: Whether to wait until it is connected; else call `Worker.ready`.
-            config: By default that of the mode, see `config`.
-        """
+        """Start a producer or consumer in a process of its own; killed after the experiment unless it is closed."""
         self.uses_store()
         spec = WorkerSpec(
             role=role,
@@ -203,11 +181,6 @@ class Lab:
         """Create a topic for each mode, start a producer and a consumer of each at the same time, and close all.
 
         A mode that the broker cannot take payloads of this size in is left out.
-
-        Args:
-            purpose: See `topic`.
-            largest: Size of the largest payload.
-            modes: Some modes only.
         """
         with contextlib.ExitStack() as stack:
             pairs = []

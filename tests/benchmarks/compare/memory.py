@@ -84,13 +84,7 @@ def _measure(pair: WorkerPair, size: int, together: int, number: int) -> Peak:
 
 
 def judge(peaks: Sequence[Peak], *, sizes: Sequence[int], several: int) -> Experiment:
-    """Return the experiment for all measurements. Pure.
-
-    Args:
-        peaks: Measurements of the ``sizes`` one at a time, and of interleaved payloads of ``several`` bytes.
-        sizes: The sizes.
-        several: The size of the interleaved payloads.
-    """
+    """Return the experiment for all measurements. Pure."""
     modes: list[str] = [mode for mode in MODES if any(peak.mode == mode for peak in peaks)]
     by_size = {
         role: {mode: tuple(_point(peaks, mode, size, 1, role, x=size) for size in sizes) for mode in modes}

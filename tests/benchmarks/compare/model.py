@@ -162,11 +162,7 @@ def as_json(result: Comparison | Experiment) -> dict[str, Any]:
 
 
 def from_json(kind: type[_Result], values: Mapping[str, Any]) -> _Result:
-    """Return the result that `as_json` was called with.
-
-    Raises:
-        CompareError: The values are not those of a result: a field is missing, unknown, or of another type.
-    """
+    """Return the result that `as_json` was called with."""
     try:
         result: _Result = _value(kind, values)
     except (TypeError, ValueError, KeyError, AttributeError) as error:

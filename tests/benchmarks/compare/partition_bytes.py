@@ -56,13 +56,7 @@ def _measure(lab: Lab, mode: Mode, size: int) -> float:
 
 
 def result(measured: PerPayload, *, source: str, missing: list[str] | None = None) -> Experiment:
-    """Return the experiment for bytes in the partition that were measured.
-
-    Args:
-        measured: By mode and payload size.
-        source: Where the broker's figures come from.
-        missing: Why figures are missing.
-    """
+    """Return the experiment for bytes in the partition that were measured."""
     verdict, why = judge(measured)
     modes: list[Mode] = list(dict.fromkeys(mode for mode, _ in measured))
     return Experiment(

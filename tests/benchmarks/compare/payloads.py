@@ -65,11 +65,7 @@ class Payloads:
         return True
 
     def sizes(self) -> tuple[int, ...]:
-        """Return the representative sizes of the folder's files.
-
-        Raises:
-            CompareError: It contains no file that is large enough.
-        """
+        """Return the representative sizes of the folder's files."""
         return representative([path.stat().st_size for path in _files(self.folder or "")], f"below {self.folder}")
 
     def _block(self, size: int) -> bytes:
@@ -83,11 +79,7 @@ def number_of(payload: bytes | bytearray | memoryview) -> int:
 
 
 def representative(sizes: Sequence[int], where: str) -> tuple[int, ...]:
-    """Return the 10th, 50th and 90th percentile and the largest of the sizes, without repetitions.
-
-    Raises:
-        CompareError: The sample is empty, or all sizes are too small; the message ends with ``where``.
-    """
+    """Return the 10th, 50th and 90th percentile and the largest of the sizes, without repetitions."""
     ordered = sorted(size for size in sizes if size >= MIN_BYTES)
     if not ordered:
         raise CompareError(f"there is no payload of at least {MIN_BYTES} bytes {where}; choose another sample")

@@ -46,12 +46,7 @@ _STYLE: dict[Any, Any] = {"svg.fonttype": "none", "font.size": _FONT, "text.pars
 
 
 def svg(series: Series, prefix: str) -> str:
-    """Return a plot as an ``svg`` element for an HTML page that defines ``--c-NAME`` for each color of `PALETTE`.
-
-    Args:
-        series: The points.
-        prefix: Of all ids, which are unique on a page.
-    """
+    """Return a plot as an ``svg`` element for an HTML page that defines ``--c-NAME`` for each color of `PALETTE`."""
     import matplotlib as mpl
 
     with mpl.rc_context({**_STYLE, "svg.hashsalt": prefix}):

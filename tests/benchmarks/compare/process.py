@@ -129,9 +129,6 @@ class Worker:
     Args:
         spec: What it does.
         ended: Called when the process was closed or killed.
-
-    Raises:
-        CompareError: It could not connect.
     """
 
     def __init__(self, spec: WorkerSpec, *, ended: Callable[[Worker], None] = lambda worker: None) -> None:
@@ -177,19 +174,7 @@ class Worker:
         peak: bool = False,
         timeout: float = 120.0,
     ) -> Report:
-        """Send payloads and wait until all are acknowledged.
-
-        Args:
-            size: Of each payload.
-            first: The number of the first payload; the others follow.
-            count: How many.
-            keys: Whether each payload has a message key, which is its number.
-            one_by_one: Whether each payload waits for the acknowledgement of the one before.
-            interleaved: Whether each payload has a producer of its own, and all send at the same time: of each payload
-                the first chunk, then of each the second, and so on.
-            peak: Whether memory is measured, which takes time.
-            timeout: Seconds for everything.
-        """
+        """Send payloads and wait until all are acknowledged."""
         options = {"keys": keys, "one_by_one": one_by_one, "interleaved": interleaved, "peak": peak}
         self.start("send", size=size, first=first, count=count, **options)
         return self.report(timeout)
@@ -197,15 +182,7 @@ class Worker:
     def receive(
         self, count: int, *, timeout: float = 60.0, idle: float = 10.0, commit: Commit = "each", verify: bool = True
     ) -> Report:
-        """Receive payloads, which are added to `delivered`.
-
-        Args:
-            count: How many at most; errors in place of payloads count.
-            timeout: Seconds for everything.
-            idle: Return what there is when nothing arrives for so many seconds.
-            commit: Which payloads are committed; ``last`` is the one that completes ``count``.
-            verify: Whether every byte is checked and each payload is reported as it arrives; not while time counts.
-        """
+        """Receive payloads, which are added to `delivered`."""
         self.start("receive", count=count, idle=idle, commit=commit, verify=verify)
         return self.report(timeout)
 
@@ -219,12 +196,7 @@ class Worker:
         self._write(json.dumps({"command": command, **arguments}))
 
     def report(self, timeout: float) -> Report:
-        """Wait for the report of the oldest command that has none yet.
-
-        Raises:
-            WorkerDiedError: The process ended, for example because of `WorkerSpec.kill_after`.
-            CompareError: The command failed, or the time-out has passed; the process was killed.
-        """
+        """Wait for the report of the oldest command that has none yet."""
         answer = self._answer(timeout)
         for name in ("latencies", "errors", "partitions"):
             answer[name] = tuple(answer[name])
@@ -238,11 +210,7 @@ class Worker:
         self._finish()
 
     def wait(self, timeout: float) -> int:
-        """Wait until the process has ended by itself; return its exit status, negative for a signal.
-
-        Raises:
-            CompareError: It runs on.
-        """
+        """Wait until the process has ended by itself; return its exit status, negative for a signal."""
         try:
             status = self._process.wait(timeout)
         except subprocess.TimeoutExpired as error:

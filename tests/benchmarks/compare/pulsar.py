@@ -58,9 +58,6 @@ class PulsarBroker:
     Args:
         address: Its options are ``token``, ``tls_trust_certs_file_path``, ``listener_name``, and the ``namespace`` of
             new topics, by default ``public/default``.
-
-    Raises:
-        CompareError: No broker answered.
     """
 
     def __init__(self, address: BrokerAddress) -> None:

@@ -22,9 +22,6 @@ class TopicAdmin:
         url: The web service.
         token: Sent with every request, but not to another host.
         trust: For https.
-
-    Raises:
-        CompareError: The URL cannot be used.
     """
 
     def __init__(self, url: str, *, token: str | None, trust: ssl.SSLContext) -> None:

@@ -266,13 +266,7 @@ def _faulty(cc: ClaimCheck) -> FaultyStore:
 
 
 def judge(failures: Sequence[Failure], readings: dict[Mode, Reading], *, has_retention: bool) -> Experiment:
-    """Return the result for what was left behind.
-
-    Args:
-        failures: Of all modes.
-        readings: What was received afterwards, for each mode.
-        has_retention: Whether the broker deletes messages after a time.
-    """
+    """Return the result for what was left behind."""
     by_mode = {mode: [each for each in failures if each.mode == mode] for mode in readings}
     until = "until retention" if has_retention else "until the topic is deleted"
     return Experiment(

@@ -74,18 +74,7 @@ def _silent(text: str) -> None:
 
 
 def compare(options: Options, *, show: Show = _silent, done: Show = _silent) -> Comparison:
-    """Run the experiments and return their results. What they create is removed, also after an error.
-
-    Args:
-        options: What to compare.
-        show: Called whenever something else begins.
-        done: Called with a line for each finished experiment.
-
-    Raises:
-        CompareError: The comparison cannot run.
-        StoreUnavailableError: The directory of a store of files does not exist.
-        ConfigError: The price file is wrong.
-    """
+    """Run the experiments and return their results. What they create is removed, also after an error."""
     plans = selected(options.only)
     prices = load_prices(options.prices)
     identity = options.address or BrokerAddress("local", "")
@@ -202,7 +191,11 @@ def _run(lab: Lab, plans: Sequence[Plan], show: Show, done: Show) -> list[Experi
             _check_room(lab)
         for number, plan in enumerate(plans, 1):
             name, begin = f"{number}/{len(plans)} {plan.name}", lab.clock()
-            lab.progress = lambda text, name=name: show(f"{name}: {text}")
+
+            def progress(text: str, name: str = name) -> None:
+                show(f"{name}: {text}")
+
+            lab.progress = progress
             finished.append(_run_one(lab, plan))
             done(f"{name:<16} done in {lab.clock() - begin:.1f} s")
     except BaseException:

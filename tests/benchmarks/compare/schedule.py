@@ -43,14 +43,7 @@ PLANS = (
 
 
 def selected(only: Sequence[str] | None) -> tuple[Plan, ...]:
-    """Return the experiments to run.
-
-    Args:
-        only: Names; ``None`` for all.
-
-    Raises:
-        CompareError: There is no such experiment, or none is named.
-    """
+    """Return the experiments to run."""
     names = [plan.name for plan in PLANS]
     if only is not None and not only:
         raise CompareError(f"no experiment is named; choose from {', '.join(names)}")

@@ -113,10 +113,6 @@ def plan(positions: Sequence[Position], ends: Sequence[int]) -> list[Target]:
     """Return where to move: into the middle of each payload, to its last message, and back to its beginning.
 
     The last payload is not a target: receiving it shows that nothing else follows.
-
-    Args:
-        positions: Of all messages, in order.
-        ends: For each payload, how many messages there were after it was sent.
     """
     targets = []
     for number, (place, following) in enumerate(pairwise([0, *ends[:-1]])):

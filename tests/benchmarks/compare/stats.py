@@ -24,13 +24,7 @@ def percentile(values: Sequence[float], fraction: float) -> float:
 
 
 def interval(rounds: Rounds, statistic: Callable[[Sequence[float]], float], *, seed: int = 0) -> tuple[float, float]:
-    """Return a 95 % interval by bootstrap over whole rounds: values of one round are not independent.
-
-    Args:
-        rounds: The values of each round, at least one round; none of them empty.
-        statistic: Of the values of all rounds together.
-        seed: The same seed returns the same interval.
-    """
+    """Return a 95 % interval by bootstrap over whole rounds: values of one round are not independent."""
     rng = random.Random(seed)
     results = []
     for _ in range(_RESAMPLES if len(rounds) > 1 else 1):

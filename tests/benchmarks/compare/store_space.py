@@ -52,12 +52,7 @@ class StoreSpace:
 
     @classmethod
     def of(cls, config: Config, part: str) -> StoreSpace:
-        """Choose the store that writers use.
-
-        Raises:
-            CompareError: It is in the memory of one process.
-            StoreUnavailableError: Its directory does not exist, and it is configured without ``create``.
-        """
+        """Choose the store that writers use."""
         name = config.store or (next(iter(config.stores)) if len(config.stores) == 1 else None)
         if name is None and config.stores:
             raise CompareError("the configuration has several stores: name the one to compare with 'store:'")

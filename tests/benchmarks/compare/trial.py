@@ -166,11 +166,7 @@ class Trial:
 
 
 def until_killed(worker: Worker, command: Callable[[], object]) -> None:
-    """Run a command of a worker that is killed in its middle.
-
-    Raises:
-        CompareError: The worker was not killed: the command failed, or ended.
-    """
+    """Run a command of a worker that is killed in its middle."""
     try:
         command()
     except WorkerDiedError as error:
