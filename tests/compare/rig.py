@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from claimcheck import config
 from tests.benchmarks.compare.broker import Broker, BrokerAddress
-from tests.benchmarks.compare.journal import Journal
 from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.store_space import StoreSpace
 
@@ -23,11 +23,11 @@ def lab_on(
     """Open a lab on a broker, with a store of files by default; what it created is removed."""
     entry = store or {"type": "filesystem", "path": str(folder / "store"), "create": True}
     settings = config.from_dict({"strategy": "external", "stores": {"s": entry}})
-    journal = Journal(folder / "journal.json")
+    run = secrets.token_hex(4)
     lab = kind(
         broker=broker,
-        space=StoreSpace.of(settings, f"claimcheck-compare-{journal.run}"),
-        journal=journal,
+        space=StoreSpace.of(settings, f"claimcheck-compare-{run}"),
+        run=run,
         sizes=more.pop("sizes", (64 * KIB, MIB)),
         **more,
     )

@@ -1,4 +1,4 @@
-"""A run as a whole: its journal, what an interruption leaves, its summary, and the command line."""
+"""A run as a whole: what an interruption leaves, its summary, and the command line."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ from claimcheck._texts import printable, size_text
 from claimcheck.config import from_dict
 from claimcheck.errors import StoreUnavailableError
 from tests.benchmarks.compare import schedule
-from tests.benchmarks.compare.broker import BrokerAddress
-from tests.benchmarks.compare.journal import Journal, locked, state_folder
 from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.local import EmbeddedBroker
 from tests.benchmarks.compare.main import main, parse_sizes
@@ -48,11 +46,10 @@ def experiment(name: str) -> Experiment:
 
 @pytest.fixture(autouse=True)
 def _folders(tmp_path, monkeypatch):
-    """Temporary folders and journals are below the test's folder."""
+    """Temporary folders are below the test's folder."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
 
 
@@ -87,10 +84,6 @@ def left(tmp_path: Path) -> list[str]:
     return [str(path) for path in (tmp_path / "tmp").iterdir()]
 
 
-def journals(tmp_path: Path) -> list[Path]:
-    return list((tmp_path / "state" / "claimcheck").glob("*.json"))
-
-
 # A run ---------------------------------------------------------------------------------------------------------
 
 
@@ -107,7 +100,6 @@ def test_what_an_experiment_leaves_is_removed(plans, tmp_path):
     assert [each.name for each in result.experiments] == ["untidy", "after"]
     assert seen == [([], 0, [])]
     assert left(tmp_path) == []
-    assert journals(tmp_path) == []
 
 
 @pytest.mark.parametrize("error", [BoomError, KeyboardInterrupt, SystemExit])
@@ -121,7 +113,19 @@ def test_an_interrupted_run_cleans_up(plans, tmp_path, error):
         compare(Options(sizes=SIZES))
 
     assert left(tmp_path) == []
-    assert journals(tmp_path) == []
+
+
+def test_what_could_not_be_removed_is_named(plans, monkeypatch):
+    def fails(self: EmbeddedBroker, topic: str) -> None:
+        raise CompareError("the broker is gone")
+
+    monkeypatch.setattr(EmbeddedBroker, "delete_topic", fails)
+    plans(failing=failing)
+    with pytest.raises(BoomError) as raised:
+        compare(Options(sizes=SIZES))
+
+    assert "topics whose names begin with claimcheck-compare-" in raised.value.__notes__[0]
+    assert "the broker is gone" in raised.value.__notes__[0]
 
 
 def test_each_step_and_each_result_is_shown(plans):
@@ -130,97 +134,6 @@ def test_each_step_and_each_result_is_shown(plans):
     compare(Options(sizes=SIZES), show=seen.append, done=lambda text: seen.append(text.partition(" in ")[0]))
 
     assert [" ".join(each.split()) for each in seen] == ["1/2 one: half", "1/2 one done", "2/2 two done"]
-
-
-def test_what_could_not_be_removed_is_removed_by_the_next_run(plans, tmp_path, monkeypatch):
-    """The broker and the store are gone while the first run cleans up; the store is not a temporary one."""
-    store = tmp_path / "store"
-    config = from_dict({"stores": {"s": {"type": "filesystem", "path": str(store), "create": True}}})
-    (tmp_path / "broker").mkdir()
-    address = BrokerAddress("local", str(tmp_path / "broker"))
-    with monkeypatch.context() as broken:
-
-        def fails(self: EmbeddedBroker, topic: str) -> None:
-            raise CompareError("the broker is gone")
-
-        broken.setattr(EmbeddedBroker, "delete_topic", fails)
-        plans(failing=failing)
-        with pytest.raises(BoomError) as raised:
-            compare(Options(address=address, config=config, sizes=SIZES))
-    assert "topics could not be removed" in raised.value.__notes__[0]
-    assert list(store.rglob("*64*")) or list(store.iterdir())
-
-    plans(fine=lambda lab: experiment("fine"))
-    compare(Options(address=address, config=config, sizes=SIZES))
-
-    assert list((tmp_path / "broker").iterdir()) == []
-    assert [path for path in store.rglob("*") if path.is_file()] == []
-
-
-def test_two_runs_on_one_broker_exclude_each_other(plans, tmp_path):
-    plans(fine=lambda lab: experiment("fine"))
-    path = Journal.of(tmp_path / "state" / "claimcheck", BrokerAddress("local", ""))
-    with locked(path), pytest.raises(CompareError, match="another comparison"):
-        compare(Options(sizes=SIZES))
-
-
-def test_a_lock_is_removed_at_the_end_and_never_held_twice(tmp_path, monkeypatch):
-    path = tmp_path / "state" / "compare-local-x.json"
-    with locked(path):
-        pass
-    assert list(path.parent.iterdir()) == []
-
-    def deleted_meanwhile(file: Any, operation: int) -> None:
-        path.with_suffix(".lock").unlink()
-
-    monkeypatch.setattr("fcntl.flock", deleted_meanwhile)
-    with pytest.raises(CompareError, match="another comparison"), locked(path):
-        pytest.fail("the lock of a deleted file excludes no one")
-
-
-def test_an_unusable_state_folder_is_one_sentence_with_the_remedy(plans, tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    plans(fine=lambda lab: experiment("fine"))
-
-    text = "records what it creates, cannot be used .*: choose another .* XDG_STATE_HOME"
-    with pytest.raises(CompareError, match=text):
-        compare(Options(sizes=SIZES))
-
-
-@pytest.mark.parametrize("value", ["", "state", "./state"])
-def test_a_relative_state_folder_is_ignored(tmp_path, monkeypatch, value):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_STATE_HOME", value)
-
-    assert state_folder() == tmp_path / ".local" / "state" / "claimcheck"
-
-
-def test_without_a_home_directory_the_state_folder_has_to_be_named(monkeypatch):
-    def missing() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("XDG_STATE_HOME")
-    monkeypatch.setattr(Path, "home", missing)
-
-    with pytest.raises(CompareError, match="XDG_STATE_HOME"):
-        state_folder()
-
-
-def test_a_journal_contains_no_address(tmp_path):
-    address = BrokerAddress("pulsar", "pulsar://user:hunter2@host:6650")
-    path = Journal.of(tmp_path, address)
-    Journal(path).write()
-
-    assert "hunter2" not in str(path) + path.read_text() + repr(address)
-
-
-def test_a_damaged_journal_is_reported(tmp_path):
-    path = tmp_path / "compare-local-x.json"
-    path.write_text('{"run": 1')
-
-    with pytest.raises(CompareError, match="cannot be read"):
-        Journal.read(path)
 
 
 # Errors --------------------------------------------------------------------------------------------------------
@@ -369,20 +282,6 @@ def test_a_second_ctrl_c_does_not_interrupt_the_clean_up(tmp_path):
     assert left(tmp_path) == []
 
 
-@pytest.mark.slow
-def test_after_a_kill_the_next_run_removes_everything(tmp_path):
-    process = _start(tmp_path)
-    wait_until(lambda: _is_measuring(tmp_path), "the run measures")
-    process.kill()
-    process.communicate(timeout=60)
-    assert left(tmp_path) != []
-
-    compare(Options(quick=True, only=("seek",), sizes=SIZES))
-
-    assert left(tmp_path) == []
-    assert journals(tmp_path) == []
-
-
 # Results and texts ---------------------------------------------------------------------------------------------
 
 
@@ -503,4 +402,3 @@ def test_a_broker_that_is_not_there_is_one_line(tmp_path, monkeypatch):
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 2, result.stderr
     assert left(tmp_path) == []
-    assert list((tmp_path / "state" / "claimcheck").iterdir()) == []

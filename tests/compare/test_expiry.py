@@ -25,7 +25,7 @@ def redis(url):
 def test_a_pointer_outlives_its_payload(tmp_path, fake_redis_url):
     with lab_on(embedded(tmp_path), tmp_path, store=redis(fake_redis_url)) as lab:
         found = expiry.run(lab)
-        assert lab.journal.topics == []
+        assert lab.topics == []
     assert found.verdict == "partly"  # nothing is known about the retention
     assert "pointer was still readable when its payload expired" in found.explanation
     assert "cannot be given a retention" in found.explanation

@@ -25,7 +25,7 @@ def test_an_experiment(real_address: BrokerAddress, tmp_path: Path, name: str) -
     with lab_on(connect(real_address), tmp_path, quick=True) as lab:
         result = importlib.import_module(f"tests.benchmarks.compare.{name}").run(lab)
 
-        assert lab.journal.topics == []
+        assert lab.topics == []
     assert result.verdict == VERDICTS[name], result
     assert set(result.measured) == set(MODES)
     assert result.facts is not None

@@ -97,7 +97,7 @@ def test_every_mode_and_size_is_measured_and_nothing_stays_behind(lab):
             assert all(0 < point.low <= point.y <= point.high for point in points)
     rounds = [name for name in experiment.facts or {} if name.startswith(f"consume_seconds/external/{2 * MIB}/")]
     assert len(rounds) == 2
-    assert lab.journal.topics == []
+    assert lab.topics == []
     assert lab.store_objects() == 0
 
 

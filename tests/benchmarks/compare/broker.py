@@ -149,9 +149,6 @@ class Broker(Protocol):
     def delete_topic(self, topic: str) -> None:
         """Delete a topic; a missing one is not an error."""
 
-    def topics(self, prefix: str) -> Sequence[str]:
-        """Return the topics whose names begin like this, for cleaning up after an interrupted run."""
-
     def topic_bytes(self, topic: str) -> Sequence[int]:
         """Return the bytes that each partition takes up on the broker's disk (one replica), from the broker itself."""
 

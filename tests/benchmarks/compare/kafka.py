@@ -122,10 +122,6 @@ class KafkaBroker:
                 "topics for the next run"
             ) from error
 
-    def topics(self, prefix: str) -> list[str]:
-        """Return the topics with this prefix."""
-        return sorted(name for name in self._metadata().topics if name.startswith(prefix))
-
     def expire(self, topic: str) -> None:
         """Do nothing: Kafka deletes at its own intervals, ``log.retention.check.interval.ms``."""
 

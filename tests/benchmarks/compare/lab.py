@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,6 @@ from claimcheck._client import ClaimCheck
 from claimcheck.config import Config
 from claimcheck.hooks import Hook
 from tests.benchmarks.compare.broker import Broker, TopicSettings
-from tests.benchmarks.compare.journal import Journal
 from tests.benchmarks.compare.model import MODES, Mode, NotMeasuredError
 from tests.benchmarks.compare.payloads import Payloads
 from tests.benchmarks.compare.process import Role, Worker, WorkerSpec
@@ -45,7 +45,6 @@ class Lab:
     Attributes:
         broker: The broker under test.
         space: The run's part of the user's store.
-        journal: Records what exists, for clean-up after an interruption.
         sizes: The payloads' sizes in bytes, rising.
         rounds: How often a measurement is repeated.
         payloads: Makes and verifies payloads.
@@ -53,12 +52,14 @@ class Lab:
         rng: Decides every order; seeded.
         progress: Shows what is being done.
         clock: Monotonic seconds.
+        run: Identifies the run, in names of topics and keys.
+        topics: Topics that exist.
+        stored: Whether there may be payloads in the store.
         deadline: When an experiment should stop repeating, by ``clock``; ``None`` for no limit.
     """
 
     broker: Broker
     space: StoreSpace
-    journal: Journal
     sizes: tuple[int, ...]
     rounds: int = 5
     payloads: Payloads = field(default_factory=Payloads)
@@ -67,6 +68,9 @@ class Lab:
     progress: Callable[[str], None] = _silent
     clock: Callable[[], float] = time.monotonic
     deadline: float | None = None
+    run: str = field(default_factory=lambda: secrets.token_hex(4))
+    topics: list[str] = field(default_factory=list)
+    stored: bool = False
     _workers: list[Worker] = field(default_factory=list, repr=False)
     _names: int = 0
 
@@ -97,7 +101,7 @@ class Lab:
 
     def claimcheck(self, mode: Mode, *, hooks: Iterable[Hook] = (), **store_options: object) -> ClaimCheck:
         """Return a `ClaimCheck` for a mode; close it. Payloads it stores are removed after the experiment."""
-        self.uses_store()
+        self.stored = self.space.name is not None
         return ClaimCheck(self.config(mode, **store_options), hooks=hooks)
 
     # The store -------------------------------------------------------------------------------------------------
@@ -109,12 +113,6 @@ class Lab:
     def clear_store(self) -> bool:
         """Remove everything that the run has in the store; return whether that is known to be complete."""
         return self.space.clear()
-
-    def uses_store(self) -> None:
-        """Record that there may be payloads in the store."""
-        if not self.journal.stored and self.space.name is not None:
-            self.journal.stored = True
-            self.journal.write()
 
     # Payloads and topics ---------------------------------------------------------------------------------------
 
@@ -130,9 +128,8 @@ class Lab:
     def topic(self, mode: Mode, purpose: str, settings: TopicSettings | None = None) -> str:
         """Create a topic with a unique name; it is deleted after the experiment, or by `delete_topic`."""
         self._names += 1
-        name = f"{PREFIX}{self.journal.run}-{purpose}-{mode}-{self._names}"
-        self.journal.topics.append(name)
-        self.journal.write()  # before the topic exists
+        name = f"{PREFIX}{self.run}-{purpose}-{mode}-{self._names}"
+        self.topics.append(name)  # before it exists
         self.broker.create_topic(name, settings or TopicSettings())
         return name
 
@@ -140,8 +137,7 @@ class Lab:
         """Delete a topic of `topic`."""
         self.broker.delete_topic(topic)
         with contextlib.suppress(ValueError):
-            self.journal.topics.remove(topic)
-        self.journal.write()
+            self.topics.remove(topic)
 
     # Processes -------------------------------------------------------------------------------------------------
 
@@ -159,7 +155,7 @@ class Lab:
         config: Config | None = None,
     ) -> Worker:
         """Start a producer or consumer in a process of its own; killed after the experiment unless it is closed."""
-        self.uses_store()
+        self.stored = self.space.name is not None
         spec = WorkerSpec(
             role=role,
             mode=mode,
@@ -217,8 +213,7 @@ class Lab:
         """Kill the workers, delete the topics and remove the payloads of the experiment."""
         for worker in list(self._workers):
             worker.kill()
-        for topic in list(self.journal.topics):
+        for topic in list(self.topics):
             self.delete_topic(topic)
-        if self.journal.stored and self.clear_store():
-            self.journal.stored = False
-            self.journal.write()
+        if self.stored and self.clear_store():
+            self.stored = False

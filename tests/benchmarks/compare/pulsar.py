@@ -124,15 +124,6 @@ class PulsarBroker:
         else:
             _log.warning("topic %s is not deleted, because that needs the web service: pass --admin-url", topic)
 
-    def topics(self, prefix: str) -> list[str]:
-        """Return the topics with this prefix, without their namespace; none without the web service."""
-        if self._admin is None:
-            return []
-        begin = self._full(prefix)
-        return sorted(
-            prefix + name[len(begin) :] for name in self._admin.names(self._namespace) if name.startswith(begin)
-        )
-
     def expire(self, topic: str) -> None:
         """Expire messages and delete them, which the broker otherwise does every few minutes."""
         if self._admin is not None:

@@ -57,12 +57,6 @@ class TopicAdmin:
         if self.get(f"persistent/{namespace}") is None:
             raise CompareError(f"there is no namespace {namespace}: create it, or use another one")
 
-    def names(self, namespace: str) -> set[str]:
-        """Return the full names of the topics in a namespace; a topic with partitions counts once."""
-        single = self.get(f"persistent/{namespace}") or []
-        partitioned = set(self.get(f"persistent/{namespace}/partitioned") or [])
-        return partitioned | {name for name in single if name.rpartition("-partition-")[0] not in partitioned}
-
     # Expiry ----------------------------------------------------------------------------------------------------
 
     def set_expiry(self, topic: str, seconds: int) -> None:

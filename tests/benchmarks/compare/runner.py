@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import datetime
 import random
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from claimcheck._texts import size_text
@@ -16,7 +17,6 @@ from claimcheck.config import Config, StoreConfig
 from claimcheck.errors import ClaimCheckError, ConfigError
 from tests.benchmarks.compare.broker import Broker, BrokerAddress, connect
 from tests.benchmarks.compare.cost import Prices, estimate, load_prices
-from tests.benchmarks.compare.journal import Journal, locked, state_folder
 from tests.benchmarks.compare.lab import PREFIX, Lab
 from tests.benchmarks.compare.machine import machine
 from tests.benchmarks.compare.model import CompareError, Comparison, Experiment
@@ -51,7 +51,6 @@ class Options:
         rounds: How often measurements are repeated; ``None`` for the default.
         quick: A short test run.
         prices: A price file; ``None`` for the example.
-        state: The folder for journals.
     """
 
     address: BrokerAddress | None = None
@@ -63,7 +62,6 @@ class Options:
     rounds: int | None = None
     quick: bool = False
     prices: str | None = None
-    state: Path = field(default_factory=state_folder)
 
 
 Show = Callable[[str], None]
@@ -77,67 +75,29 @@ def compare(options: Options, *, show: Show = _silent, done: Show = _silent) -> 
     """Run the experiments and return their results. What they create is removed, also after an error."""
     plans = selected(options.only)
     prices = load_prices(options.prices)
-    identity = options.address or BrokerAddress("local", "")
-    path = Journal.of(options.state, identity)
-    with locked(path), contextlib.ExitStack() as stack:
-        old, journal = Journal.read(path), Journal(path)
-        folder = _scratch(stack, journal)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True))
         broker = stack.enter_context(contextlib.closing(connect(options.address or BrokerAddress("local", folder))))
-        _remove_leftovers(broker, old, options)
-        lab = _lab(broker, journal, options, folder)
+        lab = _lab(broker, options, folder)
         begin = lab.clock()
         finished = _run(lab, plans, show, done)
-        comparison = _comparison(lab, _with_cost(finished, prices, lab), options, lab.clock() - begin)
-        stack.callback(journal.remove)
-        return comparison
+        return _comparison(lab, _with_cost(finished, prices, lab), options, lab.clock() - begin)
 
 
 # Before the run ------------------------------------------------------------------------------------------------
 
 
-def _scratch(stack: contextlib.ExitStack, journal: Journal) -> str:
-    """Create a temporary folder for the embedded broker and the store of files; the journal knows it."""
-    folder = tempfile.mkdtemp(prefix=PREFIX)
-    journal.folders.append(folder)
-    stack.callback(_remove_folder, journal, folder)
-    return folder
-
-
-def _remove_folder(journal: Journal, folder: str) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(ValueError):
-        journal.folders.remove(folder)
-    if journal.path.exists():
-        journal.write()
-
-
-def _remove_leftovers(broker: Broker, old: Journal | None, options: Options) -> None:
-    """Remove what an interrupted run could not."""
-    if old is None:
-        return
-    for topic in old.topics:
-        broker.delete_topic(topic)
-    if old.stored and options.config is not None:
-        StoreSpace.of(options.config, f"{PREFIX}{old.run}").clear()
-    for folder in old.folders:
-        if Path(folder).name.startswith(PREFIX):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _lab(broker: Broker, journal: Journal, options: Options, folder: str) -> Lab:
-    space = StoreSpace.of(options.config or _default_config(folder), f"{PREFIX}{journal.run}")
-    rounds = options.rounds or (_QUICK_ROUNDS if options.quick else _ROUNDS)
-    sizes = _sizes(broker, options)
-    journal.write()
+def _lab(broker: Broker, options: Options, folder: str) -> Lab:
+    run = secrets.token_hex(4)
     return Lab(
         broker=broker,
-        space=space,
-        journal=journal,
-        sizes=sizes,
-        rounds=rounds,
+        space=StoreSpace.of(options.config or _default_config(folder), f"{PREFIX}{run}"),
+        sizes=_sizes(broker, options),
+        rounds=options.rounds or (_QUICK_ROUNDS if options.quick else _ROUNDS),
         payloads=Payloads(options.payloads),
         quick=options.quick,
-        rng=random.Random(journal.run),
+        rng=random.Random(run),
+        run=run,
     )
 
 
@@ -185,23 +145,18 @@ def _check_room(lab: Lab) -> None:
 
 
 def _run(lab: Lab, plans: Sequence[Plan], show: Show, done: Show) -> list[Experiment]:
+    with _cleaned(lab):
+        _check_room(lab)
     finished = []
-    try:
-        with _cleaned(lab):
-            _check_room(lab)
-        for number, plan in enumerate(plans, 1):
-            name, begin = f"{number}/{len(plans)} {plan.name}", lab.clock()
+    for number, plan in enumerate(plans, 1):
+        name, begin = f"{number}/{len(plans)} {plan.name}", lab.clock()
 
-            def progress(text: str, name: str = name) -> None:
-                show(f"{name}: {text}")
+        def progress(text: str, name: str = name) -> None:
+            show(f"{name}: {text}")
 
-            lab.progress = progress
-            finished.append(_run_one(lab, plan))
-            done(f"{name:<16} done in {lab.clock() - begin:.1f} s")
-    except BaseException:
-        if not lab.journal.topics and not lab.journal.stored:
-            lab.journal.remove()
-        raise
+        lab.progress = progress
+        finished.append(_run_one(lab, plan))
+        done(f"{name:<16} done in {lab.clock() - begin:.1f} s")
     return finished
 
 
@@ -229,8 +184,8 @@ def _cleaned(lab: Lab) -> Iterator[None]:
         try:
             lab.clean_up()
         except Exception as second:
-            what = "topics" if lab.journal.topics else "payloads in the store"
-            error.add_note(f"{what} could not be removed ({second}); the next comparison of this broker removes them")
+            what = "topics" if lab.topics else "payloads in the store"
+            error.add_note(f"{what} whose names begin with {PREFIX}{lab.run} could not be removed ({second})")
         raise
     lab.clean_up()
 

@@ -89,7 +89,7 @@ class Trial:
         size = payload_bytes(lab.broker.limit_bytes, mode)
         settings = lab.settings(mode, size, partitions=partitions)
         topic = lab.topic(mode, purpose, settings)
-        lab.uses_store()
+        lab.stored = lab.space.name is not None
         try:
             with _quiet():
                 yield cls(lab, mode, topic, size, settings, with_small_chunks(lab.config(mode), size))
