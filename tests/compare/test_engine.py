@@ -91,7 +91,8 @@ def test_what_an_experiment_leaves_is_removed(plans, tmp_path):
     seen: list[Any] = []
 
     def after(lab: Lab) -> Experiment:
-        seen.append((lab.broker.topics(""), lab.store_objects(), lab._workers))
+        broker: Any = lab.broker
+        seen.append((broker.topics(""), lab.store_objects(), lab._workers))
         return experiment("after")
 
     plans(untidy=untidy, after=after)
