@@ -101,8 +101,9 @@ bench-spark: $(VENV)/.bench $(VENV)/.demo
 	$(BIN)/python tests/benchmarks/bench.py --only spark,spark-source --out bench-results/spark $(BENCH_ARGS)
 
 # Kafka and Pulsar: those of the environment, or started from the jars, see tests/servers.py. Writes into compare-results/.
+# Your own broker and store: make compare COMPARE_ARGS="--kafka localhost:9092 --config claimcheck.yaml"; --help has more.
 compare: $(VENV)/.bench
-	exec $(BIN)/python tests/servers.py $(BIN)/python tests/compare/everywhere.py $(COMPARE_ARGS)
+	exec $(BIN)/python $(if $(filter --kafka% --pulsar% --config% --help,$(COMPARE_ARGS)),,tests/servers.py $(BIN)/python) -m tests.benchmarks.compare.main $(COMPARE_ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-peers bench-results compare-results site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -21,7 +21,6 @@ from claimcheck._envelope import Plain, decode
 from claimcheck._payload import remaining_bytes
 from claimcheck._pointer import Pointer
 from claimcheck._store import Store
-from claimcheck.cli._compare import compare
 from claimcheck.cli._configuration import CONFIG, config_option, json_option, loaded, reported
 from claimcheck.cli._doctor import doctor
 from claimcheck.cli._exit_codes import exit_code, one_line, report_exit_code
@@ -180,7 +179,6 @@ commands.add_command(sweep)
 commands.add_command(gc)
 commands.add_command(redrive)
 commands.add_command(lifecycle)
-commands.add_command(compare)
 
 
 @commands.command(short_help=COMMANDS["schema"])

@@ -20,7 +20,6 @@ COMMANDS = {
     "gc": "Delete stored payloads that no message points at.",
     "redrive": "Send dead letters back to their topic.",
     "lifecycle": "Make a bucket delete expired payloads.",
-    "compare": "Measure which strategy fits your broker and store.",
     "put": "Store a payload and write its envelope.",
     "get": "Write the payload of an envelope.",
     "inspect": "Describe an envelope.",

@@ -1,6 +1,7 @@
 """Draw the pictures of "Choosing a strategy" and write its results, from the results in this folder.
 
-claimcheck compare --json > docs/pictures/compare-embedded.json
+make compare
+cp compare-results/embedded.json docs/pictures/compare-embedded.json
 python docs/pictures/compare.py
 
 The other results are ``compare-kafka.json`` and ``compare-pulsar.json``; those that are missing are left out.
@@ -17,8 +18,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parents[1]))
 
-from claimcheck._compare._model import Comparison, Series, from_json  # noqa: E402
-from claimcheck._compare._plots import draw  # noqa: E402
+from tests.benchmarks.compare.model import Comparison, Series, from_json  # noqa: E402
+from tests.benchmarks.compare.plots import draw  # noqa: E402
 
 IMAGES = HERE.parent / "images"
 PAGE = HERE.parent / "guides" / "strategies.md"

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import claimcheck
-from claimcheck._compare._kafka import FETCH_BYTES
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
+from tests.benchmarks.compare.kafka import FETCH_BYTES
 from tests.benchmarks.lab import KAFKA_MAX_MESSAGE_BYTES, Lab
 
 WAIT_SECONDS = 60.0
@@ -125,13 +125,7 @@ class Pipe:
 
 @contextlib.contextmanager
 def pipes(lab: Lab, *wrapped: claimcheck.ClaimCheck | None, whole: bool = False) -> Iterator[list[Pipe]]:
-    """Open pipes, each with a topic of its own, which is removed afterwards with all that it holds.
-
-    Args:
-        lab: Has the broker.
-        wrapped: One for each pipe.
-        whole: Whether they are there for one large payload at a time, of which native ones take any size.
-    """
+    """Open pipes, each with a topic of its own, which is removed afterwards with all that it holds."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": lab.kafka})

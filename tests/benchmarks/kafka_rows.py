@@ -23,7 +23,7 @@ _WHOLE, _CHUNKS, _POINTERS = "whole records", "chunks", "pointers through Redis"
 _AT_ONCE = {1: 200, 64: 25}  # records of so many KiB
 _BEST = "between the best rounds of each; in the others the client's own threads took their part of the time"
 _RAISED = "whole records need limits that are raised in broker, producer and consumer, and a heap of 3 GB; ours do not"
-_FROM_ASSIGNMENT = f"{_RAISED}; a round begins with the assignment, whose time claimcheck compare leaves out"
+_FROM_ASSIGNMENT = f"{_RAISED}; a round begins with the assignment, whose time make compare leaves out"
 
 
 def steps(effort: Effort) -> list[Step]:

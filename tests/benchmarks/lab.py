@@ -253,11 +253,7 @@ def helper(*command: str | Path) -> Iterator[int]:
 
 
 def needed(program: str) -> str:
-    """Find a program.
-
-    Raises:
-        MissingProgramError: It is not there.
-    """
+    """Find a program."""
     path = shutil.which(program)
     if path is None:
         raise MissingProgramError(f"there is no {program} on PATH")

@@ -11,20 +11,16 @@ from pathlib import Path
 from typing import Any
 
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-LIBRARIES = ("claimcheck", "redis", "hiredis", "boto3", "obstore", "isal")
+LIBRARIES = ("claimcheck-messaging", "redis", "hiredis", "boto3", "obstore", "isal")
 PROGRAMS = ("redis-server", "cc")
 
 
 def machine(network: str) -> dict[str, Any]:
-    """Describe this machine and what is installed.
-
-    Args:
-        network: What network the run is in; see network.py.
-    """
+    """Describe this machine and what is installed."""
     return {
-        "cpu": _line_of("/proc/cpuinfo", "model name") or platform.processor(),
+        "cpu": line_of("/proc/cpuinfo", "model name") or platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30), 1),
+        "memory_gib": memory_gib(),
         "kernel": platform.release(),
         "load_at_start": os.getloadavg()[0],
         "python": platform.python_version(),
@@ -47,6 +43,11 @@ def lines(facts: dict[str, Any]) -> list[str]:
     ]
 
 
+def memory_gib() -> float:
+    """The memory of this machine."""
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30), 1)
+
+
 def version_of(package: str) -> str:
     """The installed version of a package."""
     try:
@@ -55,7 +56,7 @@ def version_of(package: str) -> str:
         return "not installed"
 
 
-def _line_of(file: str, key: str) -> str:
+def line_of(file: str, key: str) -> str:
     for line in Path(file).read_text().splitlines() if Path(file).exists() else ():
         if line.startswith(key):
             return line.partition(":")[2].strip()

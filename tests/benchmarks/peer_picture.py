@@ -36,11 +36,7 @@ class Line:
 
 
 def draw(results: Results, path: Path) -> None:
-    """Draw what a run has measured.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Draw what a run has measured."""
     draw_lines([_line(results, name) for name in results.rounds], path)
 
 
@@ -52,18 +48,7 @@ def draw_lines(
     title: str = "Writing a payload and reading it back, on one 2-core machine",
     rate: str = "MB of payload per second, write and read together",
 ) -> None:
-    """Draw panels with lines: ours in blue, other libraries in gray, names at the ends of the lines.
-
-    Args:
-        lines: What was measured.
-        path: The picture.
-        panels: The titles of panels, by name, in order.
-        title: Above all panels.
-        rate: What the rates are.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Draw panels with lines: ours in blue, other libraries in gray, names at the ends of the lines."""
     drawn = [panel for panel in panels if any(line.panel == panel for line in lines)]
     plt = pyplot()
     figure, grid = plt.subplots(

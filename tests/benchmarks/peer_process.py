@@ -47,19 +47,11 @@ class PeerProcess(contextlib.AbstractContextManager["PeerProcess"]):
             pass
 
     def version(self) -> str:
-        """Wait until it is ready, and give the library's version.
-
-        Raises:
-            PeerError: It is not to be had.
-        """
+        """Wait until it is ready, and give the library's version."""
         return str(self._answer()["version"])
 
     def round(self, size: int, number: int) -> dict[str, Any]:
-        """Have one payload put and got.
-
-        Raises:
-            PeerError: That did not work.
-        """
+        """Have one payload put and got."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"size": size, "number": number}).encode() + b"\n")

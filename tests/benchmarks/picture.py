@@ -52,11 +52,7 @@ class Panel:
 
 
 def pyplot() -> Any:
-    """Return matplotlib's pyplot, which draws without a display.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Return matplotlib's pyplot, which draws without a display."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -67,11 +63,7 @@ def pyplot() -> Any:
 
 
 def draw(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Draw the rates of every run.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Draw the rates of every run."""
     panels = []
     shown: tuple[Series, ...] = ()
     for row in rows:
@@ -87,19 +79,7 @@ def draw(rows: Sequence[Row], path: Path, title: str) -> None:
 def draw_panels(
     panels: Sequence[Panel], path: Path, title: str, *, columns: int = 2, shared: bool = False, note: str = ""
 ) -> None:
-    """Draw panels of bars side by side.
-
-    Args:
-        panels: In the order of reading.
-        path: The PNG.
-        title: Above all.
-        columns: Panels in one line.
-        shared: Whether all bars have one scale.
-        note: Small text below.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Draw panels of bars side by side."""
     lines = -(-len(panels) // columns)
     height = 0.9 + sum(
         0.45 + 0.3 * max(len(panel.bars) for panel in panels[i * columns : (i + 1) * columns]) for i in range(lines)

@@ -22,7 +22,7 @@ NATIVE = "native"
 _CHUNKING = "the client's own chunking"
 _BEST = "between the best rounds of each; in the others the client's own threads took their part of the time"
 _TOGETHER = (
-    "one process sends, and receives in another thread while chunks still arrive; claimcheck compare measures sending, "
+    "one process sends, and receives in another thread while chunks still arrive; make compare measures sending, "
     "and then reading what is in the topic"
 )
 

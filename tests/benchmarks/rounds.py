@@ -67,14 +67,7 @@ class Variant:
 
 
 def compare(effort: Effort, amount: int, *variants: Variant, counts: str = "bytes") -> tuple[Series, ...]:
-    """Run all variants in turns and return their series, in the order of the variants.
-
-    Args:
-        effort: How many rounds.
-        amount: What one round of a variant moves.
-        variants: The first to go rotates from round to round.
-        counts: What the amount counts.
-    """
+    """Run all variants in turns and return their series, in the order of the variants."""
     taken: dict[str, list[Sample]] = {variant.name: [] for variant in variants}
     for variant in variants * effort.warm_up:
         _once(variant)

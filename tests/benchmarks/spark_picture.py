@@ -15,11 +15,7 @@ _OURS = "claimcheck"
 
 
 def draw_ways(rows: Sequence[Row], path: Path) -> bool:
-    """Draw the Spark rows with payloads of 1 MiB; returns whether there are any.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Draw the Spark rows with payloads of 1 MiB; returns whether there are any."""
     ways = _ways(rows)
     if ways:
         draw_lines(ways, path)
@@ -27,11 +23,7 @@ def draw_ways(rows: Sequence[Row], path: Path) -> bool:
 
 
 def draw_lines(ways: Mapping[str, Mapping[int, float]], path: Path) -> None:
-    """Draw MB/s by round trip in milliseconds, ours in blue.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Draw MB/s by round trip in milliseconds, ours in blue."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(8.6, 4.4), layout="constrained")
     latencies = sorted({at for points in ways.values() for at in points})

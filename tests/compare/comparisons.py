@@ -6,7 +6,7 @@ import functools
 import json
 from dataclasses import replace
 
-from claimcheck._compare._model import MODES, Comparison, Experiment, Point, Recommendation, Series, from_json
+from tests.benchmarks.compare.model import MODES, Comparison, Experiment, Point, Recommendation, Series, from_json
 from tests.docs_pages import ROOT
 
 HOSTILE = (

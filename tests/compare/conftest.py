@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from claimcheck._compare._broker import BrokerAddress
+from tests.benchmarks.compare.broker import BrokerAddress
 
 
 @pytest.fixture(

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from claimcheck._compare._broker import Broker, Received
-from claimcheck._compare._lab import Lab
-from claimcheck._compare._model import Experiment, Mode
+from tests.benchmarks.compare.broker import Broker, Received
+from tests.benchmarks.compare.lab import Lab
+from tests.benchmarks.compare.model import Experiment, Mode
 from tests.compare.rig import MIB, embedded, lab_on
 
 IDLE_SECONDS = 1000.0

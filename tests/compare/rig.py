@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from claimcheck import config
-from claimcheck._compare._broker import Broker, BrokerAddress
-from claimcheck._compare._journal import Journal
-from claimcheck._compare._lab import Lab
-from claimcheck._compare._store_space import StoreSpace
+from tests.benchmarks.compare.broker import Broker, BrokerAddress
+from tests.benchmarks.compare.lab import Lab
+from tests.benchmarks.compare.store_space import StoreSpace
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -23,11 +23,11 @@ def lab_on(
     """Open a lab on a broker, with a store of files by default; what it created is removed."""
     entry = store or {"type": "filesystem", "path": str(folder / "store"), "create": True}
     settings = config.from_dict({"strategy": "external", "stores": {"s": entry}})
-    journal = Journal(folder / "journal.json")
+    run = secrets.token_hex(4)
     lab = kind(
         broker=broker,
-        space=StoreSpace.of(settings, f"claimcheck-compare-{journal.run}"),
-        journal=journal,
+        space=StoreSpace.of(settings, f"claimcheck-compare-{run}"),
+        run=run,
         sizes=more.pop("sizes", (64 * KIB, MIB)),
         **more,
     )
@@ -40,7 +40,7 @@ def lab_on(
 
 def embedded(folder: Path) -> Broker:
     """Return the embedded broker."""
-    from claimcheck._compare._local import connect
+    from tests.benchmarks.compare.local import connect
 
     (folder / "broker").mkdir()
     return connect(BrokerAddress("local", str(folder / "broker")))

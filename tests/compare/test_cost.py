@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from importlib import resources
 
 import pytest
 import yaml
 
-from claimcheck._compare._cost import estimate, load_prices, monthly_cost
 from claimcheck.errors import ConfigError
-from tests.docs_pages import blocks
+from tests.benchmarks.compare.cost import estimate, load_prices, monthly_cost
+from tests.docs_pages import ROOT
 
 MB = 10**6
 # 73 days are 2.4 months, and 36.5 days are 1.2.
@@ -110,7 +109,7 @@ def leaves(raw, path=()) -> Iterator[tuple[str, ...]]:
             yield (*path, name)
 
 
-SHIPPED = yaml.safe_load((resources.files("claimcheck._compare") / "prices.yaml").read_text())
+SHIPPED = yaml.safe_load((ROOT / "tests/benchmarks/compare/prices.yaml").read_text())
 
 
 @pytest.mark.parametrize("path", list(leaves(SHIPPED)), ids=".".join)
@@ -129,11 +128,6 @@ def test_each_number_of_the_shipped_file_matters(tmp_path, path):
 
 def test_the_default_is_the_shipped_file():
     assert load_prices().source == SHIPPED["source"]
-
-
-def test_the_documented_file_is_the_shipped_one():
-    (block,) = (each for each in blocks("docs/guides/strategies.md") if each.note.startswith("not run: a price file"))
-    assert block.code == (resources.files("claimcheck._compare") / "prices.yaml").read_text()
 
 
 def without(*path):

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from claimcheck._compare._report import render
+from tests.benchmarks.compare.report import render
 from tests.docs_pages import ROOT
 
 

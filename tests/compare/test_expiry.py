@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from claimcheck._compare import _expiry
-from claimcheck._compare._broker import connect
-from claimcheck._compare._expiry import SHORT_SECONDS, Watch, judge, result
 from claimcheck._sweep import Sweep
+from tests.benchmarks.compare import expiry
+from tests.benchmarks.compare.broker import connect
+from tests.benchmarks.compare.expiry import SHORT_SECONDS, Watch, judge, result
 from tests.compare.rig import embedded, lab_on
 
 LATER = SHORT_SECONDS + 1
@@ -24,8 +24,8 @@ def redis(url):
 @pytest.mark.slow
 def test_a_pointer_outlives_its_payload(tmp_path, fake_redis_url):
     with lab_on(embedded(tmp_path), tmp_path, store=redis(fake_redis_url)) as lab:
-        found = _expiry.run(lab)
-        assert lab.journal.topics == []
+        found = expiry.run(lab)
+        assert lab.topics == []
     assert found.verdict == "partly"  # nothing is known about the retention
     assert "pointer was still readable when its payload expired" in found.explanation
     assert "cannot be given a retention" in found.explanation
@@ -37,7 +37,7 @@ def test_a_pointer_outlives_its_payload(tmp_path, fake_redis_url):
 @pytest.mark.slow
 def test_a_store_that_deletes_nothing_by_itself_is_swept(tmp_path):
     with lab_on(embedded(tmp_path), tmp_path) as lab:
-        found = _expiry.run(lab)
+        found = expiry.run(lab)
     assert found.verdict == "partly"
     assert "kept the payload until it was swept" in found.explanation
     assert "by a sweep" in found.measured["external"]
@@ -47,9 +47,9 @@ def test_a_store_that_deletes_nothing_by_itself_is_swept(tmp_path):
 
 @pytest.mark.slow
 def test_a_store_that_keeps_payloads_is_seen(tmp_path, monkeypatch):
-    monkeypatch.setattr(_expiry, "Sweep", lambda **options: Sweep(**options | {"grace_seconds": 3600}))
+    monkeypatch.setattr(expiry, "Sweep", lambda **options: Sweep(**options | {"grace_seconds": 3600}))
     with lab_on(embedded(tmp_path), tmp_path) as lab:
-        found = _expiry.run(lab)
+        found = expiry.run(lab)
     assert found.verdict == "not measured"
     assert "kept the payload beyond its lifetime" in found.explanation
 
@@ -101,7 +101,7 @@ def test_what_is_lost_within_one_look_is_lost_together(tmp_path):
     clock = Clock()
     broker = DeletesWhileRead(embedded(tmp_path), clock)
     with lab_on(broker, tmp_path, clock=clock) as lab, contextlib.ExitStack() as stack:
-        watcher = _expiry._Watcher(lab, "native", "short retention", stack, threading.Event())
+        watcher = expiry._Watcher(lab, "native", "short retention", stack, threading.Event())
         watcher.join()
         watcher.observe()
     assert watcher.watch.payload_lost == watcher.watch.messages_lost
@@ -120,7 +120,7 @@ def test_a_broker_that_loses_pointers_is_seen(tmp_path, fake_redis_url):
             return 0
 
     with lab_on(Forgetful(embedded(tmp_path)), tmp_path, store=redis(fake_redis_url)) as lab:
-        found = _expiry.run(lab)
+        found = expiry.run(lab)
     assert found.verdict == "disagrees"
 
 
@@ -161,7 +161,7 @@ def test_payloads_that_outlive_their_messages_are_counted():
 
 def test_on_real_brokers(real_address, redis_url, tmp_path):
     with lab_on(connect(real_address), tmp_path, store=redis(redis_url)) as lab:
-        found = _expiry.run(lab)
+        found = expiry.run(lab)
     assert found.verdict == "agrees", found
     assert set(found.measured) == {"external", "chunking", "hybrid", "native"}
     lost_first = {(row[0], row[1]): row[-1] for row in found.rows}

@@ -4,13 +4,13 @@ import dataclasses
 import re
 import uuid
 
-import confluent_kafka as kafka
+import confluent_kafka
 import pytest
 
-from claimcheck._compare import _kafka
-from claimcheck._compare._broker import BrokerAddress, TopicSettings
-from claimcheck._compare._model import MODES, CompareError, NotMeasuredError
 from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
+from tests.benchmarks.compare import kafka
+from tests.benchmarks.compare.broker import BrokerAddress, TopicSettings
+from tests.benchmarks.compare.model import MODES, CompareError, NotMeasuredError
 from tests.compare import broker_checks as checks
 from tests.compare.rig import lab_on
 from tests.real.process import wait_until
@@ -18,7 +18,7 @@ from tests.real.process import wait_until
 
 @pytest.fixture
 def broker(kafka_broker):
-    return _kafka.connect(BrokerAddress("kafka", kafka_broker.bootstrap_servers))
+    return kafka.connect(BrokerAddress("kafka", kafka_broker.bootstrap_servers))
 
 
 @pytest.fixture
@@ -45,23 +45,9 @@ def test_topics(broker):
     checks.check_topics(broker, f"claimcheck-compare-{uuid.uuid4().hex}")
 
 
-def test_bytes_are_those_of_the_log_directories(lab, broker):
-    assert broker.bytes_source == "the brokers' log directories"
+def test_bytes_are_those_of_the_records(lab, broker):
+    assert broker.bytes_source == "the sizes of the records, without batches"
     checks.check_bytes(lab)
-
-
-def test_bytes_without_log_directories(lab, broker):
-    broker._reads_log_dirs = False
-    assert "records" in broker.bytes_source
-    checks.check_bytes(lab)
-    assert "records" in broker.bytes_source
-
-
-def test_a_listener_with_tls_is_not_asked_for_its_log_directories(kafka_broker):
-    options = (("security.protocol", "plaintext"),)
-    address = BrokerAddress("kafka", kafka_broker.bootstrap_servers, options=options)
-    assert _kafka.connect(address)._reads_log_dirs
-    assert not _kafka.reads_log_dirs({"security.protocol": "SASL_SSL"})
 
 
 def test_a_sample_joins_no_group(lab, broker):
@@ -101,7 +87,7 @@ def test_errors_of_a_send_reach_flush(lab, broker):
     with checks.traffic(lab, "native", 1000) as lane:
         producer = broker.producer("native", lane.topic, lane.cc)
         producer.send(bytes(2 * broker.limit_bytes))
-        with pytest.raises(kafka.KafkaException, match="MSG_SIZE_TOO_LARGE"):
+        with pytest.raises(confluent_kafka.KafkaException, match="MSG_SIZE_TOO_LARGE"):
             producer.flush(checks.SECONDS)
         producer.close()
 
@@ -124,37 +110,37 @@ def test_a_limit_that_the_broker_cannot_have(lab, broker):
 def test_a_consumer_fetches_several_chunks_at_once_unless_the_user_says_otherwise():
     user = {"bootstrap.servers": "127.0.0.1:1", "max.partition.fetch.bytes": "1048576"}
 
-    assert _kafka.consumer_conf({}, "g")["max.partition.fetch.bytes"] > 3 * MAX_MESSAGE_BYTES
-    assert user.items() <= _kafka.consumer_conf(user, "g").items()
+    assert kafka.consumer_conf({}, "g")["max.partition.fetch.bytes"] > 3 * MAX_MESSAGE_BYTES
+    assert user.items() <= kafka.consumer_conf(user, "g").items()
 
 
 def test_no_broker(monkeypatch):
-    monkeypatch.setattr(_kafka, "_SECONDS", 0.5)
+    monkeypatch.setattr(kafka, "_SECONDS", 0.5)
     options = (("sasl.password", "hunter2"), ("sasl.username", "u"))
     address = BrokerAddress("kafka", "127.0.0.1:1", options=options)
     assert "hunter2" not in repr(address)
     with pytest.raises(CompareError, match="no Kafka broker answered") as caught:
-        _kafka.connect(address)
+        kafka.connect(address)
     assert "hunter2" not in str(caught.value)
 
 
 def test_a_setting_that_the_client_does_not_know():
     with pytest.raises(CompareError, match="does not accept"):
-        _kafka.connect(BrokerAddress("kafka", "127.0.0.1:1", options=(("sasl.secret", "hunter2"),)))
+        kafka.connect(BrokerAddress("kafka", "127.0.0.1:1", options=(("sasl.secret", "hunter2"),)))
 
 
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        (kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED, "not permitted to create topic t: permit Create"),
-        (kafka.KafkaError.POLICY_VIOLATION, "did not create topic t .POLICY_VIOLATION.: too many"),
+        (confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED, "not permitted to create topic t: permit Create"),
+        (confluent_kafka.KafkaError.POLICY_VIOLATION, "did not create topic t .POLICY_VIOLATION.: too many"),
     ],
 )
 def test_refused_topics(code, text):
     with pytest.raises(CompareError, match=text):
-        raise _kafka.not_created("t", kafka.KafkaException(kafka.KafkaError(code, "too many")))
+        raise kafka.not_created("t", confluent_kafka.KafkaException(confluent_kafka.KafkaError(code, "too many")))
 
 
 def test_a_worker_can_connect_with_the_address(broker):
-    again = _kafka.connect(dataclasses.replace(broker.address))
+    again = kafka.connect(dataclasses.replace(broker.address))
     assert again.label == broker.label

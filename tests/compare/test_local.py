@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from claimcheck._compare._broker import BrokerAddress, TopicSettings
-from claimcheck._compare._lab import Lab
-from claimcheck._compare._local import connect
-from claimcheck._compare._model import MODES, CompareError, Mode
-from claimcheck._compare._process import Worker, WorkerDiedError
 from claimcheck._envelope import Chunk, decode
 from claimcheck.transports.local import LocalBroker
+from tests.benchmarks.compare.broker import BrokerAddress, TopicSettings
+from tests.benchmarks.compare.lab import Lab
+from tests.benchmarks.compare.local import connect
+from tests.benchmarks.compare.model import MODES, CompareError, Mode
+from tests.benchmarks.compare.process import Worker, WorkerDiedError
 from tests.compare import broker_checks as checks
 from tests.compare.rig import KIB, MIB, embedded, lab_on
 
@@ -53,7 +53,7 @@ def test_a_deleted_topic_leaves_no_file(lab, tmp_path):
     lab.broker.delete_topic(topic)  # a missing one is not an error
 
     assert list((tmp_path / "broker").iterdir()) == []
-    assert lab.journal.topics == []
+    assert lab.topics == []
 
 
 def test_the_sample_counts_a_chunked_payload_once(lab):
@@ -164,12 +164,12 @@ def test_the_peak_of_a_consumer_grows_with_what_it_buffers(lab):
 def test_secrets_are_not_on_the_command_line(tmp_path):
     store = {"type": "redis", "url": f"redis://:{SECRET}@localhost:1/0"}
     with lab_on(embedded(tmp_path), tmp_path, store=store) as lab:
-        lab.journal.stored = True  # the store cannot be reached, and nothing is in it
+        lab.stored = True  # the store cannot be reached, and nothing is in it
         topic = lab.topic("external", "secret")
         with lab.worker("producer", "external", topic) as worker:
             command = Path(f"/proc/{worker.pid}/cmdline").read_bytes()
             report = worker.send(64 * KIB, 0, 1)
-        lab.journal.stored = False
+        lab.stored = False
 
     assert SECRET.encode() not in command
     assert SECRET not in repr(worker.spec)

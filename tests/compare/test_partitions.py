@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from claimcheck import WireLimit
-from claimcheck._compare import _partitions
-from claimcheck._compare._broker import Received
-from claimcheck._compare._model import MODES
-from claimcheck._compare._partitions import Spread, judge
-from claimcheck._compare._trial import with_small_chunks
 from claimcheck.transports.local import LocalBroker
+from tests.benchmarks.compare import partitions
+from tests.benchmarks.compare.broker import Received
+from tests.benchmarks.compare.model import MODES
+from tests.benchmarks.compare.partitions import Spread, judge
+from tests.benchmarks.compare.trial import with_small_chunks
 from tests.compare import experiment_rig as rig
 
 ZEROS = {"out of order": 0, "missing": 0, "repeated": 0, "wrong": 0, "messages outside of their payload's partition": 0}
@@ -26,7 +26,7 @@ def columns(result: Any, mode: str) -> dict[str, Any]:
 
 def test_payloads_without_a_key_use_all_partitions_in_order(tmp_path: Path) -> None:
     with rig.lab(tmp_path, *MODES) as lab:
-        result = _partitions.run(lab)
+        result = partitions.run(lab)
 
     assert result.verdict == "partly"  # chunks stay together, and no key is needed
     for mode in MODES:
@@ -45,7 +45,7 @@ class _Keyed(rig.Proxy):
 
 def test_a_producer_that_uses_one_partition(tmp_path: Path) -> None:
     with rig.lab(tmp_path, "external", "chunking", producer=_Keyed, faulty=("external",)) as lab:
-        result = _partitions.run(lab)
+        result = partitions.run(lab)
 
     assert result.verdict == "disagrees"
     assert sorted(columns(result, "external")["in each partition"].split("/")) == ["0", "0", "0", "32"]
@@ -75,7 +75,7 @@ class _Swapping(rig.Proxy):
 
 def test_a_consumer_that_changes_the_order(tmp_path: Path) -> None:
     with rig.lab(tmp_path, "external", "chunking", consumer=_Swapping) as lab:
-        result = _partitions.run(lab)
+        result = partitions.run(lab)
 
     assert result.facts is not None
     assert (result.verdict, result.facts["out_of_order/external"]) == ("agrees", 0)
@@ -111,7 +111,7 @@ def test_a_producer_that_spreads_the_chunks_of_a_payload(tmp_path: Path) -> None
             return Spreading(topic, cc) if mode == "chunking" else inner(mode, topic, cc, **options)
 
         lab.broker.inner.producer = producer
-        result = _partitions.run(lab)
+        result = partitions.run(lab)
 
     row = columns(result, "chunking")
     assert result.verdict == "agrees"  # the published table describes such a producer

@@ -1,4 +1,4 @@
-"""``claimcheck compare`` on real brokers, as a user runs it: with credentials and TLS, and with the user's payloads."""
+"""The comparison on real brokers, as a user runs it: with credentials and TLS, and with the user's payloads."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from claimcheck._compare._broker import BrokerAddress, TopicSettings, connect
-from claimcheck._compare._model import MODES
-from claimcheck.cli._commands import commands
 from tests import servers
+from tests.benchmarks.compare.broker import BrokerAddress, TopicSettings, connect
+from tests.benchmarks.compare.main import main
+from tests.benchmarks.compare.model import MODES
 
 PASSWORD = "hunter2-hunter2"
 
 
 @pytest.fixture(autouse=True)
 def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
 
 
 def compared(*arguments: str, secret: str = PASSWORD) -> dict[str, Any]:
     """Return the JSON of a comparison that measured every mode."""
-    result = CliRunner().invoke(commands, ["compare", "--quick", "--rounds", "1", "--json", *arguments])
+    result = CliRunner().invoke(main, ["--quick", "--rounds", "1", *arguments])
 
     assert result.exit_code == 0, result.output
     assert secret not in result.output
-    values: dict[str, Any] = json.loads(result.stdout)
+    (file,) = Path("compare-results").glob("*.json")
+    values: dict[str, Any] = json.loads(file.read_text())
     assert all(set(each["measured"]) >= set(MODES) for each in values["experiments"])
     return values
 
@@ -52,7 +53,7 @@ def test_kafka_with_a_password_and_tls(kafka_jars: None, tmp_path: Path, monkeyp
         compared(*arguments, "--only", "partition,speed", "--sizes", "64KiB")  # in this process, and in others
 
         monkeypatch.setenv("CLAIMCHECK_KAFKA_SASL_PASSWORD", "wrong")
-        refused = CliRunner().invoke(commands, ["compare", *arguments])
+        refused = CliRunner().invoke(main, arguments)
     assert (refused.exit_code, "no Kafka broker answered (_AUTHENTICATION)" in refused.stderr) == (1, True)
 
 
@@ -64,7 +65,7 @@ def test_pulsar_with_a_token_and_tls(secure_pulsar: Any, monkeypatch: pytest.Mon
     compared(*arguments, "--only", "partition,speed", "--sizes", "64KiB", secret=token)
 
     monkeypatch.setenv("CLAIMCHECK_PULSAR_TOKEN", secure_pulsar.token("nobody"))
-    refused = CliRunner().invoke(commands, ["compare", *arguments])
+    refused = CliRunner().invoke(main, arguments)
     assert (refused.exit_code, "the token's permissions" in refused.stderr) == (1, True)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from claimcheck._compare._broker import BrokerAddress, connect
-from claimcheck._compare._model import MODES
+from tests.benchmarks.compare.broker import BrokerAddress, connect
+from tests.benchmarks.compare.model import MODES
 from tests.compare.rig import lab_on
 
 VERDICTS = {
@@ -23,9 +23,9 @@ VERDICTS = {
 @pytest.mark.parametrize("name", VERDICTS)
 def test_an_experiment(real_address: BrokerAddress, tmp_path: Path, name: str) -> None:
     with lab_on(connect(real_address), tmp_path, quick=True) as lab:
-        result = importlib.import_module(f"claimcheck._compare._{name}").run(lab)
+        result = importlib.import_module(f"tests.benchmarks.compare.{name}").run(lab)
 
-        assert lab.journal.topics == []
+        assert lab.topics == []
     assert result.verdict == VERDICTS[name], result
     assert set(result.measured) == set(MODES)
     assert result.facts is not None

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from claimcheck._compare import _rebalance
-from claimcheck._compare._broker import Received
-from claimcheck._compare._rebalance import Takeover, judge, kill_points
+from tests.benchmarks.compare import rebalance
+from tests.benchmarks.compare.broker import Received
+from tests.benchmarks.compare.rebalance import Takeover, judge, kill_points
 from tests.compare import experiment_rig as rig
 from tests.compare.experiment_rig import facts
 
 
 def test_nothing_is_lost_when_a_consumer_is_killed(tmp_path: Path) -> None:
     with rig.lab(tmp_path, "external", "chunking", real_time=True) as lab:
-        result = _rebalance.run(lab)
+        result = rebalance.run(lab)
 
     assert result.verdict == "disagrees"  # with the published table: no chunk is missing
     for mode in ("external", "chunking"):
@@ -59,7 +59,7 @@ class _Repeating(rig.Proxy):
 def test_a_second_consumer_that_is_faulty(tmp_path: Path, consumer: Any, name: str, verdict: str) -> None:
     with rig.lab(tmp_path, "chunking", real_time=True, consumer=consumer) as lab:
         lab.clock = lambda: 10 * time.monotonic()  # what is lost is waited for
-        result = _rebalance.run(lab)
+        result = rebalance.run(lab)
 
     assert result.verdict == verdict
     assert facts(result)[f"{name}/chunking"] >= 2

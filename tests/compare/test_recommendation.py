@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import claimcheck
-from claimcheck._compare._model import Experiment, Recommendation
-from claimcheck._compare._recommendation import Setting, recommend
+from tests.benchmarks.compare.model import Experiment, Recommendation
+from tests.benchmarks.compare.recommendation import Setting, recommend
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (64 * KIB, 256 * KIB, MIB, 10 * MIB)

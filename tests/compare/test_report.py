@@ -6,7 +6,6 @@ import base64
 import hashlib
 import itertools
 import re
-import sys
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -14,12 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from claimcheck._compare import _plots
-from claimcheck._compare._model import MODES, CompareError, Point, Series
-from claimcheck._compare._report import _summary, check_packages, render, write_html
 from claimcheck._texts import number_text, printable
-from claimcheck.errors import MissingDependencyError
-from tests.compare.browser import browser, program
+from tests.benchmarks.compare import plots
+from tests.benchmarks.compare.model import MODES, Point, Series
+from tests.benchmarks.compare.report import _summary, render
 from tests.compare.comparisons import HOSTILE, comparison, hostile
 
 SCHEMES = ("light", "dark")
@@ -184,7 +181,7 @@ ODD = {
 @pytest.mark.parametrize("scale", ["log", "linear"])
 def test_odd_values_are_drawn_or_left_out(points, scale):
     series = Series("odd", "Odd", "payload in bytes", "bytes", points, x_scale=scale, y_scale=scale)
-    drawn = ElementTree.fromstring(_plots.svg(series, "plot"))
+    drawn = ElementTree.fromstring(plots.svg(series, "plot"))
     assert drawn.tag == "svg"
     numbers = [float(each.get(name)) for each in drawn.iter("use") for name in ("x", "y")]
     assert all(-1 <= number <= 401 for number in numbers)
@@ -193,7 +190,7 @@ def test_odd_values_are_drawn_or_left_out(points, scale):
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8).map(sorted))
 def test_names_of_lines_keep_their_order_and_distance(wanted):
-    found = _plots._spread(wanted, 0.1)
+    found = plots._spread(wanted, 0.1)
     assert all(upper - lower >= 0.1 - 1e-9 for lower, upper in itertools.pairwise(found))
     assert sum(found) == pytest.approx(sum(wanted))  # around the ends of their lines
     if all(upper - lower >= 0.1 for lower, upper in itertools.pairwise(wanted)):
@@ -202,165 +199,3 @@ def test_names_of_lines_keep_their_order_and_distance(wanted):
 
 def test_the_same_results_make_the_same_page(page):
     assert render(comparison()) == page
-
-
-# Colors --------------------------------------------------------------------------------------------------------
-
-
-def colors(page, scheme):
-    """The variables of a scheme."""
-    roots = re.findall(r":root \{(.*?)\}", page, re.DOTALL)
-    return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", roots[SCHEMES.index(scheme)]))
-
-
-def linear(color):
-    channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    return [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in channels]
-
-
-def contrast(one, other):
-    light, dark = sorted(
-        (0.2126 * red + 0.7152 * green + 0.0722 * blue for red, green, blue in map(linear, (one, other))), reverse=True
-    )
-    return (light + 0.05) / (dark + 0.05)
-
-
-def test_both_schemes_define_every_color(page):
-    light, dark = (colors(page, scheme) for scheme in SCHEMES)
-    assert set(light) == set(dark) >= set(re.findall(r"var\(--([\w-]+)\)", page))
-    assert {f"c-{name}" for name in _plots.PALETTE} == {name for name in light if name.startswith("c-")}
-    assert "prefers-color-scheme: dark" in page
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_text_has_enough_contrast(page, scheme):
-    found = colors(page, scheme)
-    pairs = [("good", "good-back"), ("part", "part-back"), ("bad", "bad-back"), ("none", "none-back")]
-    pairs += [(name, "card") for name in found if name.startswith("c-") and name not in ("c-grid", "c-paper")]
-    pairs += [(name, back) for name in ("text", "muted", "accent") for back in ("card", "page", "code")]
-    weak = {pair: contrast(found[pair[0]], found[pair[1]]) for pair in pairs}
-    assert not {pair: each for pair, each in weak.items() if each < 4.5}
-
-
-# Machado, Oliveira and Fernandes (2009), severity 1, in linear RGB.
-VISIONS = {
-    "normal": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
-    "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
-    "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.01182, 0.04294, 0.968881)),
-    "tritanopia": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.3039)),
-}
-
-
-def seen(color, vision):
-    """The color in Oklab, as a person with this vision sees it."""
-    red, green, blue = (sum(a * b for a, b in zip(row, linear(color), strict=True)) for row in VISIONS[vision])
-    cones = (
-        0.4122214708 * red + 0.5363325363 * green + 0.0514459929 * blue,
-        0.2119034982 * red + 0.6806995451 * green + 0.1073969566 * blue,
-        0.0883024619 * red + 0.2817188376 * green + 0.6299787005 * blue,
-    )
-    long, medium, short = (max(each, 0) ** (1 / 3) for each in cones)
-    return (
-        0.2104542553 * long + 0.7936177850 * medium - 0.0040720468 * short,
-        1.9779984951 * long - 2.4285922050 * medium + 0.4505937099 * short,
-        0.0259040371 * long + 0.7827717662 * medium - 0.8086757660 * short,
-    )
-
-
-@pytest.mark.parametrize("vision", VISIONS)
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_modes_can_be_told_apart_with_any_color_vision(page, scheme, vision):
-    found = {mode: seen(colors(page, scheme)[f"c-{mode}"], vision) for mode in MODES}
-    distances = {
-        (one, other): sum((a - b) ** 2 for a, b in zip(found[one], found[other], strict=True)) ** 0.5
-        for one, other in itertools.combinations(MODES, 2)
-    }
-    assert not {pair: round(each, 3) for pair, each in distances.items() if each < 0.1}
-
-
-# Errors --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("package", ["jinja2", "matplotlib"])
-def test_a_missing_package_names_the_extra(monkeypatch, package):
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingDependencyError, match=re.escape("claimcheck-messaging[compare]")) as caught:
-        check_packages()
-    assert caught.value.extra == "compare"
-
-
-def test_the_command_checks_the_packages_before_the_run(monkeypatch, tmp_path):
-    from click.testing import CliRunner
-
-    from claimcheck._compare import _runner
-    from claimcheck.cli._commands import commands
-
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(_runner, "compare", lambda *_, **__: pytest.fail("the run has begun"))
-    result = CliRunner().invoke(commands, ["compare", "--html", str(tmp_path / "report.html")])
-    assert result.exit_code != 0
-    assert isinstance(result.exception, MissingDependencyError) or "claimcheck-messaging[compare]" in result.output
-
-
-def test_a_report_that_cannot_be_written_is_an_error(tmp_path):
-    with pytest.raises(CompareError, match="cannot write the report to .*No such file"):
-        write_html(comparison(), tmp_path / "missing" / "report.html")
-
-
-# In a browser --------------------------------------------------------------------------------------------------
-
-WIDE = """
-[...document.querySelectorAll("body *")].filter((each) => !each.closest(".scroll, svg"))
-  .filter((each) => each.getBoundingClientRect().right > innerWidth + 1).map((each) => each.outerHTML.slice(0, 90))
-"""
-# Texts of a plot that overlap each other or lie outside its card.
-CROWDED = """
-[...document.querySelectorAll("figure")].flatMap((figure) => {
-  const card = figure.getBoundingClientRect();
-  const texts = [...figure.querySelectorAll("text")].map((each) => [each.textContent, each.getBoundingClientRect()]);
-  return texts.flatMap(([text, box], index) => [
-    ...(box.left < card.left || box.right > card.right ? [text + " is cut off"] : []),
-    ...texts.slice(index + 1).filter(([, other]) => box.left < other.right - 1 && other.left < box.right - 1
-      && box.top < other.bottom - 3 && other.top < box.bottom - 3).map(([other]) => text + " overlaps " + other)]);
-})
-"""
-COPY = """
-new Promise((resolve) => {
-  const button = document.querySelector("button[data-copy]");
-  const shown = !button.hidden;
-  button.click();
-  setTimeout(() => resolve([shown, button.textContent]), 200);
-})
-"""
-
-
-@pytest.fixture(scope="module")
-def tab():
-    if program() is None:
-        pytest.skip("no chromium on PATH; CLAIMCHECK_TEST_CHROMIUM names another one")
-    with browser() as page:
-        yield page
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("result", [comparison, hostile])
-@pytest.mark.parametrize("width", [390, 820, 1366])
-def test_the_page_fits_and_needs_no_network(tab, tmp_path, result, width):
-    path = tmp_path / "report.html"
-    write_html(result(), path)
-    tab.open(path, width=width)
-    assert tab.evaluate(WIDE) == []
-    assert tab.evaluate(CROWDED) == []
-    assert tab.evaluate(COPY) == [True, "Copied"]
-    assert tab.requests() == [path.as_uri()]
-    assert tab.complaints() == []
-
-
-@pytest.mark.slow
-def test_the_scheme_follows_the_system(tab, tmp_path, page):
-    path = tmp_path / "report.html"
-    write_html(comparison(), path)
-    for scheme in SCHEMES:
-        tab.open(path, width=1366, dark=scheme == "dark")
-        red, green, blue = (int(colors(page, scheme)["page"][at : at + 2], 16) for at in (1, 3, 5))
-        assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == f"rgb({red}, {green}, {blue})"

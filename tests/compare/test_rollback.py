@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from claimcheck._compare import _rollback
-from claimcheck._compare._model import MODES, Experiment, Mode
-from claimcheck._compare._rollback import Failure, Reading, judge
 from claimcheck._sending import Verdict
 from claimcheck.stores.filesystem import FilesystemStore
+from tests.benchmarks.compare import rollback
+from tests.benchmarks.compare.model import MODES, Experiment, Mode
+from tests.benchmarks.compare.rollback import Failure, Reading, judge
 from tests.compare import experiment_rig as rig
 from tests.compare.experiment_rig import facts
 
@@ -26,7 +26,7 @@ def left(result: Experiment, mode: str) -> dict[tuple[str, str], tuple[Any, Any]
 @pytest.mark.slow
 def test_what_stays_after_each_failure(tmp_path: Path) -> None:
     with rig.lab(tmp_path, *MODES) as lab:
-        result = _rollback.run(lab)
+        result = rollback.run(lab)
 
     assert result.verdict == "agrees"
     external = {
@@ -57,7 +57,7 @@ def test_what_stays_after_each_failure(tmp_path: Path) -> None:
 def test_a_rollback_that_deletes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FilesystemStore, "_delete", lambda self, pointer: None)
     with rig.lab(tmp_path, "external") as lab:
-        result = _rollback.run(lab)
+        result = rollback.run(lab)
 
     assert (result.verdict, facts(result)["wrong/external"]) == ("disagrees", 2)  # refused, and after the write
     assert "the broker refuses a message" in result.explanation
@@ -68,7 +68,7 @@ def test_a_rollback_that_deletes_although_the_message_may_be_in_the_topic(
 ) -> None:
     monkeypatch.setattr(Verdict, "rollback", property(lambda self: self.outcome != "sent"))
     with rig.lab(tmp_path, "external") as lab:
-        result = _rollback.run(lab)
+        result = rollback.run(lab)
 
     assert (result.verdict, facts(result)["wrong/external"]) == ("disagrees", 1)
     assert "the outcome of a message is unknown" in result.explanation
@@ -91,7 +91,7 @@ def test_a_consumer_that_delivers_a_payload_whose_send_failed(tmp_path: Path) ->
 
         lab.broker.wrappers = lab.broker.wrappers[0], Inventing
         lab.broker.faulty = ("external",)
-        result = _rollback.run(lab)
+        result = rollback.run(lab)
 
     assert result.verdict == "disagrees"
     assert (facts(result)["lost/external"], facts(result)["wrong/external"]) == (1, 1)

@@ -3,8 +3,8 @@
 import pytest
 
 import claimcheck
-from claimcheck._compare._sampling import PayloadSizes
 from claimcheck._envelope import encode_abort, encode_chunk, encode_literal, encode_pointer
+from tests.benchmarks.compare.sampling import PayloadSizes
 
 UUID = "00000000-0000-4000-8000-00000000000{}"
 STORES = {"m": {"type": "memory"}}

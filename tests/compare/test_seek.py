@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from claimcheck._compare import _seek
-from claimcheck._compare._model import MODES
-from claimcheck._compare._seek import Jump, Target, judge, plan
+from tests.benchmarks.compare import seek
+from tests.benchmarks.compare.model import MODES
+from tests.benchmarks.compare.seek import Jump, Target, judge, plan
 from tests.compare import experiment_rig as rig
 from tests.compare.experiment_rig import facts
 
 
 def test_only_chunked_payloads_have_a_middle(tmp_path: Path) -> None:
     with rig.lab(tmp_path, *MODES) as lab:
-        result = _seek.run(lab)
+        result = seek.run(lab)
 
     assert result.verdict == "agrees"
     whole = "no message is inside a payload; 3 seeks: 9 delivered, 0 lost, 0 wrong"
@@ -49,7 +49,7 @@ class _Overshooting(rig.Proxy):
 
 def test_a_consumer_that_skips_a_payload_after_a_seek(tmp_path: Path) -> None:
     with rig.lab(tmp_path, "chunking", consumer=_Overshooting) as lab:
-        result = _seek.run(lab)
+        result = seek.run(lab)
 
     assert (result.verdict, facts(result)["lost/chunking"]) == ("disagrees", 9)  # one for each seek
 
@@ -73,7 +73,7 @@ class _Tearing(rig.Proxy):
 
 def test_a_consumer_that_delivers_a_part_of_a_payload(tmp_path: Path) -> None:
     with rig.lab(tmp_path, "chunking", consumer=_Tearing) as lab:
-        result = _seek.run(lab)
+        result = seek.run(lab)
 
     assert (result.verdict, facts(result)["wrong/chunking"]) == ("disagrees", 9)
 
@@ -87,7 +87,7 @@ class _Rewinding(rig.Proxy):
 
 def test_a_consumer_that_goes_back_too_far(tmp_path: Path) -> None:
     with rig.lab(tmp_path, "chunking", consumer=_Rewinding) as lab:
-        result = _seek.run(lab)
+        result = seek.run(lab)
 
     assert (result.verdict, facts(result)["skipped/chunking"]) == ("disagrees", 0)
     assert facts(result)["wrong/chunking"] > 0

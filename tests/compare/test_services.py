@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from claimcheck._compare import _faults, _services
-from claimcheck._compare._model import MODES
-from claimcheck._compare._services import Outage, judge
 from claimcheck.config import StoreConfig
+from tests.benchmarks.compare import faults, services
+from tests.benchmarks.compare.model import MODES
+from tests.benchmarks.compare.services import Outage, judge
 from tests.compare import experiment_rig as rig
 
 
 def test_an_outage_stops_external_and_no_other_mode(tmp_path: Path) -> None:
     with rig.lab(tmp_path, *MODES) as lab:
-        result = _services.run(lab)
+        result = services.run(lab)
 
     assert result.verdict == "agrees"
     assert result.measured == {
@@ -44,7 +44,7 @@ class _Pretending(rig.Proxy):
 
 def test_a_producer_that_hides_failures_loses_payloads(tmp_path: Path) -> None:
     with rig.lab(tmp_path, "external", "chunking", producer=_Pretending, faulty=("external",)) as lab:
-        result = _services.run(lab)
+        result = services.run(lab)
 
     assert result.facts is not None
     assert result.verdict == "disagrees"
@@ -61,7 +61,7 @@ class _Inventing(rig.Proxy):
 
 def test_a_consumer_that_hides_errors_is_wrong(tmp_path: Path) -> None:
     with rig.lab(tmp_path, "external", "chunking", consumer=_Inventing, faulty=("external",)) as lab:
-        result = _services.run(lab)
+        result = services.run(lab)
 
     assert result.facts is not None
     assert result.verdict == "disagrees"
@@ -71,9 +71,9 @@ def test_a_consumer_that_hides_errors_is_wrong(tmp_path: Path) -> None:
 def test_an_outage_that_does_not_affect_external_disagrees_with_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_faults, "_fail_always", lambda cc, name: None)
+    monkeypatch.setattr(faults, "_fail_always", lambda cc, name: None)
     with rig.lab(tmp_path, "external", "chunking") as lab:
-        result = _services.run(lab)
+        result = services.run(lab)
 
     assert result.facts is not None
     assert (result.verdict, result.facts["sent_while_down/external"]) == ("partly", 1.0)
@@ -81,7 +81,7 @@ def test_an_outage_that_does_not_affect_external_disagrees_with_the_table(
 
 def test_without_a_store_there_is_nothing_to_switch_off(tmp_path: Path) -> None:
     with rig.lab(tmp_path, "chunking", "native") as lab:
-        result = _services.run(lab)
+        result = services.run(lab)
 
     assert result.verdict == "not measured"
     assert set(result.measured) == {"chunking", "native"}
@@ -143,6 +143,6 @@ def test_payloads_that_hybrid_does_not_send_are_reported() -> None:
 def test_a_store_with_a_server_is_moved_to_an_address_that_refuses(
     store: StoreConfig, elsewhere: dict[str, str] | None
 ) -> None:
-    moved = _faults._elsewhere(store, "127.0.0.1:9")
+    moved = faults._elsewhere(store, "127.0.0.1:9")
 
     assert (None if moved is None else dict(moved.options)) == elsewhere

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from claimcheck._compare import _memory, _speed
-from claimcheck._compare._lab import Lab
-from claimcheck._compare._memory import Peak
-from claimcheck._compare._model import CompareError, Mode
-from claimcheck._compare._payloads import MIN_BYTES, Payloads, number_of, representative
-from claimcheck._compare._process import Delivered, Report, Role, Worker
-from claimcheck._compare._speed import Samples, amount, is_steady
-from claimcheck._compare._stats import interval, median_point, percentile
+from tests.benchmarks.compare import memory, speed
+from tests.benchmarks.compare.lab import Lab
+from tests.benchmarks.compare.memory import Peak
+from tests.benchmarks.compare.model import CompareError, Mode
+from tests.benchmarks.compare.payloads import MIN_BYTES, Payloads, number_of, representative
+from tests.benchmarks.compare.process import Delivered, Report, Role, Worker
+from tests.benchmarks.compare.speed import Samples, amount, is_steady
+from tests.benchmarks.compare.stats import interval, median_point, percentile
 from tests.compare.rig import KIB, MIB, embedded, lab_on
 
 MB = 1_000_000
@@ -60,7 +60,7 @@ def test_throughput_latency_and_processor_time_by_hand():
     consume = [report(MB, 11, 1.05, latencies=(1.02, *(0.001,) * 10), cpu=0.011)] * 3  # some were fetched in advance
     samples = Samples("chunking", MB, produce, single, first, consume)
 
-    experiment = _speed.judge([samples], limit_bytes=MB)
+    experiment = speed.judge([samples], limit_bytes=MB)
 
     assert (experiment.verdict, experiment.claimed) == ("measured", {})
     series = {each.name: each.points["chunking"][0] for each in experiment.series}
@@ -81,14 +81,14 @@ def test_a_consumer_that_connects_again_after_a_seek_is_not_faster_than_its_payl
     consume = [report(MB, 11, 1.2, latencies=(1.1, *(0.01,) * 10))]
     samples = Samples("native", MB, [report(MB, 1, 1)], [report(MB, 1, 1)], [report(MB, 1, 1.3)], consume)
 
-    assert (_speed.judge([samples], limit_bytes=MB).facts or {})[f"consume_mb_per_second/native/{MB}"] == pytest.approx(
+    assert (speed.judge([samples], limit_bytes=MB).facts or {})[f"consume_mb_per_second/native/{MB}"] == pytest.approx(
         100
     )
 
 
 @pytest.mark.slow
 def test_every_mode_and_size_is_measured_and_nothing_stays_behind(lab):
-    experiment = _speed.run(lab)
+    experiment = speed.run(lab)
 
     assert experiment.measured.keys() == {"external", "chunking"}
     for series in experiment.series:
@@ -97,7 +97,7 @@ def test_every_mode_and_size_is_measured_and_nothing_stays_behind(lab):
             assert all(0 < point.low <= point.y <= point.high for point in points)
     rounds = [name for name in experiment.facts or {} if name.startswith(f"consume_seconds/external/{2 * MIB}/")]
     assert len(rounds) == 2
-    assert lab.journal.topics == []
+    assert lab.topics == []
     assert lab.store_objects() == 0
 
 
@@ -113,7 +113,7 @@ def test_wrong_payloads_end_the_experiment(lab, tmp_path):
     lab.broken = {("consumer", "chunking"): other_contents}
     lab.payloads = Payloads()
     with pytest.raises(CompareError, match=r"external: 0 of \d+ payloads .* unchanged \(damaged\)|chunking: 0 of \d+"):
-        _speed.run(lab)
+        speed.run(lab)
 
 
 def test_a_failed_send_ends_the_experiment(lab):
@@ -124,7 +124,7 @@ def test_a_failed_send_ends_the_experiment(lab):
 
     lab.broken = {("producer", "external"): no_store}
     with pytest.raises(CompareError, match="external: 1 of 1 payloads of 64 KiB failed"):
-        _speed.run(lab)
+        speed.run(lab)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_the_first_measured_round_is_as_fast_as_the_broker_can_be(lab, monkeypat
     pair = WarmingPair()
     monkeypatch.setattr(Lab, "pairs", lambda *_, **modes: contextlib.nullcontext([pair]))
 
-    _speed.warm_up(lab, 10 * MB)
+    speed.warm_up(lab, 10 * MB)
 
     assert 20 <= pair.rounds <= 32
     assert pair.received == pair.sent
@@ -196,7 +196,7 @@ def peaks(chunking: float, external: float) -> list[Peak]:
     [(1.0, 0.0, "agrees"), (0.1, 0.0, "partly"), (1.0, 1.0, "partly"), (0.0, 1.0, "disagrees")],
 )
 def test_the_verdict_on_memory(chunking, external, verdict):
-    experiment = _memory.judge(peaks(chunking, external), sizes=[MB], several=4 * MB)
+    experiment = memory.judge(peaks(chunking, external), sizes=[MB], several=4 * MB)
 
     assert experiment.verdict == verdict
     assert (experiment.facts or {})["buffered/chunking"] == pytest.approx(chunking)
@@ -210,9 +210,9 @@ def test_memory_is_measured_and_a_buffering_store_mode_would_be_seen(lab):
         options["config"] = lab.config("chunking")
 
     lab.sizes = (2 * MIB,)
-    right = _memory.run(lab)
+    right = memory.run(lab)
     lab.broken = {("producer", "external"): chunks, ("consumer", "external"): chunks}
-    wrong = _memory.run(lab)
+    wrong = memory.run(lab)
 
     assert (right.verdict, wrong.verdict) == ("agrees", "partly")
     assert (right.facts or {})["buffered/external"] < 0.5 < (wrong.facts or {})["buffered/external"]

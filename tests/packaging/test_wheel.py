@@ -89,17 +89,6 @@ def test_the_wheel_as_zip_imports_with_nothing_but_the_standard_library(zipped):
     assert _python(sys.executable, "-S", code) == "ok"
 
 
-def test_the_files_of_the_report_are_read_from_the_zip(zipped):
-    code = f"""
-import sys
-sys.path.insert(0, {str(zipped)!r})
-from claimcheck._compare._cost import load_prices
-from claimcheck._compare._report import _template, _text
-print(type(_template()).__name__, load_prices().currency, bool(_text("report.css")), bool(_text("report.js")))
-"""
-    assert _python(sys.executable, code) == "Template USD True True"
-
-
 @pytest.mark.parametrize(
     ("extra", "options"),
     [

@@ -1,0 +1,185 @@
+"""The broker under test: the few operations that the experiments need, the same for each broker."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from claimcheck._client import ClaimCheck
+from tests.benchmarks.compare.model import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAddress:
+    """How to connect; passed to worker processes.
+
+    Attributes:
+        kind: ``local``, ``kafka`` or ``pulsar``.
+        url: Bootstrap servers, service URL, or the embedded broker's file. It may contain credentials: never printed.
+        admin_url: Pulsar's web service; ``None`` for other brokers.
+        options: Further settings of the client, as the client names them.
+    """
+
+    kind: str
+    url: str
+    admin_url: str | None = None
+    options: tuple[tuple[str, str], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.kind}>"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """How a topic is created.
+
+    Attributes:
+        partitions: At least 1.
+        max_message_bytes: The topic's limit; ``None`` for the broker's default.
+        retention_seconds: Messages are deleted after this time; ``None`` for the broker's default. Brokers without
+            retention (see `Broker.has_retention`) refuse a value.
+    """
+
+    partitions: int = 1
+    max_message_bytes: int | None = None
+    retention_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One payload as the application gets it, or the error it gets instead.
+
+    Attributes:
+        payload: The bytes; ``None`` with an error.
+        error: The error that the wrapper raised for this message.
+        partition: Of the message.
+        position: Where the payload's first message is: an argument of `Consumer.seek`; can be written to JSON.
+        handle: For `Consumer.commit`.
+    """
+
+    payload: bytes | None
+    error: Exception | None
+    partition: int
+    position: int | str
+    handle: object
+
+
+Done = Callable[[Exception | None, int | None], None]
+"""Called once for a payload that was sent, with an error or the partition."""
+
+
+class Errors:
+    """The errors of sends without ``done``, which `Producer.flush` raises."""
+
+    def __init__(self) -> None:
+        self._failed: list[Exception] = []
+
+    def note(self, error: Exception | None, partition: int | None) -> None:
+        """Keep the error of a send, if there is one."""
+        if error is not None:
+            self._failed.append(error)
+
+    def raise_first(self) -> None:
+        """Raise the oldest error, and forget it."""
+        if self._failed:
+            raise self._failed.pop(0)
+
+
+class Producer(Protocol):
+    """Sends payloads to one topic in one mode."""
+
+    def send(self, payload: bytes, *, key: bytes | None = None, done: Done | None = None) -> None:
+        """Send without waiting, unless the queue is full. ``done`` is called once, with an error or the partition."""
+
+    def flush(self, timeout: float) -> None:
+        """Wait until everything is acknowledged. Raises `TimeoutError`."""
+
+    def close(self) -> None:
+        """Close the client."""
+
+
+class Consumer(Protocol):
+    """Reads one topic as a member of a group, from its beginning if the group is new."""
+
+    def receive(self, timeout: float) -> Received | None:
+        """Return the next payload; ``None`` after the time-out."""
+
+    def commit(self, received: Received) -> None:
+        """Acknowledge this payload, and wait until the broker has stored it."""
+
+    def seek(self, partition: int, position: int | str) -> None:
+        """Continue at a position; it may lie in the middle of a payload's chunks."""
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+class Broker(Protocol):
+    """A connection for administration, and the clients of each mode."""
+
+    @property
+    def label(self) -> str:
+        """Name and version for people, without credentials."""
+
+    @property
+    def address(self) -> BrokerAddress:
+        """How a worker process connects."""
+
+    @property
+    def limit_bytes(self) -> int:
+        """The largest message that the broker accepts by default."""
+
+    @property
+    def has_retention(self) -> bool:
+        """Whether messages can expire."""
+
+    @property
+    def retention_source(self) -> str | None:
+        """What deletes messages, for people: a setting of the broker; ``None`` without `has_retention`."""
+
+    @property
+    def bytes_source(self) -> str:
+        """Where `topic_bytes` comes from, for people: ``the broker's statistics``, for example."""
+
+    def create_topic(self, topic: str, settings: TopicSettings) -> None:
+        """Create a topic. Raises `CompareError` if it is not permitted, or a limit is lower than requested."""
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic; a missing one is not an error."""
+
+    def topic_bytes(self, topic: str) -> Sequence[int]:
+        """Return the bytes that each partition takes up on the broker's disk (one replica), from the broker itself."""
+
+    def expire(self, topic: str) -> None:
+        """Make the broker delete what the retention no longer covers, if it does that on request.
+
+        Otherwise this does nothing, and the broker deletes at its own intervals.
+        """
+
+    def readable_messages(self, topic: str) -> int:
+        """Return how many messages of the topic can still be read."""
+
+    def positions(self, topic: str, partition: int) -> Sequence[int | str]:
+        """Return the position of each readable message (each chunk, each envelope) of a partition, in order."""
+
+    def sample_sizes(self, topic: str, count: int) -> Sequence[int]:
+        """Return the payload sizes of up to ``count`` recent messages of an existing topic, without joining a group."""
+
+    def producer(self, mode: Mode, topic: str, cc: ClaimCheck, *, max_message_bytes: int | None = None) -> Producer:
+        """Return a producer; ``cc`` has the strategy of ``mode`` and is not used for ``native``."""
+
+    def consumer(
+        self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
+    ) -> Consumer:
+        """Return a consumer."""
+
+    def close(self) -> None:
+        """Close the connection; topics stay."""
+
+
+def connect(address: BrokerAddress) -> Broker:
+    """Return the broker of an address, connected for administration; the client is imported now."""
+    broker: Broker = importlib.import_module(f"tests.benchmarks.compare.{address.kind}").connect(address)
+    return broker

@@ -1,0 +1,440 @@
+"""Apache Kafka as the broker under test: confluent-kafka, alone for ``native`` and in the library's wrappers else."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import admin
+
+from claimcheck._wire_size import kafka_overhead
+from claimcheck.errors import ClaimCheckError, ConfigError
+from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
+from claimcheck.transports.kafka._client import exception_of, vendor
+from claimcheck.transports.kafka._cluster import Cluster
+from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
+from tests.benchmarks.compare.broker import BrokerAddress, Done, Errors, Received, TopicSettings
+from tests.benchmarks.compare.model import CompareError, Mode, NotMeasuredError
+from tests.benchmarks.compare.sampling import PayloadSizes
+
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
+
+_log = logging.getLogger(__name__)
+_quiet = logging.getLogger(f"{__name__}.client")  # the client would write to standard error
+_quiet.addHandler(logging.NullHandler())
+_quiet.propagate = False
+
+_SECONDS = 15.0
+_POLL_SECONDS = 0.05
+_ROOM_SECONDS = 60.0
+_MIN_SESSION_SECONDS = 6.0  # of brokers that do not tell
+_MIN_SEGMENT_BYTES = 1 << 20  # since Kafka 4.0
+_MAX_REQUEST_BYTES = 1_000_000_000
+_PASSING = {"_PARTITION_EOF", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "UNKNOWN_TOPIC_OR_PART"}
+_PROPERTY = re.compile(r'property:? "?([\w.]+)')  # the rest of the client's text may contain a secret
+_MISSING = {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"}
+_REFUSED = {"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"}
+
+FETCH_BYTES = 16 << 20
+"""``max.partition.fetch.bytes`` of consumers: several chunks, as the guide of the Kafka transport recommends.
+
+With the client's default, 1 MiB, each chunk is a round trip, and the client's memory is returned to the system and
+requested again for each: reading chunks took up to three times the processor time.
+"""
+
+
+def connect(address: BrokerAddress) -> KafkaBroker:
+    """Return a connection. Raises `CompareError` if no broker answers."""
+    return KafkaBroker(address)
+
+
+class KafkaBroker:
+    """A connection to a Kafka cluster.
+
+    Args:
+        address: Its options are settings of librdkafka, for example ``security.protocol`` and ``sasl.password``.
+    """
+
+    has_retention = True
+    retention_source = "the topic's retention.ms"
+    bytes_source = "the sizes of the records, without batches"
+
+    def __init__(self, address: BrokerAddress) -> None:
+        self.address = address
+        self._conf: dict[str, Any] = {**dict(address.options), "bootstrap.servers": address.url}
+        try:
+            self._cluster = Cluster(self._conf, path="the client's settings")
+        except ConfigError as error:
+            found = _PROPERTY.search(str(error.__context__))
+            which = found[1] if found else "security.protocol, sasl.* or ssl.*"
+            raise CompareError(f"the Kafka client does not accept its settings: correct {which}") from error
+        self._admin = self._cluster.admin
+        try:
+            metadata = self._admin.list_topics(timeout=_SECONDS)
+            self._brokers = len(metadata.brokers)
+            # A response to the first connection comes from a broker whose id the client does not know yet: -1.
+            known = metadata.orig_broker_id in metadata.brokers
+            broker_id = metadata.orig_broker_id if known else min(metadata.brokers, default=-1)
+            self._broker_config = self._describe("BROKER", str(broker_id))
+        except vendor().KafkaException as error:
+            raise self._unreachable(error) from error
+
+    @property
+    def label(self) -> str:
+        """Kind, size, and version of the client; clients cannot ask a broker for its version."""
+        brokers = "1 broker" if self._brokers == 1 else f"{self._brokers} brokers"
+        return f"Kafka ({brokers}, confluent-kafka {vendor().__version__})"
+
+    @property
+    def limit_bytes(self) -> int:
+        """The producer's default: less than the broker's, which is for a batch."""
+        return min(MAX_MESSAGE_BYTES, int(self._broker_config.get("message.max.bytes", MAX_MESSAGE_BYTES)))
+
+    # Topics ----------------------------------------------------------------------------------------------------
+
+    def create_topic(self, topic: str, settings: TopicSettings) -> None:
+        """Create a topic and wait until its partitions have leaders."""
+        self._check_request(settings.max_message_bytes or 0)
+        new = admin.NewTopic(topic, settings.partitions, -1, config=_config(settings))
+        try:
+            self._admin.create_topics([new], request_timeout=_SECONDS)[topic].result()
+        except vendor().KafkaException as error:
+            raise not_created(topic, error) from error
+        self._wait_for_leaders(topic, settings.partitions)
+        self._check_limit(topic, settings.max_message_bytes or 0)
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic."""
+        try:
+            self._admin.delete_topics([topic], request_timeout=_SECONDS)[topic].result()
+        except vendor().KafkaException as error:
+            if _name(error) in _MISSING:
+                return
+            raise CompareError(
+                f"the broker did not delete topic {topic} ({_name(error)}): delete it by hand, and permit Delete on "
+                "topics for the next run"
+            ) from error
+
+    def expire(self, topic: str) -> None:
+        """Do nothing: Kafka deletes at its own intervals, ``log.retention.check.interval.ms``."""
+
+    # Contents --------------------------------------------------------------------------------------------------
+
+    def topic_bytes(self, topic: str) -> list[int]:
+        """Return the bytes of the records of each partition."""
+        return [sum(map(_size, self._records(topic, p))) for p in self._partitions(topic)]
+
+    def readable_messages(self, topic: str) -> int:
+        """Return the number of offsets that can be read."""
+        return sum(high - low for low, high in map(self._offsets(topic).__getitem__, self._partitions(topic)))
+
+    def positions(self, topic: str, partition: int) -> list[int]:
+        """Return the offsets that can be read; the topics of a run have no gaps."""
+        return list(range(*self._offsets(topic)[partition]))
+
+    def sample_sizes(self, topic: str, count: int) -> list[int]:
+        """Return the payload sizes of the last messages of each partition."""
+        partitions = self._partitions(topic)
+        found = PayloadSizes()
+        for partition in partitions:
+            for record in self._records(topic, partition, last=-(-count // len(partitions))):
+                found.add(record.value(), record.headers())
+        return found.sizes[:count]
+
+    # Clients ---------------------------------------------------------------------------------------------------
+
+    def producer(
+        self, mode: Mode, topic: str, cc: ClaimCheck, *, max_message_bytes: int | None = None
+    ) -> _KafkaTestProducer:
+        """Return a producer that does not wait for company, so that latencies are those of one payload."""
+        limit = max_message_bytes or MAX_MESSAGE_BYTES
+        # Without idempotence a batch that is retried, as the first ones of a new topic are, comes after later ones.
+        own = {"linger.ms": 0, "enable.idempotence": True, "message.max.bytes": limit}
+        native = vendor().Producer({**self._conf, **own}, logger=_quiet)
+        if mode == "native":
+            return _KafkaTestProducer(native, topic)
+        return _KafkaTestProducer(KafkaProducer(native, cc, max_message_bytes=limit, admin=self._admin), topic)
+
+    def consumer(
+        self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
+    ) -> _KafkaTestConsumer:
+        """Return a consumer that can receive large records."""
+        conf = consumer_conf(self._conf, group)
+        if session_seconds is not None:
+            seconds = max(session_seconds, self._min_session_seconds())
+            conf |= {"session.timeout.ms": int(seconds * 1000), "heartbeat.interval.ms": int(seconds * 1000 / 3)}
+        native = vendor().Consumer(conf, logger=_quiet)
+        client = native if mode == "native" else KafkaConsumer(native, cc)
+        client.subscribe([topic])
+        return _KafkaTestConsumer(client, topic)
+
+    def close(self) -> None:
+        """Do nothing: the client closes its connections when it is deleted."""
+
+    # Internals -------------------------------------------------------------------------------------------------
+
+    def _unreachable(self, error: Exception) -> CompareError:
+        return CompareError(self._cluster.explain(error))
+
+    def _metadata(self) -> Any:
+        try:
+            return self._admin.list_topics(timeout=_SECONDS)
+        except vendor().KafkaException as error:
+            raise self._unreachable(error) from error
+
+    def _describe(self, kind: str, name: str) -> dict[str, str]:
+        """Return the settings of a broker or topic; empty if they are not known."""
+        resource = admin.ConfigResource(getattr(admin.ResourceType, kind), name)
+        try:
+            entries = self._admin.describe_configs([resource], request_timeout=_SECONDS)[resource].result()
+        except vendor().KafkaException as error:
+            _log.info("the settings of %s %s are not known: %s", kind.lower(), name, _name(error))
+            return {}
+        return {key: entry.value for key, entry in entries.items() if entry.value is not None}
+
+    def _check_request(self, wanted: int) -> None:
+        """Raise `NotMeasuredError` if the broker cannot receive a message of this size, whatever its topic allows."""
+        found = int(self._broker_config.get("socket.request.max.bytes", wanted))
+        if found < wanted:
+            raise NotMeasuredError(
+                f"the broker accepts requests of at most {found} bytes, and this run needs {wanted}: raise "
+                "socket.request.max.bytes, or compare smaller sizes"
+            )
+
+    def _check_limit(self, topic: str, wanted: int) -> None:
+        """Delete the topic and raise `NotMeasuredError` if its limit is lower."""
+        found = int(self._describe("TOPIC", topic).get("max.message.bytes", wanted))
+        if found < wanted:
+            self.delete_topic(topic)
+            raise NotMeasuredError(
+                f"the broker limits messages of new topics to {found} bytes, and this run needs {wanted}: raise "
+                "max.message.bytes, or compare smaller sizes"
+            )
+
+    def _min_session_seconds(self) -> float:
+        value = self._broker_config.get("group.min.session.timeout.ms")
+        return _MIN_SESSION_SECONDS if value is None else int(value) / 1000
+
+    def _described(self, topic: str) -> Any:
+        topics = vendor().TopicCollection([topic])
+        try:
+            return self._admin.describe_topics(topics, request_timeout=_SECONDS)[topic].result()
+        except vendor().KafkaException as error:
+            raise CompareError(
+                f"the broker did not describe topic {topic} ({_name(error)}): check its name, and permit Describe on it"
+            ) from error
+
+    def _partitions(self, topic: str) -> list[int]:
+        return sorted(each.id for each in self._described(topic).partitions)
+
+    def _wait_for_leaders(self, topic: str, partitions: int) -> None:
+        end = time.monotonic() + _SECONDS
+        while time.monotonic() < end:
+            with contextlib.suppress(CompareError):  # the broker that answers may not know the topic yet
+                found = self._described(topic).partitions
+                if len(found) == partitions and all(each.leader is not None for each in found):
+                    return
+            time.sleep(_POLL_SECONDS)
+        self.delete_topic(topic)
+        raise CompareError(f"topic {topic} has no leaders after {_SECONDS:g} s: check that all brokers run")
+
+    def _offsets(self, topic: str) -> dict[int, tuple[int, int]]:
+        """Return the lowest offset, and the one after the highest, of each partition."""
+        spec, place = admin.OffsetSpec, vendor().TopicPartition
+        places = [place(topic, partition) for partition in self._partitions(topic)]
+        asked = [self._admin.list_offsets(dict.fromkeys(places, at)) for at in (spec.earliest(), spec.latest())]
+        try:
+            low, high = ({at.partition: future.result().offset for at, future in each.items()} for each in asked)
+        except vendor().KafkaException as error:
+            raise CompareError(
+                f"the broker did not tell the offsets of topic {topic} ({_name(error)}): permit Describe on it"
+            ) from error
+        return {partition: (low[partition], high[partition]) for partition in low}
+
+    def _records(self, topic: str, partition: int, *, last: int | None = None) -> Iterator[Any]:
+        """Iterate over a partition's records, or its last ones, without a group: nothing is joined or committed."""
+        low, high = self._offsets(topic)[partition]
+        at = low if last is None else max(low, high - last)
+        if at >= high:
+            return
+        consumer = vendor().Consumer(consumer_conf(self._conf, f"claimcheck-{uuid.uuid4()}"), logger=_quiet)
+        try:
+            consumer.assign([vendor().TopicPartition(topic, partition, at)])
+            while at < high:
+                record = consumer.poll(_SECONDS)
+                if record is None:
+                    raise CompareError(f"topic {topic} cannot be read: no record arrived within {_SECONDS:g} s")
+                if _is_record(record):
+                    at = record.offset() + 1
+                    yield record
+        finally:
+            consumer.close()
+
+
+class _KafkaTestProducer:
+    """Sends to one topic with a `KafkaProducer`, or with the client's own producer."""
+
+    def __init__(self, client: Any, topic: str) -> None:
+        self._client, self._topic = client, topic
+        self._errors = Errors()
+
+    def send(self, payload: bytes, *, key: bytes | None = None, done: Done | None = None) -> None:
+        """Send; errors go to ``done``, or are raised by `flush` without it."""
+        report = done or self._errors.note
+
+        def delivered(error: Any, message: Any) -> None:
+            report(None, message.partition()) if error is None else report(exception_of(error), None)
+
+        try:
+            self._produce(payload, key, delivered)
+        except (ClaimCheckError, vendor().KafkaException, BufferError) as error:
+            report(error, None)
+        self._client.poll(0)
+
+    def flush(self, timeout: float) -> None:
+        """Wait for all delivery reports. Raises the first error of a send that had no ``done``."""
+        left = self._client.flush(timeout)
+        if left:
+            raise TimeoutError(f"{left} records have no delivery report after {timeout:g} s")
+        self._errors.raise_first()
+
+    def close(self) -> None:
+        """Close the producer."""
+        self._client.close()
+
+    def _produce(self, payload: bytes, key: bytes | None, delivered: Callable[[Any, Any], None]) -> None:
+        end = time.monotonic() + _ROOM_SECONDS
+        while True:
+            try:
+                self._client.produce(self._topic, payload, key=key, on_delivery=delivered)
+                return
+            except BufferError:  # the queue is full
+                if time.monotonic() > end:
+                    raise
+                self._client.poll(_POLL_SECONDS)
+
+
+class _KafkaTestConsumer:
+    """Reads one topic with a `KafkaConsumer`, or with the client's own consumer."""
+
+    def __init__(self, client: Any, topic: str) -> None:
+        self._client, self._topic = client, topic
+        self._early: deque[Received] = deque()  # came while `seek` waited for an assignment
+
+    def receive(self, timeout: float) -> Received | None:
+        """Return the next payload. Raises `KafkaException` for an error that is not about one message."""
+        if self._early:
+            return self._early.popleft()
+        end = time.monotonic() + timeout
+        while True:
+            message = self._client.poll(max(0.0, end - time.monotonic()))
+            if message is not None and _is_record(message):
+                return _received(message)
+            if time.monotonic() >= end:
+                return None
+
+    def commit(self, received: Received) -> None:
+        """Commit everything up to this payload, and wait for the broker."""
+        self._client.commit(message=received.handle, asynchronous=False)
+
+    def seek(self, partition: int, position: int | str) -> None:
+        """Continue at an offset; waits until the partition is assigned, and the client fetches from it."""
+        end = time.monotonic() + _SECONDS
+        while not self._try_seek(partition, int(position)):
+            received = self._client.poll(_POLL_SECONDS)
+            if received is not None and _is_record(received):
+                self._early.append(_received(received))
+            if time.monotonic() > end:
+                raise CompareError(f"partition {partition} of topic {self._topic} was not assigned to the consumer")
+        self._early = deque(each for each in self._early if each.partition != partition)
+
+    def _try_seek(self, partition: int, offset: int) -> bool:
+        if not any(each.partition == partition for each in self._client.assignment()):
+            return False
+        try:
+            self._client.seek(vendor().TopicPartition(self._topic, partition, offset))
+        except vendor().KafkaException as error:
+            if _name(error) != "_STATE":  # assigned, but not being fetched yet
+                raise
+            return False
+        return True
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._client.close()
+
+
+def _received(message: Any) -> Received:
+    try:
+        payload, error = message.value(), None
+    except ClaimCheckError as refused:
+        payload, error = None, refused
+    return Received(payload, error, message.partition(), message.offset(), message)
+
+
+def _is_record(message: Any) -> bool:
+    """Whether this is a record; a passing event of the client is not. Raises an exception for other events."""
+    error = message.error()
+    if error is None:
+        return True
+    if error.name() in _PASSING:
+        return False
+    if error.name().endswith("AUTHORIZATION_FAILED"):
+        advice = "permit Read on the topics and groups of the comparison"
+        raise CompareError(f"not permitted to receive ({error.name()}): {advice}")
+    raise exception_of(error)
+
+
+def _size(record: Any) -> int:
+    return len(record.value() or b"") + kafka_overhead(record.key(), record.headers())
+
+
+def _config(settings: TopicSettings) -> dict[str, str]:
+    """Return the configuration of a topic. Small segments, so that a short retention can delete anything."""
+    config = {"cleanup.policy": "delete"}
+    if settings.max_message_bytes is not None:
+        config["max.message.bytes"] = str(settings.max_message_bytes)
+    if settings.retention_seconds is not None:
+        milliseconds = max(1, int(settings.retention_seconds * 1000))
+        config |= {"retention.ms": str(milliseconds), "segment.ms": str(milliseconds), "file.delete.delay.ms": "0"}
+        config["segment.bytes"] = str(max(_MIN_SEGMENT_BYTES, settings.max_message_bytes or 0))
+    return config
+
+
+def consumer_conf(conf: dict[str, Any], group: str) -> dict[str, Any]:
+    """Return the settings of a consumer with the user's settings, which may replace `FETCH_BYTES`."""
+    return {
+        "max.partition.fetch.bytes": FETCH_BYTES,
+        **conf,
+        "group.id": group,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "fetch.wait.max.ms": 10,  # a seek waits for the request before it
+        "fetch.queue.backoff.ms": 10,  # after a seek, a full queue would delay the next request by a second
+        "receive.message.max.bytes": _MAX_REQUEST_BYTES,  # a larger record is fetched again and again
+    }
+
+
+def not_created(topic: str, error: Exception) -> CompareError:
+    """Return the error for a topic that the broker refused to create."""
+    name = _name(error)
+    if name in _REFUSED:
+        return CompareError(
+            f"not permitted to create topic {topic}: permit Create, Alter and Delete on topics that begin with "
+            "claimcheck-compare-, or use another user"
+        )
+    reason = error.args[0].str() if error.args and hasattr(error.args[0], "str") else name
+    return CompareError(f"the broker did not create topic {topic} ({name}): {reason}")
+
+
+def _name(error: Exception) -> str:
+    cause = error.args[0] if error.args else None
+    return str(cause.name()) if isinstance(cause, vendor().KafkaError) else type(error).__name__

@@ -1,0 +1,215 @@
+"""The embedded broker as a broker under test: each topic is a file of its own, so that it can be deleted."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from claimcheck._client import ClaimCheck
+from claimcheck.transports.local import (
+    MESSAGE_OVERHEAD_BYTES,
+    LocalBroker,
+    LocalConsumer,
+    LocalProducer,
+    MessageId,
+    ReceivedMessage,
+)
+from claimcheck.transports.local._groups import Delivery, GroupMember
+from tests.benchmarks.compare.broker import BrokerAddress, Consumer, Done, Producer, Received, TopicSettings
+from tests.benchmarks.compare.model import CompareError, Mode
+from tests.benchmarks.compare.sampling import PayloadSizes
+
+LIMIT_BYTES = 1 << 20
+"""The largest message by default."""
+
+_LEASE_SECONDS = 30.0
+_FILES = ("", "-wal", "-shm")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,200}")
+
+
+def connect(address: BrokerAddress) -> EmbeddedBroker:
+    """Return the broker of a folder, which has to exist."""
+    return EmbeddedBroker(address)
+
+
+class EmbeddedBroker:
+    """The embedded broker. Messages never expire.
+
+    Args:
+        address: Its ``url`` is a folder.
+    """
+
+    has_retention = False
+    retention_source = None
+    limit_bytes = LIMIT_BYTES
+    bytes_source = "the embedded broker's count of each partition"
+
+    def __init__(self, address: BrokerAddress) -> None:
+        self.address = address
+        self._folder = Path(address.url)
+        if not self._folder.is_dir():
+            raise CompareError("the folder of the embedded broker does not exist: start the comparison again")
+
+    @property
+    def label(self) -> str:
+        """Name and version."""
+        return f"embedded broker (SQLite {sqlite3.sqlite_version})"
+
+    def create_topic(self, topic: str, settings: TopicSettings) -> None:
+        """Create a topic. Raises `CompareError` for a retention, which this broker does not have."""
+        if settings.retention_seconds is not None:
+            raise CompareError("the embedded broker keeps messages indefinitely: compare expiry on Kafka or Pulsar")
+        with self._opened(topic, create=True) as broker:
+            broker.create_topic(topic, settings.partitions)
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic; a missing one is not an error."""
+        for suffix in _FILES:
+            self._path(topic).with_name(f"{topic}.sqlite{suffix}").unlink(missing_ok=True)
+
+    def topics(self, prefix: str) -> Sequence[str]:
+        """Return the topics whose names begin like this."""
+        return sorted(path.stem for path in self._folder.glob("*.sqlite") if path.name.startswith(prefix))
+
+    def topic_bytes(self, topic: str) -> Sequence[int]:
+        """Return the bytes of each partition: values, keys, headers and framing."""
+        query = "SELECT bytes FROM partitions WHERE topic = ? ORDER BY partition"
+        with self._opened(topic) as broker, broker.database.read() as db:
+            return [size for (size,) in db.execute(query, (topic,))]
+
+    def expire(self, topic: str) -> None:
+        """Do nothing: messages never expire."""
+
+    def readable_messages(self, topic: str) -> int:
+        """Return the number of messages, all of which can be read."""
+        with self._opened(topic) as broker:
+            return broker.stats(topic).messages
+
+    def positions(self, topic: str, partition: int) -> Sequence[int]:
+        """Return the offsets of a partition."""
+        with self._opened(topic) as broker:
+            return range(broker.end_offset(topic, partition))
+
+    def sample_sizes(self, topic: str, count: int) -> Sequence[int]:
+        """Return the payload sizes of the last messages of each partition."""
+        sizes = PayloadSizes()
+        with self._opened(topic) as broker:
+            partitions = broker.partitions(topic)
+            share = -(-count // partitions)
+            for partition in range(partitions):
+                begin = max(0, broker.end_offset(topic, partition) - share)
+                for message in broker.fetch(topic, partition, begin, share):
+                    sizes.add(message.value, message.headers)
+        return sizes.sizes[:count]
+
+    def producer(self, mode: Mode, topic: str, cc: ClaimCheck, *, max_message_bytes: int | None = None) -> Producer:
+        """Return a producer; ``native`` appends payloads as they are."""
+        limit = max_message_bytes if mode == "native" and max_message_bytes else LIMIT_BYTES
+        broker = LocalBroker(self._path(topic), max_message_bytes=limit + MESSAGE_OVERHEAD_BYTES)
+        if mode == "native":
+            return _Producer(broker, lambda payload, key: broker.append(topic, payload, key=key))
+        wrapped = LocalProducer(LocalBroker(self._path(topic), max_message_bytes=LIMIT_BYTES), cc)
+        return _Producer(broker, lambda payload, key: wrapped.send(topic, payload, key=key))
+
+    def consumer(
+        self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
+    ) -> Consumer:
+        """Return a consumer; ``native`` reads messages unchanged."""
+        broker, lease = LocalBroker(self._path(topic)), session_seconds or _LEASE_SECONDS
+        if mode == "native":
+            return _NativeConsumer(broker, GroupMember(broker, group, [topic], lease_seconds=lease), topic)
+        return _Consumer(broker, LocalConsumer(broker, cc, topics=[topic], group=group, lease_seconds=lease), topic)
+
+    def close(self) -> None:
+        """Do nothing: files are opened for each operation."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
+    def _path(self, topic: str) -> Path:
+        if not _TOPIC.fullmatch(topic):
+            raise CompareError(f"{topic!r} is not the name of a topic: use 1 to 200 of A-Z a-z 0-9 . _ -")
+        return self._folder / f"{topic}.sqlite"
+
+    def _opened(self, topic: str, *, create: bool = False) -> contextlib.closing[LocalBroker]:
+        path = self._path(topic)
+        if not create and not path.exists():
+            raise CompareError(f"there is no topic {topic} in the embedded broker")
+        return contextlib.closing(LocalBroker(path))
+
+
+class _Producer:
+    """Appends in the caller's thread: everything is acknowledged when `send` returns."""
+
+    def __init__(self, broker: LocalBroker, send: Callable[[bytes, bytes | None], MessageId]) -> None:
+        self._broker = broker
+        self._send = send
+
+    def send(self, payload: bytes, *, key: bytes | None = None, done: Done | None = None) -> None:
+        try:
+            sent = self._send(payload, key)
+        except Exception as error:
+            if done is None:
+                raise
+            done(error, None)
+        else:
+            if done is not None:
+                done(None, sent.partition)
+
+    def flush(self, timeout: float) -> None:
+        pass
+
+    def close(self) -> None:
+        self._broker.close()
+
+
+class _Consumer:
+    def __init__(self, broker: LocalBroker, consumer: LocalConsumer, topic: str) -> None:
+        self._broker = broker
+        self._consumer = consumer
+        self._topic = topic
+
+    def receive(self, timeout: float) -> Received | None:
+        message = self._consumer.receive(timeout=timeout)
+        if message is None:
+            return None
+        payload = None if message.error is not None else message.value
+        return Received(payload, message.error, message.partition, message.offset, message)
+
+    def commit(self, received: Received) -> None:
+        assert isinstance(received.handle, ReceivedMessage)
+        self._consumer.ack(received.handle)
+
+    def seek(self, partition: int, position: int | str) -> None:
+        self._consumer.seek(self._topic, partition, int(position))
+
+    def close(self) -> None:
+        self._consumer.close()
+        self._broker.close()
+
+
+class _NativeConsumer:
+    def __init__(self, broker: LocalBroker, member: GroupMember, topic: str) -> None:
+        self._broker = broker
+        self._member = member
+        self._topic = topic
+
+    def receive(self, timeout: float) -> Received | None:
+        for delivery in self._member.poll(timeout=timeout).deliveries:
+            message = delivery.message
+            return Received(message.value, None, message.partition, message.offset, delivery)
+        return None
+
+    def commit(self, received: Received) -> None:
+        assert isinstance(received.handle, Delivery)
+        self._member.ack([received.handle])
+
+    def seek(self, partition: int, position: int | str) -> None:
+        self._member.seek(self._topic, partition, int(position))
+
+    def close(self) -> None:
+        self._member.close()
+        self._broker.close()

@@ -1,0 +1,193 @@
+"""``make compare``: chunking, an external store and the broker's own means, measured with the same payloads.
+
+    python -m tests.benchmarks.compare.main [OPTIONS]
+
+Without ``--kafka`` and ``--pulsar`` it measures the embedded broker with a store of files, Kafka with Redis, and Pulsar
+with S3, where the variables of tests/servers.py name them. Writes the results and a report of each into ``--out``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from claimcheck import config as configuration
+from claimcheck.cli._brokers import BrokerOptions, broker_options
+from claimcheck.cli._exit_codes import one_line
+from claimcheck.cli._files import is_terminal, live_status
+from claimcheck.errors import ClaimCheckError, ConfigError
+from tests.benchmarks.compare.broker import BrokerAddress
+from tests.benchmarks.compare.model import CompareError, as_json
+from tests.benchmarks.compare.payloads import MAX_BYTES, MIN_BYTES, SIZE_RANGE
+from tests.benchmarks.compare.report import render
+from tests.benchmarks.compare.runner import Options, compare
+from tests.benchmarks.compare.schedule import selected
+from tests.benchmarks.compare.terminal import show
+
+BUCKET = "claimcheck-compare"
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|B|KB|MB|GB|KiB|MiB|GiB)", re.IGNORECASE)
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_FILE = click.Path(exists=True, dir_okay=False)
+
+
+def parse_sizes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """Parse sizes that are separated by commas."""
+    sizes = []
+    for text in () if value is None else value.split(","):
+        match = _SIZE.fullmatch(text.strip())
+        size = float(match[1]) * _UNITS[match[2].lower()] if match else 0.0
+        if not MIN_BYTES <= size <= MAX_BYTES:
+            problem = f"found {text.strip()!r}, expected sizes of {SIZE_RANGE}, for example 64KiB,1MiB"
+            raise click.BadParameter(problem, ctx, param)
+        sizes.append(int(size))
+    return tuple(sizes) or None
+
+
+def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    names = tuple(name.strip() for name in value.split(",") if name.strip())
+    try:
+        selected(names)
+    except CompareError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+    return names
+
+
+@click.command()
+@broker_options
+@click.option("--config", metavar="FILE", type=_FILE, help="Your configuration; its store is measured.")
+@click.option("--sizes", metavar="SIZES", callback=parse_sizes, help="Payload sizes, for example 64KiB,1MiB,10MiB.")
+@click.option("--payloads", metavar="DIR", type=click.Path(exists=True, file_okay=False), help="Sizes and contents.")
+@click.option("--sample-topic", metavar="TOPIC", help="Use the payload sizes of an existing topic.")
+@click.option("--only", metavar="NAMES", callback=_names, help="Run some experiments only, for example speed,seek.")
+@click.option("--rounds", type=click.IntRange(1, 1000), help="How often measurements are repeated.  [default: 5]")
+@click.option("--quick", is_flag=True, help="A short test run; its figures are not reliable.")
+@click.option("--prices", metavar="FILE", type=_FILE, help="Prices for the cost per month.  [default: an example]")
+@click.option("--out", metavar="DIR", type=click.Path(path_type=Path), default="compare-results", show_default=True)
+@click.option("--brokers", metavar="NAMES", default="embedded,kafka,pulsar", show_default=True, help="Of those found.")
+def main(broker: BrokerOptions, config: str | None, out: Path, brokers: str, **given: Any) -> None:
+    """Measure which strategy, store and threshold fit, with your broker and store or with those of the tests.
+
+    Creates topics named claimcheck-compare-..., and payloads below that name in the store, and removes both. Without
+    --admin-url, some rows cannot be measured on Pulsar. Passwords and tokens come from environment variables, such as
+    CLAIMCHECK_KAFKA_SASL_PASSWORD and CLAIMCHECK_PULSAR_TOKEN.
+    """
+    # Experiments make stores fail and consumers die: what the library logs about that is expected.
+    logging.getLogger("claimcheck").addHandler(logging.NullHandler())
+    options = Options(**given)
+    if broker.kafka or broker.pulsar or broker.admin_url or config:
+        runs = [_own(broker, config)]
+    else:
+        runs = [run for run in _found() if run.name in brokers.split(",")]
+    measured = [_measured(run, options, out) for run in runs]
+    sys.exit(not all(measured))
+
+
+# What is measured ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One comparison; ``config`` is the file of the user's own."""
+
+    name: str
+    address: BrokerAddress | None = None
+    store: dict[str, Any] | None = field(default=None, repr=False)
+    config: str | None = None
+
+
+def _own(broker: BrokerOptions, config: str | None) -> Run:
+    if broker.admin_url and not broker.pulsar:
+        raise click.UsageError("--admin-url needs --pulsar")
+    settings = tuple(broker.settings.items())
+    address = None
+    if broker.kafka:
+        address = BrokerAddress("kafka", broker.kafka, options=settings)
+    elif broker.pulsar:
+        address = BrokerAddress("pulsar", broker.pulsar, broker.admin_url, settings)
+    return Run(address.kind if address else "embedded", address, config=config)
+
+
+def _found() -> Iterator[Run]:
+    """Yield what the environment allows."""
+    yield Run("embedded")
+    if kafka := _variable("KAFKA_BOOTSTRAP_SERVERS"):
+        redis = _variable("REDIS_URL")
+        yield Run("kafka", BrokerAddress("kafka", kafka), {"type": "redis", "url": redis} if redis else None)
+    if pulsar := _variable("PULSAR_URL"):
+        yield Run("pulsar", BrokerAddress("pulsar", pulsar, _variable("PULSAR_ADMIN_URL") or None), _s3())
+
+
+def _variable(name: str) -> str:
+    return os.environ.get(f"CLAIMCHECK_TEST_{name}", "")
+
+
+def _s3() -> dict[str, Any] | None:
+    endpoint = _variable("S3_ENDPOINT")
+    if not endpoint:
+        return None
+    import boto3
+
+    os.environ.setdefault("AWS_ACCESS_KEY_ID", _variable("S3_ACCESS_KEY"))
+    os.environ.setdefault("AWS_SECRET_ACCESS_KEY", _variable("S3_SECRET_KEY"))
+    os.environ.setdefault("AWS_DEFAULT_REGION", "us-east-1")
+    client = boto3.client("s3", endpoint_url=endpoint)
+    if BUCKET not in [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]:
+        client.create_bucket(Bucket=BUCKET)
+    return {"type": "s3", "bucket": BUCKET, "endpoint_url": endpoint}
+
+
+# A run ---------------------------------------------------------------------------------------------------------
+
+
+def _measured(run: Run, options: Options, out: Path) -> bool:
+    """Measure, write the results and show their summary; return whether that worked."""
+    _note(run.name)
+    try:
+        options = replace(options, address=run.address, config=_config(run))
+        out.mkdir(parents=True, exist_ok=True)
+        with live_status("starting") as status:
+            comparison = compare(options, show=status, done=_note)
+        (out / f"{run.name}.json").write_text(json.dumps(as_json(comparison), indent=2) + "\n")
+        (out / f"{run.name}.html").write_text(render(comparison), encoding="utf-8")
+    except (ClaimCheckError, OSError) as error:
+        for problem in error.problems if isinstance(error, ConfigError) else (error,):
+            _note(f"compare: {one_line(problem)}")
+        return False
+    show(comparison, Console(width=None if is_terminal(sys.stdout) else 100))
+    return True
+
+
+def _config(run: Run) -> configuration.Config | None:
+    if run.config is not None:
+        return configuration.load(run.config)
+    return configuration.from_dict({"strategy": "hybrid", "stores": {"payloads": run.store}}) if run.store else None
+
+
+def _note(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _end(number: int, frame: object) -> None:
+    """End the run; further signals must not interrupt the clean-up."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, _end)
+    main()

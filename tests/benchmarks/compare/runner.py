@@ -1,0 +1,222 @@
+"""Runs the experiments of a comparison in order, and removes what they created."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import random
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from claimcheck._texts import size_text
+from claimcheck.config import Config, StoreConfig
+from claimcheck.errors import ClaimCheckError, ConfigError
+from tests.benchmarks.compare.broker import Broker, BrokerAddress, connect
+from tests.benchmarks.compare.cost import Prices, estimate, load_prices
+from tests.benchmarks.compare.lab import PREFIX, Lab
+from tests.benchmarks.compare.machine import machine
+from tests.benchmarks.compare.model import CompareError, Comparison, Experiment
+from tests.benchmarks.compare.payloads import MAX_BYTES, MIN_BYTES, SIZE_RANGE, Payloads, representative
+from tests.benchmarks.compare.recommendation import Setting, recommend
+from tests.benchmarks.compare.schedule import Plan, selected
+from tests.benchmarks.compare.store_space import StoreSpace
+
+_LOCAL_SIZES = (64 << 10, 1 << 20, 10 << 20)
+_SIZES = (*_LOCAL_SIZES, 100 << 20)
+_ROUNDS, _QUICK_ROUNDS = 5, 2
+_SAMPLED_MESSAGES = 1000
+_LOCAL_SECONDS, _SECONDS = 10.0, 20.0  # after which an experiment stops repeating
+_DISK_FACTOR, _DISK_BYTES = 60, 1 << 30
+_STORES_YAML = """\
+stores:
+  files: {type: filesystem, path: claimcheck-payloads, create: true}  # shared by all machines
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What to compare.
+
+    Attributes:
+        address: The broker; ``None`` for an embedded one in a temporary folder.
+        config: The configuration; ``None`` for a store of files in a temporary folder.
+        sizes: Of the payloads; ``None`` for those of ``payloads`` or ``sample_topic``, or the default.
+        payloads: A folder whose files are the payloads' contents.
+        sample_topic: A topic whose payloads have the sizes to compare.
+        only: Names of experiments; ``None`` for all.
+        rounds: How often measurements are repeated; ``None`` for the default.
+        quick: A short test run.
+        prices: A price file; ``None`` for the example.
+    """
+
+    address: BrokerAddress | None = None
+    config: Config | None = None
+    sizes: tuple[int, ...] | None = None
+    payloads: str | None = None
+    sample_topic: str | None = None
+    only: tuple[str, ...] | None = None
+    rounds: int | None = None
+    quick: bool = False
+    prices: str | None = None
+
+
+Show = Callable[[str], None]
+
+
+def _silent(text: str) -> None:
+    """Show nothing."""
+
+
+def compare(options: Options, *, show: Show = _silent, done: Show = _silent) -> Comparison:
+    """Run the experiments and return their results. What they create is removed, also after an error."""
+    plans = selected(options.only)
+    prices = load_prices(options.prices)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True))
+        broker = stack.enter_context(contextlib.closing(connect(options.address or BrokerAddress("local", folder))))
+        lab = _lab(broker, options, folder)
+        begin = lab.clock()
+        finished = _run(lab, plans, show, done)
+        return _comparison(lab, _with_cost(finished, prices, lab), options, lab.clock() - begin)
+
+
+# Before the run ------------------------------------------------------------------------------------------------
+
+
+def _lab(broker: Broker, options: Options, folder: str) -> Lab:
+    run = secrets.token_hex(4)
+    return Lab(
+        broker=broker,
+        space=StoreSpace.of(options.config or _default_config(folder), f"{PREFIX}{run}"),
+        sizes=_sizes(broker, options),
+        rounds=options.rounds or (_QUICK_ROUNDS if options.quick else _ROUNDS),
+        payloads=Payloads(options.payloads),
+        quick=options.quick,
+        rng=random.Random(run),
+        run=run,
+    )
+
+
+def _default_config(folder: str) -> Config:
+    store = StoreConfig("filesystem", {"path": str(Path(folder, "store")), "create": True})
+    return Config(strategy="hybrid", stores={"files": store})
+
+
+def _sizes(broker: Broker, options: Options) -> tuple[int, ...]:
+    if options.sizes is not None:
+        sizes = tuple(sorted(set(options.sizes)))
+    elif options.payloads is not None:
+        sizes = Payloads(options.payloads).sizes()
+    elif options.sample_topic is not None:
+        found = broker.sample_sizes(options.sample_topic, _SAMPLED_MESSAGES)
+        sizes = representative(found, f"in the topic {options.sample_topic}")
+    else:
+        sizes = _LOCAL_SIZES if broker.address.kind == "local" else _SIZES
+    wrong = [size for size in sizes if not MIN_BYTES <= size <= MAX_BYTES]
+    if wrong or not sizes:
+        text = f"payloads must have {SIZE_RANGE}"
+        raise CompareError(f"{text}, not {size_text(wrong[-1])}" if wrong else text)
+    return sizes
+
+
+def _check_room(lab: Lab) -> None:
+    """Try the largest payload before the run, rather than fail in its middle."""
+    largest, name = lab.sizes[-1], lab.space.name
+    if lab.broker.address.kind == "local":
+        needed, free = _DISK_BYTES + _DISK_FACTOR * largest, shutil.disk_usage(lab.broker.address.url).free
+        if free < needed:
+            text = f"the embedded broker needs {size_text(needed)}, but its disk has {size_text(free)}"
+            raise CompareError(f"{text}: use smaller --sizes, or a larger disk with TMPDIR")
+    if name is None:
+        return
+    with lab.claimcheck("external") as cc:
+        try:
+            store = cc.store(name)
+            store.rollback(store.write(lab.payload(largest, 0), destination=PREFIX.rstrip("-")))
+        except ClaimCheckError as error:
+            raise CompareError(f"store {name!r} does not take a payload of {size_text(largest)}: {error}") from error
+
+
+# The run -------------------------------------------------------------------------------------------------------
+
+
+def _run(lab: Lab, plans: Sequence[Plan], show: Show, done: Show) -> list[Experiment]:
+    with _cleaned(lab):
+        _check_room(lab)
+    finished = []
+    for number, plan in enumerate(plans, 1):
+        name, begin = f"{number}/{len(plans)} {plan.name}", lab.clock()
+
+        def progress(text: str, name: str = name) -> None:
+            show(f"{name}: {text}")
+
+        lab.progress = progress
+        finished.append(_run_one(lab, plan))
+        done(f"{name:<16} done in {lab.clock() - begin:.1f} s")
+    return finished
+
+
+def _run_one(lab: Lab, plan: Plan) -> Experiment:
+    budget = _LOCAL_SECONDS if lab.broker.address.kind == "local" else _SECONDS
+    lab.deadline = lab.clock() + budget
+    with _cleaned(lab):
+        try:
+            return plan.run(lab)
+        except (CompareError, ConfigError):
+            raise
+        except ClaimCheckError as error:
+            raise CompareError(f"{plan.name}: {error}") from error
+
+
+@contextlib.contextmanager
+def _cleaned(lab: Lab) -> Iterator[None]:
+    """Remove topics, payloads and processes after a block.
+
+    A failed clean-up is added to the error as a note; alone, it is raised.
+    """
+    try:
+        yield
+    except BaseException as error:
+        try:
+            lab.clean_up()
+        except Exception as second:
+            what = "topics" if lab.topics else "payloads in the store"
+            error.add_note(f"{what} whose names begin with {PREFIX}{lab.run} could not be removed ({second})")
+        raise
+    lab.clean_up()
+
+
+# After the run -------------------------------------------------------------------------------------------------
+
+
+def _with_cost(finished: Sequence[Experiment], prices: Prices, lab: Lab) -> tuple[Experiment, ...]:
+    """Add the cost, which is computed from what a payload takes up in the broker."""
+    partition = next((each for each in finished if each.name == "partition"), None)
+    if partition is None:
+        return tuple(finished)
+    return (*finished, estimate(prices, partition.facts, lab.sizes))
+
+
+def _comparison(lab: Lab, experiments: tuple[Experiment, ...], options: Options, seconds: float) -> Comparison:
+    config = lab.space.config
+    setting = Setting(
+        limit_bytes=lab.broker.limit_bytes,
+        store=lab.space.name,
+        max_chunked_bytes=config.chunks.max_payload_bytes,
+        stores_yaml="" if options.config is not None else _STORES_YAML,
+    )
+    return Comparison(
+        made=datetime.datetime.now(datetime.UTC).astimezone().isoformat(timespec="seconds"),
+        broker=lab.broker.label,
+        store=lab.space.label,
+        machine=machine(),
+        sizes=lab.sizes,
+        rounds=lab.rounds,
+        seconds=round(seconds, 1),
+        experiments=experiments,
+        recommendation=recommend(experiments, setting),
+    )

@@ -1,0 +1,144 @@
+"""A part of the user's store that belongs to one run: what is in it can be counted and removed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from claimcheck._client import ClaimCheck
+from claimcheck._store import Store
+from claimcheck.config import Config, StoreConfig, expand
+from claimcheck.errors import ScanNotSupportedError
+from claimcheck.stores.filesystem import PARTIAL_SUFFIX, FilesystemStore, not_mounted
+from tests.benchmarks.compare.model import CompareError
+
+_TTL_SECONDS = 3600.0  # what cannot be removed expires soon
+
+
+def _joined(base: object, name: str) -> str:
+    return f"{str(base).rstrip('/')}/{name}" if base else f"{name}/"
+
+
+_OWN: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
+    "filesystem": lambda options, name: {"path": os.path.join(str(options.get("path", "")), name), "create": True},
+    "redis": lambda options, name: {"key_prefix": f"{options.get('key_prefix', 'claimcheck:')}{name}:"},
+    "s3": lambda options, name: {"prefix": f"{_joined(options.get('prefix'), name).rstrip('/')}/"},
+    "obstore": lambda options, name: {"url": _joined(options.get("url"), name)},
+    "pulsar-topic": lambda options, name: {},
+}
+"""The options that confine a store to a part of its medium, by its type."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSpace:
+    """The store of a run.
+
+    Attributes:
+        config: The user's configuration.
+        name: The store's name in it; ``None`` for none.
+        part: The name of the part, which is unique.
+        missing: Directories above the part that a write creates, the deepest first; `clear` removes them again.
+    """
+
+    config: Config
+    name: str | None
+    part: str
+    missing: tuple[Path, ...] = ()
+
+    @classmethod
+    def of(cls, config: Config, part: str) -> StoreSpace:
+        """Choose the store that writers use."""
+        name = config.store or (next(iter(config.stores)) if len(config.stores) == 1 else None)
+        if name is None and config.stores:
+            raise CompareError("the configuration has several stores: name the one to compare with 'store:'")
+        if name is not None and config.stores[name].type == "memory":
+            raise CompareError(f"store {name!r} is in the memory of one process: a comparison needs another store")
+        return cls(config, name, part, _missing(config, name))
+
+    @property
+    def label(self) -> str:
+        """Name and type, for people."""
+        return "none" if self.name is None else f"{self.name} ({self.config.stores[self.name].type})"
+
+    def stores(self, **options: object) -> dict[str, StoreConfig]:
+        """Return the configuration's ``stores``, confined to the part, with further options."""
+        if self.name is None:
+            return {}
+        entry = self.config.stores[self.name]
+        known = dict(entry.options)
+        known["ttl_seconds"] = min(_seconds(known.get("ttl_seconds")), _TTL_SECONDS)
+        own = _OWN.get(entry.type)
+        if own is None:
+            known.pop("ttl_seconds")  # a store of a third party may not have this option
+        return {self.name: replace(entry, options=known | (own(known, self.part) if own else {}) | options)}
+
+    def count(self) -> int | None:
+        """Return the number of payloads in the part; ``None`` if the store cannot be listed."""
+        if self.name is None:
+            return 0
+        if self._folder is not None:
+            return len(_files(self._folder))
+        with self._opened() as store:
+            try:
+                return sum(1 for _ in store.scan())
+            except ScanNotSupportedError:
+                return None
+
+    def clear(self) -> bool:
+        """Remove everything from the part; return whether that is known to be complete."""
+        if self.name is None:
+            return True
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            for directory in self.missing:
+                with contextlib.suppress(OSError):  # it was not created, or others use it now
+                    directory.rmdir()
+            return True
+        with self._opened() as store:
+            try:
+                errors = [deletion.error for deletion in store.delete(store.scan())]
+                return not any(errors)
+            except ScanNotSupportedError:
+                return False
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Store]:
+        with ClaimCheck(Config(strategy="external", store=self.name, stores=self.stores())) as cc:
+            yield cc.store(self.name or "")
+
+    @property
+    def _folder(self) -> Path | None:
+        """The folder of the part, for a store of files."""
+        if self.name is None or self.config.stores[self.name].type != "filesystem":
+            return None
+        path = expand(self.stores()[self.name].options["path"], path=f"stores.{self.name}.path")
+        return Path(os.path.abspath(os.path.expanduser(path)))
+
+
+def _missing(config: Config, name: str | None) -> tuple[Path, ...]:
+    """Return the directories that a store of files creates with its first write, the deepest first."""
+    if name is None or config.stores[name].type != "filesystem":
+        return ()
+    with ClaimCheck(Config(strategy="external", store=name, stores={name: config.stores[name]})) as cc:
+        store = cc.store(name)
+    assert isinstance(store, FilesystemStore)
+    root = store._root
+    if not root.is_dir() and not store._may_create:
+        raise not_mounted(root, store=name)
+    return tuple(each for each in (root, *root.parents) if not each.exists())
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return all payloads, also half-written ones."""
+    found = [path for path in folder.rglob("*") if path.is_file()]
+    return [path for path in found if path.name.endswith(PARTIAL_SUFFIX) or not path.name.startswith(".")]
+
+
+def _seconds(value: object) -> float:
+    """Return a lifetime; a placeholder or none counts as a long one."""
+    return float(value) if isinstance(value, int | float) else _TTL_SECONDS

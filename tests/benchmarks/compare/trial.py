@@ -1,0 +1,192 @@
+"""One mode of an experiment: its topic, its payloads, and which of them arrive."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from claimcheck.config import Config
+from tests.benchmarks.compare.broker import Consumer, Producer, Received, TopicSettings
+from tests.benchmarks.compare.lab import Lab
+from tests.benchmarks.compare.model import CompareError, Mode
+from tests.benchmarks.compare.payloads import number_of
+from tests.benchmarks.compare.process import Worker, WorkerDiedError
+
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
+
+CHUNKS = 8
+"""Into how many chunks a payload is split, at least."""
+
+_SEND_SECONDS = 30.0
+_STEP_SECONDS = 0.2
+_END_SECONDS = 10.0
+_LARGEST_BYTES = 1 << 20
+
+
+def payload_bytes(limit_bytes: int, mode: Mode) -> int:
+    """Return a size that needs this mode: 25 % over the broker's limit, and otherwise no more than 1 MiB."""
+    over = limit_bytes + limit_bytes // 4
+    return over if mode == "native" else min(over, _LARGEST_BYTES)
+
+
+def with_small_chunks(config: Config, size: int) -> Config:
+    """Return a configuration that offloads payloads of this size, in at least `CHUNKS` chunks."""
+    chunking = replace(config.chunking, max_message_bytes=max(200, size // CHUNKS))
+    return replace(config, threshold_bytes=size // 2, chunking=chunking, destinations=())
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What a consumer received.
+
+    Attributes:
+        number: Of the payload; ``None`` for an error, and for bytes that were not sent.
+        error: The error in the payload's place.
+        received: As the consumer returned it, without the payload.
+    """
+
+    number: int | None
+    error: Exception | None
+    received: Received
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the consumer returned bytes that were not sent."""
+        return self.number is None and self.error is None
+
+
+@dataclass(slots=True)
+class Trial:
+    """A topic with payloads of one size in one mode.
+
+    Attributes:
+        lab: The environment of the experiment.
+        mode: How payloads are sent.
+        topic: Deleted after the trial.
+        size: Bytes of each payload.
+        settings: Of the topic.
+        config: Splits payloads of this size into several chunks.
+        sizes: The size of each payload whose send was tried, by number.
+    """
+
+    lab: Lab
+    mode: Mode
+    topic: str
+    size: int
+    settings: TopicSettings
+    config: Config
+    sizes: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    @contextmanager
+    def of(cls, lab: Lab, mode: Mode, purpose: str, *, partitions: int = 1) -> Iterator[Trial]:
+        """Create the topic, and delete it after the block."""
+        size = payload_bytes(lab.broker.limit_bytes, mode)
+        settings = lab.settings(mode, size, partitions=partitions)
+        topic = lab.topic(mode, purpose, settings)
+        lab.stored = lab.space.name is not None
+        try:
+            with _quiet():
+                yield cls(lab, mode, topic, size, settings, with_small_chunks(lab.config(mode), size))
+        finally:
+            lab.delete_topic(topic)
+
+    def payload(self, number: int, *, size: int | None = None) -> bytes:
+        """Return a payload that is about to be sent."""
+        self.sizes[number] = size or self.size
+        return self.lab.payload(self.sizes[number], number)
+
+    def identify(self, received: Received) -> Delivery:
+        """Return which payload was received."""
+        number = None if received.payload is None else self._number(received.payload)
+        return Delivery(number, received.error, replace(received, payload=None))
+
+    def _number(self, content: bytes) -> int | None:
+        """Return the number of a payload if every byte is right and its send was tried."""
+        if not self.lab.payloads.verify(content):
+            return None
+        number = number_of(content)
+        return number if self.sizes.get(number) == len(content) else None  # the beginning of a payload is correct, too
+
+    @contextmanager
+    def producer(self, cc: ClaimCheck) -> Iterator[Producer]:
+        """Open a producer, and close it after the block."""
+        limit = self.settings.max_message_bytes
+        with closing(self.lab.broker.producer(self.mode, self.topic, cc, max_message_bytes=limit)) as producer:
+            yield producer
+
+    @contextmanager
+    def consumer(self, cc: ClaimCheck, *, group: str) -> Iterator[Consumer]:
+        """Open a consumer, and close it after the block."""
+        with closing(self.lab.broker.consumer(self.mode, self.topic, cc, group=group)) as consumer:
+            yield consumer
+
+    def send(self, producer: Producer, number: int, *, size: int | None = None) -> Exception | int | None:
+        """Send a payload and wait; returns the error that ended the send, or the partition."""
+        results: list[Exception | int | None] = []
+
+        def done(error: Exception | None, partition: int | None) -> None:
+            results.append(partition if error is None else error)
+
+        try:
+            producer.send(self.payload(number, size=size), done=done)
+            producer.flush(_SEND_SECONDS)
+        except Exception as error:
+            return error
+        return results[0] if results else TimeoutError("the send has no result")
+
+    def send_or_raise(self, producer: Producer, number: int) -> None:
+        """Send a payload and wait; raises the error that ended the send."""
+        result = self.send(producer, number)
+        if isinstance(result, Exception):
+            raise result
+
+    def send_all(self, cc: ClaimCheck, numbers: Iterable[int]) -> None:
+        """Send payloads one after the other; raises the first error."""
+        with self.producer(cc) as producer:
+            for number in numbers:
+                self.send_or_raise(producer, number)
+
+    def receive(
+        self, consumer: Consumer, enough: Callable[[list[Delivery]], bool], *, seconds: float
+    ) -> list[Delivery]:
+        """Receive until there is enough, or for this long at most."""
+        deliveries: list[Delivery] = []
+        end = self.lab.clock() + seconds
+        while not enough(deliveries) and (left := end - self.lab.clock()) > 0:
+            received = consumer.receive(min(left, _STEP_SECONDS))
+            if received is not None:
+                deliveries.append(self.identify(received))
+        return deliveries
+
+
+def until_killed(worker: Worker, command: Callable[[], object]) -> None:
+    """Run a command of a worker that is killed in its middle."""
+    try:
+        command()
+    except WorkerDiedError as error:
+        status = worker.wait(_END_SECONDS)
+        if status != -signal.SIGKILL:
+            raise CompareError(f"a {worker.spec.role} was to be killed, and ended with status {status}") from error
+    else:
+        worker.close()
+        raise CompareError(
+            f"a {worker.spec.role} was to be killed after {worker.spec.kill_after} messages, and was not"
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Do not log the failures of a block: they are intended."""
+    logger = logging.getLogger("claimcheck")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
