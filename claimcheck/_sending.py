@@ -44,8 +44,9 @@ The first listed class of an error and its base classes decides; `NEVER` excepts
 
 NEVER = frozenset({"never"})
 
-# Each of these is about the message itself, so that no other call that the same function makes can raise it. The key
-# names the package and the class of the error, or of one of its base classes; nothing has to be imported.
+# Each of these is about a message that was not accepted. A function that hands several messages on, or tries again by
+# itself, may raise one of them after another message was accepted: its author passes a classifier. The key names the
+# package and the class of the error, or of one of its base classes; nothing has to be imported.
 _DEFINITE: Definite = {
     (package, name): frozenset(codes)
     for package, name, *codes in (

@@ -585,8 +585,8 @@ def _search_mode(mode: int) -> int:
 def not_mounted(directory: str | Path, *, store: str) -> StoreUnavailableError:
     """Return the error for a store whose directory does not exist."""
     return StoreUnavailableError(
-        f"store {store!r}: the directory {directory} does not exist on this machine. Is its volume mounted? Create the "
-        "directory, or set 'create: true'",
+        f"store {store!r}: the directory {directory} does not exist on this machine. Is its volume mounted? If it is "
+        "new, create it; with 'create: true' the first write does that",
         store=store,
     )
 

@@ -1,10 +1,13 @@
 """Kafka without a broker: commit metadata, partition state, and the wrappers on the client's own mock cluster."""
 
+import asyncio
+import contextlib
 import copy
 import pickle
 
 import confluent_kafka as kafka
 import pytest
+from confluent_kafka.aio import AIOConsumer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +15,7 @@ import claimcheck
 from claimcheck import _envelope, _pointer
 from claimcheck.errors import PayloadError, TransportError
 from claimcheck.transports._common.stored_payload import StoredPayload
-from claimcheck.transports.kafka import KafkaConsumer, KafkaMessage, KafkaProducer
+from claimcheck.transports.kafka import AsyncKafkaConsumer, KafkaConsumer, KafkaMessage, KafkaProducer
 from claimcheck.transports.kafka._client import classify
 from claimcheck.transports.kafka._message import message_of
 from claimcheck.transports.kafka._partition import _MAX_SPANS, CommitMetadata, Partition
@@ -174,6 +177,60 @@ def test_the_envelope_in_the_report_of_a_failed_send_is_not_taken_for_a_payload(
         with pytest.raises(PayloadError, match="send the payload itself again"):
             producer.produce("t", report.value(), b"k", headers=report.headers())
         producer.close()
+
+
+class BrokenError(Exception):
+    """The application fails."""
+
+
+def committed(servers):
+    with contextlib.closing(kafka.Consumer({**servers, **CONSUMER})) as consumer:
+        return sorted(each.offset for each in consumer.committed(PARTITIONS, timeout=10) if each.offset >= 0)
+
+
+@pytest.mark.parametrize("way", ["with", "finally", "async with", "cancelled"])
+@pytest.mark.parametrize("payload", [b"small", b"z" * 3_000_000], ids=["plain", "stored"])
+def test_a_message_on_which_the_application_failed_is_not_committed_by_close(way, payload, servers):
+    with claimcheck.from_dict({"stores": {"m": {"type": "memory"}}}) as cc:
+        with KafkaProducer(kafka.Producer(servers), cc) as producer:
+            producer.produce("t", payload, b"k")
+        options = {**servers, **CONSUMER, "enable.auto.commit": True}
+        if way in ("with", "finally"):
+            consumer = KafkaConsumer(kafka.Consumer(options), cc, auto_offset_store=True)
+            with pytest.raises(BrokenError):
+                _fail_on_the_first(consumer, way)
+        else:
+            with pytest.raises((BrokenError, asyncio.CancelledError)):
+                asyncio.run(_fail_asynchronously(options, cc, cancel=way == "cancelled"))
+        assert committed(servers) == []
+
+        with KafkaConsumer(kafka.Consumer(options), cc, auto_offset_store=True) as consumer:
+            consumer.assign(PARTITIONS)
+            assert consumer.poll(30).value() == payload
+        assert committed(servers) == [1]
+
+
+def _fail_on_the_first(consumer, way):
+    consumer.assign(PARTITIONS)
+    if way == "with":
+        with consumer:
+            consumer.poll(30).value()
+            raise BrokenError
+    try:
+        consumer.poll(30).value()
+        raise BrokenError
+    finally:
+        consumer.close()
+
+
+async def _fail_asynchronously(options, cc, *, cancel):
+    async with AsyncKafkaConsumer(AIOConsumer(options), cc, auto_offset_store=True) as consumer:
+        await consumer.assign(PARTITIONS)
+        (await consumer.poll(30)).value()
+        if cancel:
+            asyncio.current_task().cancel()
+            await asyncio.sleep(10)
+        raise BrokenError
 
 
 def test_plain_records_take_no_more_than_one_or_two_calls(servers):

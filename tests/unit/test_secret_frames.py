@@ -36,7 +36,8 @@ def cc():
 def secrets_in(error: BaseException, *secrets: bytes) -> list[str]:
     """Where a secret is in the repr of a local variable of the library, in all tracebacks of an error."""
     texts = [*(repr(secret)[2:-1] for secret in secrets), SIGNING, base64.b64encode(KEY).decode(), repr(KEY)[2:-1]]
-    found, pending, seen = [], [error], set()
+    found, seen = list[str](), set[int]()
+    pending: list[BaseException | None] = [error]
     while pending:
         one = pending.pop()
         if one is None or id(one) in seen:

@@ -117,6 +117,11 @@ class AsyncKafkaConsumer(AsyncClosing):
     cluster_id = off_the_loop(KafkaConsumer.cluster_id)
     set_sasl_credentials = off_the_loop(KafkaConsumer.set_sasl_credentials)
 
+    async def close(self) -> None:
+        """Close the consumer as `KafkaConsumer.close` does; if the task is cancelled, closing continues."""
+        self._blocking._stop_storing_after_error()  # here: another task closes
+        await super().close()
+
     async def _close(self) -> None:
         self._stop_reading()
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -318,7 +319,12 @@ class KafkaConsumer(NativeClient):
         self._paused -= {(each.topic, each.partition) for each in partitions}
 
     def close(self) -> None:
-        """Close the consumer; messages that were not committed are redelivered to other members."""
+        """Close the consumer; messages that were not committed are redelivered to other members.
+
+        While an exception propagates, offsets that are not stored yet stay so: the application may have failed on the
+        last message, which then comes again, with those of the last fifth of a second.
+        """
+        self._stop_storing_after_error()
         self._store_offsets()
         self._native.close()
         self._forget()
@@ -616,6 +622,11 @@ class KafkaConsumer(NativeClient):
         self._prefetch.begin_receive()
         if self._auto_offset_store and self._clock() - self._stored_at > _STORE_SECONDS:
             self._store_offsets()
+
+    def _stop_storing_after_error(self) -> None:
+        """Called by `close`, in the frame of which an exception of the application may propagate."""
+        if sys.exception() is not None:
+            self._auto_offset_store = False  # also for the callback that `close` causes
 
     def _store_offsets(self) -> None:
         """Store the offsets of everything that was returned, for the next automatic commit."""
