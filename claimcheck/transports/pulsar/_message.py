@@ -13,7 +13,7 @@ from claimcheck import _hints as hints
 from claimcheck._resolver import Outcome
 from claimcheck._threads import IoThreads
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, TransportError
-from claimcheck.transports._common.stored_payload import PointerRead, StoredPayload
+from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.pulsar._errors import vendor
 
 if TYPE_CHECKING:
@@ -384,11 +384,6 @@ class PulsarMessage:
     def stored_bytes(self) -> int:
         """Size of a stored payload, if it is known; else 0."""
         return 0 if self._stored is None else self._stored.size
-
-    @property
-    def pointer_read(self) -> PointerRead | None:
-        """The pointer of a stored payload; ``None`` for other payloads."""
-        return None if self._stored is None else self._stored.origin
 
     @property
     def held_bytes(self) -> int:
