@@ -334,7 +334,7 @@ def _lifetime(path: str, store: StoreConfig) -> Iterator[Finding]:
         yield Finding("warning", f"{path}.ttl_seconds", message, fix, id="redis-no-expiry")
     if ttl in ("default", None) and store.type in _UNLIMITED:
         message = "payloads have no lifetime: no sweep deletes them, and lifecycle rules do not know when they may"
-        fix = "Set it at least to the retention of the topics, unless the payloads are to be kept for ever."
+        fix = "Set it at least to the retention of the topics, unless the payloads are to be kept forever."
         yield Finding("warning", f"{path}.ttl_seconds", message, fix, id="lifetime-none")
     elif store.type in _UNLIMITED:
         place = "bucket" if store.type != "filesystem" else "directory"

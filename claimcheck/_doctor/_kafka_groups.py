@@ -122,7 +122,7 @@ class GroupReader:
         return None
 
     def _pointer(self, message: Any) -> Pointer | None:
-        """Return the pointer of a message, whoever wrote it."""
+        """Return the pointer of a message, also of an untrusted one."""
         with suppress(ClaimCheckError):  # a consumer reports it
             envelope = decode(message.value() or b"", header=self.cc.config.header)
             if isinstance(envelope, PointerData):

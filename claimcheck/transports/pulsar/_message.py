@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import struct
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -34,13 +33,11 @@ __all__ = [
     "id_of",
     "natives",
     "nowhere",
-    "partitioned_topic",
     "position_of",
 ]
 
 _MARK = b"\x00claimcheck-id\x01"  # no protobuf message begins with a zero
 _ID = struct.Struct(">iqqi")
-_PARTITION = re.compile(r"-partition-\d+$")
 
 Position = tuple[int, int, int]
 
@@ -194,11 +191,6 @@ def before(position: Position, partition: int, topic: str) -> pulsar.MessageId |
 def nowhere(topic: str) -> pulsar.MessageId:
     """Return an id that is before all messages of a topic."""
     return _native(topic, -1, -1, -1, -1)
-
-
-def partitioned_topic(topic: str) -> str:
-    """Return the topic that a partition belongs to, as producers name it; other names unchanged."""
-    return _PARTITION.sub("", topic)
 
 
 def _fields(message_id: AnyMessageId) -> tuple[int, int, int, int]:
