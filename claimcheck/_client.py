@@ -449,7 +449,6 @@ class ClaimCheck:
         limit: int | None = None,
         rate: float | None = None,
         unmarked_lifetime_seconds: float | None = None,
-        after: str | None = None,
         on_batch: Callable[[SweepReport], None] | None = None,
     ) -> SweepReport:
         """Delete the payloads of one store whose lifetime has passed, and what interrupted writes left behind.
@@ -465,7 +464,6 @@ class ClaimCheck:
             rate: The most deletions per second.
             unmarked_lifetime_seconds: The lifetime of payloads whose keys have none, because an earlier release wrote
                 them; it counts from the time at which the medium stored them. By default they stay.
-            after: The ``position`` of an earlier report, to continue there.
             on_batch: Called with the state so far after each batch.
 
         Raises:
@@ -482,7 +480,7 @@ class ClaimCheck:
             rate=rate,
             unmarked_lifetime_seconds=unmarked_lifetime_seconds,
         )
-        return options.run(self.store(store), after=after, on_batch=on_batch)
+        return options.run(self.store(store), on_batch=on_batch)
 
     def close(self) -> None:
         """Close all connections. Payloads are kept, and the next use opens new connections."""

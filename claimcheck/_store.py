@@ -24,7 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from itertools import islice
-from typing import ClassVar, Literal, NoReturn
+from typing import ClassVar, NoReturn
 
 from claimcheck import _copying, _payload_reader, _pointer_check
 from claimcheck._envelope import Buffer
@@ -416,7 +416,9 @@ class Store(ABC):
             PointerRejectedError: Not a pointer of this store; nothing was deleted.
             StoreUnavailableError: The store could not be reached; the payload stays until it expires.
         """
-        self._delete_one(pointer, "rollback")
+        self.check(pointer)
+        with self._operation("rollback", pointer, pointer.size), Translated(self, pointer, "rollback"):
+            self._delete(pointer)
 
     def extend(self, pointer: Pointer, ttl_seconds: float, *, destination: str | None = None) -> Pointer:
         """Extend the lifetime of a payload, and return the pointer to use from now on.
@@ -577,12 +579,6 @@ class Store(ABC):
                 self.check(pointer)
                 return self._request
         return None
-
-    def _delete_one(self, pointer: Pointer, operation: Literal["rollback", "delete"]) -> None:
-        """Delete one payload; raises as `rollback`."""
-        self.check(pointer)
-        with self._operation(operation, pointer, pointer.size), Translated(self, pointer, operation):
-            self._delete(pointer)
 
     def _check_entry(self, entry: StoreEntry) -> None:
         """Refuse to delete what `scan` does not list."""

@@ -41,7 +41,6 @@ class SweepReport:
     Attributes:
         store: The store's name in the configuration.
         dry_run: Whether nothing was deleted.
-        after: The position at which it began; ``None`` for the beginning. Entries before it were not listed.
         scanned: Entries that were listed.
         expired: Payloads whose lifetime and grace period have passed.
         leftovers: Temporary files, incomplete uploads and empty folders that are older than the grace period.
@@ -55,13 +54,11 @@ class SweepReport:
             earlier release), ``recent`` (a leftover that is younger than the grace period).
         errors: The first few errors behind ``failed``.
         finished: Whether the end of the store was reached; false after a limit, an error or an interruption.
-        position: Where a next sweep can continue; ``None`` for the beginning.
         duration_seconds: How long it took.
     """
 
     store: str
     dry_run: bool
-    after: str | None = None
     scanned: int = 0
     expired: int = 0
     expired_bytes: int = 0
@@ -72,7 +69,6 @@ class SweepReport:
     kept: Mapping[str, int] = field(default_factory=dict)
     errors: tuple[Exception, ...] = ()
     finished: bool = False
-    position: str | None = None
     duration_seconds: float = 0.0
 
 
@@ -108,18 +104,14 @@ class Sweep:
         if self.unmarked_lifetime_seconds is not None:
             check_value("unmarked_lifetime_seconds", self.unmarked_lifetime_seconds, _SECONDS)
 
-    def run(
-        self, store: Store, *, after: str | None = None, on_batch: Callable[[SweepReport], None] | None = None
-    ) -> SweepReport:
+    def run(self, store: Store, *, on_batch: Callable[[SweepReport], None] | None = None) -> SweepReport:
         """Sweep a store, and emit a `SweepEvent`.
 
         Args:
             store: The store. If it has a clock, and this machine's is more than a minute ahead, nothing is deleted.
-            after: The position of an earlier report.
-            on_batch: Called with the state so far after each batch, and before an error is raised; all entries before
-                its position are done.
+            on_batch: Called with the state so far after each batch, and before an error is raised.
         """
-        run, begin = _Run(self, store, after), time.perf_counter()
+        run, begin = _Run(self, store), time.perf_counter()
         error: BaseException | None = None
         try:
             for _ in run.batches():
@@ -173,10 +165,9 @@ def check_clock(store: Store, now: float) -> None:
 class _Run:
     """One sweep of one store."""
 
-    def __init__(self, options: Sweep, store: Store, after: str | None) -> None:
+    def __init__(self, options: Sweep, store: Store) -> None:
         self._options = options
         self._store = store
-        self._after = self._position = after
         self._room = math.inf if options.limit is None else options.limit
         self._size = _BATCH if options.rate is None else max(1, min(_BATCH, int(options.rate)))
         self._batch: list[StoreEntry] = []
@@ -208,17 +199,16 @@ class _Run:
                 self._batch.append(entry)
             if len(self._batch) >= min(self._size, self._room) or number % _BATCH == 0:
                 self._delete_batch()
-                self._position = entry.position  # everything before it is done
                 yield
             if not self._room:
                 return
         self._delete_batch()
-        self._position, self._finished = None, True
+        self._finished = True
         yield
 
     def _entries(self) -> Iterator[StoreEntry]:
         try:
-            yield from self._store.scan(self._position)
+            yield from self._store.scan()
         except IncompleteScanError as error:  # everything else was listed
             self._outcomes["failed"] += len(error.errors)
             self._note(error.errors)
@@ -247,7 +237,6 @@ class _Run:
         return SweepReport(
             store=self._store.name,
             dry_run=self._options.dry_run,
-            after=self._after,
             scanned=self._verdicts.total(),
             expired=self._verdicts["expired"],
             expired_bytes=self._bytes,
@@ -258,7 +247,6 @@ class _Run:
             kept={name: count for name, count in kept.items() if count},
             errors=tuple(self._errors),
             finished=self._finished,
-            position=self._position,
             duration_seconds=seconds,
         )
 

@@ -74,8 +74,8 @@ _KINDS = {"NoneType": "nothing", "str": "text", "dict": "a mapping", "bool": "a 
 _UNKNOWN = "?"  # the name of a store that a problem hides; no such configuration is ever returned
 _STORE_TYPES = "a store type such as redis, s3, filesystem, memory or module:Class"
 OVERRIDABLE = (
-    "strategy", "threshold_bytes", "store", "reads_from", "dead_letter_ttl_seconds", "delete_after_ack",
-    "chunking", "hybrid", "limits", "compression",
+    "strategy", "threshold_bytes", "store", "reads_from", "dead_letter_ttl_seconds", "chunking", "hybrid",
+    "limits", "compression",
 )  # fmt: skip
 """The keys that a destination may override."""
 
@@ -316,8 +316,6 @@ class Config:
         limits: Size limits; see `LimitsConfig`.
         compression: Compression of payloads; see `CompressionConfig`. ``None`` for none.
         envelope: The format of envelopes; see `EnvelopeConfig`.
-        delete_after_ack: Whether consumers delete a stored payload once the broker has confirmed the acknowledgement of
-            its message. Only for topics that exactly one group or subscription reads.
         destinations: Overrides by destination pattern, in the order of the file; the first match applies.
     """
 
@@ -335,7 +333,6 @@ class Config:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     compression: CompressionConfig | None = None
     envelope: EnvelopeConfig = field(default_factory=EnvelopeConfig)
-    delete_after_ack: bool = False
     destinations: tuple[tuple[str, Config], ...] = ()
 
     @property

@@ -30,7 +30,6 @@ __all__ = [
     "PayloadTypeError",
     "PointerRejectedError",
     "ScanNotSupportedError",
-    "SeveralGroupsError",
     "StoreError",
     "StoreUnavailableError",
     "TransportError",
@@ -279,16 +278,6 @@ class TransportError(ClaimCheckError):
     destination: str | None = None
     size: int | None = None
     limit: int | None = None
-
-
-class SeveralGroupsError(TransportError):
-    """``delete_after_ack`` is on, and several groups or subscriptions read the topic. Nothing was deleted.
-
-    Attributes:
-        groups: Their names, sorted.
-    """
-
-    groups: tuple[str, ...] = ()
 
 
 def clear_frames(error: BaseException) -> None:

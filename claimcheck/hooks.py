@@ -28,8 +28,8 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-Operation = Literal["write", "read", "rollback", "delete"]
-"""The operations of a store: ``rollback`` undoes a write, ``delete`` follows an acknowledgement."""
+Operation = Literal["write", "read", "rollback"]
+"""The operations of a store; ``rollback`` undoes a write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class OperationEvent(Event):
     """A store operation started, completed or failed.
 
     Attributes:
-        operation: ``write``, ``read``, ``rollback``, or ``delete`` after an acknowledgement.
+        operation: ``write``, ``read`` or ``rollback``.
         phase: ``started`` comes first, then exactly one of the others.
         store: The store's name in the configuration.
         key: The payload's key.

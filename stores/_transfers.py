@@ -7,24 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Annotated, Literal
 
 from claimcheck._reader import Reader
-from claimcheck._validation import Count, Range
 from claimcheck.stores._parts import MAX_CONNECTIONS, MAX_PART_BYTES, SAMPLE_BYTES, in_parts
 
-__all__ = ["AutoCount", "Memory", "PartBytes", "SinglePutBytes", "TransferPolicy", "Transfers"]
-
-AutoCount = Count | Literal["auto"]
-"""For an option with a number of connections."""
-
-_MAX_REQUEST_BYTES = 5 << 30  # of S3, for a part and for a whole object
-
-PartBytes = Annotated[int, Range(5 << 20, _MAX_REQUEST_BYTES)] | Literal["auto"]
-"""For an option with the size of parts."""
-
-SinglePutBytes = Annotated[int, Range(0, _MAX_REQUEST_BYTES)] | Literal["auto"]
-"""For an option with the largest payload that is sent in one request."""
+__all__ = ["Memory", "TransferPolicy", "Transfers"]
 
 _LEVELS = (1, 4, MAX_CONNECTIONS)  # few and far apart: what they bring is larger than what else the machine does
 _PUT_LEVELS = (1, MAX_CONNECTIONS)
@@ -41,7 +28,6 @@ _MIN_PUT_PART_BYTES = 5 << 20  # required by S3
 _MIN_PARTS_BYTES = 16 << 20  # smaller payloads are sent in one request: parts take three
 _TELLING_BYTES = 4 << 20  # of a smaller request, most of the time is the round trip
 _SINGLE_PUT_BYTES = 64 << 20
-_FIXED_PART_BYTES = 16 << 20
 _FEW_PARTS = 4
 _UNMEASURED = nullcontext(True)
 
@@ -266,46 +252,25 @@ class Transfers:
 
 
 class TransferPolicy:
-    """How an object store divides payloads, and how many connections it uses: the options that such stores share.
+    """How an object store divides payloads, and how many connections it uses.
 
     Args:
-        part_bytes: The size of each part; ``"auto"`` to choose it.
-        single_put_bytes: Payloads up to this size are sent in one request.
-        parallel_parts: Parts sent concurrently.
-        parallel_gets: Parts fetched concurrently.
-        transfer_bytes: Memory for parts of all payloads together, in both directions.
+        transfer_bytes: Memory for parts of all payloads together, in both directions; 0 for one connection per payload.
     """
 
-    def __init__(
-        self,
-        *,
-        part_bytes: PartBytes,
-        single_put_bytes: SinglePutBytes,
-        parallel_parts: AutoCount,
-        parallel_gets: AutoCount,
-        transfer_bytes: int,
-    ) -> None:
-        self._part = None if part_bytes == "auto" else part_bytes
-        self._single = None if single_put_bytes == "auto" else single_put_bytes
-        memory = Memory(transfer_bytes)
-        self.gets = Transfers(memory, fixed=_fixed(parallel_gets, transfer_bytes))
-        fixed = _fixed(parallel_parts, transfer_bytes)
+    _part: int | None = None  # the size of each part, and the largest payload of one request; tests set them
+    _single: int | None = None
+
+    def __init__(self, transfer_bytes: int) -> None:
+        memory, fixed = Memory(transfer_bytes), None if transfer_bytes else 1
+        self.gets = Transfers(memory, fixed=fixed)
         self.puts = Transfers(
             memory, fixed=fixed, levels=_PUT_LEVELS, level=MAX_CONNECTIONS, skip_bytes=0, least_samples=1
         )
 
-    @property
-    def connections(self) -> int:
-        """The most connections that are used at the same time by one payload."""
-        return max(MAX_CONNECTIONS, self.gets.level, self.puts.level)
-
     def reader(self, opened: Callable[[int, int | None], Reader], start: int, stop: int | None) -> Reader:
         """Return a reader of the bytes from ``start`` up to ``stop``; see `in_parts`."""
-        if not self.gets.fixed:
-            return in_parts(opened, start, stop, transfers=self.gets, part_bytes=self._part)
-        part, count = self._part or _FIXED_PART_BYTES, self.gets.level
-        own = Transfers(Memory(count * part), fixed=count)
-        return in_parts(opened, start, stop, transfers=own, part_bytes=part)
+        return in_parts(opened, start, stop, transfers=self.gets, part_bytes=self._part)
 
     def upload(self, size: int | None) -> AbstractContextManager[bool]:
         """Measure an upload; the context is whether to send it in one request.
@@ -339,7 +304,7 @@ class TransferPolicy:
         """The largest payload that is sent in one request."""
         if self._single is not None:
             return self._single
-        return _SINGLE_PUT_BYTES if self.puts.fixed or self.puts.level == 1 else _MIN_PARTS_BYTES - 1
+        return _SINGLE_PUT_BYTES if self.puts.level == 1 else _MIN_PARTS_BYTES - 1
 
     @property
     def _parts_at_once(self) -> int:
@@ -348,8 +313,6 @@ class TransferPolicy:
 
     def engine_parts(self, part_bytes: int) -> int:
         """Return how many parts an engine that sends them itself keeps in memory, and sends at the same time."""
-        if self.puts.fixed:
-            return self.puts.level
         return max(1, min(self._parts_at_once, self.puts.memory.limit // part_bytes))
 
     def begin_part(self, size: int, *, others: int) -> bool:
@@ -361,7 +324,7 @@ class TransferPolicy:
         """
         puts = self.puts
         always = others < (self._parts_at_once if puts.fixed or puts.level == 1 else 1)
-        if (puts.fixed and not always) or not puts.connect(always=always):
+        if not puts.connect(always=always):
             return False
         if puts.memory.reserve(size, spare=size, always=always):  # the next part is read before it is sent
             return True
@@ -377,15 +340,7 @@ class TransferPolicy:
         """Return the size of the parts of a payload that is sent in parts."""
         if self._part is not None:
             return self._part
-        if self.puts.fixed:
-            return _FIXED_PART_BYTES
         if size is None or self.puts.level == 1:
             return MAX_PART_BYTES
         parts = max(1, min(self.puts.level, size // _MIN_PUT_PART_BYTES))
         return max(_MIN_PUT_PART_BYTES, min(MAX_PART_BYTES, -(-size // parts)))
-
-
-def _fixed(parallel: AutoCount, transfer_bytes: int) -> int | None:
-    if parallel != "auto":
-        return parallel
-    return None if transfer_bytes else 1

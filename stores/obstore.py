@@ -39,7 +39,7 @@ from claimcheck.stores._common import (
     whole,
 )
 from claimcheck.stores._parts import SameVersion
-from claimcheck.stores._transfers import AutoCount, PartBytes, SinglePutBytes, TransferPolicy
+from claimcheck.stores._transfers import TransferPolicy
 from claimcheck.stores.filesystem import MAX_NAME_BYTES, make_directory, not_mounted
 
 __all__ = ["ObstoreStore"]
@@ -115,6 +115,7 @@ _CLASSES = {
 }
 # The environment may have an address, too, and the second of these has precedence over the first.
 _ENDPOINT_KEYS = {"s3": ("endpoint", "aws_endpoint_url_s3"), "gs": ("base_url",), "az": ("endpoint",)}
+_CONNECT_TIMEOUT = timedelta(seconds=5)
 _MAX_RETRIES = 2
 
 _PIECE_BYTES = 256 << 10  # of a download: larger pieces would only be joined from what the network delivers
@@ -130,13 +131,6 @@ _used_by: int | None = None  # the process in which obstore's threads run
 
 Objects = Any
 """One of obstore's stores, whose types are only known if it is installed."""
-
-
-class Timeouts(NamedTuple):
-    """Timeouts in seconds."""
-
-    answer: float
-    connect: float
 
 
 class Place(NamedTuple):
@@ -184,7 +178,7 @@ class Place(NamedTuple):
 
 
 def connect(
-    place: Place, endpoint_url: str | None, region_name: str | None, tls_ca_file: str | None, timeouts: Timeouts
+    place: Place, endpoint_url: str | None, region_name: str | None, tls_ca_file: str | None, timeout_seconds: float
 ) -> Objects:
     """Return one of obstore's stores.
 
@@ -199,7 +193,10 @@ def connect(
         return kind(place.path)
     config = _config(place, endpoint_url, region_name)
     return kind(
-        place.bucket, config=config, client_options=_client(timeouts, tls_ca_file), retry_config=_retries(timeouts)
+        place.bucket,
+        config=config,
+        client_options=_client(timeout_seconds, tls_ca_file),
+        retry_config=_retries(timeout_seconds),
     )
 
 
@@ -221,22 +218,22 @@ def _config(place: Place, endpoint_url: str | None, region_name: str | None) -> 
     return config
 
 
-def _client(timeouts: Timeouts, tls_ca_file: str | None) -> dict[str, Any]:
+def _client(timeout_seconds: float, tls_ca_file: str | None) -> dict[str, Any]:
     authorities = {"root_certificate": Path(tls_ca_file).read_bytes()} if tls_ca_file else {}
     return {
         **authorities,
         "allow_http": True,
-        "connect_timeout": timedelta(seconds=timeouts.connect),
-        "read_timeout": timedelta(seconds=timeouts.answer),
+        "connect_timeout": _CONNECT_TIMEOUT,
+        "read_timeout": timedelta(seconds=timeout_seconds),
         "timeout": timedelta(days=1),  # for a whole request: a reader may be slow
         "user_agent": "claimcheck",
     }
 
 
-def _retries(timeouts: Timeouts) -> dict[str, Any]:
+def _retries(timeout_seconds: float) -> dict[str, Any]:
     """Return options for retries: the default of ten in three minutes would hide an unreachable server for too long."""
     backoff = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2}
-    return {"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(seconds=timeouts.answer), "backoff": backoff}
+    return {"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(seconds=timeout_seconds), "backoff": backoff}
 
 
 def check_process() -> None:
@@ -283,23 +280,13 @@ class ObstoreStore(Store):
             this server; redirected reads are sent without them.
         region_name: The S3 region, if the environment does not set it.
         ttl_seconds: Written into pointers and keys; a lifecycle rule or ``claimcheck sweep`` deletes objects.
-        part_bytes: The size of each part of a large payload, 5 MiB to 5 GiB. By default it depends on the size of the
-            payload and the number of connections.
-        single_put_bytes: Payloads up to this size, at most 5 GiB, are sent in one request. By default up to 64 MiB, if
-            one connection is as fast as several, and otherwise below 16 MiB. Files of this size are read into memory.
-        parallel_parts: Parts sent concurrently. By default the store measures how many connections raise the
-            throughput, up to 16, and all payloads share them.
-        parallel_gets: Parts fetched concurrently; the default is chosen in the same way.
-        transfer_bytes: Memory for parts of all payloads together, if the number of parts is chosen by the store; 0 for
-            one connection per payload. With a fixed number, each payload has memory for as many parts and one more.
-        conditional: Whether to make the server refuse to overwrite in a single request; turned off automatically if the
-            server does not support it.
+        transfer_bytes: Memory for parts of all payloads together; 0 for one connection per payload. Otherwise the store
+            measures how many connections raise the throughput, up to 16, and all payloads share them.
         create: Whether a write creates the folder of ``file:///folder``. In all other cases a missing folder raises
             `StoreUnavailableError`: its volume may not be mounted. The umask determines the permissions of files.
         tls_ca_file: Certificates of authorities in PEM format, in addition to the system's. The server's certificate is
             always verified, including its host name.
         timeout_seconds: Timeout for one response of the server, including the sending of an object or a part.
-        connect_timeout_seconds: Timeout for a new connection.
     """
 
     def __init__(
@@ -309,16 +296,10 @@ class ObstoreStore(Store):
         endpoint_url: Annotated[str, ENDPOINT] | None = None,
         region_name: str | None = None,
         ttl_seconds: Seconds | None = None,
-        part_bytes: PartBytes = "auto",
-        single_put_bytes: SinglePutBytes = "auto",
-        parallel_parts: AutoCount = "auto",
-        parallel_gets: AutoCount = "auto",
         transfer_bytes: Size = 64 << 20,
-        conditional: bool = True,
         create: bool = False,
         tls_ca_file: CaFile | None = None,
         timeout_seconds: Timeout = 60,
-        connect_timeout_seconds: Timeout = 5,
     ) -> None:
         check_arguments(ObstoreStore, url=url, endpoint_url=endpoint_url)
         self._place = Place.parse(url)
@@ -326,18 +307,12 @@ class ObstoreStore(Store):
             fail("endpoint_url", found="text", expected=f"nothing: {self._place.scheme}: has no server")
         if create and not self._place.path:
             fail("create", found="true", expected=f"false: {self._place.scheme}: has no folder")
-        timeouts = Timeouts(timeout_seconds, connect_timeout_seconds)
-        self._connect = partial(connect, self._place, endpoint_url or None, region_name or None, tls_ca_file, timeouts)
+        endpoint_url, region_name = endpoint_url or None, region_name or None
+        self._connect = partial(connect, self._place, endpoint_url, region_name, tls_ca_file, timeout_seconds)
         self._may_create = create
         self._tls_ca_file = tls_ca_file
-        self._transfers = TransferPolicy(
-            part_bytes=part_bytes,
-            single_put_bytes=single_put_bytes,
-            parallel_parts=parallel_parts,
-            parallel_gets=parallel_gets,
-            transfer_bytes=transfer_bytes,
-        )
-        self._conditional = conditional
+        self._transfers = TransferPolicy(transfer_bytes)
+        self._conditional = True  # until the server does not support it
         self._lock = threading.Lock()
         self._client: tuple[int, Objects] | None = None
         self.prefix = self._place.prefix

@@ -95,7 +95,6 @@ PUBLIC: dict[str, list[str]] = {
         "PayloadTypeError",
         "PointerRejectedError",
         "ScanNotSupportedError",
-        "SeveralGroupsError",
         "StoreError",
         "StoreUnavailableError",
         "TransportError",

@@ -102,7 +102,6 @@ WHY: dict[str, str] = {
     "kafka-pointer-rejected": "A consumer with this configuration gets an error in place of the payload.",
     "kafka-payload-missing": "A consumer with this configuration gets PayloadNotFoundError.",
     "kafka-group-lost": "The group never reads these messages.",
-    "kafka-groups": "No payload may be deleted until all of these groups have read it.",
     "kafka-dead-letters": "A dead letter cannot be read or sent back after its payload has expired.",
     # Pulsar.
     "pulsar-not-examined": _UNKNOWN,
@@ -116,7 +115,6 @@ WHY: dict[str, str] = {
     "pulsar-shared-chunks": "The chunks of one payload go to different consumers, and none can assemble it.",
     "pulsar-subscription-unknown": "Its backlog was not examined.",
     "pulsar-backlog": "If the message is a pointer, a consumer that reads it later gets PayloadNotFoundError.",
-    "pulsar-subscriptions": "No payload may be deleted until all of these subscriptions have read it.",
     "pulsar-dead-letters": "A dead letter cannot be read or sent back after its payload has expired.",
     "pulsar-dead-letters-dropped": "Pulsar deletes dead letters as soon as they arrive.",
 }

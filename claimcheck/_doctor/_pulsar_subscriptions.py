@@ -30,9 +30,6 @@ def examine_subscriptions(
         if name not in stats:
             message = f"there is no subscription {name}"
             yield finding("warning", "pulsar-subscription-unknown", path, message, "Check its name.")
-    if len(stats) > 1:
-        message = f"there are {len(stats)} subscriptions: {', '.join(sorted(stats))}"
-        yield expected.read_by_several("pulsar-subscriptions", message)
     for name in sorted(set(stats) & set(names or stats)):
         yield from _subscription(name, stats[name], expected, clock)
 

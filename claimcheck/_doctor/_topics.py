@@ -108,7 +108,6 @@ class Expectation:
     threshold: int | None
     chunk_bytes: int | None
     dead_letter_lifetime: float | None = None
-    deletes: bool = False
 
     @classmethod
     def of(cls, cc: ClaimCheck, topic: str) -> Expectation:
@@ -128,20 +127,12 @@ class Expectation:
             dead_letter_lifetime=None if lifetime is None else max(lifetime, config.dead_letter_ttl_seconds or 0),
             threshold=None if config.threshold_bytes == "auto" else config.threshold_bytes,
             chunk_bytes=None if chunk == "auto" else chunk,
-            deletes=config.delete_after_ack,
         )
 
     @property
     def chunks(self) -> bool:
         """Whether the writer may send chunks."""
         return self.strategy in ("chunking", "hybrid")
-
-    def read_by_several(self, kind: str, message: str) -> Finding:
-        """Return the finding that several groups or subscriptions read the topic."""
-        if not self.deletes:
-            return finding("info", kind, self.path, message)
-        fix = "Turn delete_after_ack off for this topic, or delete the groups that are not used."
-        return finding("error", kind, self.path, f"{message}, and delete_after_ack is on", fix)
 
     def unset(self) -> Iterator[Finding]:
         """Yield a finding if payloads are stored, but the configuration does not limit their lifetime."""

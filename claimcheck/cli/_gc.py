@@ -123,7 +123,7 @@ def gc(
             grace_seconds=grace,
             headers=headers,
             dry_run=not yes,
-            force=force,
+            force=force or (consumed and not claim),  # no message keeps a payload once all are read
             claim=claim,
             ignore_unknown_before=ignore_before,
             rate=rate,

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import click
@@ -18,7 +15,7 @@ from claimcheck._sweep import SweepReport
 from claimcheck._validation import MAX_SECONDS
 from claimcheck.cli._configuration import config_option, json_option, loaded
 from claimcheck.cli._exit_codes import one_line
-from claimcheck.cli._files import STDIO, check_output, live_status, printable
+from claimcheck.cli._files import STDIO, check_output, live_status
 from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._inspect import human_bytes
 from claimcheck.errors import ClaimCheckError, ConfigError, ScanNotSupportedError
@@ -93,12 +90,6 @@ def check_dry_run(*, yes: bool, dry_run: bool) -> None:
     callback=duration,
     help="Lifetime of payloads of earlier releases, whose keys have none.  [default: they are kept]",
 )
-@click.option(
-    "--state",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Save the position in this file, and continue there after an interruption. Needs --yes.",
-)
 @json_option
 def sweep(
     config: str,
@@ -109,7 +100,6 @@ def sweep(
     rate: float | None,
     limit: int | None,
     unmarked_lifetime: float | None,
-    state: Path | None,
     as_json: bool,
 ) -> None:
     """Delete payloads whose lifetime has passed, and what interrupted writes left behind.
@@ -121,7 +111,7 @@ def sweep(
     check_dry_run(yes=yes, dry_run=dry_run)
     check_output(STDIO, force=False)
     with loaded(config) as cc:
-        swept = _Swept(cc, names, _State(cc, state if yes else None))
+        swept = _Swept(cc, names)
         try:
             swept.run(
                 limit=limit,
@@ -140,11 +130,10 @@ def sweep(
 class _Swept:
     """Sweeps several stores, one after the other, and keeps what became of each."""
 
-    def __init__(self, cc: ClaimCheck, names: tuple[str, ...], state: _State) -> None:
+    def __init__(self, cc: ClaimCheck, names: tuple[str, ...]) -> None:
         self._cc = cc
-        self._state = state
         self._is_chosen = bool(names)
-        self._names, self._after = state.load(checked_stores(cc, names))
+        self._names = checked_stores(cc, names)
         self._is_complete = False
         self.reports: dict[str, SweepReport] = {}
         self.errors: dict[str, BaseException] = {}
@@ -159,28 +148,22 @@ class _Swept:
                     limit -= self._used(name)
                     if limit <= 0:
                         break
-            else:
-                self._state.clear()
         self._is_complete = True
 
     def _sweep(self, name: str, show: Callable[[str], None], **options: Any) -> None:
         def on_batch(report: SweepReport) -> None:
             self.reports[name] = report
             show(_state(report))
-            self._state.save(report)
 
-        after = self._after if name == self._names[0] else None
         try:
-            self.reports[name] = self._cc.sweep(name, after=after, on_batch=on_batch, **options)
+            self.reports[name] = self._cc.sweep(name, on_batch=on_batch, **options)
         except ClaimCheckError as error:
             if isinstance(error, ScanNotSupportedError) and not self._is_chosen:
                 self.reports.pop(name, None)
                 self.not_listed[name] = one_line(error)
                 return
-            unopened = SweepReport(store=name, dry_run=options["dry_run"], after=after, position=after)
-            report = self.reports.setdefault(name, unopened)
+            self.reports.setdefault(name, SweepReport(store=name, dry_run=options["dry_run"]))
             self.errors[name] = error
-            self._state.keep(report)
         except BaseException as error:
             self.errors[name] = error
             raise
@@ -221,82 +204,6 @@ def _why(error: BaseException) -> str:
     return one_line(error) if isinstance(error, Exception) else "interrupted"
 
 
-class _State:
-    """The position of an interrupted sweep, in a file that is replaced as a whole."""
-
-    def __init__(self, cc: ClaimCheck, path: Path | None) -> None:
-        self._cc = cc
-        self._path = path
-
-    def load(self, names: tuple[str, ...]) -> tuple[tuple[str, ...], str | None]:
-        """Return the stores, beginning with the interrupted one, and the position to continue with in this one.
-
-        Raises:
-            ConfigError: The file is not a state, or that of another store.
-            ClaimCheckError: It cannot be written.
-        """
-        if self._path is None:
-            return names, None
-        saved = self._saved() if self._path.exists() else None
-        if saved is not None:
-            self._check(saved, names)
-        try:
-            self._partial.touch()
-            self._partial.unlink()
-        except OSError as error:
-            text = f"the state {self._path} cannot be written: {error.strerror}: name a file in a writable directory"
-            raise ClaimCheckError(text) from error
-        if saved is None:
-            return names, None
-        first = names.index(saved["store"])
-        return names[first:] + names[:first], saved["position"]
-
-    @property
-    def _partial(self) -> Path:
-        assert self._path is not None
-        return self._path.with_name(f".{self._path.name}.partial")
-
-    def _saved(self) -> dict[str, Any]:
-        assert self._path is not None
-        try:
-            saved = json.loads(self._path.read_text())
-            if all(isinstance(saved[name], str) for name in ("store", "place", "saved", "position")):
-                return dict(saved)
-        except (ValueError, KeyError, TypeError):
-            pass
-        raise ConfigError(f"{self._path} is not the state of a sweep: delete it, or name another file")
-
-    def _check(self, saved: dict[str, Any], names: tuple[str, ...]) -> None:
-        """Refuse the state of a store that this run does not sweep, or that has another configuration by now."""
-        now = repr(self._cc.store(saved["store"])) if saved["store"] in names else "a store of this run"
-        if saved["place"] != now:
-            text = f"{self._path} is the state of a sweep of {saved['place']} ({saved['saved']}), not of {now}"
-            raise ConfigError(f"{text}: delete it to start from the beginning, or name another file")
-
-    def save(self, report: SweepReport) -> None:
-        """Replace the position."""
-        if self._path is None or report.position is None:
-            return
-        saved = {
-            "store": report.store,
-            "place": repr(self._cc.store(report.store)),
-            "saved": datetime.now(UTC).isoformat(timespec="seconds"),
-            "position": report.position,
-        }
-        self._partial.write_text(json.dumps(saved))
-        os.replace(self._partial, self._path)
-
-    def keep(self, report: SweepReport) -> None:
-        """Let the next run continue with this store, if it was interrupted by an error."""
-        if report.position is not None:
-            self._path = None
-
-    def clear(self) -> None:
-        """Delete the file after a complete sweep."""
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-
-
 def _state(report: SweepReport) -> str:
     expired = report.expired + report.leftovers
     return f"{report.store}: {report.scanned:,} listed, {expired:,} expired, {report.deleted:,} deleted"
@@ -310,8 +217,6 @@ def _lines(report: SweepReport, error: str | None) -> Iterator[str]:
     leftovers = f"{report.leftovers:,} {'leftover' if report.leftovers == 1 else 'leftovers'}"
     counts = f"{report.expired:,} of {report.scanned:,} entries expired, {leftovers}"
     yield f"{report.store}: {counts}, {human_bytes(report.expired_bytes)}"
-    if report.after is not None:
-        yield f"  continued at {printable(report.after)}: entries before it were not listed"
     yield f"  {_outcome(report, error)}"
     for reason, count in report.kept.items():
         yield f"  {count:,} kept: {_KEPT[reason]}"

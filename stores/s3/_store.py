@@ -35,8 +35,8 @@ from claimcheck.stores._common import (
     ranges,
     whole,
 )
-from claimcheck.stores._parts import SameVersion
-from claimcheck.stores._transfers import AutoCount, PartBytes, SinglePutBytes, TransferPolicy
+from claimcheck.stores._parts import MAX_CONNECTIONS, SameVersion
+from claimcheck.stores._transfers import TransferPolicy
 from claimcheck.stores.s3._client import client_error, code_of, connect, kind_of_error, never_arrived
 from claimcheck.stores.s3._listing import Bucket
 from claimcheck.stores.s3._upload import Creator, Upload, ViewFile, attach
@@ -44,6 +44,7 @@ from claimcheck.stores.s3._upload import Creator, Upload, ViewFile, attach
 __all__ = ["S3Store"]
 
 _BUCKET = Check(bool, "the name of a bucket")
+_CONNECT_SECONDS = 5.0
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
@@ -62,21 +63,11 @@ class S3Store(Store):
         endpoint_url: The address of a server other than Amazon's.
         region_name: The region, if the SDK's own configuration does not set it.
         ttl_seconds: Written into pointers and keys; a lifecycle rule or ``claimcheck sweep`` deletes objects.
-        part_bytes: The size of each part of a large payload, 5 MiB to 5 GiB. By default it depends on the size of the
-            payload and the number of connections.
-        single_put_bytes: Payloads up to this size, at most 5 GiB, are sent in one request. By default up to 64 MiB, if
-            one connection is as fast as several, and otherwise below 16 MiB. Files of this size are read into memory.
-        parallel_parts: Parts sent concurrently. By default the store measures how many connections raise the
-            throughput, up to 16, and all payloads share them.
-        parallel_gets: Parts fetched concurrently; the default is chosen in the same way.
-        transfer_bytes: Memory for parts of all payloads together, if the number of parts is chosen by the store; 0 for
-            one connection per payload. With a fixed number, each payload has memory for as many parts and one more.
-        conditional: Whether to make the server refuse to overwrite; turned off automatically if the server does not
-            support it.
+        transfer_bytes: Memory for parts of all payloads together; 0 for one connection per payload. Otherwise the store
+            measures how many connections raise the throughput, up to 16, and all payloads share them.
         tls_ca_file: Certificates of authorities in PEM format, in place of the SDK's own. The server's certificate is
             always verified, including its host name.
         timeout_seconds: Timeout for one response of the server.
-        connect_timeout_seconds: Timeout for a new connection.
     """
 
     def __init__(
@@ -87,29 +78,17 @@ class S3Store(Store):
         endpoint_url: Annotated[str, ENDPOINT] | None = None,
         region_name: str | None = None,
         ttl_seconds: Seconds | None = None,
-        part_bytes: PartBytes = "auto",
-        single_put_bytes: SinglePutBytes = "auto",
-        parallel_parts: AutoCount = "auto",
-        parallel_gets: AutoCount = "auto",
         transfer_bytes: Size = 64 << 20,
-        conditional: bool = True,
         tls_ca_file: CaFile | None = None,
         timeout_seconds: Timeout = 30,
-        connect_timeout_seconds: Timeout = 5,
     ) -> None:
         check_arguments(S3Store, bucket=bucket, prefix=prefix, endpoint_url=endpoint_url)
         self._bucket = bucket
         self._place = {"endpoint_url": endpoint_url or None, "region_name": region_name or None, "verify": tls_ca_file}
-        self._transfers = TransferPolicy(
-            part_bytes=part_bytes,
-            single_put_bytes=single_put_bytes,
-            parallel_parts=parallel_parts,
-            parallel_gets=parallel_gets,
-            transfer_bytes=transfer_bytes,
-        )
-        self._creator = Creator(lambda: self.name, conditional=conditional)
+        self._transfers = TransferPolicy(transfer_bytes)
+        self._creator = Creator(lambda: self.name, conditional=True)
         self._overwriter = Creator(lambda: self.name, conditional=False)
-        self._timeouts = {"connect_timeout": connect_timeout_seconds, "read_timeout": timeout_seconds}
+        self._timeouts = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": timeout_seconds}
         self._lock = threading.Lock()
         self._client: tuple[int, Any] | None = None
         self.prefix = folder(prefix)
@@ -272,7 +251,7 @@ class S3Store(Store):
         with self._lock:
             if self._client is None or self._client[0] != os.getpid():
                 check_ca_file(self._place["verify"], store=self.name)
-                client = connect(self._place, self._timeouts, connections=2 * self._transfers.connections)
+                client = connect(self._place, self._timeouts, connections=2 * MAX_CONNECTIONS)
                 attach(client)
                 self._client = os.getpid(), client
             return self._client[1]

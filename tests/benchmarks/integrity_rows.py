@@ -33,7 +33,7 @@ def steps(effort: Effort) -> list[Step]:
         step("file-write", "file write", lambda lab: _write(lab, lab.file_store(), size)),
         step("file-read", "file read to bytes", lambda lab: _read(lab, lab.file_store(), _whole, size)),
         step("file-read-into", "file read into a buffer", lambda lab: _read(lab, lab.file_store(), _into, size, size)),
-        step("s3-put", "S3 put", lambda lab: _write(lab, lab.s3_store(single_put_bytes=size), size)),
+        step("s3-put", "S3 put", lambda lab: _write(lab, lab.s3_store(single=size), size)),
     ]
 
 

@@ -21,6 +21,7 @@ from claimcheck._pointer import Pointer
 from tests import servers
 from tests.benchmarks.raw import RawHttp, RawSocket
 from tests.benchmarks.rounds import MIB, Effort
+from tests.parts import divided
 
 HERE = Path(__file__).resolve().parent
 BUCKET = "bench"
@@ -225,8 +226,8 @@ class Lab:
         return S3Store(BUCKET, config=config, client_options={"allow_http": True})
 
     def s3_store(self, **more: Any) -> Store:
-        """Open an S3 store."""
-        return self.store(**self.s3_options(**more))
+        """Open an S3 store; see `tests.parts.divided`."""
+        return divided(self.store, **self.s3_options(**more))
 
     def _redis(self) -> str:
         needed("redis-server")

@@ -212,7 +212,7 @@ def _stream(lab: Lab, size: int) -> Findings:
             with store.open(pointer) as file:
                 return _count(file, _STREAM_BYTES)
 
-        one = lab.s3_store_at(lab.cloud_s3, parallel_gets=1)
+        one = lab.s3_store_at(lab.cloud_s3, transfer_bytes=0)
         ours = [Variant(OURS, partial(stream, store)), Variant(_BEFORE, partial(stream, one))]
         theirs = [Variant(peer.name, partial(peer.stream, _STREAM_BYTES)) for peer in peers if peer.stream]
         series = compare(lab.effort, size, *ours, *theirs)
@@ -245,7 +245,7 @@ def _written(lab: Lab, size: int) -> Iterator[tuple[list[tuple[str, Store, Any]]
 def _near(lab: Lab, size: int, way: str) -> Findings:
     """Compare new stores, so that the rounds include the search for the number of connections."""
     payload = payload_of(size)
-    one = lab.s3_store_at(lab.near_s3, parallel_gets=1, parallel_parts=1)
+    one = lab.s3_store_at(lab.near_s3, transfer_bytes=0)
     stores = (_BEFORE, one), (OURS, lab.s3_store_at(lab.near_s3))
     if way == "put":
         series = compare(

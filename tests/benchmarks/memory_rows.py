@@ -14,8 +14,7 @@ from tests.benchmarks.rounds import MIB, Effort, payload_of, size_text
 from tests.benchmarks.rows import Findings, Step, Target
 from tests.benchmarks.s3_rows import patterned
 
-_PART_BYTES, _THREADS = 16 * MIB, 4
-_S3_LIMIT = (_THREADS + 1) * (_PART_BYTES // MIB) + 8
+_S3_LIMIT = 64 + 16 + 8  # parts in flight, and those being filled
 _WARM_UP = MIB // 16
 _NAMES = {"redis": "Redis", "file": "file", "s3": "S3"}
 
@@ -52,7 +51,7 @@ def _options(lab: Lab, kind: str) -> dict[str, Any]:
         return {"type": "redis", "url": lab.redis}
     if kind == "file":
         return {"type": "filesystem", "path": str(lab.folder / "claims"), "create": True}
-    return lab.s3_options(part_bytes=_PART_BYTES, parallel_parts=_THREADS)
+    return lab.s3_options()
 
 
 def _message(lab: Lab, kind: str, stack: ExitStack, size: int) -> str:

@@ -76,7 +76,7 @@ def _many(effort: Effort) -> list[Step]:
 
 
 def _put(lab: Lab, size: int, *, single: bool) -> Findings:
-    store, raw, payload = lab.s3_store(single_put_bytes=size if single else 0), lab.http("raw"), payload_of(size)
+    store, raw, payload = lab.s3_store(single=size if single else 0), lab.http("raw"), payload_of(size)
     base, ours = compare(
         lab.effort,
         size,
@@ -87,7 +87,7 @@ def _put(lab: Lab, size: int, *, single: bool) -> Findings:
 
 
 def _against_boto3(lab: Lab, size: int) -> Findings:
-    store, client, payload = lab.s3_store(single_put_bytes=size), lab.boto3(), payload_of(size)
+    store, client, payload = lab.s3_store(single=size), lab.boto3(), payload_of(size)
     place = {"Bucket": BUCKET, "Key": "whole"}
     put, upload, ours = compare(
         lab.effort,
@@ -100,7 +100,7 @@ def _against_boto3(lab: Lab, size: int) -> Findings:
 
 
 def _get(lab: Lab, size: int) -> Findings:
-    store, raw, room = lab.s3_store(single_put_bytes=size), lab.http("raw"), memoryview(bytearray(size))
+    store, raw, room = lab.s3_store(single=size), lab.http("raw"), memoryview(bytearray(size))
     raw.put(payload_of(size))
     with patterned(lab, store, size) as pointer:
         base, ours = compare(

@@ -6,6 +6,7 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
+from claimcheck.stores._transfers import TransferPolicy
 from claimcheck.testing import StoreConformance
 
 PART_BYTES = 5 << 20
@@ -30,10 +31,13 @@ class S3Conformance(StoreConformance):
             "prefix": "claims",
             "endpoint_url": endpoint_url,
             "ttl_seconds": 600,
-            "part_bytes": PART_BYTES,
-            "single_put_bytes": PART_BYTES,
             "transfer_bytes": TRANSFER_BYTES,
         }
+
+    @pytest.fixture(autouse=True)
+    def _several_parts(self, monkeypatch):
+        monkeypatch.setattr(TransferPolicy, "_part", PART_BYTES)
+        monkeypatch.setattr(TransferPolicy, "_single", PART_BYTES)
 
     @pytest.fixture(autouse=True)
     def _no_unfinished_uploads(self, options):

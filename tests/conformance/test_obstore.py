@@ -7,6 +7,7 @@ import obstore
 import pytest
 
 from claimcheck.stores import obstore as obstore_client
+from claimcheck.stores._transfers import TransferPolicy
 from claimcheck.testing import StoreConformance
 from tests.conformance.folder_medium import FolderConformance
 from tests.conformance.s3_medium import PART_BYTES, TRANSFER_BYTES, S3Conformance
@@ -39,8 +40,13 @@ class TestObstoreInAFolder(FolderConformance):
     @pytest.fixture
     def options(self, tmp_path):
         self.root = tmp_path / "made at first use"
-        sizes = {"part_bytes": PART_BYTES, "single_put_bytes": 1 << 20, "transfer_bytes": TRANSFER_BYTES}
-        return {"type": "obstore", "url": self.root.as_uri(), "create": True, "ttl_seconds": 600, **sizes}
+        options = {"create": True, "ttl_seconds": 600, "transfer_bytes": TRANSFER_BYTES}
+        return {"type": "obstore", "url": self.root.as_uri(), **options}
+
+    @pytest.fixture(autouse=True)
+    def _several_parts(self, monkeypatch):
+        monkeypatch.setattr(TransferPolicy, "_part", PART_BYTES)
+        monkeypatch.setattr(TransferPolicy, "_single", 1 << 20)
 
 
 class TestObstoreOnS3(S3Conformance):

@@ -10,15 +10,16 @@ from claimcheck.stores.obstore import ObstoreStore
 from claimcheck.stores.s3._store import S3Store
 from claimcheck.testing._payloads import Breaking
 from tests.conformance.s3_medium import PART_BYTES
+from tests.parts import divided
 
 SIZES = {"empty": 0, "small": 1000, "one part": PART_BYTES, "several parts": 3 * PART_BYTES + 17}
 
 
 @pytest.fixture(params=["", "claims/of a/team"], ids=["", "prefix"])
 def stores(request, s3_server, s3_bucket):
-    sizes = {"part_bytes": PART_BYTES, "single_put_bytes": PART_BYTES, "endpoint_url": s3_server.endpoint_url}
-    boto = S3Store(bucket=s3_bucket, prefix=request.param, **sizes)
-    rust = ObstoreStore(url=f"s3://{s3_bucket}/{request.param}", **sizes)
+    sizes = {"part": PART_BYTES, "single": PART_BYTES, "endpoint_url": s3_server.endpoint_url}
+    boto = divided(S3Store, bucket=s3_bucket, prefix=request.param, **sizes)
+    rust = divided(ObstoreStore, url=f"s3://{s3_bucket}/{request.param}", **sizes)
     with boto, rust:
         yield {"boto3": boto, "obstore": rust}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -17,6 +18,7 @@ from claimcheck.stores.s3._store import S3Store
 from tests.fault.http_proxy import HttpProxy
 from tests.fault.proxy import Proxy
 from tests.fault.rig import MIB, READINGS, assert_healthy, assert_unavailable, content
+from tests.parts import divided
 from tests.real.process import ServerError, wait_until
 
 PART = 5 * MIB
@@ -43,7 +45,7 @@ class S3Line:
     """
 
     engine: ClassVar[Callable[..., Store]] = staticmethod(lambda bucket, **options: S3Store(bucket=bucket, **options))
-    options: ClassVar[dict[str, Any]] = {"part_bytes": PART, "single_put_bytes": PART, "timeout_seconds": 5}
+    options: ClassVar[dict[str, Any]] = {"part": PART, "single": PART, "timeout_seconds": 5}
 
     @pytest.fixture
     def bucket(self, s3_resource, s3_bucket):
@@ -59,7 +61,7 @@ class S3Line:
     @pytest.fixture
     def store(self, proxy, s3_bucket, monkeypatch):
         monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda seconds: None))  # between tries
-        store = self.engine(s3_bucket, endpoint_url=proxy.url, **self.options)
+        store = divided(partial(self.engine, s3_bucket), endpoint_url=proxy.url, **self.options)
         store.context = StoreContext(name="cold")
         yield store
         proxy.free()
@@ -90,7 +92,8 @@ class BareLine(S3Line):
     @pytest.fixture
     def far(self, line, s3_bucket, store):
         options = {**self.options, **self.far_options}
-        with self.engine(s3_bucket, endpoint_url=f"http://127.0.0.1:{line.port}", **options) as far:
+        place = f"http://127.0.0.1:{line.port}"
+        with divided(partial(self.engine, s3_bucket), endpoint_url=place, **options) as far:
             far.context = store.context
             yield far
 
@@ -98,7 +101,7 @@ class BareLine(S3Line):
 class Reads(S3Line):
     """A payload that was written in one request is written sooner; it is read in no other way."""
 
-    options: ClassVar[dict[str, Any]] = {**S3Line.options, "single_put_bytes": 64 * MIB}
+    options: ClassVar[dict[str, Any]] = {**S3Line.options, "single": 64 * MIB}
     payload: ClassVar[bytes] = LARGE
 
     @pytest.fixture

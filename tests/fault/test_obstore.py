@@ -158,7 +158,7 @@ class TestReading(Line, DamagedReads):
 class TestLate(TestReading):
     """All of the above side by side, and with little patience."""
 
-    options = {**TestReading.options, "parallel_gets": 3, "timeout_seconds": 1}
+    options = {**TestReading.options, "gets": 3, "timeout_seconds": 1}
 
     @ALL_READINGS
     def test_silence_is_waited_for_and_no_longer(self, store, proxy, pointer, read):
@@ -171,7 +171,7 @@ class TestLate(TestReading):
 
 
 class TestBareLine(Line, BareLine):
-    far_options = {"timeout_seconds": 2, "connect_timeout_seconds": 1}
+    far_options = {"timeout_seconds": 2}
 
     def test_dead_before_the_write(self, far, line, bucket):
         line.die()

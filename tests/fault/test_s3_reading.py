@@ -74,7 +74,7 @@ class TestTorn(Reading):
 class TestSideBySide(Reading):
     """Several parts are fetched at once; whichever fails, the payload is whole or it is none."""
 
-    options = {**Reading.options, "parallel_gets": 3}
+    options = {**Reading.options, "gets": 3}
     payload = LARGE
 
     @ALL_READINGS

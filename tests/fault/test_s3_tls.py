@@ -27,7 +27,7 @@ def open_store(request, s3_tls, bucket):
     def build(host="localhost", **options):
         given = {"endpoint_url": f"https://{host}:{port}", "tls_ca_file": str(authority), **request.param, **options}
         options = {name: value for name, value in given.items() if name != "type" and value is not None}
-        return build_store(StoreConfig(given["type"], {**options, "connect_timeout_seconds": 2}), path="stores.store")
+        return build_store(StoreConfig(given["type"], options), path="stores.store")
 
     return build
 

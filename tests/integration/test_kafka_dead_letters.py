@@ -147,24 +147,3 @@ def test_on_an_event_loop(lab):
 
     (letter,) = letters(lab, 1)
     assert letter.value() == b"plain"
-
-
-def test_a_commit_does_not_delete_the_payload_of_a_dead_letter(lab, redis_url):
-    stores = {"m": {"type": "redis", "url": redis_url, "ttl_seconds": 60, "key_prefix": f"{lab.topic}:"}}
-    cc = lab.claimcheck("external", stores=stores, delete_after_ack=True)
-    producer = lab.producer(cc)
-    producer.produce(lab.topic, payload := content(5 * LIMIT))
-    producer.flush()
-    consumer = lab.consumer(cc=cc, wrap={"dead_letter_producer": lab.native(), "admin": lab.admin})
-    (message,) = receive(consumer, 1)
-    assert message.value() == payload
-
-    consumer.dead_letter(message, f"{lab.topic}.dlq")
-    consumer.commit(message, asynchronous=False)
-    consumer.close()
-
-    reader = lab.claimcheck("external", stores=stores)
-    (letter,) = letters(lab, 1, cc=reader)
-    assert letter.value() == payload
-    for entry in list(cc.store("m").scan()):
-        cc.store("m").delete([entry])

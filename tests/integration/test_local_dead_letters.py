@@ -125,17 +125,3 @@ def test_a_consumer_that_cannot_sign_leaves_the_message_unchanged(broker, config
     assert reader.resolve(letter_of(broker).value, destination="orders") == BIG
     assert "signing.key_id is not set" in caplog.text
     assert len([path for path in (tmp_path / "store").rglob("*") if path.is_file()]) == 1
-
-
-def test_with_deletion_after_acknowledgement_the_dead_letter_has_a_copy(broker, configure):
-    """The same message may be delivered again after a crash, and acknowledged: the dead letter stays readable."""
-    cc = configure(delete_after_ack=True)
-    consumer, message = send_and_receive(broker, cc)
-    original = cc.pointer(broker.fetch("orders", 0, 0, 1)[0].value)
-
-    consumer.dead_letter(message)
-
-    pointer = cc.pointer(letter_of(broker).value)
-    assert pointer.key != original.key
-    cc.store("disk").rollback(original)
-    assert cc.resolve(letter_of(broker).value) == BIG

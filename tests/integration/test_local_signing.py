@@ -102,7 +102,7 @@ def test_plain_messages_are_refused_where_envelopes_are_required(broker, configu
 
 
 @pytest.mark.parametrize("topic", ["orders", "wide"])
-@pytest.mark.parametrize("options", [{}, {"dead_letter_ttl_seconds": 3600}, {"delete_after_ack": True}])
+@pytest.mark.parametrize("options", [{}, {"dead_letter_ttl_seconds": 3600}])
 def test_dead_letters_go_back_without_further_configuration(broker, configure, topic, options):
     signing = SIGNING | {"max_age_seconds": 3600}
     cc = configure("chunking", signing=signing, destinations={"wide": {"strategy": "external"}}, **options)
@@ -144,10 +144,9 @@ def test_a_redrive_signs_no_message_of_a_third_topic(broker, signed):
     assert broker.end_offset("orders", 0) == 0
 
 
-@pytest.mark.parametrize("options", [{"dead_letter_ttl_seconds": 3600}, {"delete_after_ack": True}])
-def test_an_unsigned_pointer_gets_no_signature_with_its_dead_letter(broker, configure, options):
+def test_an_unsigned_pointer_gets_no_signature_with_its_dead_letter(broker, configure):
     """While signatures are optional, a forged pointer can name any topic, and would be accepted there."""
-    lenient = configure(signing=SIGNING | {"require": False}, **options)
+    lenient = configure(signing=SIGNING | {"require": False}, dead_letter_ttl_seconds=3600)
     pointer = configure().store("disk").write(BIG, destination="orders")
     forged = replace(pointer, destination="salaries", expires_ms=pointer.created_ms)
     broker.append("orders", configure().seal(forged), key=b"k")

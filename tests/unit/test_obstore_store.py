@@ -21,6 +21,7 @@ from claimcheck.errors import (
 )
 from claimcheck.stores.obstore import ObstoreStore
 from claimcheck.testing._payloads import Breaking, Unseekable, Zeros
+from tests.parts import divided
 from tests.unit.tiny_s3 import Answer, TinyS3
 
 MIB = 1 << 20
@@ -41,7 +42,7 @@ def open_store(server):
 
     def build(**options):
         place = {"url": "s3://b/claims", "endpoint_url": server.url, "region_name": "eu-west-1"}
-        store = ObstoreStore(**{**place, "part_bytes": PART, "single_put_bytes": PART, **options})
+        store = divided(ObstoreStore, **{**place, "part": PART, "single": PART, **options})
         store.context = StoreContext(name="cold")
         opened.append(store)
         return store
@@ -141,7 +142,7 @@ class TestRequests:
         assert server.requests[-1].headers["range"] == "bytes=10-29"
 
     def test_parts_side_by_side(self, server, open_store):
-        store = open_store(parallel_gets=3)
+        store = open_store(gets=3)
         pointer = store.write(LARGE)
         server.requests.clear()
 
@@ -217,11 +218,6 @@ class TestTries:
         store.write(b"payload")
 
         assert server.said("if-none-match") == ["*", "*", "*", None, None]
-
-    def test_may_be_told_to_overwrite(self, server, open_store):
-        open_store(conditional=False).write(b"payload")
-
-        assert server.said("if-none-match") == [None]
 
     @pytest.mark.parametrize("after", [0, 1, MIB, len(PAYLOAD) - 1])
     def test_a_torn_download_is_whole_or_unavailable(self, server, store, after):

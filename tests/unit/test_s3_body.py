@@ -15,6 +15,7 @@ from claimcheck.errors import KeyTakenError, StoreError, StoreUnavailableError
 from claimcheck.stores.s3 import _upload as s3_body
 from claimcheck.stores.s3._store import S3Store
 from claimcheck.stores.s3._upload import FRAMED_FROM_BYTES, FramedFile, ViewFile
+from tests.parts import divided
 from tests.unit.tiny_s3 import Answer, TinyS3
 
 MIB = 1 << 20
@@ -41,7 +42,7 @@ def open_store():
     opened = []
 
     def build(server, **options):
-        store = S3Store(bucket="b", endpoint_url=server.url, **{"single_put_bytes": 64 * MIB, **options})
+        store = divided(S3Store, bucket="b", endpoint_url=server.url, **{"single": 64 * MIB, **options})
         store.context = StoreContext(name="cold")
         opened.append(store)
         return store
@@ -260,7 +261,7 @@ class TestInterrupted:
     @pytest.mark.parametrize("cls", [ViewFile, FramedFile])
     def test_a_write_ends_at_the_next_piece_and_leaves_nothing(self, server, open_store, monkeypatch, cls):
         stop, pieces = threading.Event(), cls.pieces
-        store, payload = open_store(server, parallel_gets=1), bytes(20 * MIB)
+        store, payload = open_store(server, gets=1), bytes(20 * MIB)
         store._creator._takes_frames = cls is FramedFile
 
         def stopping(self):
@@ -282,7 +283,7 @@ class TestParts:
     def test_have_their_checksums_in_the_header(self, server, open_store):
         payload = os.urandom(12 * MIB)
 
-        pointer = open_store(server, single_put_bytes=0, part_bytes=5 * MIB).write(payload)
+        pointer = open_store(server, single=0, part=5 * MIB).write(payload)
 
         puts = sorted((r for r in server.requests if r.method == "PUT"), key=lambda r: r.query["partNumber"])
         assert [len(put.body) for put in puts] == [5 * MIB, 5 * MIB, 2 * MIB]
@@ -292,7 +293,7 @@ class TestParts:
         assert list(server.objects.values()) == [payload]
 
     def test_survive_the_sdks_own_retries(self, server, open_store):
-        store, payload = open_store(server, single_put_bytes=0, part_bytes=5 * MIB), os.urandom(12 * MIB)
+        store, payload = open_store(server, single=0, part=5 * MIB), os.urandom(12 * MIB)
         server.answers += [
             Answer(200, body=b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"),
             Answer(503, "SlowDown"),

@@ -7,6 +7,7 @@ import pytest
 from claimcheck._pointer import Pointer
 from claimcheck.errors import StoreError
 from claimcheck.stores.s3._store import S3Store
+from tests.parts import divided
 from tests.unit.tiny_s3 import Answer, TinyS3
 
 PART = 5 << 20
@@ -40,8 +41,8 @@ def server(elsewhere, seen):
 
 @pytest.fixture
 def store(server):
-    sizes = {"part_bytes": PART, "single_put_bytes": PART}
-    with S3Store(bucket="payloads", endpoint_url=server.url, region_name="eu-west-1", **sizes) as store:
+    sizes = {"part": PART, "single": PART}
+    with divided(S3Store, bucket="payloads", endpoint_url=server.url, region_name="eu-west-1", **sizes) as store:
         yield store
 
 

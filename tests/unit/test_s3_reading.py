@@ -11,6 +11,7 @@ from claimcheck._store import StoreContext
 from claimcheck.errors import IntegrityError, PayloadNotFoundError, StoreError, StoreUnavailableError
 from claimcheck.stores.s3 import _store as s3_store
 from claimcheck.stores.s3._store import S3Store
+from tests.parts import divided
 from tests.unit.tiny_s3 import Answer, TinyS3
 
 MIB = 1 << 20
@@ -241,8 +242,8 @@ class TestSideBySide:
 
     @pytest.fixture
     def fast(self, server):
-        options = {"part_bytes": self.PART, "parallel_gets": 3}
-        with S3Store(bucket="b", endpoint_url=server.url, **options) as store:
+        options = {"part": self.PART, "gets": 3}
+        with divided(S3Store, bucket="b", endpoint_url=server.url, **options) as store:
             store.context = StoreContext(name="cold")
             yield store
 

@@ -19,10 +19,7 @@ from botocore.exceptions import (
     ReadTimeoutError,
 )
 
-import claimcheck
-from claimcheck._registry import build_store
 from claimcheck._store import StoreContext
-from claimcheck.config import StoreConfig
 from claimcheck.errors import (
     ConfigError,
     KeyTakenError,
@@ -33,6 +30,7 @@ from claimcheck.errors import (
 )
 from claimcheck.stores.s3 import _client as s3_client
 from claimcheck.stores.s3._store import S3Store
+from tests.parts import divided
 
 PART = 5 << 20
 GIB5 = 5 << 30
@@ -53,7 +51,7 @@ def open_store(bucket):
     opened = []
 
     def build(**options):
-        store = S3Store(**{"bucket": "payloads", "part_bytes": PART, "single_put_bytes": PART, **options})
+        store = divided(S3Store, **{"bucket": "payloads", "part": PART, "single": PART, **options})
         store.context = StoreContext(name="cold", new_uuid=lambda: UUID, clock=lambda: NOW)
         opened.append(store)
         return store
@@ -159,14 +157,6 @@ class TestSinglePut:
         assert conditions == [b"*", None, None]
         assert "If-None-Match" in caplog.text
 
-    def test_may_be_told_to_overwrite(self, open_store):
-        store = open_store(conditional=False)
-        line = Line(store._s3())
-
-        store.write(b"payload")
-
-        assert "If-None-Match" not in line.requests[0].headers
-
 
 class TestMultipart:
     def test_sends_parts_with_checksums(self, open_store, bucket):
@@ -224,7 +214,7 @@ class TestMultipart:
 
     def test_leaves_no_thread_behind(self, open_store):
         before = threading.active_count()
-        open_store(parallel_parts=3).write(bytes(4 * PART))
+        open_store(puts=3).write(bytes(4 * PART))
 
         assert threading.active_count() == before
 
@@ -309,7 +299,7 @@ class TestErrors:
         assert not hasattr(caught.value, "__notes__")
 
     def test_unreachable_server(self):
-        store = S3Store(bucket="b", endpoint_url="http://me:hunter2@127.0.0.1:1", connect_timeout_seconds=1)
+        store = S3Store(bucket="b", endpoint_url="http://me:hunter2@127.0.0.1:1")
 
         with pytest.raises(StoreUnavailableError) as caught:
             store.write(b"payload")
@@ -349,17 +339,6 @@ class TestOptions:
             S3Store(bucket="b", endpoint_url=url)
 
         assert "hunter2" not in str(caught.value)
-
-    @pytest.mark.parametrize("option", [{"part_bytes": 1}, {"part_bytes": GIB5 + 1}, {"single_put_bytes": GIB5 + 1}])
-    @pytest.mark.parametrize("place", [{"type": "s3", "bucket": "b"}, {"type": "obstore", "url": "s3://b"}])
-    def test_requests_of_a_size_that_s3_refuses(self, place, option):
-        [(name, size)] = option.items()
-        with pytest.raises(ConfigError, match=f"{name}: found {size}, expected an integer .*at most {GIB5} or 'auto'"):
-            claimcheck.from_dict({"stores": {"cold": place | option}})
-
-    @pytest.mark.parametrize("name", ["part_bytes", "single_put_bytes"])
-    def test_the_largest_requests_of_s3(self, name):
-        assert build_store(StoreConfig(type="s3", options={"bucket": "b", name: GIB5}), path="stores.cold")
 
     def test_empty_endpoint_from_the_environment_is_none(self):
         assert S3Store(bucket="b", endpoint_url="")._place["endpoint_url"] is None

@@ -69,7 +69,7 @@ class TestVerdicts:
         report = sweep(memory, clock)
 
         assert (report.scanned, report.expired, report.expired_bytes, report.deleted) == (1, 1, 7, 1)
-        assert (report.kept, report.finished, report.position) == ({}, True, None)
+        assert (report.kept, report.finished) == ({}, True)
         assert list(memory.scan()) == []
 
     def test_a_payload_without_a_lifetime_stays(self, memory, clock):
@@ -111,31 +111,29 @@ class TestVerdicts:
 
 
 class TestRuns:
-    def test_a_limit_ends_it_and_the_position_continues_it(self, memory, clock):
+    def test_a_limit_ends_it_and_the_next_one_finds_the_rest(self, memory, clock):
         for _ in range(10):
             memory.write(b"payload")
         clock.sleep(100)
 
         first = sweep(memory, clock, limit=4)
-        rest = Sweep(grace_seconds=5, dry_run=False, clock=clock).run(memory, after=first.position)
+        rest = sweep(memory, clock)
 
         assert (first.deleted, first.finished) == (4, False)
         assert (rest.scanned, rest.deleted, rest.finished) == (6, 6, True)
 
-    def test_a_killed_sweep_continues_at_its_last_position(self, memory, clock):
+    def test_after_an_interruption_the_next_one_finds_the_rest(self, memory, clock):
         for _ in range(2500):
             memory.write(b"")
         clock.sleep(100)
-        positions = []
 
         def on_batch(report):
-            positions.append(report.position)
-            if len(positions) == 2:
+            if report.deleted == 2000:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
             Sweep(dry_run=False, grace_seconds=5, clock=clock).run(memory, on_batch=on_batch)
-        report = Sweep(dry_run=False, grace_seconds=5, clock=clock).run(memory, after=positions[-1])
+        report = sweep(memory, clock)
 
         assert (report.scanned, report.deleted) == (500, 500)
         assert list(memory.scan()) == []

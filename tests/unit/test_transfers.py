@@ -183,8 +183,9 @@ def test_what_stays_the_same_is_measured_less_and_less_often():
 class Uploads:
     """Uploads whose duration is computed, on a clock of its own."""
 
-    def __init__(self, *, single, parts, **options):
-        self.policy = policy_of(**options)
+    def __init__(self, *, single, parts, at_most=None):
+        self.policy = TransferPolicy(64 * MIB)
+        self.policy._single = at_most
         self.now, self.single, self.parts = 0.0, single, parts
         self.policy.puts.clock = lambda: self.now
 
@@ -231,7 +232,7 @@ def test_an_upload_in_one_request_that_was_enough_is_measured_again():
     assert uploads.policy.puts.settled
 
 
-@pytest.mark.parametrize(("size", "options"), [(256, {}), (32, {"single_put_bytes": 0})])
+@pytest.mark.parametrize(("size", "options"), [(256, {}), (32, {"at_most": 0})])
 def test_uploads_that_cannot_be_sent_in_one_request_do_not_wait_for_its_measurement(size, options):
     uploads = Uploads(single=90e6, parts=300e6, **options)
     for _ in range(3):
@@ -251,29 +252,23 @@ def test_connections_are_shared_but_each_payload_has_one():
     assert transfers.connect()
 
 
-def policy_of(**options):
-    automatic = dict.fromkeys(("part_bytes", "single_put_bytes", "parallel_parts", "parallel_gets"), "auto")
-    return TransferPolicy(**{**automatic, "transfer_bytes": 64 * MIB, **options})
-
-
-@pytest.mark.parametrize(
-    ("options", "single", "part"),
-    [
-        ({}, 16 * MIB - 1, 5 * MIB),
-        ({"transfer_bytes": 0}, 64 * MIB, 16 * MIB),
-        ({"parallel_parts": 3}, 64 * MIB, 16 * MIB),
-        ({"parallel_parts": 3, "part_bytes": 6 * MIB, "single_put_bytes": 7}, 7, 6 * MIB),
-        ({"single_put_bytes": 7}, 7, 5 * MIB),
-    ],
-)
-def test_options_that_are_set_are_kept(options, single, part):
-    policy = policy_of(**options)
+@pytest.mark.parametrize(("memory", "single", "part"), [(64 * MIB, 16 * MIB - 1, 5 * MIB), (0, 64 * MIB, 8 * MIB)])
+def test_without_memory_one_connection_sends_larger_payloads_at_once(memory, single, part):
+    policy = TransferPolicy(memory)
 
     assert (policy.single_put_bytes, policy.put_part_bytes(40 * MIB)) == (single, part)
 
 
+def test_without_memory_a_payload_has_one_connection():
+    policy = TransferPolicy(0)
+
+    assert policy.gets.single
+    assert [policy.begin_part(8 * MIB, others=n) for n in (0, 1)] == [True, False]
+    assert policy.begin_part(8 * MIB, others=0), "each payload has one"
+
+
 def test_parts_beyond_the_memory_wait():
-    policy = policy_of(transfer_bytes=28 * MIB)
+    policy = TransferPolicy(28 * MIB)
 
     assert [policy.begin_part(8 * MIB, others=n) for n in range(4)] == [True, True, False, False]
     policy.end_part(8 * MIB)

@@ -11,7 +11,6 @@ from claimcheck.errors import ClaimCheckError, ConfigError
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
-    from claimcheck.config import Config
 
 __all__ = ["LABELS", "ORIGINS", "REASON", "kept_longer", "origin"]
 
@@ -46,8 +45,7 @@ def kept_longer(cc: ClaimCheck, message: bytes | None, *, topic: str, dead_lette
 
     With ``dead_letter_ttl_seconds`` a pointer is replaced by the one to use from now on, signed again if it was signed.
     Like all records of dead letters it stays bound to the topic that it was first sent to, see ``signing.accept_from``.
-    With ``delete_after_ack`` the payload is copied in any case, because the original is deleted if its message is
-    delivered and acknowledged again. Any other message is returned unchanged, and so is a pointer that is rejected, or
+    Any other message is returned unchanged, and so is a pointer that is rejected, or
     whose payload is gone or damaged: it must not keep the message from the dead-letter topic. That is logged as a
     warning.
 
@@ -62,11 +60,11 @@ def kept_longer(cc: ClaimCheck, message: bytes | None, *, topic: str, dead_lette
             should be sent later.
     """
     config = cc.config.for_destination(topic)
-    is_off = config.dead_letter_ttl_seconds is None and not config.delete_after_ack
-    if is_off or message is None or not message.startswith(config.header):
+    seconds = config.dead_letter_ttl_seconds
+    if seconds is None or message is None or not message.startswith(config.header):
         return message
     try:
-        return _extended(cc, config, message, topic, dead_letter_topic)
+        return _extended(cc, seconds, message, topic, dead_letter_topic)
     except ClaimCheckError as error:
         if error.retryable:
             raise
@@ -74,17 +72,13 @@ def kept_longer(cc: ClaimCheck, message: bytes | None, *, topic: str, dead_lette
         return message
 
 
-def _extended(cc: ClaimCheck, config: Config, message: bytes, topic: str, dead_letter_topic: str) -> bytes:
-    header, seconds = config.header, config.dead_letter_ttl_seconds or 0
-    if not isinstance(decode(message, header=header), PointerData):
+def _extended(cc: ClaimCheck, seconds: float, message: bytes, topic: str, dead_letter_topic: str) -> bytes:
+    if not isinstance(decode(message, header=cc.config.header), PointerData):
         return message
     pointer = cc.pointer(message, destination=topic)
     assert pointer is not None
     store = cc._messages.store_of(pointer)
-    if config.delete_after_ack:
-        extended = store.copy(pointer, to=store, destination=dead_letter_topic, min_ttl_seconds=seconds)
-    else:
-        extended = store.extend(pointer, seconds, destination=dead_letter_topic)
+    extended = store.extend(pointer, seconds, destination=dead_letter_topic)
     may_sign = pointer.mac is None or cc.config.signing.key_id is not None
     if may_sign and extended is not pointer:
         return cc._reseal(extended, original=pointer)

@@ -9,10 +9,11 @@ from claimcheck import _hints as hints
 from claimcheck._digest import digest_of
 from claimcheck._envelope import Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
 from claimcheck.errors import ClaimCheckError
-from claimcheck.transports._common.stored_payload import PointerRead, StoredPayload
+from claimcheck.transports._common.stored_payload import StoredPayload
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
+    from claimcheck._pointer import Pointer
     from claimcheck._resolver import Resolver
 
 __all__ = ["Content", "dispatch", "passes_plain", "resolver_of"]
@@ -71,14 +72,12 @@ def passes_plain(cc: ClaimCheck) -> bool:
 
 
 def _stored(cc: ClaimCheck, envelope: PointerData, headers: object, destination: str) -> StoredPayload:
-    read = PointerRead(cc._current().seal.accept(envelope.data, destination=destination))
-    size, claims = read.pointer.size or 0, hints.declared(headers)
-    return StoredPayload(lambda: _load(cc, read, claims), size=size, origin=read, join=lambda p: cc._messages.join(p))
+    pointer = cc._current().seal.accept(envelope.data, destination=destination)
+    claims, join = hints.declared(headers), cc._messages.join
+    return StoredPayload(lambda: _load(cc, pointer, claims), size=pointer.size or 0, pointer=pointer, join=join)
 
 
-def _load(cc: ClaimCheck, read: PointerRead, claims: frozenset[tuple[str, str]]) -> bytes:
-    read.state = "failed"
-    payload = cc.read(read.pointer)
+def _load(cc: ClaimCheck, pointer: Pointer, claims: frozenset[tuple[str, str]]) -> bytes:
+    payload = cc.read(pointer)
     hints.check(claims, size=len(payload), checksum=lambda name: digest_of(payload, algorithm=name))
-    read.state = "verified"
     return payload

@@ -118,7 +118,6 @@ def patient(cc: ClaimCheck, *, source: str, target: str) -> ClaimCheck:
         replace(
             cc.config,
             chunking=chunking,
-            delete_after_ack=False,
             destinations=(),
             reads_from=cc.config.readable_from(target),
             signing=signing,

@@ -5,27 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Literal
 
 from claimcheck._pointer import Pointer
 from claimcheck._threads import IoThreads, Join
 from claimcheck.errors import ClaimCheckError
 
-__all__ = ["PointerRead", "StoredPayload"]
-
-
-@dataclass(slots=True, eq=False)
-class PointerRead:
-    """An accepted pointer, and what became of its last read.
-
-    Attributes:
-        pointer: The pointer.
-        state: ``unread``; ``verified``: the payload was read, and is whole; ``failed``: it could not be read.
-    """
-
-    pointer: Pointer
-    state: Literal["unread", "verified", "failed"] = "unread"
+__all__ = ["StoredPayload"]
 
 
 class StoredPayload:
@@ -37,12 +22,11 @@ class StoredPayload:
     Args:
         load: Reads or decodes, and verifies, the payload; raises `ClaimCheckError`.
         size: The most bytes of the payload, 0 if unknown.
-        origin: The pointer, and what became of its reads; ``None`` if it is not needed.
+        pointer: The pointer, for ``join``.
         join: Returns what requests the payload of a pointer together with others, if anything.
 
     Attributes:
         size: Bytes of the payload, 0 if unknown.
-        origin: See above.
     """
 
     __slots__ = (
@@ -52,9 +36,9 @@ class StoredPayload:
         "_load",
         "_on_get",
         "_payload",
+        "_pointer",
         "_read_for_event_loop",
         "_waited",
-        "origin",
         "size",
     )
 
@@ -63,11 +47,11 @@ class StoredPayload:
         load: Callable[[], bytes],
         *,
         size: int = 0,
-        origin: PointerRead | None = None,
+        pointer: Pointer | None = None,
         join: Callable[[Pointer], Join | None] = lambda _: None,
     ) -> None:
         self.size = size
-        self.origin = origin
+        self._pointer = pointer
         self._join = join
         self._load: Callable[[], bytes] | None = load
         self._ahead: Future[bytes] | None = None
@@ -102,9 +86,8 @@ class StoredPayload:
     def prefetch(self, threads: IoThreads) -> None:
         """Start reading in another thread; `get` waits for the result."""
         if not self.is_read and self._load is not None:
-            pointer = None if self.origin is None else self.origin.pointer
-            join = None if pointer is None else self._join(pointer)
-            self._ahead = threads.submit(self._load, join=join, request=pointer)
+            join = None if self._pointer is None else self._join(self._pointer)
+            self._ahead = threads.submit(self._load, join=join, request=self._pointer)
 
     def watch(self, on_get: Callable[[bool], None]) -> None:
         """Call a function once the payload is requested, with whether that had to wait for the store."""

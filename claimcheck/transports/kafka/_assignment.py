@@ -14,7 +14,6 @@ from claimcheck._envelope import Abort, Chunk
 from claimcheck._resolver import Dropped, Failed, Outcome, Resolved
 from claimcheck._threads import IoThreads
 from claimcheck.errors import IncompletePayloadError
-from claimcheck.transports._common.deletion import PayloadDeletion
 from claimcheck.transports._common.dispatch import dispatch, resolver_of
 from claimcheck.transports.kafka._client import vendor
 from claimcheck.transports.kafka._message import KafkaMessage, message_of, of_chunks
@@ -103,7 +102,6 @@ class Assignment:
         cc: A `claimcheck.ClaimCheck` with the writers' stores.
         max_redeliveries: How often an incomplete payload is read again; ``None`` for ``chunking.max_redeliveries``.
         keep: Whether to keep the records of chunks, for a dead-letter topic.
-        deletion: Deletes payloads that are committed; ``None`` without ``delete_after_ack``.
         clock: Seconds, monotonic.
 
     Attributes:
@@ -119,11 +117,9 @@ class Assignment:
         *,
         max_redeliveries: int | None,
         keep: bool = False,
-        deletion: PayloadDeletion | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keep = keep
-        self._deletion = deletion
         self.partitions: dict[tuple[str, int], Partition] = {}
         self.resolver = resolver_of(cc, clock=clock, max_redeliveries=max_redeliveries)
         self.busy = False
@@ -160,14 +156,12 @@ class Assignment:
 
     def begin_at(self, starts: Iterable[Start]) -> None:
         """Track partitions that were assigned, from their start offsets."""
-        self._begin_deletion([self._begin(start.committed, start.reason) for start in starts])
+        for start in starts:
+            self._begin(start.committed, start.reason)
 
     def seek(self, target: TopicPartition) -> None:
         """Forget everything about a partition, which continues at another offset."""
-        partition = self._begin(target, "sought")
-        if self._deletion is not None:
-            self._deletion.forget(partition.source, since=partition.start)
-            self._begin_deletion([partition])
+        self._begin(target, "sought")
 
     def end(self, revoked: Iterable[TopicPartition]) -> None:
         """Forget partitions."""
@@ -185,8 +179,6 @@ class Assignment:
         unsettled = self.resolver.safe_position(partition.source)
         offset = partition.safe_offset(upto, unsettled)
         partition.forget_below(upto)
-        if self._deletion is not None:
-            self._deletion.acknowledged_up_to(partition.source, offset - 1)
         topic, number = partition.source
         metadata = None if offset == upto else partition.metadata(upto).encode()
         return _place(topic, number, offset, metadata)
@@ -199,46 +191,11 @@ class Assignment:
         safe = self.safe(partition, given.offset)
         return _place(given.topic, given.partition, safe.offset, given.metadata) if given.metadata else safe
 
-    # Deletion after commits
-
-    def check_groups(self, starts: Iterable[Start]) -> None:
-        """Check, before the first payload of each topic, that one group reads it.
-
-        Raises:
-            SeveralGroupsError: Payloads are to be deleted after commits, and several groups read a topic.
-        """
-        if self._deletion is not None:
-            for start in starts:
-                self._deletion.check((start.at.topic, start.at.partition))
-
-    def delivered(self, partition: Partition, message: KafkaMessage) -> None:
-        """Remember a stored payload, to delete it once it is committed."""
-        if self._deletion is None or partition.deletes_from is None or message._stored is None:
-            return
-        offset, read = message.offset() or 0, message._stored.origin
-        if read is not None and offset >= partition.deletes_from:
-            self._deletion.delivered(partition.source, offset, read)
-
-    def lose(self, partitions: Iterable[TopicPartition]) -> None:
-        """Delete nothing of partitions that other members may have read for a while."""
-        if self._deletion is not None:
-            for each in partitions:
-                self._deletion.forget((each.topic, each.partition))
-
-    def _begin_deletion(self, partitions: list[Partition]) -> None:
-        if self._deletion is None:
-            return
-        confirmed = self._deletion.begin([each.source for each in partitions])
-        for each in partitions:
-            each.deletes_from = None if confirmed is None else confirmed.get(each.source, 0)
-
     # Partitions
 
     def _end(self, source: tuple[str, int]) -> None:
         self.resolver.clear(source)
         self.partitions.pop(source, None)
-        if self._deletion is not None:
-            self._deletion.end(source)
 
     def _find_first(self, partition: Partition, chunk: Chunk, offset: int) -> FirstChunk:
         """Look for the first chunk of a payload, once before the group's offset.
@@ -287,12 +244,11 @@ class Assignment:
         partition.read = low
         return True
 
-    def _begin(self, at: TopicPartition, reason: StartReason) -> Partition:
+    def _begin(self, at: TopicPartition, reason: StartReason) -> None:
         source = at.topic, at.partition
         self.resolver.clear(source)
         partition = self.partitions[source] = Partition(source, reason, start=at.offset if at.offset >= 0 else None)
         partition.restore(CommitMetadata.decode(at.metadata))
-        return partition
 
     def _start(self, assigned: TopicPartition, committed: TopicPartition | None) -> Start:
         if committed is None:

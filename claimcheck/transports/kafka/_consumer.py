@@ -10,20 +10,17 @@ from collections.abc import Callable, Iterable
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from claimcheck._validation import check_cc, check_int, check_type, fail
-from claimcheck.transports._common.deletion import PayloadDeletion, deletes
+from claimcheck._validation import check_cc, check_int, check_type
 from claimcheck.transports._common.dispatch import passes_plain
 from claimcheck.transports._common.prefetch import DEFAULT_THREADS, Prefetch
 from claimcheck.transports.kafka._assignment import Assignment, ReadyMessage, Start
 from claimcheck.transports.kafka._client import NativeClient, OffsetStoreError, vendor
 from claimcheck.transports.kafka._dead_letters import DeadLetters
-from claimcheck.transports.kafka._groups import GroupOffsets, group_of
 from claimcheck.transports.kafka._message import KafkaMessage
 from claimcheck.transports.kafka._partition import Partition
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message, Producer, TopicPartition
-    from confluent_kafka.admin import AdminClient
 
     from claimcheck._client import ClaimCheck
     from claimcheck.transports.kafka._client import Record
@@ -47,7 +44,6 @@ class ConsumerOptions(TypedDict, total=False):
     max_redeliveries: int | None
     prefetch_bytes: int | None
     prefetch_threads: int
-    admin: AdminClient | None
     clock: Callable[[], float]
 
 
@@ -80,12 +76,10 @@ class KafkaConsumer(NativeClient):
         prefetch_bytes: Bytes of stored payloads to read ahead while the current message is processed; 0 for none. By
             default up to 64 MiB, as many as needed, and only while the application reads the payloads that it receives.
         prefetch_threads: Payloads to read ahead concurrently.
-        admin: A `confluent_kafka.admin.AdminClient`, needed if the configuration has ``delete_after_ack``. It asks for
-            committed offsets and for the groups of a topic. It is not closed.
         clock: Seconds, monotonic.
 
     Raises:
-        ConfigError: A number is out of range, or ``delete_after_ack`` is on and there is no ``admin``.
+        ConfigError: A number is out of range.
         OffsetStoreError: The consumer stores offsets itself.
         ArgumentTypeError: An argument has the wrong type; a `ConfigError` that is also a `TypeError`.
     """
@@ -100,7 +94,6 @@ class KafkaConsumer(NativeClient):
         max_redeliveries: int | None = None,
         prefetch_bytes: int | None = None,
         prefetch_threads: int = DEFAULT_THREADS,
-        admin: AdminClient | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         expected = "a confluent_kafka.Consumer, not a subclass; deserialize what value() returns"
@@ -116,13 +109,11 @@ class KafkaConsumer(NativeClient):
         self._checked_start = cc.config.header if passes_plain(cc) else b""
         self._checked_first = self._checked_start[:1] or bytes(range(256))
         self._dead_letters = DeadLetters(cc, dead_letter_producer)
-        self._deletion = _deletion(consumer, cc, admin, clock)
         self._assignment = Assignment(
             consumer,
             cc,
             max_redeliveries=max_redeliveries,
             keep=bool(self._dead_letters),
-            deletion=self._deletion,
             clock=clock,
         )
         self._partitions = self._assignment.partitions
@@ -212,8 +203,6 @@ class KafkaConsumer(NativeClient):
             StoreUnavailableError: The lifetime of the payload could not be extended now; nothing was sent.
             KafkaException: An error of the client. Some of the records may be in the dead-letter topic.
         """
-        if self._deletion is not None:  # what a dead letter points at is not deleted after the commit
-            self._deletion.keep((message.topic(), message.partition()), message.offset())
         self._dead_letters.send(message, topic, reason)
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
@@ -261,7 +250,7 @@ class KafkaConsumer(NativeClient):
 
         def assigned(_: Consumer, partitions: list[TopicPartition]) -> None:
             starts = self._assignment.starts(partitions)
-            self._begin_at(starts)
+            self._assignment.begin_at(starts)
             call(on_assign, partitions)
             defer(lambda: self._assign_moved(starts))
 
@@ -272,7 +261,6 @@ class KafkaConsumer(NativeClient):
 
         def lost(_: Consumer, partitions: list[TopicPartition]) -> None:
             call(on_revoke if on_lost is None else on_lost, partitions)
-            self._assignment.lose(partitions)
             self._revoke(partitions)
 
         self._native.subscribe(topics, on_assign=assigned, on_revoke=revoked, on_lost=lost)
@@ -288,13 +276,13 @@ class KafkaConsumer(NativeClient):
         starts = self._assignment.starts(partitions)
         self._native.assign([start.at for start in starts])
         self._forget()
-        self._begin_at(starts)
+        self._assignment.begin_at(starts)
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
         """Assign additional partitions."""
         starts = self._assignment.starts(partitions)
         self._native.incremental_assign([start.at for start in starts])
-        self._begin_at(starts)
+        self._assignment.begin_at(starts)
 
     def unassign(self) -> None:
         """Remove all partitions from the assignment, and forget chunks and waiting messages."""
@@ -328,8 +316,6 @@ class KafkaConsumer(NativeClient):
         self._store_offsets()
         self._native.close()
         self._forget()
-        if self._deletion is not None:
-            self._deletion.close()
         self._raise_deferred()
 
     def assignment(self) -> list[TopicPartition]:
@@ -439,7 +425,6 @@ class KafkaConsumer(NativeClient):
             ready.partition.delivered(ready.first, ready.last)
             if isinstance(ready.message, KafkaMessage):
                 ready.message.next_offset = ready.partition.position or 0
-                self._assignment.delivered(ready.partition, ready.message)
             if ready.outcome is not None:
                 self._assignment.settle(ready.partition, ready.outcome)
         return ready.message
@@ -535,11 +520,6 @@ class KafkaConsumer(NativeClient):
 
     def _end(self, timeout: float | None) -> float:
         return _FOREVER if timeout is None or timeout < 0 else self._clock() + timeout
-
-    def _begin_at(self, starts: list[Start]) -> None:
-        """Track partitions that were assigned; the next call raises an error of ``delete_after_ack``."""
-        self._assignment.begin_at(starts)
-        self._defer_errors(lambda: self._assignment.check_groups(starts))
 
     def _drop(self, partitions: list[TopicPartition]) -> None:
         """Drop the waiting messages of these partitions."""
@@ -641,18 +621,6 @@ class KafkaConsumer(NativeClient):
             _log.info("offsets were not stored: %s", error)
         for partition in changed:
             partition.changed = partition.is_rereading  # then a higher offset can be stored without another delivery
-
-
-def _deletion(
-    consumer: Consumer, cc: ClaimCheck, admin: AdminClient | None, clock: Callable[[], float]
-) -> PayloadDeletion | None:
-    if not deletes(cc):
-        return None
-    if admin is None:
-        fail("admin", found="nothing", expected="a confluent_kafka.admin.AdminClient, because delete_after_ack is true")
-    valid = hasattr(admin, "list_consumer_group_offsets")
-    check_type("admin", admin, valid=valid, expected="a confluent_kafka.admin.AdminClient")
-    return PayloadDeletion(cc, GroupOffsets(admin, group_of(consumer)), clock=clock)
 
 
 def _check_offset_store(consumer: Consumer) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import struct
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Iterable
+from functools import partial
 from typing import Any
 
 from claimcheck._registry import import_vendor
@@ -13,12 +13,10 @@ from claimcheck.transports.kafka._client import vendor
 
 __all__ = [
     "NO_GROUP",
-    "GroupOffsets",
     "assigned_topics",
     "committed_offsets",
     "consumed_offsets",
     "group_names",
-    "group_of",
     "groups_of",
     "log_offsets",
 ]
@@ -27,25 +25,17 @@ NO_GROUP = "GROUP_AUTHORIZATION_FAILED"
 """The error that a consumer reports if it may not use its group. One that never joins it can ignore this."""
 
 _SECONDS = 10.0
-_METADATA = struct.Struct("<7si")  # a name with a version, and the generation
 
 
-def committed_offsets(
-    admin: Any, groups: Iterable[str], *, stable: bool = False
-) -> dict[str, dict[tuple[str, int], int]]:
+def committed_offsets(admin: Any, groups: Iterable[str]) -> dict[str, dict[tuple[str, int], int]]:
     """Return the committed offsets of groups by topic and partition.
-
-    Args:
-        admin: The admin client.
-        groups: Their names.
-        stable: Whether offsets of an open transaction are an error, because they may change.
 
     Raises:
         KafkaException: The broker did not return all offsets.
     """
     requests = {name: vendor().ConsumerGroupTopicPartitions(name) for name in groups}
-    options = {"require_stable": stable, "request_timeout": _SECONDS}
-    futures = {name: admin.list_consumer_group_offsets([each], **options)[name] for name, each in requests.items()}
+    ask = partial(admin.list_consumer_group_offsets, request_timeout=_SECONDS)
+    futures = {name: ask([each])[name] for name, each in requests.items()}
     return {name: _offsets(future.result().topic_partitions) for name, future in futures.items()}
 
 
@@ -143,50 +133,6 @@ def _check_all_visible(admin: Any) -> None:
     if describe not in (cluster.authorized_operations or ()):
         text = "groups that this user may not describe are not listed: grant DESCRIBE on the cluster to see all groups"
         raise TransportError(text)
-
-
-def group_of(consumer: Any) -> str:
-    """Return the ``group.id`` of a consumer, which the client only has in its group metadata.
-
-    Raises:
-        TransportError: The client has another format.
-    """
-    data = consumer.consumer_group_metadata()
-    if isinstance(data, bytes) and data.startswith(b"CGMDv2:") and len(data) > _METADATA.size:
-        return data[_METADATA.size :].partition(b"\0")[0].decode()
-    raise TransportError("delete_after_ack does not support this version of confluent-kafka: the group is not known")
-
-
-class GroupOffsets:
-    """What one group has committed, and which other groups read its topics; for `PayloadDeletion`.
-
-    A source is a topic and a partition; a position is an offset.
-
-    Args:
-        admin: A `confluent_kafka.admin.AdminClient`.
-        group: The group.
-    """
-
-    def __init__(self, admin: Any, group: str) -> None:
-        self._admin = admin
-        self._group = group
-
-    def topic(self, source: Any) -> str:
-        return str(source[0])
-
-    destination = topic
-
-    def groups(self, topic: str) -> set[str]:
-        """Return the groups that have committed offsets of a topic, or have members that read it."""
-        return {self._group, *groups_of(self._admin, topic), *self._active(topic)}
-
-    def confirmed(self, sources: Collection[Hashable]) -> Mapping[Hashable, int]:
-        offsets = committed_offsets(self._admin, [self._group], stable=True)[self._group]
-        return {source: offset for source, offset in offsets.items() if source in sources}
-
-    def _active(self, topic: str) -> set[str]:
-        assigned = assigned_topics(self._admin, group_names(self._admin))
-        return {name for name, topics in assigned.items() if topic in topics}
 
 
 def _offsets(places: Iterable[Any]) -> dict[tuple[str, int], int]:

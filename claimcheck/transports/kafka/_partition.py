@@ -92,8 +92,6 @@ class Partition:
         went_back: Whether the client was sent back and has not returned a record since.
         changed: Whether a message was delivered since an offset was stored.
         stored: The stored offset that was not committed explicitly yet.
-        deletes_from: With ``delete_after_ack``: payloads from this offset on are deleted once they are committed, and
-            those below it never, because the group had committed them before they were read here. ``None`` for none.
     """
 
     source: tuple[str, int]
@@ -113,7 +111,6 @@ class Partition:
     went_back: bool = False
     changed: bool = False
     stored: TopicPartition | None = None
-    deletes_from: int | None = None
     _reported: dict[Identity, None] = field(default_factory=dict)  # incomplete, oldest first
     _spans: list[tuple[int, int]] = field(default_factory=list)  # last and first offset of delivered messages
 

@@ -10,18 +10,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from claimcheck._envelope import Kind
 from claimcheck._resolver import Dropped, Failed, Outcome, Resolved
 from claimcheck._validation import check_cc, check_int, check_seconds, check_type
-from claimcheck.errors import ClaimCheckError, IncompletePayloadError, SeveralGroupsError, StoreError, TransportError
+from claimcheck.errors import ClaimCheckError, IncompletePayloadError, StoreError, TransportError
 from claimcheck.transports._common.dead_letters import kept_longer, origin
 from claimcheck.transports._common.delegation import Closing
-from claimcheck.transports._common.deletion import PayloadDeletion, deletes
 from claimcheck.transports._common.dispatch import dispatch
-from claimcheck.transports._common.stored_payload import PointerRead, StoredPayload
+from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.local._broker import LocalBroker, LocalMessage
 from claimcheck.transports.local._errors import MessageTooLargeError, StaleDeliveryError, TopicExistsError
-from claimcheck.transports.local._groups import Delivery, GroupMember, GroupPositions
+from claimcheck.transports.local._groups import Delivery, GroupMember
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
@@ -102,7 +100,6 @@ class LocalConsumer(Closing):
     Raises:
         ConfigError: The group's name, the topics or one of the numbers is invalid.
         ArgumentTypeError: ``broker`` or ``cc`` has another type; a `ConfigError` that is also a `TypeError`.
-        SeveralGroupsError: ``delete_after_ack`` is on, and another group reads one of the topics. It did not join.
         UnknownTopicError: One of the topics does not exist.
     """
 
@@ -123,8 +120,6 @@ class LocalConsumer(Closing):
         check_seconds("redelivery_delay_seconds", redelivery_delay_seconds, allow_zero=True)
         self._broker = broker
         self._cc = cc
-        topics = topics if isinstance(topics, str) else tuple(topics)
-        self._deletion = _deletion(broker, cc, topics, group)
         self._member = GroupMember(broker, group, topics, lease_seconds=lease_seconds)
         self._resolver = cc.resolver(clock=broker.clock)
         self._delay = redelivery_delay_seconds
@@ -167,8 +162,6 @@ class LocalConsumer(Closing):
             BrokerClosedError: The consumer or the broker was closed; nothing was acknowledged.
         """
         self._ack(message.outcome)
-        if self._deletion is not None:
-            self._deletion.acknowledged(message.outcome.source, message.offset)
 
     def nack(self, message: ReceivedMessage, *, delay_seconds: float | None = None) -> None:
         """Negatively acknowledge a payload with all its chunks: it is redelivered as a whole.
@@ -238,8 +231,6 @@ class LocalConsumer(Closing):
         self._undelivered.clear()
         self._resolver.clear()
         self._member.close()
-        if self._deletion is not None:
-            self._deletion.close()
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Receive until the consumer is closed."""
@@ -272,7 +263,7 @@ class LocalConsumer(Closing):
         handle = delivery._replace(message=replace(message, value=None))
         source = (message.topic, message.partition)
         try:
-            outcomes = self._resolver.feed(
+            return self._resolver.feed(
                 source,
                 message.offset,
                 message.value,
@@ -284,18 +275,6 @@ class LocalConsumer(Closing):
         except BaseException:
             self._member.nack([delivery], delay_seconds=self._delay)
             raise
-        if self._deletion is not None and self._deletion.is_on(source):
-            self._note_pointer(message, outcomes)
-        return outcomes
-
-    def _note_pointer(self, message: LocalMessage, outcomes: Iterable[Outcome]) -> None:
-        """Remember a stored payload, to delete it once it is acknowledged."""
-        assert self._deletion is not None
-        for outcome in outcomes:
-            if isinstance(outcome, Resolved) and outcome.kind is Kind.POINTER and message.value is not None:
-                pointer = self._cc.pointer(message.value, destination=message.topic)
-                assert pointer is not None
-                self._deletion.delivered(outcome.source, message.offset, PointerRead(pointer, "verified"))
 
     def _process(self, outcomes: Iterable[Outcome]) -> None:
         limited = self._max_redeliveries is not None
@@ -328,12 +307,7 @@ class LocalConsumer(Closing):
     def _stored_payload(self, message: LocalMessage) -> StoredPayload | None:
         value = self._original(message).value or b""
         content = dispatch(self._cc, value, lambda: message.headers, destination=message.topic)
-        if not isinstance(content, StoredPayload):
-            return None
-        if self._deletion is not None and content.origin is not None:
-            content.origin.state = "failed"  # until it is read
-            self._deletion.delivered((message.topic, message.partition), message.offset, content.origin)
-        return content
+        return content if isinstance(content, StoredPayload) else None
 
     def _original(self, message: LocalMessage) -> LocalMessage:
         """Return the message with its value, which handles do not hold."""
@@ -341,8 +315,6 @@ class LocalConsumer(Closing):
 
     def _clear(self, source: Hashable) -> None:
         self._resolver.clear(source)
-        if self._deletion is not None:
-            self._deletion.forget(source)
         self._ready = deque(message for message in self._ready if message.outcome.source != source)
         self._undelivered = deque(outcome for outcome in self._undelivered if outcome.source != source)
 
@@ -384,7 +356,6 @@ class LocalConsumer(Closing):
             _log.debug("messages of %s became stale before they were acknowledged", outcome.source)
 
     def _nack(self, outcome: Outcome, delay_seconds: float) -> None:
-        self._keep(outcome)
         self._member.nack(outcome.handles, delay_seconds=delay_seconds)
         self._resolver.settle(outcome, acked=False)
 
@@ -399,14 +370,7 @@ class LocalConsumer(Closing):
         _log.warning("messages of %s were sent to the dead-letter topic: %s", outcome.source, reason)
         return True
 
-    def _keep(self, outcome: Outcome) -> None:
-        """Delete no payload of these messages, which are redelivered or become dead letters."""
-        if self._deletion is not None:
-            for position in outcome.positions:
-                self._deletion.keep(outcome.source, position)
-
     def _append_dead_letters(self, outcome: Outcome, reason: str) -> None:
-        self._keep(outcome)
         originals = sorted((self._original(each.message) for each in outcome.handles), key=lambda each: each.offset)
         topic = f"{originals[0].topic}.dead_letter"
         with contextlib.suppress(TopicExistsError):  # with more partitions
@@ -422,20 +386,6 @@ class LocalConsumer(Closing):
                     break
             else:
                 append(headers=message.headers)
-
-
-def _deletion(broker: LocalBroker, cc: ClaimCheck, topics: Iterable[str], group: str) -> PayloadDeletion | None:
-    """Return what deletes acknowledged payloads, unless a topic has another group; ``None`` if it is off."""
-    if not deletes(cc) or isinstance(topics, str):
-        return None
-    deletion = PayloadDeletion(cc, GroupPositions(broker, group), clock=broker.clock)
-    for topic in topics:
-        try:
-            deletion.check((topic, 0))
-        except SeveralGroupsError as error:
-            error.add_note("LocalBroker.delete_group deletes an unused group")
-            raise
-    return deletion
 
 
 def _redelivery_count(outcome: Outcome) -> int:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import uuid
-from collections.abc import Collection, Hashable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from claimcheck._validation import check_int, check_seconds, fail
 from claimcheck.transports.local._broker import (
@@ -24,7 +24,7 @@ from claimcheck.transports.local._broker import (
 )
 from claimcheck.transports.local._errors import BrokerClosedError, OffsetOutOfRangeError, StaleDeliveryError
 
-__all__ = ["POLL_SECONDS", "Delivery", "GroupMember", "GroupPositions", "acknowledge", "consumed_offset", "members"]
+__all__ = ["POLL_SECONDS", "Delivery", "GroupMember", "acknowledge", "consumed_offset", "members"]
 
 POLL_SECONDS = 0.05
 """The pause of a blocking poll between two reads of the file."""
@@ -269,34 +269,6 @@ class GroupMember:
     def _check_open(self) -> None:
         if self._closed:
             raise BrokerClosedError(f"this member of group {self.group} was closed; create a new one to continue")
-
-
-class GroupPositions:
-    """What one group has acknowledged, and which groups read a topic; for `PayloadDeletion`.
-
-    A source is a topic and a partition; a position is an offset.
-    """
-
-    def __init__(self, broker: LocalBroker, group: str) -> None:
-        self._broker = broker
-        self._group = group
-
-    def topic(self, source: Any) -> str:
-        return str(source[0])
-
-    destination = topic
-
-    def groups(self, topic: str) -> set[str]:
-        """Return the groups that read a topic or have read it."""
-        with self._broker.database.read() as db:
-            names = db.execute("SELECT DISTINCT grp FROM leases WHERE topic = ?", (topic,))
-            return {self._group, *(name for (name,) in names)}
-
-    def confirmed(self, sources: Collection[Hashable]) -> Mapping[Hashable, int]:
-        """Return the offset of each partition below which everything is acknowledged."""
-        with self._broker.database.read() as db:
-            rows = db.execute("SELECT topic, partition, floor FROM leases WHERE grp = ?", (self._group,))
-            return {(topic, partition): floor for topic, partition, floor in rows if (topic, partition) in sources}
 
 
 # Statements ---------------------------------------------------------------------------------------------------------

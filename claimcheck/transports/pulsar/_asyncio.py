@@ -221,8 +221,7 @@ class AsyncPulsarConsumer(_AsyncReceiver[PulsarConsumer]):
         consumer: A `pulsar.asyncio.Consumer`.
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
         options: See `PulsarConsumer`; ``prefetch_bytes`` is 0 by default: call `receive` in several tasks to read
-            several payloads. ``dead_letter_producer`` is a blocking one, from a `pulsar.Client`. With
-            ``delete_after_ack`` the constructor blocks during the requests to ``admin_url``.
+            several payloads. ``dead_letter_producer`` is a blocking one, from a `pulsar.Client`.
     """
 
     def __init__(self, consumer: pulsar.asyncio.Consumer, cc: ClaimCheck, **options: Unpack[ConsumerOptions]) -> None:
@@ -236,12 +235,6 @@ class AsyncPulsarConsumer(_AsyncReceiver[PulsarConsumer]):
     async def get_last_message_id(self) -> pulsar.MessageId:
         """The native id of the last message in the topic, which may be a chunk."""
         return await self._native.get_last_message_id()
-
-    async def _close(self) -> None:
-        try:
-            await super()._close()
-        finally:
-            await asyncio.to_thread(self._blocking.close_deletion)
 
     async def unsubscribe(self) -> None:
         """Delete the subscription."""

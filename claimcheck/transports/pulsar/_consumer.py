@@ -7,17 +7,14 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from claimcheck._resolver import Dropped, Outcome
-from claimcheck._validation import check_cc, check_int, check_type, fail
+from claimcheck._validation import check_cc, check_int, check_type
 from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.transports._common.dead_letters import REASON, kept_longer
-from claimcheck.transports._common.deletion import PayloadDeletion, deletes
 from claimcheck.transports._common.prefetch import DEFAULT_THREADS, Prefetch
-from claimcheck.transports.pulsar._admin import AdminClient, AdminError, trusting
-from claimcheck.transports.pulsar._cursors import Cursors
 from claimcheck.transports.pulsar._errors import SharedSubscriptionError, vendor
 from claimcheck.transports.pulsar._inbox import Inbox
 from claimcheck.transports.pulsar._message import (
@@ -64,9 +61,6 @@ class ConsumerOptions(TypedDict, total=False):
     max_redeliveries: int | None
     prefetch_bytes: int | None
     prefetch_threads: int
-    admin_url: str | None
-    admin_headers: Mapping[str, str] | None
-    admin_ca_file: str | None
     clock: Callable[[], float]
 
 
@@ -100,17 +94,11 @@ class PulsarConsumer(Receiver):
         prefetch_bytes: Bytes of stored payloads to read ahead, in order; 0 for none. By default up to 64 MiB, as many
             as needed, and only while the application reads the payloads that it receives.
         prefetch_threads: How many payloads are read ahead concurrently.
-        admin_url: The broker's web service, needed if the configuration has ``delete_after_ack``: the constructor looks
-            for other subscriptions of the topic, and a thread looks for what is acknowledged.
-        admin_headers: Sent with these requests, for example a token; never to another host.
-        admin_ca_file: CA certificates (PEM) to trust for an ``admin_url`` with https; by default the system's.
         clock: Seconds, monotonic.
 
     Raises:
-        ConfigError: An argument is of the wrong type or out of range, ``max_redeliveries`` is set without a
-            ``dead_letter_producer``, or ``delete_after_ack`` is on without an ``admin_url``.
-        SeveralGroupsError: ``delete_after_ack`` is on, and the topic has several subscriptions. A consumer of several
-            topics raises it when a payload of such a topic is received, once for each topic.
+        ConfigError: An argument is of the wrong type or out of range, or ``max_redeliveries`` is set without a
+            ``dead_letter_producer``.
     """
 
     def __init__(
@@ -124,9 +112,6 @@ class PulsarConsumer(Receiver):
         max_redeliveries: int | None = None,
         prefetch_bytes: int | None = None,
         prefetch_threads: int = DEFAULT_THREADS,
-        admin_url: str | None = None,
-        admin_headers: Mapping[str, str] | None = None,
-        admin_ca_file: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_type("consumer", consumer, valid=hasattr(consumer, "_consumer"), expected="a pulsar.Consumer")
@@ -143,10 +128,6 @@ class PulsarConsumer(Receiver):
         self._cc = cc
         inbox = Inbox(cc, consumer._schema, refusal=self._refusal_of_chunks, keep=keep, clock=clock)
         super().__init__(consumer, consumer.receive, inbox, clock, inclusive=start_message_id_inclusive)
-        self._deletion = None
-        if deletes(cc):
-            admin = _admin(admin_url, admin_headers, admin_ca_file)
-            self._deletion = _deletion(cc, Cursors(admin, self.subscription_name(), clock=clock), self.topic(), clock)
 
     # Receiving -------------------------------------------------------------------------------------------------
 
@@ -195,11 +176,9 @@ class PulsarConsumer(Receiver):
             self._inbox.settle_own(place)
         if isinstance(message, PulsarMessage) and message.outcome is None:
             self._native.acknowledge(message.native)
-            self._note_acknowledged(message)
             return
         for native in natives(id_of(message)):
             self._native.acknowledge(native)
-        self._note_acknowledged(message)
         self._inbox.settle(self._outcome_of(message), acked=True)
         self.tick()  # duplicates may have ended with it
 
@@ -220,12 +199,8 @@ class PulsarConsumer(Receiver):
         if cumulatively is not None:
             self._native.acknowledge_cumulative(cumulatively)
             self._redeliveries.forget_up_to(topic, position_of(cumulatively))
-            if self._deletion is not None:
-                self._deletion.acknowledged_up_to(topic, position_of(cumulatively))
         for native in individually:
             self._native.acknowledge(native)
-            if self._deletion is not None:
-                self._deletion.acknowledged(topic, position_of(native))
             self._redeliveries.forget((topic, position_of(native)))
         self.tick()
 
@@ -241,7 +216,6 @@ class PulsarConsumer(Receiver):
             if count is not None and self._try_dead_letter(message, reason):
                 return
         self._inbox.settle_own(place)
-        self._keep_payload(place)
         self._redeliver(natives(id_of(message)), self._outcome_of(message), place)
 
     def dead_letter(self, message: PulsarMessage, *, reason: str = "rejected") -> None:
@@ -256,7 +230,6 @@ class PulsarConsumer(Receiver):
         """
         if self._dead_letters is None:
             raise ConfigError("there is no dead_letter_producer")
-        self._keep_payload(self._place_of(message))
         self._send_dead_letters(self._dead_letters, message.natives, reason)
         self.acknowledge(message)
 
@@ -281,7 +254,6 @@ class PulsarConsumer(Receiver):
 
     def unsubscribe(self) -> None:
         """Delete the subscription, and forget all messages that are held."""
-        self.close_deletion()
         self._native.unsubscribe()
         self.forget()
 
@@ -300,34 +272,15 @@ class PulsarConsumer(Receiver):
 
     def take_ready(self) -> PulsarMessage | None:
         """Return the next payload that is complete, or ``None``."""
-        if self._deletion is not None and self._ready and self._ready[0].pointer_read is not None:
-            self._deletion.check(self._ready[0].topic_name())
         message = super().take_ready()
-        if message is None:
-            return None
-        self._prefetch.deliver(message)
-        if self._deletion is not None and (read := message.pointer_read) is not None:
-            self._deletion.delivered(message.topic_name(), position_of(message.message_id()), read)
+        if message is not None:
+            self._prefetch.deliver(message)
         return message
 
     def forget(self) -> None:
         """Forget all messages that are held; those that were not acknowledged are redelivered."""
         super().forget()
         self._prefetch.forget()
-        if self._deletion is not None:
-            self._deletion.forget_delivered()
-
-    def close(self) -> None:
-        """Close the wrapped object. Unacknowledged messages are redelivered, to other consumers."""
-        try:
-            super().close()
-        finally:
-            self.close_deletion()
-
-    def close_deletion(self) -> None:
-        """Delete the payloads that are confirmed, and stop doing so."""
-        if self._deletion is not None:
-            self._deletion.close()
 
     def _take_available(self) -> bool:
         try:
@@ -345,8 +298,6 @@ class PulsarConsumer(Receiver):
 
     def _forget_history(self) -> None:
         self._redeliveries.clear()
-        if self._deletion is not None:
-            self._deletion.forget_all()
 
     def _keep(self, message: PulsarMessage) -> None:
         if message.is_incomplete and self._try_dead_letter(message, f"incomplete: {message.error}"):
@@ -378,7 +329,6 @@ class PulsarConsumer(Receiver):
     def _try_dead_letter(self, message: PulsarMessage, reason: str) -> bool:
         if self._dead_letters is None:
             return False
-        self._keep_payload(self._place_of(message))
         try:
             self._send_dead_letters(self._dead_letters, message.natives, reason)
         except Exception as error:
@@ -407,15 +357,6 @@ class PulsarConsumer(Receiver):
                 event_timestamp=message.event_timestamp() or None,
             )
 
-    def _note_acknowledged(self, message: AnyMessage) -> None:
-        if self._deletion is not None:
-            self._deletion.acknowledged(*self._place_of(message))
-
-    def _keep_payload(self, place: Place) -> None:
-        """Delete no payload of a message that is redelivered or becomes a dead letter."""
-        if self._deletion is not None:
-            self._deletion.keep(*place)
-
     def _outcome_of(self, message: AnyMessage) -> Outcome | None:
         return message.outcome if isinstance(message, PulsarMessage) else self._inbox.find(message)
 
@@ -442,25 +383,6 @@ class PulsarConsumer(Receiver):
             except pulsar.exceptions.PulsarException as error:
                 _log.debug("cannot determine the type of the subscription: %s", error)
         return None
-
-
-def _admin(url: str | None, headers: Mapping[str, str] | None, ca_file: str | None) -> AdminClient:
-    if not url:
-        fail("admin_url", found="nothing", expected="the broker's web service, because delete_after_ack is true")
-    return AdminClient(url, headers=headers, trust=trusting(ca_file, option="admin_ca_file"))
-
-
-def _deletion(cc: ClaimCheck, cursors: Cursors, topic: str, clock: Callable[[], float]) -> PayloadDeletion:
-    """Return what deletes acknowledged payloads, unless the topic has several subscriptions."""
-    deletion = PayloadDeletion(cc, cursors, clock=clock)
-    try:
-        partitions = cursors.partitions(topic)
-    except AdminError as error:  # asked again before anything is deleted
-        _log.warning("%s: the subscriptions are not known: %s", topic, error)
-        partitions = []
-    for partition in partitions:
-        deletion.check(partition)
-    return deletion
 
 
 def _topic_of(message: AnyMessage) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import struct
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from claimcheck import _hints as hints
 from claimcheck._resolver import Outcome
 from claimcheck._threads import IoThreads
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, TransportError
-from claimcheck.transports._common.stored_payload import PointerRead, StoredPayload
+from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.pulsar._errors import vendor
 
 if TYPE_CHECKING:
@@ -34,13 +33,11 @@ __all__ = [
     "id_of",
     "natives",
     "nowhere",
-    "partitioned_topic",
     "position_of",
 ]
 
 _MARK = b"\x00claimcheck-id\x01"  # no protobuf message begins with a zero
 _ID = struct.Struct(">iqqi")
-_PARTITION = re.compile(r"-partition-\d+$")
 
 Position = tuple[int, int, int]
 
@@ -194,11 +191,6 @@ def before(position: Position, partition: int, topic: str) -> pulsar.MessageId |
 def nowhere(topic: str) -> pulsar.MessageId:
     """Return an id that is before all messages of a topic."""
     return _native(topic, -1, -1, -1, -1)
-
-
-def partitioned_topic(topic: str) -> str:
-    """Return the topic that a partition belongs to, as producers name it; other names unchanged."""
-    return _PARTITION.sub("", topic)
 
 
 def _fields(message_id: AnyMessageId) -> tuple[int, int, int, int]:
@@ -384,11 +376,6 @@ class PulsarMessage:
     def stored_bytes(self) -> int:
         """Size of a stored payload, if it is known; else 0."""
         return 0 if self._stored is None else self._stored.size
-
-    @property
-    def pointer_read(self) -> PointerRead | None:
-        """The pointer of a stored payload; ``None`` for other payloads."""
-        return None if self._stored is None else self._stored.origin
 
     @property
     def held_bytes(self) -> int:

@@ -140,7 +140,6 @@ def test_every_error_has_its_code():
         "PayloadTooLargeError",
         "PayloadTypeError",
         "ScanNotSupportedError",
-        "SeveralGroupsError",
         "StoreError",
         "TransportError",
     }

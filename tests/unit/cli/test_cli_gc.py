@@ -18,6 +18,7 @@ from claimcheck._gc._collection import Collection
 from claimcheck._gc._local import LocalTopics
 from claimcheck._gc._topics import topics_not_read, topics_to_read
 from claimcheck._store import StoreContext
+from claimcheck.errors import TransportError
 from claimcheck.transports.local import LocalBroker
 from claimcheck.transports.local._database import local_cluster
 from claimcheck.transports.local._groups import GroupMember
@@ -211,6 +212,39 @@ def test_what_every_group_has_acknowledged_goes_only_if_that_is_wanted(lab):
     assert len(lab.stored) == 2
     ok(*GC, "--yes", "--claim", "--consumed")
     assert lab.stored == {pointers[1].key}
+
+
+def test_when_everything_was_read_only_the_claim_says_that_it_is_the_right_broker(lab):
+    lab.send(pointer := lab.write())
+    with contextlib.closing(GroupMember(lab.broker, "g", ["orders"])) as member:
+        member.ack(member.poll(limit=9, timeout=1).deliveries)
+        assert "no message in orders points at any payload" in run(*GC, "--yes", "--claim", "--consumed").stderr
+        assert run(*GC, "--yes", "--consumed").exit_code == 3, "nothing was claimed"
+        assert lab.stored == {pointer.key}
+        ok(*GC, "--yes", "--claim", "--consumed", "--force")
+        assert not lab.stored
+
+        lab.send(lab.write())
+        member.ack(member.poll(limit=9, timeout=1).deliveries)
+        ok(*GC, "--yes", "--consumed")
+    assert not lab.stored
+
+
+def test_a_deleted_group_keeps_nothing(lab):
+    lab.send(lab.write())
+    unused = GroupMember(lab.broker, "unused", ["orders"])
+    with pytest.raises(TransportError, match="group unused has 1 members"):
+        lab.broker.delete_group("unused")
+    unused.close()
+    with contextlib.closing(GroupMember(lab.broker, "used", ["orders"])) as member:
+        member.ack(member.poll(limit=9, timeout=1).deliveries)
+    ok(*GC, "--yes", "--claim", "--consumed")
+    assert lab.stored
+
+    lab.broker.delete_group("unused")
+
+    ok(*GC, "--yes", "--consumed")
+    assert not lab.stored
 
 
 @pytest.mark.parametrize(

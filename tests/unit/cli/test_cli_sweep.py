@@ -111,8 +111,6 @@ def test_an_entry_that_cannot_be_deleted_is_an_exit_code(here, monkeypatch):
         (["--rate", "0/s"], 2, "not a rate"),
         (["--rate", "9999999/s"], 2, "Invalid value for '--rate'"),
         (["--grace", "99999999999999d"], 2, "Invalid value for '--grace': '99999999999999d' is too long"),
-        (["--yes", "--state", "nowhere/state"], 1, "the state nowhere/state cannot be written"),
-        (["--yes", "--state", "claimcheck.yaml"], 3, "not the state of a sweep"),
     ],
 )
 def test_exit_codes(here, arguments, code, text):
@@ -126,27 +124,24 @@ def test_exit_codes(here, arguments, code, text):
     assert code == 2 or is_one_line(result)
 
 
-def test_a_killed_sweep_continues_where_it_was(here):
+def test_after_a_killed_sweep_the_next_one_deletes_the_rest(here):
     expire(here, 30)
     alive = put(b"alive")
-    arguments = ("sweep", "--yes", "--grace", "0", "--state", "state")
+    arguments = ("sweep", "--yes", "--grace", "0")
 
     started = command(*arguments, "--rate", "5/s")
     with subprocess.Popen(**started, stdout=subprocess.DEVNULL) as process:
-        while not (here / "state").exists():
+        while len(stored(here)) == 31:
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     between = len(stored(here))
-    position = json.loads((here / "state").read_text())
 
     assert process.returncode == -signal.SIGKILL
     assert 1 < between < 31
-    assert position["store"] == "disk"
-    assert f"continued at {position['position']}: entries before it were not listed" in ok(*arguments).stdout
+    ok(*arguments)
     assert len(stored(here)) == 1
     assert ok("get", "-", stdin=alive).stdout_bytes == b"alive"
-    assert not (here / "state").exists()
 
 
 TWO = """
@@ -182,13 +177,6 @@ def test_an_unknown_store_is_an_error_before_anything_is_deleted(here):
     assert len(stored(here)) == 1
 
 
-def test_a_state_that_cannot_be_written_is_an_error_before_anything_is_deleted(here):
-    expire(here, 1)
-
-    assert run("sweep", "--yes", "--grace", "0", "--state", "nowhere/state").exit_code == 1
-    assert len(stored(here)) == 1
-
-
 def test_a_folder_that_cannot_be_listed_is_an_exit_code(here, monkeypatch):
     expire(here, 30)
     folder = min({path.parent for path in stored(here)})
@@ -209,64 +197,6 @@ def test_a_folder_that_cannot_be_listed_is_an_exit_code(here, monkeypatch):
     assert len(stored(here)) == inside
 
 
-def state_of(here: Path, **changed: str) -> None:
-    """Save a state as a sweep of `CONFIG` does that was interrupted."""
-    place = f"<FilesystemStore 'disk' at {here / 'claims'}>"
-    saved = {"store": "disk", "place": place, "saved": "2026-11-22T12:00:00+00:00", "position": "9999-12-31/zz"}
-    (here / "state").write_text(json.dumps(saved | changed))
-
-
-def test_a_sweep_that_continues_says_what_it_did_not_list(here):
-    expire(here, 1)
-    arguments = ("sweep", "--yes", "--grace", "0", "--state", "state", "--json")
-    state_of(here)
-
-    first, second = (json.loads(ok(*arguments).stdout)["stores"][0] for _ in range(2))
-
-    assert (first["after"], first["scanned"]) == ("9999-12-31/zz", 0)
-    assert (second["after"], second["deleted"]) == (None, 1)
-    assert not (here / "state").exists()
-
-
-def test_stores_before_the_interrupted_one_are_swept_after_it(here):
-    expire(here, 1)
-    (here / "claimcheck.yaml").write_text(
-        """
-        store: disk
-        stores:
-          first: {type: filesystem, path: claims, create: true}
-          disk: {type: filesystem, path: other, create: true}
-        """
-    )
-    (here / "other").mkdir()
-    state_of(here, place=f"<FilesystemStore 'disk' at {here / 'other'}>")
-
-    facts = json.loads(ok("sweep", "--yes", "--grace", "0", "--state", "state", "--json").stdout)
-
-    assert [(each["store"], each["deleted"]) for each in facts["stores"]] == [("disk", 0), ("first", 1)]
-
-
-@pytest.mark.parametrize(
-    ("changed", "text"),
-    [
-        ({"store": "other"}, "not of a store of this run: delete it to start from the beginning"),
-        (
-            {"place": "<FilesystemStore 'disk' at /other>"},
-            "is the state of a sweep of <FilesystemStore 'disk' at /other>",
-        ),
-        ({"position": None}, "is not the state of a sweep"),
-    ],
-)
-def test_the_state_of_something_else_is_refused(here, changed, text):
-    expire(here, 1)
-    state_of(here, **changed)
-
-    result = run("sweep", "--yes", "--grace", "0", "--state", "state")
-
-    assert (result.exit_code, text in result.stderr) == (3, True), result.stderr
-    assert len(stored(here)) == 1
-
-
 def fail_after(count: int, error: BaseException):
     """Return a listing that fails after some entries."""
     scan = FilesystemStore._scan
@@ -278,18 +208,14 @@ def fail_after(count: int, error: BaseException):
     return fail
 
 
-def test_a_store_that_fails_half_way_is_continued(here, monkeypatch):
+def test_a_store_that_fails_half_way_has_a_report(here, monkeypatch):
     expire(here, 3)
-    arguments = ("sweep", "--yes", "--grace", "0", "--state", "state", "--json")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(FilesystemStore, "_scan", fail_after(2, TimeoutError("no answer")))
-        result = run(*arguments, "--rate", "2/s")
+    monkeypatch.setattr(FilesystemStore, "_scan", fail_after(2, TimeoutError("no answer")))
+    result = run("sweep", "--yes", "--grace", "0", "--json", "--rate", "2/s")
 
     (disk,) = json.loads(result.stdout)["stores"]
     assert (result.exit_code, disk["deleted"], "no answer" in disk["error"]) == (6, 2, True)
-    assert json.loads((here / "state").read_text())["position"] == disk["position"]
-    assert json.loads(ok(*arguments).stdout)["stores"][0]["after"] == disk["position"]
 
 
 @pytest.mark.parametrize("as_json", [True, False])

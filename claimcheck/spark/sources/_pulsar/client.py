@@ -1,10 +1,8 @@
 """The Pulsar client, one per process and broker, the web service, and the errors of both.
 
 The client cannot tell a refused token from a timeout: when a broker refuses a token, or requires one, the client
-reconnects until its operation times out, raises ``Timeout`` as for a broker that does not exist, and logs no other
-reason at warning level (measured with client 3.13 and broker 4.2). The web service reports the reason, but ``adminUrl``
-is optional. So this module sends the first frame of Pulsar's protocol itself. It sends the token only where the client
-would send it, with TLS only to a broker whose certificate is trusted.
+reconnects until its operation times out, and raises ``Timeout`` as for a broker that does not exist (measured with
+client 3.13 and broker 4.2). The web service reports the reason, if there is an ``adminUrl``.
 """
 
 from __future__ import annotations
@@ -12,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import socket
 import ssl
 import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from claimcheck._validation import fail
 from claimcheck.errors import TransportError
@@ -54,11 +51,6 @@ T = TypeVar("T")
 IN_PARALLEL = 256  # requests of one client: they wait for the broker, and after a `seek` 100 ms to connect again
 _PARTITION = re.compile(r"-partition-\d+$")
 _PAUSE_SECONDS = 0.5
-_PROBE_SECONDS = 5.0  # for each step; a slower broker is left to the client
-_PROTOCOL_VERSION = 19
-_MAX_RESPONSE_BYTES = 1 << 16
-# `CommandError` (14) with `AuthenticationError` (3) as its second field, after the id of the request.
-_TOKEN_REFUSED = re.compile(rb"\x08\x0e\x72[\x80-\xff]*[\x00-\x7f]\x08[\x80-\xff]*[\x00-\x7f]\x10\x03")
 
 _lock = threading.Lock()
 _clients: dict[tuple[int, Connection], pulsar.Client] = {}
@@ -77,14 +69,12 @@ def open_client(connection: Connection) -> pulsar.Client:
     """Open a client, which the caller closes. It connects at first use.
 
     Raises:
-        AccessError: The broker refuses the token. A client would keep trying, and would not report the reason.
         ConfigError: The token or the certificates are not where the options say.
     """
     library = vendor()
     token = connection.token()
-    refusal = _probe(connection)
-    if refusal is not None and refusal.certificate is None:  # all other problems are left to the client
-        raise _refused(connection, "connecting failed")
+    if connection.tls:
+        connection.trust()  # the client reports no file that it cannot read
     return library.Client(
         connection.service_url,
         authentication=library.AuthenticationToken(token) if token else None,
@@ -142,7 +132,7 @@ def list_partitions(client: pulsar.Client, connection: Connection, topics: Itera
 
 @contextlib.contextmanager
 def client_errors(connection: Connection, topic: str, what: str) -> Iterator[None]:
-    """Convert errors of the client into `TransportError`, with the topic, the operation, and why access was refused."""
+    """Convert errors of the client into `TransportError`, with the topic and the operation."""
     try:
         yield
     except vendor().exceptions.PulsarException as error:
@@ -155,13 +145,13 @@ def transport_error(connection: Connection, topic: str, what: str, error: Except
     text = f"{topic}: {what}: {type(error).__name__}"
     if isinstance(error, kinds.AuthorizationError):
         return AccessError(f"{text}. The token's role may not do that with this topic", destination=topic)
-    if isinstance(error, kinds.Timeout | kinds.ConnectError | kinds.AuthenticationError):
-        access = _access_error(connection, text)
-        if access is not None:
-            access.destination = topic
-            return access
+    if isinstance(error, kinds.AuthenticationError):
+        return AccessError(f"{text}. {connection.hosts} refuses the token (authTokenEnv)", destination=topic)
     if isinstance(error, kinds.Timeout | kinds.ConnectError):
-        text = f"{text}. Is a broker running at {connection.hosts}, and can this machine reach it?"
+        text = (
+            f"{text}. Is a broker running at {connection.hosts}, can this machine reach it, does it accept the token "
+            "(authTokenEnv), and is its certificate trusted (tlsTrustCertsFilePath)?"
+        )
     if isinstance(error, kinds.Timeout):
         text = f"{text} A broker has one port for pulsar://, one for pulsar+ssl:// and one for its web service"
     wrapped = TransportError(text, destination=topic)
@@ -169,95 +159,11 @@ def transport_error(connection: Connection, topic: str, what: str, error: Except
     return wrapped
 
 
-def _access_error(connection: Connection, before: str) -> AccessError | None:
-    """Return why the broker refuses the connection, after the text ``before``; ``None`` if it does not."""
-    refusal = _probe(connection)
-    if refusal is None:
-        return None
-    if refusal.certificate is None:
-        return _refused(connection, before)
-    return _not_trusted(connection.hosts, refusal.certificate, before)
-
-
 def _not_trusted(where: str, reason: str, before: str) -> AccessError:
     return AccessError(
         f"{before}. The certificate of {where} is not trusted: {reason}. tlsTrustCertsFilePath names a file with the "
         "certificates to trust, on the driver and on every executor; the URL has to name the host as they do"
     )
-
-
-def _refused(connection: Connection, before: str) -> AccessError:
-    where, name = connection.hosts, connection.token_env
-    if name is None:
-        return AccessError(
-            f"{before}: {where} requires a token. authTokenEnv names the environment variable that holds one, of the "
-            "driver and of the executors (spark.executorEnv.NAME)"
-        )
-    return AccessError(
-        f"{before}: {where} refuses the token in {name!r}, the environment variable that authTokenEnv names. It may "
-        f"have expired, or be for another broker: set a new one for driver and executors (spark.executorEnv.{name}), "
-        "and start them again"
-    )
-
-
-# The probe ----------------------------------------------------------------------------------------------------------
-
-
-class _Refusal(NamedTuple):
-    certificate: str | None  # why it is not trusted; ``None`` if the broker refuses the token
-
-
-def _probe(connection: Connection) -> _Refusal | None:
-    """Connect to the first host that answers; return ``None`` if it accepts the connection, or no host answers."""
-    import certifi  # comes with the client, which falls back to it
-
-    token, trust = connection.token(), connection.trust(certifi.where()) if connection.tls else None
-    for host, port in connection.addresses:
-        try:
-            with socket.create_connection((host, port), _PROBE_SECONDS) as plain:
-                if trust is None:
-                    return _connect(plain, token)
-                with trust.wrap_socket(plain, server_hostname=host) as encrypted:
-                    return _connect(encrypted, token)
-        except ssl.SSLCertVerificationError as error:
-            return _Refusal(error.verify_message)
-        except (OSError, ValueError):
-            continue
-    return None
-
-
-def _connect(connected: socket.socket, token: str | None) -> _Refusal | None:
-    """Send `CommandConnect` (2): client version, protocol version and token."""
-    fields = _field(1, b"claimcheck") + _varint(4 << 3) + _varint(_PROTOCOL_VERSION)
-    if token is not None:
-        fields += _field(3, token.encode()) + _field(5, b"token")
-    command = _varint(1 << 3) + _varint(2) + _field(2, fields)
-    connected.sendall((len(command) + 4).to_bytes(4) + len(command).to_bytes(4) + command)
-    size = int.from_bytes(_receive(connected, 4))
-    response = _receive(connected, size)[4:] if size <= _MAX_RESPONSE_BYTES else b""
-    return _Refusal(None) if _TOKEN_REFUSED.match(response) else None
-
-
-def _field(number: int, value: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(value)) + value
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 127:
-        encoded.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*encoded, value])
-
-
-def _receive(connected: socket.socket, size: int) -> bytes:
-    received = b""
-    while len(received) < size:
-        more = connected.recv(size - len(received))
-        if not more:
-            raise ConnectionError("the broker closed the connection")
-        received += more
-    return received
 
 
 # The web service ----------------------------------------------------------------------------------------------------
@@ -348,7 +254,7 @@ def ask_limit(connection: Connection, topic: str) -> int:
 def _admin(connection: Connection) -> AdminClient:
     token, url = connection.token(), connection.admin_url or ""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    return AdminClient(url, headers=headers, trust=connection.trust(None) if url.startswith("https:") else None)
+    return AdminClient(url, headers=headers, trust=connection.trust() if url.startswith("https:") else None)
 
 
 def _explained(connection: Connection, error: AdminError) -> TransportError:
@@ -359,6 +265,6 @@ def _explained(connection: Connection, error: AdminError) -> TransportError:
             urllib.parse.urlsplit(connection.admin_url or "").hostname or "", reason.verify_message, text
         )
     if error.status in (401, 403):  # 401 also for a valid token that lacks the permission
-        forbidden = AccessError(f"{text}: the token's role lacks the permission. Without adminUrl no request is made")
-        return _access_error(connection, text) or forbidden
+        why = "it refuses the token (authTokenEnv), or the token's role lacks the permission"
+        return AccessError(f"{text}: {why}. Without adminUrl no request is made")
     return TransportError(text)

@@ -85,14 +85,9 @@ class Connection:
         )
 
     @property
-    def addresses(self) -> list[tuple[str, int]]:
-        """The brokers' hosts and ports: ``pulsar://a:6650,b`` has two."""
-        return _addresses(self.service_url)
-
-    @property
     def hosts(self) -> str:
         """The brokers' hosts and ports, for error messages."""
-        return ", ".join(f"{host}:{port}" for host, port in self.addresses)
+        return ", ".join(f"{host}:{port}" for host, port in _addresses(self.service_url))
 
     @property
     def tls(self) -> bool:
@@ -116,22 +111,18 @@ class Connection:
             )
         return os.environ[self.token_env]
 
-    def trust(self, default: str | None) -> ssl.SSLContext:
-        """Return an SSL context that trusts what the client trusts.
-
-        Args:
-            default: Path of the certificates to trust if none are named; ``None`` for the machine's own.
+    def trust(self) -> ssl.SSLContext:
+        """Return an SSL context that trusts the named certificates, or else the machine's own.
 
         Raises:
             ConfigError: The file with the certificates cannot be read in this process.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        path = self.trust_certs or default
         try:
-            if path is None:
+            if self.trust_certs is None:
                 context.load_default_certs()
             else:
-                context.load_verify_locations(path)
+                context.load_verify_locations(self.trust_certs)
         except OSError as error:  # errors of TLS are among them
             fail(
                 "tlsTrustCertsFilePath",

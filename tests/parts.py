@@ -1,0 +1,55 @@
+"""Object stores with parts of another size or number than they choose themselves, for small payloads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from claimcheck.stores._transfers import TransferPolicy
+
+__all__ = ["divide", "divided"]
+
+T = TypeVar("T")
+
+
+def divided(
+    make: Callable[..., T],
+    *,
+    part: int | None = None,
+    single: int | None = None,
+    gets: int | None = None,
+    puts: int | None = None,
+    **options: Any,
+) -> T:
+    """Make a store of type ``s3`` or ``obstore``.
+
+    Args:
+        make: Returns the store.
+        part: The size of each part.
+        single: The largest payload that is sent in one request.
+        gets: Parts fetched concurrently.
+        puts: Parts sent concurrently.
+        options: Of the store.
+    """
+    store = make(**options)
+    divide(store._transfers, part=part, single=single, gets=gets, puts=puts)  # type: ignore[attr-defined]
+    return store
+
+
+def divide(
+    policy: TransferPolicy,
+    *,
+    part: int | None = None,
+    single: int | None = None,
+    gets: int | None = None,
+    puts: int | None = None,
+) -> None:
+    """Set what a store divides payloads into; see `divided`."""
+    from claimcheck.stores._transfers import Transfers
+
+    policy._part, policy._single = part, single
+    if gets is not None:
+        policy.gets = Transfers(policy.gets.memory, fixed=gets)
+    if puts is not None:
+        policy.puts = Transfers(policy.puts.memory, fixed=puts)
