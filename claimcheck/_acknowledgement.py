@@ -14,8 +14,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["AckPlan", "CumulativeAcks", "Handle", "Position"]
-
 Position = Any
 """A message's place in its source, of the transport's own type; hashable, and ordered within a source."""
 
@@ -27,28 +25,14 @@ _LIMIT = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AckPlan:
-    """What to acknowledge.
-
-    Attributes:
-        before: Acknowledge cumulatively everything before this position, but not the position itself. ``None``:
-            everything up to and including the target.
-        individually: Handles of the messages to acknowledge individually, lowest position first.
-    """
+    """What to acknowledge."""
 
     before: Position | None
     individually: tuple[Handle, ...]
 
 
 class CumulativeAcks:
-    """The messages of one source after a hole that can be acknowledged individually. Not thread-safe.
-
-    Only needed while there is a hole: a transport creates one with the first chunk and drops it when everything is
-    settled, so that a topic without chunks costs nothing.
-
-    Args:
-        limit: Messages remembered at once. Beyond it the lowest are forgotten: they are acknowledged only when a
-            cumulative acknowledgement passes them, and until then the broker may redeliver them.
-    """
+    """The messages of one source after a hole that can be acknowledged individually. Not thread-safe."""
 
     def __init__(self, *, limit: int = _LIMIT) -> None:
         self._limit = limit
@@ -59,10 +43,7 @@ class CumulativeAcks:
         return len(self._handles)
 
     def received(self, position: Position, handle: Handle) -> None:
-        """Remember a message that is a payload of its own (plain, a pointer, or unreadable).
-
-        Call it for every such message received while there is a hole, even if it was received before.
-        """
+        """Remember a message that is a payload of its own (plain, a pointer, or unreadable)."""
         if position not in self._handles:
             heapq.heappush(self._heap, position)
         self._handles[position] = handle
@@ -78,13 +59,7 @@ class CumulativeAcks:
     def up_to(
         self, target: Position, *, hole: Position | None, settled: Iterable[tuple[Position, Handle]] = ()
     ) -> AckPlan:
-        """Return the plan for acknowledging everything up to a message, and forget what it covers.
-
-        Args:
-            target: The message's position.
-            hole: The lowest position of any payload that is incomplete or not settled; ``None`` if there is none.
-            settled: Position and handle of each message of the payloads that this acknowledgement settles.
-        """
+        """Return the plan for acknowledging everything up to a message, and forget what it covers."""
         before = hole if hole is not None and hole <= target else None
         behind = dict(settled)
         while self._heap and self._heap[0] <= target:

@@ -29,35 +29,12 @@ from claimcheck._pieces import Pieces
 from claimcheck.config import Action, ChunkingConfig
 from claimcheck.errors import ChunkConflictError, ClaimCheckError, IncompletePayloadError, PayloadTooLargeError
 
-__all__ = [
-    "Action",
-    "Assembled",
-    "Assembler",
-    "AssemblyEvent",
-    "Broken",
-    "Discarded",
-    "Handle",
-    "Identity",
-    "Position",
-    "Record",
-    "Slot",
-]
-
 _REMEMBERED = 10_000  # finished payloads, and payloads that were redelivered
 _REMEMBERED_POSITIONS = 1_000_000  # of the messages of finished payloads
 
 
 class Assembler:
-    """Takes chunks and returns events. Not thread-safe.
-
-    Args:
-        config: Bounds, expiry and actions.
-        clock: Seconds, monotonic.
-
-    Attributes:
-        due: No payload expires before this time of the clock; ``None`` while none can expire.
-        pending_bytes: Bytes of the pieces in memory.
-    """
+    """Takes chunks and returns events. Not thread-safe."""
 
     def __init__(self, config: ChunkingConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
@@ -81,11 +58,7 @@ class Assembler:
         return f"<Assembler {self.pending_payloads} pending, {self.pending_bytes} bytes>"
 
     def feed(self, source: Hashable, slot: Slot, chunk: Chunk) -> list[AssemblyEvent]:
-        """Add one chunk and return the resulting events. Nothing expires here: see `tick`.
-
-        Raises:
-            PayloadTypeError: The message's headers are neither a mapping nor pairs; the chunk was not added.
-        """
+        """Add one chunk and return the resulting events. Nothing expires here: see `tick`."""
         claims = hints.declared(slot.headers)
         identity = Identity(source, chunk.uuid, slot.writer)
         known = self._closed.get(identity)
@@ -126,13 +99,7 @@ class Assembler:
         return identity in self._open or identity in self._closed
 
     def acked(self, attempt: Record, settled: Iterable[Slot] = ()) -> None:
-        """Record that a payload was acknowledged. Duplicates of its messages are acknowledged, too.
-
-        Args:
-            attempt: The attempt that delivered the payload.
-            settled: The messages that were acknowledged. Others of this payload, from another attempt, follow with
-                `tick`.
-        """
+        """Record that a payload was acknowledged. Duplicates of its messages are acknowledged, too."""
         self._redelivered.pop(attempt.identity, None)
         again = self._open.get(attempt.identity)
         if again is not None:
@@ -323,11 +290,7 @@ class Assembler:
         return self._drop(record, reason, action, _incomplete(record, why))
 
     def _refuses_redelivery(self, identity: Identity) -> str | None:
-        """Count one more redelivery; returns the reason if there must be none.
-
-        A payload whose count was forgotten begins again at 0. A count is only forgotten when another payload ends here,
-        so that every payload ends eventually.
-        """
+        """Count one more redelivery; returns the reason if there must be none."""
         limit, times = self._config.max_redeliveries, self._redelivered.get(identity)
         if (times or 0) >= limit:
             return f"after {limit} redeliveries (chunking.max_redeliveries)"
@@ -517,14 +480,7 @@ class _AssemblyEvent:
 
 @dataclass(frozen=True, slots=True)
 class Assembled(_AssemblyEvent):
-    """A complete payload.
-
-    ``content`` has one item, the joined pieces. Remove it from the list to use it: an error keeps the frames of its
-    callers, and with them this event.
-
-    Only the headers and the key of the message with the lowest position are kept; ``declared`` has the claims of all
-    headers.
-    """
+    """A complete payload."""
 
     content: list[bytes] = field(repr=False)
     declared: set[tuple[str, str]]
@@ -537,10 +493,7 @@ class Assembled(_AssemblyEvent):
 
 @dataclass(frozen=True, slots=True)
 class Broken(_AssemblyEvent):
-    """A payload that cannot be delivered, or a late message that contradicts one (``late``).
-
-    ``reason`` is ``expired`` or ``evicted`` for a payload that stayed incomplete after its last redelivery.
-    """
+    """A payload that cannot be delivered, or a late message that contradicts one (``late``)."""
 
     error: ClaimCheckError
     reason: str = ""

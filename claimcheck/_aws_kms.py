@@ -11,8 +11,6 @@ from claimcheck._registry import import_vendor
 from claimcheck._validation import Timeout
 from claimcheck.errors import ConfigError, IntegrityError, StoreUnavailableError
 
-__all__ = ["AwsKms"]
-
 _EXTRA = "aws-kms"
 _SESSION_LOCK = threading.Lock()  # clients are thread-safe, sessions are not
 _RETRYABLE = {
@@ -25,18 +23,7 @@ _NOT_REACHED = ("ConnectionError", "HTTPClientError")
 
 
 class AwsKms:
-    """Wraps data keys with symmetric keys of AWS KMS. Credentials come from the usual chain of the SDK.
-
-    Writers need the permission ``kms:Encrypt``, readers ``kms:Decrypt``. The context is the encryption context, which
-    CloudTrail logs and key policies can require.
-
-    Args:
-        keys: By key id, the ARN of a key or the name or ARN of an alias. An alias must keep its target: KMS does not
-            decrypt with another key than the one that encrypted.
-        region_name: The region; by default that of the environment.
-        endpoint_url: The address of the service, for VPC endpoints and tests.
-        timeout_seconds: Timeout for a connection and for one response.
-    """
+    """Wraps data keys with symmetric keys of AWS KMS. Credentials come from the usual chain of the SDK."""
 
     def __init__(
         self,
@@ -51,24 +38,13 @@ class AwsKms:
         self._timeout_seconds = timeout_seconds
 
     def wrap(self, data_key: bytes, *, key_id: str, context: Mapping[str, str]) -> bytes:
-        """Encrypt a data key.
-
-        Raises:
-            ConfigError: The key does not exist, is disabled, or must not be used by this process.
-            StoreUnavailableError: KMS cannot be reached or throttles.
-        """
+        """Encrypt a data key."""
         answer = self._call("encrypt", key_id, Plaintext=data_key, EncryptionContext=dict(context))
         wrapped: bytes = answer["CiphertextBlob"]
         return wrapped
 
     def unwrap(self, wrapped: bytes, *, key_id: str, context: Mapping[str, str]) -> bytes:
-        """Decrypt a data key.
-
-        Raises:
-            IntegrityError: It is not authentic, or its key is deleted or disabled.
-            ConfigError: The key must not be used by this process.
-            StoreUnavailableError: KMS cannot be reached or throttles.
-        """
+        """Decrypt a data key."""
         answer = self._call("decrypt", key_id, CiphertextBlob=wrapped, EncryptionContext=dict(context))
         key: bytes = answer["Plaintext"]
         return key

@@ -23,8 +23,6 @@ from claimcheck._validation import is_placeholder, without_secrets
 from claimcheck.config import MIN_KEY_BYTES, Config, StoreConfig, encryption_key, expand, signing_key
 from claimcheck.errors import ClaimCheckError, ConfigError, MissingDependencyError, StoreUnavailableError
 
-__all__ = ["CheckReport", "Finding", "check", "check_address", "reason_of", "remote_hosts"]
-
 _PROBE = b"claimcheck check"
 _HOUR = 3600
 _DEFAULT_TTL = {"redis": 604_800, "pulsar-topic": 604_800}  # the default of ttl_seconds; the other types have none
@@ -111,13 +109,7 @@ class _ClaimCheck(Protocol):
 
 
 def check(cc: _ClaimCheck, *, open: bool = False) -> CheckReport:  # noqa: A002 - the public name
-    """Return what is wrong, insecure or unwise in a configuration.
-
-    Args:
-        cc: Has a valid configuration.
-        open: Whether to import what compression and checksum need, to resolve the signing keys, to wrap and unwrap a
-            data key with the encryption key, and to write, read and delete a small payload in every store.
-    """
+    """Return what is wrong, insecure or unwise in a configuration."""
     parts = (_general, _signing, _encryption, _secrets, _destinations)
     findings = [finding for part in parts for finding in part(cc.config)]
     for name, store in cc.config.stores.items():

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from claimcheck._check import CheckReport
     from claimcheck._sweep import SweepReport
 
-__all__ = ["ClaimCheck", "from_dict", "load"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -534,10 +532,7 @@ class ClaimCheck:
         return Opened(self.config, store=self.store, hooks=lambda: self._hooks)
 
     def _reseal(self, pointer: Pointer, *, original: Pointer) -> bytes:
-        """Return the message of a pointer that replaces an accepted one. It is signed only if that one was.
-
-        Otherwise an unsigned pointer, of which anybody can be the author, would get a signature here.
-        """
+        """Return the message of a pointer that replaces an accepted one. It is signed only if that one was."""
         data = pointers.encode(pointer) if original.mac is None else self._current().seal.sign(pointer)
         return encode_pointer(data, header=self._header)
 

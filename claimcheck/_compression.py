@@ -20,8 +20,6 @@ from claimcheck._registry import import_vendor
 if TYPE_CHECKING:
     from claimcheck._reader import Reader
 
-__all__ = ["CODECS", "Damaged", "DecompressingReader", "compress", "fingerprint", "sample_of", "shrinks"]
-
 CODECS = ("zstd", "lz4")
 
 MAX_WINDOW_BYTES = 8 << 20
@@ -40,17 +38,7 @@ class Damaged(ValueError):  # noqa: N818 - callers raise an IntegrityError from 
 
 
 def compress(pieces: Iterable[Buffer], *, codec: str, level: int | None, size: int | None) -> Iterator[bytes]:
-    """Yield the compressed form of a payload, which does not depend on how the payload is cut into pieces.
-
-    Args:
-        pieces: The payload in order; a piece is no longer used once the next one is requested.
-        codec: One of `CODECS`.
-        level: The codec's level; ``None`` for its fastest regular one.
-        size: The payload's size in bytes; ``None`` if unknown.
-
-    Raises:
-        MissingDependencyError: The codec's library is not installed.
-    """
+    """Yield the compressed form of a payload, which does not depend on how the payload is cut into pieces."""
     compressor = _compressor(codec, level, size)
     for piece in pieces:
         view = as_view(piece)
@@ -86,19 +74,7 @@ def fingerprint(codec: str, level: int | None) -> str:
 
 
 class DecompressingReader:
-    """A `Reader` of the payload behind a compressed stream.
-
-    Returns exactly ``size`` bytes. The last one is returned only after the stream has ended where it should.
-    Memory is bounded by the window (8 MiB) or block size (4 MiB) that the formats allow.
-
-    Args:
-        source: The compressed stream; closed together with this reader.
-        codec: One of `CODECS`.
-        size: The payload's size in bytes.
-
-    Raises:
-        MissingDependencyError: The codec's library is not installed.
-    """
+    """A `Reader` of the payload behind a compressed stream."""
 
     def __init__(self, source: Reader, *, codec: str, size: int) -> None:
         self._source = source
@@ -107,11 +83,7 @@ class DecompressingReader:
         self._left = size
 
     def readinto(self, buffer: memoryview, /) -> int:
-        """Fill the beginning of a buffer.
-
-        Raises:
-            Damaged: The stream is damaged, or the payload in it is shorter or longer than the declared size.
-        """
+        """Fill the beginning of a buffer."""
         if not self._size:
             self._fail("an empty payload is never compressed")
         body = buffer[: max(0, self._left - 1)]
@@ -173,14 +145,7 @@ class _ZstdDecoder:
 
 
 class _HeldBack:
-    """A compressed stream as a file whose last byte is a piece of its own.
-
-    A decoder that read the last byte but not the end needed every byte and no more. The library tells neither.
-
-    Attributes:
-        taken: Whether the last byte was read.
-        asked_beyond: Whether more was requested after it.
-    """
+    """A compressed stream as a file whose last byte is a piece of its own."""
 
     def __init__(self, source: Reader) -> None:
         self._source = source

@@ -34,8 +34,6 @@ from claimcheck.errors import IntegrityError, MissingDependencyError, PayloadToo
 if TYPE_CHECKING:
     from claimcheck._data_keys import DataKeys
 
-__all__ = ["ContentCoder", "ContentReader", "Unpacker", "encoding_problem", "package_users"]
-
 T = TypeVar("T")
 
 OpenRange = Callable[[int, int], Reader]
@@ -48,19 +46,7 @@ _SPARE_FRACTION = 128  # this fraction: header, tags, incompressible blocks
 
 
 class ContentReader:
-    """Reads a payload from its content: a `Reader` that decrypts and decompresses.
-
-    Args:
-        open_range: Opens a range of the content.
-        expected: What the header must agree with.
-        keys: The data keys; ``None`` if this process has none.
-        fail: Returns the error for content that is not authentic, by the reason.
-        start: Bytes from the start of the payload. A compressed payload is read, and dropped, up to there.
-        stop: Where the range ends, in bytes from the start; ``None`` for the end of the payload.
-
-    Attributes:
-        header: The header of the content.
-    """
+    """Reads a payload from its content: a `Reader` that decrypts and decompresses."""
 
     def __init__(
         self,
@@ -181,18 +167,7 @@ def _skip(reader: Reader, count: int) -> None:
 
 
 class ContentCoder:
-    """Encodes and decodes payloads as a configuration says. Holds the data keys of this process.
-
-    Args:
-        config: The configuration.
-        keys: Its data keys, if encryption is configured.
-
-    Attributes:
-        keys: See above.
-        encrypts: Whether payloads are encrypted.
-        requires_encryption: Whether readers refuse content that is not encrypted.
-        encrypts_inline: Whether payloads that stay in their messages are encrypted, too.
-    """
+    """Encodes and decodes payloads as a configuration says. Holds the data keys of this process."""
 
     def __init__(self, config: Config | None = None, keys: DataKeys | None = None) -> None:
         self.keys = keys
@@ -213,17 +188,7 @@ class ContentCoder:
         return Encoding(canonical(destination), codec, self._new_keys) if codec or self._new_keys else None
 
     def decode(self, content: memoryview, *, chunks: str | None = None, limit: int) -> tuple[bytes, ContentHeader]:
-        """Return the payload of content in messages, and its header.
-
-        Args:
-            content: The whole content.
-            chunks: The uuid of the chunks that it came in, if any.
-            limit: The largest payload in bytes that it is decompressed to.
-
-        Raises:
-            IntegrityError: It is damaged, was changed, or is encrypted with a key that this process does not have.
-            PayloadTooLargeError: The payload is larger than ``limit``.
-        """
+        """Return the payload of content in messages, and its header."""
         expected = Expected(bytes=len(content), id=chunks and uuid.UUID(chunks).hex)
         reader = ContentReader(
             lambda start, stop: PieceReader([content[start:stop]]), expected, self.keys, fail=_broken
@@ -242,11 +207,7 @@ class ContentCoder:
         return payload, reader.header
 
     def stream_of(self, open_range: OpenRange, size: int) -> Stream:
-        """Read how content was encrypted, so that an attempt to write it again writes the same bytes.
-
-        Raises:
-            ValueError: It is not the beginning of encrypted content.
-        """
+        """Read how content was encrypted, so that an attempt to write it again writes the same bytes."""
         salt = bytearray(aead.HEADER_BYTES)
         with closing(open_range(0, size)) as content:
             header, _ = read_header(content)
@@ -258,15 +219,7 @@ class ContentCoder:
 
 
 class Unpacker:
-    """Returns the payloads of encoded envelopes and of chunks.
-
-    Args:
-        coder: Decodes them.
-        header: The bytes that envelopes begin with.
-        limit: The largest payload in bytes that content is decompressed to.
-        check_origin: Called with the destination that content was encrypted for, and the one that it was read from;
-            raises an error to refuse it.
-    """
+    """Returns the payloads of encoded envelopes and of chunks."""
 
     def __init__(
         self,
@@ -282,17 +235,7 @@ class Unpacker:
         self._check_origin = check_origin
 
     def content(self, content: memoryview, uuid: str | None = None, *, destination: str | None) -> bytes:
-        """Return the payload of an encoded envelope.
-
-        Args:
-            content: The envelope without its first bytes.
-            uuid: That of the chunks that it came in, if any.
-            destination: Where it was read from; ``None`` if unknown.
-
-        Raises:
-            PointerRejectedError: It was encrypted for another destination.
-            IntegrityError: As `ContentCoder.decode`; so is `PayloadTooLargeError`.
-        """
+        """Return the payload of an encoded envelope."""
         payload, header = self._coder.decode(content, chunks=uuid, limit=self._limit)
         if header.encryption is not None and self._check_origin is not None:
             self._check_origin(header.destination, destination)

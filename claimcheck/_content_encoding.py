@@ -20,20 +20,12 @@ from claimcheck.config import CompressionConfig
 if TYPE_CHECKING:
     from claimcheck._data_keys import DataKeys
 
-__all__ = ["Encoding", "PieceSource", "Stream", "keyed_checksum"]
-
 _IN_MEMORY_BYTES = 4 << 20  # payloads up to this size are encoded at once, so that their stored size is known
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """What determines encrypted content besides the payload.
-
-    Attributes:
-        header: Its header.
-        key: The data key.
-        salt: The header of the encrypted stream; ``None`` for a new one.
-    """
+    """What determines encrypted content besides the payload."""
 
     header: ContentHeader
     key: bytes = field(repr=False)
@@ -41,16 +33,7 @@ class Stream:
 
 
 class PieceSource(Source):
-    """A source of pieces in place of a payload.
-
-    Args:
-        pieces: Bytes, or pieces of which each is used up before the next one is requested.
-        size: Bytes in all; ``None`` if unknown.
-        checksum: The algorithm of their checksum.
-
-    Attributes:
-        stream: How they are encrypted; ``None`` if they are not.
-    """
+    """A source of pieces in place of a payload."""
 
     stream: Stream | None = None
 
@@ -86,24 +69,14 @@ class _Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How one payload is encoded.
-
-    Attributes:
-        destination: Topic or queue, in the form of `claimcheck._destination.canonical`.
-        compression: The codec and its options; ``None`` if it is not compressed.
-        keys: The data keys; ``None`` if it is not encrypted.
-    """
+    """How one payload is encoded."""
 
     destination: str
     compression: CompressionConfig | None = None
     keys: DataKeys | None = None
 
     def unique(self, identity: uuid.UUID) -> uuid.UUID:
-        """Return the uuid of attempts whose content has the same size.
-
-        Attempts that encode differently, with another key or another version of a library, must not share a key: each
-        pointer has the size of its own content.
-        """
+        """Return the uuid of attempts whose content has the same size."""
         codec = self.compression
         facts = compression.fingerprint(codec.codec, codec.level) if codec else ""
         return uuid.uuid5(identity, f"{facts} {self.keys.key_id if self.keys else ''}")
@@ -119,21 +92,7 @@ class Encoding:
         like: Stream | None = None,
         digests: dict[bytes, bytes] | None = None,
     ) -> PieceSource:
-        """Return a payload's content, which is encoded while it is written.
-
-        Args:
-            payload: The payload; nothing of it has been read.
-            unique: The uuid of the write, or of the chunks.
-            store: The store's name.
-            stored_as: The key in the store.
-            before: Bytes in front of the content.
-            like: How an earlier attempt encrypted the same payload: the content is the same.
-            digests: Not ``None`` if other attempts may write the same payload under the same key; the payload must be
-                in memory then. Keeps the digest of a payload of ``bytes`` for the next call.
-
-        Raises:
-            ValueError: ``like`` is not of this payload.
-        """
+        """Return a payload's content, which is encoded while it is written."""
         codec = self.compression.codec if self.compression else None
         header = ContentHeader(
             id=unique.hex,
@@ -182,12 +141,7 @@ def _new_stream(header: ContentHeader, keys: DataKeys) -> Stream:
 
 
 def _same_stream(header: ContentHeader, stream: Stream, plain: Iterable[Buffer], digests: dict[bytes, bytes]) -> Stream:
-    """Return a stream whose salt is determined by the data key and by what is encrypted.
-
-    Attempts that encrypt the same payload write the same bytes. AES-GCM loses its security if one key and salt ever
-    encrypt two payloads, so nothing of what is found in a store is used before it is verified: an attacker could copy
-    it from another payload, and a caller could use one identity for two payloads.
-    """
+    """Return a stream whose salt is determined by the data key and by what is encrypted."""
     found = stream.header
     if replace(header, encryption=ALGORITHM, key_id=found.key_id, wrapped_key=found.wrapped_key) != found:
         raise Damaged("it was written as the content of another payload")

@@ -25,17 +25,6 @@ from claimcheck._pointer import Pointer
 from claimcheck._reader import Reader, fill
 from claimcheck.errors import EnvelopeError
 
-__all__ = [
-    "AEAD",
-    "ALGORITHM",
-    "MAX_HEADER_BYTES",
-    "ContentHeader",
-    "Damaged",
-    "Expected",
-    "NotContent",
-    "read_header",
-]
-
 ALGORITHM = aead.ALGORITHM
 """The value of `Pointer.encryption`."""
 
@@ -74,19 +63,7 @@ class NotContent(Damaged):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentHeader:
-    """The header of encoded content.
-
-    Attributes:
-        id: The uuid of the write, or of the chunks.
-        size: Bytes of the payload; ``None`` if they were not known when it was written.
-        destination: Topic or queue.
-        store: The store's name; empty for content in messages.
-        stored_as: The key in the store; empty for content in messages.
-        codec: How the payload was compressed, or ``None``.
-        encryption: How it was encrypted, or ``None``.
-        key_id: The key that encrypts the data key.
-        wrapped_key: The encrypted data key.
-    """
+    """The header of encoded content."""
 
     id: str
     size: int | None
@@ -150,11 +127,7 @@ class ContentHeader:
 
 
 def read_header(source: Reader) -> tuple[ContentHeader, int]:
-    """Read a header from the beginning of content; returns it with its size in bytes.
-
-    Raises:
-        ValueError: There is none, or it is damaged.
-    """
+    """Read a header from the beginning of content; returns it with its size in bytes."""
     start = bytearray(_PREFIX.size)
     if fill(source, memoryview(start)) < len(start):
         raise NotContent("it does not begin with the header of encoded content")
@@ -171,18 +144,7 @@ def read_header(source: Reader) -> tuple[ContentHeader, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What a pointer, or the chunks, say about content; its header must agree.
-
-    Attributes:
-        bytes: Bytes of the content.
-        size: Bytes of the payload; ``None`` if only the header knows.
-        id: The uuid of the write, or of the chunks; ``None`` if unknown.
-        destination: Topic or queue; ``None`` if unknown.
-        codec: How it was compressed; ``""`` if only the header knows.
-        encryption: How it was encrypted; ``""`` if only the header knows.
-        store: The store's name.
-        stored_as: The key in the store.
-    """
+    """What a pointer, or the chunks, say about content; its header must agree."""
 
     bytes: int
     size: int | None = None

@@ -17,8 +17,6 @@ from claimcheck.errors import ClaimCheckError, PayloadError
 if TYPE_CHECKING:
     from claimcheck._store import Store
 
-__all__ = ["copy"]
-
 _IN_MEMORY_BYTES = 8 << 20
 _COPY_BYTES = 1 << 20
 
@@ -55,10 +53,7 @@ def copy(
 
 
 def _verified(source: Store, pointer: Pointer) -> Buffer:
-    """Return the whole payload, verified before its first byte is written, because nothing can undo the write.
-
-    A large one is a temporary file, mapped into memory. The system frees it with the last reference.
-    """
+    """Return the whole payload, verified before its first byte is written, because nothing can undo the write."""
     if pointer.size is not None and pointer.size <= _IN_MEMORY_BYTES:
         return source.read(pointer)
     import shutil

@@ -21,8 +21,6 @@ from claimcheck._validation import Option, Problems, fail, options_of
 from claimcheck.config import ENCRYPTION_KEY_BYTES, EncryptionConfig, encryption_key, expand
 from claimcheck.errors import ClaimCheckError, ConfigError, IntegrityError, StoreUnavailableError
 
-__all__ = ["DataKey", "DataKeys", "KeyProvider", "LocalKeys"]
-
 V = TypeVar("V")
 
 _PATH = "encryption"
@@ -66,13 +64,7 @@ class KeyProvider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DataKey:
-    """A key that encrypts payloads.
-
-    Attributes:
-        key: The key, 32 bytes. Secret.
-        key_id: The key that wraps it, one of ``encryption.keys``.
-        wrapped: The wrapped key, which is stored with the payload.
-    """
+    """A key that encrypts payloads."""
 
     key: bytes = field(repr=False)
     key_id: str
@@ -83,13 +75,7 @@ class DataKey:
 
 
 class LocalKeys:
-    """Wraps data keys in this process: AES-256-GCM with a random nonce, in the format of Tink's ``AES256_GCM_RAW``.
-
-    The associated data is ``{"context":{...},"key_id":"..."}``: JSON with sorted keys, no spaces, in UTF-8.
-
-    Args:
-        keys: By key id, 32 bytes in base64 each.
-    """
+    """Wraps data keys in this process: AES-256-GCM with a random nonce, in the format of Tink's ``AES256_GCM_RAW``."""
 
     def __init__(self, *, keys: Mapping[str, str]) -> None:
         self._keys = keys
@@ -101,11 +87,7 @@ class LocalKeys:
         return nonce + sealed
 
     def unwrap(self, wrapped: bytes, *, key_id: str, context: Mapping[str, str]) -> bytes:
-        """Decrypt a data key.
-
-        Raises:
-            IntegrityError: It is not authentic, or another key wrapped it.
-        """
+        """Decrypt a data key."""
         cipher, invalid_tag = self._cipher(key_id), _vendor("cryptography.exceptions").InvalidTag
         nonce, sealed = wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:]
         try:
@@ -158,12 +140,7 @@ class _Recent(Generic[V]):
 
 
 class DataKeys:
-    """Makes and unwraps data keys. Thread-safe; the provider is created at first use.
-
-    Args:
-        config: The section ``encryption``, with at least one key.
-        clock: Returns seconds, for how long data keys are kept.
-    """
+    """Makes and unwraps data keys. Thread-safe; the provider is created at first use."""
 
     def __init__(self, config: EncryptionConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
@@ -184,21 +161,12 @@ class DataKeys:
         return self._config.key_id
 
     def check(self) -> None:
-        """Check the provider and its options as far as this needs no environment variable.
-
-        Raises:
-            ConfigError: There is no such provider, or an option is wrong.
-        """
+        """Check the provider and its options as far as this needs no environment variable."""
         _, known = self._provider_class()
         check_unresolved(known, self._config.options, f"{_PATH}.options")
 
     def check_keys(self, problems: Problems) -> None:
-        """Add a problem for each key whose variable is not set or that has a wrong length; then create the provider.
-
-        Raises:
-            ConfigError: The provider cannot be created.
-            MissingDependencyError: A package is not installed.
-        """
+        """Add a problem for each key whose variable is not set or that has a wrong length; then create the provider."""
         _vendor("cryptography")
         resolve = encryption_key if self._config.provider == "local" else expand
         for name, text in self._config.keys.items():
@@ -212,16 +180,7 @@ class DataKeys:
         return {"provider": self._config.provider, **self._opened_provider().describe()}
 
     def new(self, context: Mapping[str, str]) -> DataKey:
-        """Return a data key for a new payload.
-
-        Args:
-            context: What the wrapped key is bound to; `open` needs the same.
-
-        Raises:
-            ConfigError: No ``key_id`` is configured, a variable is not set, or the key cannot be used for encryption.
-            StoreUnavailableError: The key service cannot be reached or is overloaded; the same call may succeed later.
-            MissingDependencyError: A package of the provider is not installed.
-        """
+        """Return a data key for a new payload."""
         key_id, key = self._config.key_id, os.urandom(ENCRYPTION_KEY_BYTES)
         if key_id is None:
             fail(f"{_PATH}.key_id", found="nothing", expected="the id of the key that encrypts new payloads")
@@ -239,17 +198,7 @@ class DataKeys:
             raise IntegrityError(f"{text}. If that key still exists, add it to {_PATH}.keys")
 
     def open(self, key_id: str, wrapped: bytes, context: Mapping[str, str]) -> bytes:
-        """Return the data key of a stored payload. All arguments are untrusted.
-
-        A refusal is remembered for some seconds.
-
-        Raises:
-            IntegrityError: The key id is not configured, the wrapped key is not authentic or not of this context, or
-                its key no longer exists.
-            ConfigError: A variable is not set, or this process is not allowed to use the key.
-            StoreUnavailableError: The key service cannot be reached or is overloaded; the same call may succeed later.
-            MissingDependencyError: A package of the provider is not installed.
-        """
+        """Return the data key of a stored payload. All arguments are untrusted."""
         entry = (key_id, wrapped, *context.items())
         with self._lock:
             key, refusal = self._opened.get(entry), self._refused.get(entry)

@@ -31,13 +31,6 @@ if TYPE_CHECKING:
 
     from claimcheck._outbound import AnyFuture
 
-__all__ = [
-    "decorate",
-    "follow",
-    "OutboundBlock",
-    "ProduceCall",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -48,14 +41,7 @@ _Kwargs = Mapping[str, Any]
 
 
 class Plan(NamedTuple):
-    """How messages for one destination are sent.
-
-    Attributes:
-        strategy: Turns payloads into envelopes.
-        threshold: Size on the wire in bytes above which payloads are offloaded.
-        limit: The transport's size limit, and how it counts.
-        unchanged_bytes: The largest size on the wire of messages that are sent unchanged; -1 for none.
-    """
+    """How messages for one destination are sent."""
 
     strategy: Strategy
     threshold: int
@@ -63,10 +49,7 @@ class Plan(NamedTuple):
     unchanged_bytes: int
 
     def passes(self, payload: object, key: object, headers: object) -> bool:
-        """Whether to pass a call on unchanged: its payload is small and does not look like an envelope.
-
-        This is the usual case, so the decision takes less than a microsecond.
-        """
+        """Whether to pass a call on unchanged: its payload is small and does not look like an envelope."""
         most = self.unchanged_bytes
         if type(payload) is not bytes or len(payload) > most or payload.startswith(self.strategy._header):
             return False
@@ -77,14 +60,7 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProduceCall:
-    """The roles of a produce function's parameters.
-
-    Attributes:
-        payload: The parameter that takes the message's value.
-        destination: The parameter that takes the topic; ``None`` for a function with a fixed topic.
-        key: The parameter that takes the message key, if any.
-        headers: The parameter that takes the message headers, if any.
-    """
+    """The roles of a produce function's parameters."""
 
     payload: str
     destination: str | None
@@ -92,11 +68,7 @@ class ProduceCall:
     headers: str | None
 
     def check(self, function: Callable[..., object], *, may_chunk: bool) -> inspect.Signature:
-        """Return the function's signature, which has all these parameters.
-
-        Raises:
-            ConfigError: A parameter does not exist, or there is no key parameter to keep chunks together.
-        """
+        """Return the function's signature, which has all these parameters."""
         signature = inspect.signature(function)
         named = {n for n, p in signature.parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
         where, known = _name_of(function), ", ".join(sorted(named))
@@ -124,11 +96,7 @@ def decorate(
     may_chunk: bool,
     classify: Classifier | None,
 ) -> Callable[P, R]:
-    """Wrap one produce function.
-
-    Raises:
-        ConfigError: See `ProduceCall.check`; also for generator functions, which send nothing when they are called.
-    """
+    """Wrap one produce function."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(f"{_name_of(function)} is a generator function; decorate the call that sends")
     sender = _Sender(function, call, call.check(function, may_chunk=may_chunk), plan, classify)
@@ -148,10 +116,7 @@ def decorate(
 
 
 async def offload_async(strategy: Strategy, message: Message) -> Outbound:
-    """Offload without blocking the event loop. After a cancellation, the stored payload is deleted.
-
-    With a file, the cancellation takes effect once the file is no longer being read, so that it can be sent again.
-    """
+    """Offload without blocking the event loop. After a cancellation, the stored payload is deleted."""
     if (quick := strategy.shortcut(message)) is not None:
         return quick
     return await in_thread(lambda: strategy.offload(message), undo=_undo, to_the_end=is_file(message.payload))
@@ -261,10 +226,7 @@ class _Sender:
         )
 
     def _check_shape(self, args: _Args, kwargs: _Kwargs) -> None:
-        """Refuse a call that the function would refuse, before anything is stored.
-
-        Whether arguments can be bound depends on their number and names alone, so they are bound once for each.
-        """
+        """Refuse a call that the function would refuse, before anything is stored."""
         shape = (len(args), *kwargs)
         if shape not in self._known_shapes:
             self._signature.bind(*args, **kwargs)
@@ -291,14 +253,7 @@ class _Sender:
 
 @dataclass(frozen=True, slots=True)
 class _Parameter:
-    """Finds and replaces one parameter's value in a call without binding the others.
-
-    Attributes:
-        index: Its position; larger than any other for one that is passed by name only.
-        name: ``None`` for one that is passed by position only.
-        default: Its value in calls that do not pass it.
-        before: The defaults of the parameters before one that is passed by position only.
-    """
+    """Finds and replaces one parameter's value in a call without binding the others."""
 
     index: int
     name: str | None
@@ -337,11 +292,7 @@ def _takes_text(parameter: inspect.Parameter) -> bool:
 
 
 def follow(out: Outbound, produce: Callable[[Envelope], object]) -> object:
-    """Return the result of a decorated call: the first result, which counts as sent unless it is a future.
-
-    A pointer's future is returned unchanged; if it definitely failed, the stored payload is deleted. The futures of
-    several chunks are joined into one, which has the first one's result once all are done.
-    """
+    """Return the result of a decorated call: the first result, which counts as sent unless it is a future."""
     first = out.results[0]
     if not is_future(first):
         out.finish()

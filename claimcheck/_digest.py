@@ -19,8 +19,6 @@ from claimcheck import _checksum as checksum
 from claimcheck._envelope import Buffer
 from claimcheck._registry import import_vendor
 
-__all__ = ["ALGORITHMS", "CRYPTOGRAPHIC", "KEYED", "Crc32", "Digest", "algorithm_of", "begin", "digest_of", "keyed"]
-
 ALGORITHMS = ("crc32", "sha256", "xxh3-128")
 
 CRYPTOGRAPHIC = frozenset({"sha256"})
@@ -35,11 +33,7 @@ _BATCHES = 2  # that a thread may lie behind
 
 
 class Digest(Protocol):
-    """A digest of the bytes that passed so far.
-
-    Attributes:
-        in_background: Whether `update` returns before the bytes are hashed, in a thread.
-    """
+    """A digest of the bytes that passed so far."""
 
     in_background: bool
 
@@ -60,15 +54,7 @@ def algorithm_of(text: str) -> str | None:
 
 
 def begin(algorithm: str, *, size: int | None = 0) -> Digest:
-    """Return the digest of no bytes.
-
-    Args:
-        algorithm: One of `ALGORITHMS`.
-        size: The bytes to come, if known: a slow algorithm hashes many bytes in a thread, while they are sent or read.
-
-    Raises:
-        MissingDependencyError: ``xxh3-128`` needs the package xxhash.
-    """
+    """Return the digest of no bytes."""
     if algorithm == "crc32":
         return Crc32()
     if algorithm == "sha256":
@@ -79,16 +65,7 @@ def begin(algorithm: str, *, size: int | None = 0) -> Digest:
 
 
 def keyed(sha256: str, *, key: bytes, associated_data: bytes) -> str:
-    """Return the checksum of an encrypted payload as signed pointers carry it: an HMAC with its data key.
-
-    Without the data key it says nothing about the payload, not even whether two payloads are the same. No one can find
-    another payload with the same checksum, for this data key or any other one.
-
-    Args:
-        sha256: The checksum of the payload by ``sha256``.
-        key: A key derived from the data key.
-        associated_data: That of the encryption.
-    """
+    """Return the checksum of an encrypted payload as signed pointers carry it: an HMAC with its data key."""
     digest = bytes.fromhex(sha256.removeprefix("sha256:"))
     mac = hmac.digest(key, associated_data + digest, "sha256")
     return f"{KEYED}{mac.hex()}"
@@ -145,10 +122,7 @@ _Todo = queue.SimpleQueue[list[Buffer] | None]
 
 
 class _Background(_Hash):
-    """Hashes in a thread of its own, which starts when there is enough to hash and ends with this object.
-
-    The thread is a few batches behind; `update` waits for it when it would be more.
-    """
+    """Hashes in a thread of its own, which starts when there is enough to hash and ends with this object."""
 
     in_background = True
 

@@ -24,30 +24,6 @@ from typing import Any
 
 from claimcheck.errors import EnvelopeError, PayloadTypeError
 
-__all__ = [
-    "CHUNK_OVERHEAD_BYTES",
-    "HEADER",
-    "Abort",
-    "Buffer",
-    "Chunk",
-    "Decoded",
-    "Encoded",
-    "Envelope",
-    "FailedEnvelope",
-    "Kind",
-    "Literal",
-    "Plain",
-    "PointerData",
-    "as_view",
-    "decode",
-    "encoded_start",
-    "encode_abort",
-    "encode_chunk",
-    "encode_literal",
-    "encode_pointer",
-    "is_lookalike",
-]
-
 HEADER = b"PRF_wdkafcli_header_"
 """The default for the bytes that every envelope begins with."""
 
@@ -146,15 +122,7 @@ Decoded = Plain | Literal | Chunk | PointerData | Abort | Encoded
 
 
 def as_view(payload: object, *, expected: str = _PAYLOAD) -> memoryview:
-    """Return the bytes of a bytes-like object as a flat view; copies only an object that is not contiguous.
-
-    Args:
-        payload: The object.
-        expected: The beginning of the error.
-
-    Raises:
-        PayloadTypeError: It is not bytes-like. Text must be encoded by the caller.
-    """
+    """Return the bytes of a bytes-like object as a flat view; copies only an object that is not contiguous."""
     if type(payload) is bytes:  # flat, and the usual type
         return memoryview(payload)
     try:
@@ -170,11 +138,7 @@ def as_view(payload: object, *, expected: str = _PAYLOAD) -> memoryview:
 
 
 def is_lookalike(data: Buffer, *, header: bytes = HEADER) -> bool:
-    """Whether a reader would take these bytes for an envelope: HEADER and at least one byte more.
-
-    Raises:
-        PayloadTypeError: They are not bytes.
-    """
+    """Whether a reader would take these bytes for an envelope: HEADER and at least one byte more."""
     if isinstance(data, (bytes, bytearray)):
         return data.startswith(header) and len(data) > len(header)
     flat = as_view(data, expected="a message must be bytes-like")
@@ -187,18 +151,7 @@ def encode_literal(payload: Buffer, *, header: bytes = HEADER) -> bytes:
 
 
 def encode_chunk(uuid: str, position: int, count: int, piece: Buffer, *, header: bytes = HEADER) -> bytes:
-    """Encode one chunk.
-
-    Args:
-        uuid: 36 ASCII characters.
-        position: From 0, below ``count``.
-        count: 1 to 2**31 - 1.
-        piece: The chunk's part of the payload.
-        header: The bytes that envelopes begin with.
-
-    Raises:
-        EnvelopeError: The numbers or the uuid do not fit the format.
-    """
+    """Encode one chunk."""
     identity = uuid.encode("ascii", "replace")
     _check_chunk(identity, position, count)
     return b"".join((header, b"\x01", _CHUNK.pack(identity, position, count), piece))
@@ -220,16 +173,7 @@ def encoded_start(*, header: bytes = HEADER) -> bytes:
 
 
 def decode(message: Buffer, *, header: bytes = HEADER) -> Decoded:
-    """Decode a message without copying its payload.
-
-    Args:
-        message: The whole message as received from the broker.
-        header: The bytes that envelopes begin with.
-
-    Raises:
-        EnvelopeError: It begins with HEADER but is damaged or of an unknown type. Nothing was read or allocated.
-        PayloadTypeError: It is not bytes-like.
-    """
+    """Decode a message without copying its payload."""
     if not is_lookalike(message, header=header):
         return Plain(message)
     if type(message) is bytes and message[len(header)] == _POINTER:  # the usual envelope, without views

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["FreshBytes"]
-
 _ZEROED_BELOW_BYTES = 256 << 10  # zeroing them takes no longer than the call through ctypes
 _HUGE_FROM_BYTES = 32 << 20  # from here on every allocation is new to the process, and its pages are touched one by one
 _HUGE_UP_TO_BYTES = 128 << 20  # a virtual machine may have to ask its host for more, which 2 MiB at a time make slower
@@ -29,18 +27,7 @@ _new_memory = _Memory if sys.version_info >= (3, 13) else io.BytesIO  # which ta
 
 
 class FreshBytes:
-    """Preallocated memory for exactly one payload; a context manager around filling it.
-
-    `io.BytesIO` adopts new ``bytes`` because it has the only reference, and returns them uncopied: the peak memory is
-    one payload, and it is written once. The memory is not zeroed first: fill all of it.
-
-    Args:
-        size: Bytes.
-        huge_pages: Whether huge pages may help: not if several threads touch the pages at the same time.
-
-    Attributes:
-        view: The memory to fill; released when the block is left.
-    """
+    """Preallocated memory for exactly one payload; a context manager around filling it."""
 
     def __init__(self, size: int, *, huge_pages: bool = True) -> None:
         self._box = _new_memory(bytes(size) if size < _ZEROED_BELOW_BYTES else _allocator()(None, size))

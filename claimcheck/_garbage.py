@@ -20,8 +20,6 @@ from claimcheck._listing import StoreEntry
 from claimcheck._pointer import slug
 from claimcheck.errors import UnknownVersionError
 
-__all__ = ["GRACE_SECONDS", "Candidates", "Reference", "Verdict", "fingerprint", "reference_of", "same_slug"]
-
 GRACE_SECONDS = 86_400.0
 """The default grace period: longer than any time between the write of a payload and the send of its message."""
 
@@ -32,30 +30,14 @@ _UUID_LENGTH = 36
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a pointer names.
-
-    Attributes:
-        store: The store's name in the configuration; ``None`` in version 1.
-        key: The payload's key.
-    """
+    """What a pointer names."""
 
     store: str | None
     key: str
 
 
 def reference_of(message: Buffer, *, header: bytes = HEADER) -> Reference | None:
-    """Return what a message points at; ``None`` if it is not a pointer.
-
-    The signature is not verified: a forged pointer can keep garbage, and never deletes anything.
-
-    Args:
-        message: The value of a message, whole.
-        header: The bytes that envelopes begin with.
-
-    Raises:
-        UnknownVersionError: A newer version, or an unknown type of envelope: it may point at anything.
-        EnvelopeError: A damaged pointer, which no reader can read.
-    """
+    """Return what a message points at; ``None`` if it is not a pointer."""
     if not is_lookalike(message, header=header):
         return None
     kind = as_view(message)[len(header)]
@@ -72,11 +54,7 @@ def reference_of(message: Buffer, *, header: bytes = HEADER) -> Reference | None
 
 
 def fingerprint(key: str) -> bytes:
-    """Return 16 bytes that identify a payload, for large sets: its uuid, or a hash of a key without one.
-
-    The uuid of a write is in its key whatever the store, its prefix and its folders are called. So a pointer protects
-    a payload even if it was written under another name of the same store.
-    """
+    """Return 16 bytes that identify a payload, for large sets: its uuid, or a hash of a key without one."""
     name = key.removesuffix("}")[-_UUID_LENGTH:]
     try:
         return uuid.UUID(name).bytes if len(name) == _UUID_LENGTH else _hashed(key)
@@ -90,44 +68,23 @@ def _hashed(key: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Which entries of a listing can be garbage, before any message is read.
-
-    Attributes:
-        slugs: The topics whose payloads are collected, by the slugs of their names.
-        before_ms: Only payloads that were written earlier, milliseconds since 1970.
-    """
+    """Which entries of a listing can be garbage, before any message is read."""
 
     slugs: Mapping[str, str]
     before_ms: int
 
     @classmethod
     def of(cls, names: Mapping[str, Iterable[str]], *, now: float, grace_seconds: float) -> Candidates:
-        """Return the candidates at a time.
-
-        Args:
-            names: The topics, each with all names that its producers may use.
-            now: Seconds since 1970.
-            grace_seconds: Younger payloads are kept, as their messages may not have been sent yet.
-        """
+        """Return the candidates at a time."""
         slugs = {slug(name): topic for topic, several in names.items() for name in several}
         return cls(slugs, math.floor(now * 1000) - math.ceil(grace_seconds * 1000))
 
     def topic_of(self, entry: StoreEntry, *, prefix: str = "") -> str | None:
-        """Return the topic that an entry's payload was written for; ``None`` if it is none of these.
-
-        Args:
-            entry: An entry of a listing.
-            prefix: The store's prefix of keys.
-        """
+        """Return the topic that an entry's payload was written for; ``None`` if it is none of these."""
         return self.slugs.get(destination_of(entry.key.removeprefix(prefix)))
 
     def verdict(self, entry: StoreEntry, *, prefix: str = "") -> Verdict:
-        """Return whether an entry is a ``candidate``, or why it is kept; see `topic_of`.
-
-        ``recent``: the grace period has not passed. ``other``: a payload of another destination. ``leftover``: of an
-        interrupted write, which a sweep deletes. ``unknown``: its age is not known, or an attempt that repeats the
-        write might use it again without renewing it, because it has no lifetime.
-        """
+        """Return whether an entry is a ``candidate``, or why it is kept; see `topic_of`."""
         if entry.kind != "payload":
             return "leftover"
         if self.topic_of(entry, prefix=prefix) is None:
@@ -139,12 +96,7 @@ class Candidates:
 
 
 def same_slug(names: Mapping[str, Iterable[str]], others: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    """Return the other topics whose payloads cannot be told from those of these topics, and which of these it is.
-
-    Args:
-        names: The topics to collect, each with all names that its producers may use.
-        others: All topics of the broker, in the same form.
-    """
+    """Return the other topics whose payloads cannot be told from those of these topics, and which of these it is."""
     taken = {slug(name): topic for topic, several in names.items() for name in several}
     found = {}
     for topic, several in others.items():

@@ -12,29 +12,6 @@ from typing import TypeVar, cast
 from claimcheck._digest import algorithm_of
 from claimcheck.errors import IntegrityError, PayloadTypeError
 
-__all__ = [
-    "CHECKSUM",
-    "MAX_CHECKSUM_CHARACTERS",
-    "MAX_SIGNATURE_CHARACTERS",
-    "NULL_KEY",
-    "SIGNATURE",
-    "SIZE",
-    "TYPE",
-    "Headers",
-    "add",
-    "check",
-    "chunk_hints",
-    "declared",
-    "get",
-    "is_ours",
-    "pairs",
-    "signature",
-    "signatures",
-    "strip",
-    "total_bytes",
-    "without_reserved",
-]
-
 Headers = Mapping[str, object] | Sequence[tuple[str, object]] | None
 """Message headers: a mapping, a sequence of pairs, or ``None``."""
 
@@ -59,11 +36,7 @@ H = TypeVar("H")
 
 
 def pairs(headers: object) -> Iterator[tuple[str, object]]:
-    """Iterate over headers of either shape; ``None`` has none.
-
-    Raises:
-        PayloadTypeError: Neither a mapping nor a list of pairs.
-    """
+    """Iterate over headers of either shape; ``None`` has none."""
     if headers is None:
         return iter(())
     if isinstance(headers, _MAPPING):
@@ -97,10 +70,7 @@ def is_ours(headers: object) -> bool:
 
 
 def declared(headers: object) -> frozenset[tuple[str, str]]:
-    """Return the size, the checksum and the signature that a message's hints claim for its payload, by header name.
-
-    Claims are cut to a little more than their longest valid form; a claim that was cut is refused.
-    """
+    """Return the size, the checksum and the signature that a message's hints claim for its payload, by header name."""
     ours = {name: value for name, value in pairs(headers) if name in _OURS}
     if TYPE not in ours:
         return frozenset()
@@ -115,16 +85,7 @@ def without_reserved(headers: H) -> H:
 
 
 def check(claims: Iterable[tuple[str, str]], *, size: int | None, checksum: Callable[[str], str]) -> None:
-    """Compare the size and the checksum that headers claim with the payload: optional, but right if present.
-
-    Args:
-        claims: See `declared`.
-        size: Payload bytes; ``None`` if unknown.
-        checksum: Returns the payload's checksum by an algorithm; called only if a header has one.
-
-    Raises:
-        IntegrityError: They differ, or a claim is too long.
-    """
+    """Compare the size and the checksum that headers claim with the payload: optional, but right if present."""
     for name, claimed in sorted(claim for claim in claims if claim[0] != SIGNATURE):
         algorithm = algorithm_of(claimed)  # what a later version may compute is not compared
         actual = size if name != CHECKSUM else None if algorithm is None else checksum(algorithm)

@@ -19,8 +19,6 @@ import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-__all__ = ["CLAIM", "UNLIMITED", "KeyLifetime", "destination_of", "parse_name", "with_lifetime"]
-
 UNLIMITED = "never"
 """The lifetime of a payload that does not expire."""
 
@@ -38,14 +36,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class KeyLifetime:
-    """What a key says about the lifetime of its payload.
-
-    Attributes:
-        created_ms: The end of the second in which it was written, milliseconds since 1970; ``None`` if the key does not
-            say.
-        lifetime_ms: How long it is kept from then on; ``None`` if it is unlimited, or if the key does not say.
-        is_known: Whether the key has a lifetime, which may be unlimited.
-    """
+    """What a key says about the lifetime of its payload."""
 
     created_ms: int | None = None
     lifetime_ms: int | None = None
@@ -55,16 +46,7 @@ class KeyLifetime:
 def with_lifetime(
     key: str, unique: uuid.UUID, *, created_ms: int, expires_ms: int | None, fresh: bool, max_bytes: int
 ) -> str:
-    """Return a new key with a lifetime in front of its uuid.
-
-    Args:
-        key: Ends with ``-`` and the uuid, perhaps in braces; any other key is returned unchanged.
-        unique: The uuid.
-        created_ms: When the payload is written.
-        expires_ms: When it expires; ``None`` for never.
-        fresh: Whether the uuid is new; otherwise the time is left out.
-        max_bytes: A key that would be longer is returned unchanged.
-    """
+    """Return a new key with a lifetime in front of its uuid."""
     tail = f"-{{{unique}}}" if key.endswith("}") else f"-{unique}"
     moment = _moment(created_ms // 1000)
     if not key.endswith(tail) or moment is None:
@@ -76,11 +58,7 @@ def with_lifetime(
 
 
 def parse_name(name: str) -> KeyLifetime | None:
-    """Return what the last part of a key says; ``None`` if this library did not create it.
-
-    Args:
-        name: The key without the store's prefix and without folders.
-    """
+    """Return what the last part of a key says; ``None`` if this library did not create it."""
     match = _NAME.fullmatch(name)
     if match is None or (match["open"] is None) != (match["close"] is None):
         return None
@@ -89,11 +67,7 @@ def parse_name(name: str) -> KeyLifetime | None:
 
 
 def destination_of(key: str) -> str:
-    """Return the part of a key that names the destination; empty if this library did not create the key.
-
-    Args:
-        key: The key without the store's prefix. Folders, and what the medium appended after an ``@``, are ignored.
-    """
+    """Return the part of a key that names the destination; empty if this library did not create the key."""
     match = _NAME.fullmatch(key.rpartition("/")[2].partition("@")[0])
     return "" if match is None else match["destination"]
 

@@ -8,8 +8,6 @@ from typing import Literal
 from claimcheck._key_lifetime import KeyLifetime
 from claimcheck.errors import StoreError
 
-__all__ = ["Deletion", "IncompleteScanError", "StoreEntry"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreEntry:
@@ -92,10 +90,6 @@ class Deletion:
 
 
 class IncompleteScanError(StoreError):
-    """Parts of a store could not be listed. It is raised at the end, after everything else was listed.
-
-    Attributes:
-        errors: One for each part.
-    """
+    """Parts of a store could not be listed. It is raised at the end, after everything else was listed."""
 
     errors: tuple[StoreError, ...] = ()

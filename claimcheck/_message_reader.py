@@ -19,8 +19,6 @@ from claimcheck._store import Store
 from claimcheck._threads import Join
 from claimcheck.errors import ChunkError, PointerRejectedError
 
-__all__ = ["MessageReader"]
-
 T = TypeVar("T")
 
 Whole = Plain | Literal | PointerData | Encoded
@@ -28,15 +26,7 @@ Whole = Plain | Literal | PointerData | Encoded
 
 @dataclass(frozen=True, slots=True)
 class MessageReader:
-    """Reads the payloads of messages in one process; see `ClaimCheck` for the errors. Thread-safe.
-
-    Attributes:
-        header: The bytes that envelopes begin with.
-        seal: Decides which messages are accepted.
-        unpacker: Decodes encoded messages.
-        store: Returns a store by its name.
-        opened: The stores that are open already, by name.
-    """
+    """Reads the payloads of messages in one process; see `ClaimCheck` for the errors. Thread-safe."""
 
     header: bytes
     seal: Seal

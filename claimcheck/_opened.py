@@ -13,13 +13,12 @@ from claimcheck._message_reader import MessageReader
 from claimcheck._plans import Plans
 from claimcheck._registry import build_store
 from claimcheck._signing import Seal
-from claimcheck._store import Store, StoreContext
+from claimcheck._store import Store
+from claimcheck._store_context import StoreContext
 from claimcheck._validation import Problems
 from claimcheck.config import Config
 from claimcheck.errors import ConfigError
 from claimcheck.hooks import Hooks
-
-__all__ = ["Opened"]
 
 process = object()
 """This process: another object in each forked child. Comparing it costs no system call, as a process id does."""
@@ -39,13 +38,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Opened:
-    """The stores of one process, and what holds keys or refers to these stores.
-
-    Args:
-        config: The configuration.
-        store: Returns a store by its name, open or not.
-        hooks: Returns what receives events.
-    """
+    """The stores of one process, and what holds keys or refers to these stores."""
 
     def __init__(self, config: Config, *, store: Callable[[str], Store], hooks: Callable[[], Hooks]) -> None:
         self.process = process
@@ -81,12 +74,7 @@ class Opened:
         return store
 
     def check_keys(self) -> None:
-        """Check that this process has all keys and codecs of its configuration, before a message needs one of them.
-
-        Raises:
-            ConfigError: Names every key whose variable is not set, or that has a wrong length.
-            MissingDependencyError: A package is not installed.
-        """
+        """Check that this process has all keys and codecs of its configuration, before a message needs one of them."""
         if not self._has_keys:
             problems = Problems()
             self.seal.check_keys(problems)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     AnyFuture: TypeAlias = concurrent.futures.Future[Any] | asyncio.Future[Any]
 
-__all__ = ["Outbound", "in_background", "is_future"]
-
 R = TypeVar("R")
 
 _log = logging.getLogger(__name__)

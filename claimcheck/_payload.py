@@ -19,8 +19,6 @@ from claimcheck.errors import PayloadError, PayloadTooLargeError, PayloadTypeErr
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-__all__ = ["Payload", "Readable", "Source", "as_view", "is_file", "remaining_bytes"]
-
 
 class Readable(Protocol):
     """The minimum that a binary file must support. The size of a file that can also seek is known in advance."""
@@ -44,12 +42,7 @@ def is_file(payload: object) -> TypeIs[Readable]:
 
 
 def remaining_bytes(payload: Payload) -> int | None:
-    """Return the bytes from the current position to the end; ``None`` for a file that cannot seek.
-
-    Raises:
-        PayloadTypeError: Neither bytes-like nor a readable binary file.
-        PayloadError: A closed file.
-    """
+    """Return the bytes from the current position to the end; ``None`` for a file that cannot seek."""
     return _file_bytes(payload) if is_file(payload) else len(as_view(payload))
 
 

@@ -25,8 +25,6 @@ from claimcheck.errors import MissingDependencyError, clear_frames
 if TYPE_CHECKING:
     from claimcheck._store import Store
 
-__all__ = ["PayloadReader", "SeekableReader", "open_file", "read", "read_into", "read_range"]
-
 TRUSTED_BYTES = 64 << 20
 """Declared sizes up to this are allocated immediately. Larger ones have to be confirmed by the medium; otherwise memory
 grows with what is read.
@@ -88,17 +86,7 @@ def open_file(store: Store, pointer: Pointer, *, from_message: bool = False) -> 
 
 
 class PayloadReader(io.RawIOBase):
-    """A payload as a raw file. Its last bytes are returned only after size and checksum were verified.
-
-    Once reading has failed or was interrupted, it fails again with the same error: a broken payload never looks like a
-    short one.
-
-    Args:
-        store: The store to read from; its `Store.check` has accepted the pointer.
-        pointer: The payload's pointer.
-        from_message: Whether a message named the pointer. If this process cannot use the store, that is then an error
-            of the message. Drivers are imported at the first read.
-    """
+    """A payload as a raw file. Its last bytes are returned only after size and checksum were verified."""
 
     def __init__(self, store: Store, pointer: Pointer, *, from_message: bool = False) -> None:
         self._store = store
@@ -269,11 +257,7 @@ class PayloadReader(io.RawIOBase):
 
 
 class SeekableReader(PayloadReader):
-    """A `PayloadReader` of a store that can read from any position.
-
-    A payload that is read from start to end is verified in the process. Before the first bytes from any other position
-    are returned, the rest of the payload is read and verified, once. After that only the requested bytes are read.
-    """
+    """A `PayloadReader` of a store that can read from any position."""
 
     def __init__(self, store: Store, pointer: Pointer, *, from_message: bool = False) -> None:
         super().__init__(store, pointer, from_message=from_message)
@@ -384,11 +368,7 @@ def _grown(source: Reader, size: int | None = None) -> bytes:
 
 
 def _small(store: Store, pointer: Pointer) -> bytes | None:
-    """Return a small payload, verified; ``None`` if a `PayloadReader` has to read it, which takes longer.
-
-    For stores whose readers have a method ``whole``, see `PieceReader.whole`, and request nothing before it is called
-    if the payload has one segment of up to ``store._whole_bytes``.
-    """
+    """Return a small payload, verified; ``None`` if a `PayloadReader` has to read it, which takes longer."""
     size, checksum = pointer.size or 0, pointer.checksum
     if not 0 < size <= store._whole_bytes or pointer.segments > 1 or store.context.hooks.listeners:
         return None

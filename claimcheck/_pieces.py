@@ -8,25 +8,9 @@ from collections.abc import Iterator
 from claimcheck._checksum import crc32
 from claimcheck._fresh_bytes import FreshBytes
 
-__all__ = ["Pieces"]
-
 
 class Pieces:
-    """The pieces of one payload.
-
-    They are joined as they arrive, in memory for the whole payload, while the client fetches more. The next chunk then
-    reuses the memory of the last one. The memory for the payload is allocated once half of the declared size has
-    arrived, or at once if that size is at most ``trusted``. The declared size only saves time: pieces that do not fit
-    it are joined at the end.
-
-    Args:
-        declared: Size of the whole payload in bytes, as a hint; 0 if it is unknown.
-        trusted: Bytes that may be allocated before half of them have arrived.
-
-    Attributes:
-        size: Bytes of all pieces.
-        crc32s: The checksum of the payload up to the end of each joined piece.
-    """
+    """The pieces of one payload."""
 
     __slots__ = ("_declared", "_ends", "_fresh", "_separate", "_trusted", "crc32s", "size")
 

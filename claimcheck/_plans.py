@@ -17,21 +17,11 @@ from claimcheck._wire_size import DEFAULT_LIMIT, WireLimit
 from claimcheck.config import Config
 from claimcheck.hooks import Hooks
 
-__all__ = ["Plans", "check_strategies", "strategy_class"]
-
 _REMEMBERED = 1000  # destinations; most programs have few
 
 
 class Plans:
-    """The plans of one process; thread-safe.
-
-    Args:
-        config: The configuration.
-        store: Returns a store by its name.
-        seal: Signs pointers and messages.
-        content: Compresses and encrypts payloads.
-        hooks: Returns what receives the events of strategies.
-    """
+    """The plans of one process; thread-safe."""
 
     def __init__(
         self,
@@ -92,11 +82,7 @@ class Plans:
 
 
 def strategy_class(config: Config, *, path: str = "strategy") -> type[Strategy]:
-    """Return the class of the strategy of a configuration.
-
-    Raises:
-        ConfigError: There is no such class, or it is not a strategy.
-    """
+    """Return the class of the strategy of a configuration."""
     cls = load_class(config.strategy, STRATEGIES, group="claimcheck.strategies", path=path)
     if not issubclass(cls, Strategy):
         fail(path, found=repr(config.strategy), expected="a subclass of claimcheck.Strategy")

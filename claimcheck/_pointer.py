@@ -25,26 +25,6 @@ from typing import Any, NoReturn
 from claimcheck._validation import Check
 from claimcheck.errors import EnvelopeError, PointerRejectedError, UnknownVersionError
 
-__all__ = [
-    "KEY_PREFIX",
-    "MAX_POINTER_BYTES",
-    "PINNED",
-    "Pointer",
-    "canonical_json",
-    "changed",
-    "created",
-    "decode",
-    "encode",
-    "encode_signed",
-    "is_key",
-    "is_key_prefix",
-    "mac_of",
-    "parse_json",
-    "same_mac",
-    "slug",
-    "verify",
-]
-
 NEWEST_VERSION = 2
 MAX_POINTER_BYTES = 8192
 """The default of ``limits.max_pointer_bytes``."""
@@ -150,10 +130,7 @@ _NOT_IN_SLUG = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def slug(destination: str) -> str:
-    """Turn a destination into a part of a key: 1 to 64 of ``A-Z a-z 0-9 . _ -``, never ``.`` or ``..``.
-
-    After `PINNED` it begins with ``~``, which is in the name of no topic's keys.
-    """
+    """Turn a destination into a part of a key: 1 to 64 of ``A-Z a-z 0-9 . _ -``, never ``.`` or ``..``."""
     if destination.startswith(PINNED):
         return "~" + slug(destination.lstrip(PINNED + "~"))
     return _NOT_IN_SLUG.sub("_", destination).strip(".")[:64] or "_"
@@ -202,17 +179,7 @@ def encode_signed(pointer: Pointer, *, key_id: str, secret: bytes) -> bytes:
 
 
 def decode(data: bytes, *, max_bytes: int = MAX_POINTER_BYTES) -> Pointer:
-    """Decode pointer bytes of any supported version.
-
-    Args:
-        data: Untrusted bytes.
-        max_bytes: Longer pointers are refused before they are parsed.
-
-    Raises:
-        EnvelopeError: Damaged, incomplete, or nested more than 32 levels deep.
-        UnknownVersionError: Written by a newer claimcheck; names both versions.
-        PointerRejectedError: Longer than ``max_bytes``.
-    """
+    """Decode pointer bytes of any supported version."""
     if len(data) > max_bytes:
         text = f"pointer of {len(data)} bytes, but limits.max_pointer_bytes is {max_bytes}"
         raise PointerRejectedError(text, reason="size")
@@ -227,16 +194,7 @@ def decode(data: bytes, *, max_bytes: int = MAX_POINTER_BYTES) -> Pointer:
 
 
 def verify(pointer: Pointer, *, secrets: Mapping[str, bytes], require: bool) -> None:
-    """Verify the signature.
-
-    Args:
-        pointer: The pointer as decoded.
-        secrets: Signing keys by key id; if empty, signatures are not checked.
-        require: Whether an unsigned pointer is refused.
-
-    Raises:
-        PointerRejectedError: Unsigned where required, signed with an unknown key, or changed since it was signed.
-    """
+    """Verify the signature."""
     if pointer.mac is None:
         if require:
             _refuse(pointer, "is not signed, but signing.require is true")
@@ -258,13 +216,7 @@ def _refuse(pointer: Pointer, why: str) -> NoReturn:
 
 
 def mac_of(body: Mapping[str, object], secret: bytes, *, domain: bytes = b"\x02") -> str:
-    """Return the hexadecimal HMAC-SHA256 over the canonical JSON of all fields but ``mac``.
-
-    Args:
-        body: The fields.
-        secret: The key.
-        domain: Comes before the JSON: the version byte of a pointer, or what makes other signatures different ones.
-    """
+    """Return the hexadecimal HMAC-SHA256 over the canonical JSON of all fields but ``mac``."""
     signed = dict(body)
     signed.pop("mac", None)
     return hmac.digest(secret, domain + canonical_json(signed), "sha256").hex()

@@ -12,8 +12,6 @@ from claimcheck.errors import PointerRejectedError
 if TYPE_CHECKING:
     from claimcheck._store import Store
 
-__all__ = ["check", "check_readable"]
-
 
 def check(store: Store, pointer: Pointer) -> None:
     """Reject a pointer that a store must not follow; see `Store.check`."""

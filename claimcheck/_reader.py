@@ -8,8 +8,6 @@ from typing import Protocol
 from claimcheck._envelope import Buffer, as_view
 from claimcheck.errors import PayloadTypeError
 
-__all__ = ["STEP_BYTES", "PieceReader", "Reader", "fill", "lend_to", "pieces_of", "writable_view"]
-
 STEP_BYTES = 256 << 10
 """Bytes per read: few enough to be in the processor's cache still when they are checksummed."""
 
@@ -103,11 +101,7 @@ def pieces_of(source: Reader) -> Iterator[memoryview]:
 
 
 def writable_view(buffer: Buffer) -> memoryview:
-    """Return a flat view of a writable buffer.
-
-    Raises:
-        PayloadTypeError: It is not a buffer, is read-only, or is not contiguous.
-    """
+    """Return a flat view of a writable buffer."""
     try:
         view = memoryview(buffer)
         if not view.readonly:

@@ -15,8 +15,6 @@ from claimcheck._validation import check_int, check_seconds
 from claimcheck.errors import ClaimCheckError, StoreError
 from claimcheck.transports._common.redrive import Letter
 
-__all__ = ["Redrive", "RedriveReport"]
-
 MAX_NAMED = 1000
 """The most letters that a report names."""
 
@@ -25,20 +23,7 @@ _MOST_WAITING = 1000
 
 @dataclass(slots=True)
 class RedriveReport:
-    """What became of the letters so far.
-
-    Attributes:
-        dry_run: Whether nothing was sent.
-        read: Letters that were read and verified, tombstones included.
-        sent: Letters that the broker has confirmed in the topic.
-        bytes: Bytes of the payloads that were read.
-        failed: Letters that could not be sent; the first one ends the run.
-        unreadable: The number of letters without a payload; they stay.
-        foreign: The number of messages that are not dead letters of the topic to send to; they were not read, and stay.
-        named: Position and error of each of both, up to 1,000.
-        finished: Whether the end of the dead-letter topic was reached.
-        duration_seconds: How long it took.
-    """
+    """What became of the letters so far."""
 
     dry_run: bool
     read: int = 0
@@ -54,17 +39,7 @@ class RedriveReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redrive:
-    """Options of a run.
-
-    Attributes:
-        dry_run: Whether to read and verify the letters only.
-        limit: The most letters to send, or to read in a dry run.
-        rate: The most letters per second.
-        force: Whether to send messages that are not dead letters of the topic, too.
-        skip_unreadable: Whether to move past letters of a store that has answered for none.
-        sleep: Called with seconds.
-        clock: Seconds, monotonic.
-    """
+    """Options of a run."""
 
     dry_run: bool = True
     limit: int | None = None
@@ -79,18 +54,7 @@ class Redrive:
         check_seconds("rate", 1 if self.rate is None else self.rate)
 
     def run(self, letters: Iterable[Letter], report: RedriveReport, on_letter: Callable[[], None]) -> None:
-        """Take letters until they end or the limit is reached.
-
-        Args:
-            letters: Of the dead-letter topic.
-            report: Updated after each letter; valid after an error, too.
-            on_letter: Called after each letter.
-
-        Raises:
-            ClaimCheckError: A store cannot be reached, or has the payload of none of its letters. This letter and all
-                later ones stay.
-            Exception: A letter could not be sent, or the broker failed. The same holds.
-        """
+        """Take letters until they end or the limit is reached."""
         begin, run = self.clock(), _Run(self, report)
         for taken, letter in enumerate(letters, start=1):
             run.take(letter)
@@ -105,12 +69,7 @@ class Redrive:
 
 
 class _Run:
-    """One run.
-
-    A broker that has one position for each partition loses an unreadable letter to the next run when it moves past it.
-    With a wrong configuration all letters of a store are unreadable. So letters wait until their store has answered for
-    one; the letters behind them wait, too.
-    """
+    """One run."""
 
     def __init__(self, options: Redrive, report: RedriveReport) -> None:
         self._options, self._report = options, report

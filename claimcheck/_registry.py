@@ -28,20 +28,6 @@ from claimcheck.errors import (
 if TYPE_CHECKING:
     from claimcheck._store import Store
 
-__all__ = [
-    "KEY_PROVIDERS",
-    "STORES",
-    "STRATEGIES",
-    "UNUSABLE",
-    "build_store",
-    "check_store",
-    "check_unresolved",
-    "import_vendor",
-    "load_class",
-    "resolved_options",
-    "unusable",
-]
-
 STORES = {
     "filesystem": "claimcheck.stores.filesystem:FilesystemStore",
     "memory": "claimcheck.stores.memory:MemoryStore",
@@ -67,17 +53,7 @@ UNUSABLE = (ConfigError, MissingDependencyError)
 
 
 def load_class(name: str, builtin: Mapping[str, str], *, group: str, path: str) -> type[object]:
-    """Return the class for a name in the configuration.
-
-    Args:
-        name: A built-in name, an entry point's name, or ``module:Class``.
-        builtin: Built-in names and the locations of their classes.
-        group: The entry-point group to search.
-        path: The name's location in the configuration.
-
-    Raises:
-        ConfigError: There is no such name, or it is not the name of a class.
-    """
+    """Return the class for a name in the configuration."""
     target = builtin.get(name) or _entry_point(name, group)
     module, _, attribute = target.partition(":")
     if not attribute or not module or module.startswith("."):
@@ -105,23 +81,14 @@ def _entry_point(name: str, group: str) -> str:
 
 
 def check_store(config: StoreConfig, *, path: str) -> type[Store]:
-    """Return the class of a store after checking all options that need no environment variable.
-
-    Raises:
-        ConfigError: Unknown type, unknown or missing option, or an option of the wrong type.
-    """
+    """Return the class of a store after checking all options that need no environment variable."""
     cls, known = _store_class(config, path)
     check_unresolved(known, config.options, path)
     return cls
 
 
 def build_store(config: StoreConfig, *, path: str) -> Store:
-    """Create the store that a configuration describes, with its environment variables resolved.
-
-    Raises:
-        ConfigError: An option is wrong, or a variable is not set.
-        StoreError: The store's constructor failed on the medium; those of built-in stores do no I/O.
-    """
+    """Create the store that a configuration describes, with its environment variables resolved."""
     cls, known = _store_class(config, path)
     checked = resolved_options(known, config.options, path)
     try:
@@ -135,11 +102,7 @@ def build_store(config: StoreConfig, *, path: str) -> Store:
 
 
 def check_unresolved(known: Mapping[str, Option], options: Mapping[str, object], path: str) -> None:
-    """Check the options that need no environment variable.
-
-    Raises:
-        ConfigError: Unknown or missing option, or an option of the wrong type.
-    """
+    """Check the options that need no environment variable."""
     late = {name for name, value in options.items() if _is_template(value) and _option(known, name)}
     check_options(
         {name: option for name, option in known.items() if name not in late},
@@ -150,11 +113,7 @@ def check_unresolved(known: Mapping[str, Option], options: Mapping[str, object],
 
 
 def resolved_options(known: Mapping[str, Option], options: Mapping[str, object], path: str) -> dict[str, Any]:
-    """Return options with their environment variables resolved, after checking them.
-
-    Raises:
-        ConfigError: As `check_unresolved`, or a variable is not set.
-    """
+    """Return options with their environment variables resolved, after checking them."""
     values = {name: _resolve(_option(known, name), value, f"{path}.{name}") for name, value in options.items()}
     return check_options(known, values, path, secret=True)
 
@@ -192,21 +151,13 @@ def _construction_error(path: str, error: Exception) -> ClaimCheckError:
 
 
 def unusable(store: str, pointer: Pointer, error: ClaimCheckError) -> PointerRejectedError:
-    """Return the error for a message whose pointer names a store that this process cannot use.
-
-    The sender of a pointer chooses which of the configured stores is opened. An `UNUSABLE` error of that store is
-    therefore an error of the message: this process may not need the store for anything else.
-    """
+    """Return the error for a message whose pointer names a store that this process cannot use."""
     text = f"the pointer to {pointer.key[:200]!r} names the store {store!r}, which this process cannot use: {error}"
     return PointerRejectedError(text, reason="store", store=store, key=pointer.key)
 
 
 def import_vendor(module: str, *, extra: str) -> ModuleType:
-    """Import an optional package.
-
-    Raises:
-        MissingDependencyError: It is not installed; names the extra to install.
-    """
+    """Import an optional package."""
     try:
         return importlib.import_module(module)
     except ImportError as exc:

@@ -17,8 +17,6 @@ from claimcheck.errors import ClaimCheckError, PayloadTypeError
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["Message", "Prepare", "Resolution", "Work", "aresolve_many", "resolve_many"]
-
 Message: TypeAlias = Buffer | tuple[Buffer | None, object] | None
 """A message's value, or its value and its headers."""
 
@@ -50,15 +48,7 @@ class Resolution:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What resolves one message.
-
-    Attributes:
-        run: Returns the payload, or raises a `ClaimCheckError`.
-        blocks: Whether it waits for a store or a key service.
-        size: The most bytes of the payload in memory, as declared; ``None`` if unknown.
-        join: See `IoThreads.submit`.
-        request: See `IoThreads.submit`.
-    """
+    """What resolves one message."""
 
     run: Callable[[], Buffer | None]
     blocks: bool = False
@@ -172,13 +162,7 @@ class _Pending:
 
 
 class _Window:
-    """The messages that are being resolved, or wait for those before them.
-
-    Args:
-        prepare: See `Prepare`.
-        concurrency: The most messages.
-        max_bytes: Limit for the sizes of all of them in memory; a larger payload is read alone.
-    """
+    """The messages that are being resolved, or wait for those before them."""
 
     def __init__(self, prepare: Prepare, concurrency: int, max_bytes: int) -> None:
         self._prepare = prepare

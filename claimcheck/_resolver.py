@@ -17,18 +17,8 @@ from functools import partial
 from typing import Any
 
 from claimcheck import _hints as hints
-from claimcheck._assembler import (
-    Assembled,
-    Assembler,
-    AssemblyEvent,
-    Broken,
-    Discarded,
-    Handle,
-    Identity,
-    Position,
-    Record,
-    Slot,
-)
+from claimcheck._acknowledgement import Handle, Position
+from claimcheck._assembler import Assembled, Assembler, AssemblyEvent, Broken, Discarded, Identity, Record, Slot
 from claimcheck._checksum import content_hash
 from claimcheck._content import Unpacker
 from claimcheck._digest import digest_of
@@ -43,15 +33,13 @@ from claimcheck._envelope import (
     Literal,
     Plain,
     PointerData,
+    as_view,
     decode,
 )
-from claimcheck._payload import as_view
 from claimcheck._signing import Seal
 from claimcheck.config import Action, ChunkingConfig
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, clear_frames
 from claimcheck.hooks import AssembledEvent, DropEvent, Hooks
-
-__all__ = ["Dropped", "Failed", "Outcome", "Resolved", "Resolver"]
 
 _log = logging.getLogger(__name__)
 _WARNING_SECONDS = 60.0

@@ -14,18 +14,6 @@ from typing import Any, Literal, NamedTuple
 from claimcheck.errors import ConfigError, PartialSendError
 from claimcheck.hooks import SendEvent
 
-__all__ = [
-    "NEVER",
-    "Classification",
-    "Classifier",
-    "Definite",
-    "NotSentError",
-    "SendLedger",
-    "Verdict",
-    "classifier",
-    "classify_error",
-]
-
 _log = logging.getLogger(__name__)
 
 Classification = Literal["failed", "unknown"]
@@ -94,10 +82,7 @@ class NotSentError(ConfigError):
 
 
 def classifier(more: Definite) -> Classifier:
-    """Return a classifier that calls an error ``failed`` if the table or ``more`` lists it, else ``unknown``.
-
-    Codes in ``more`` are added to those of the table.
-    """
+    """Return a classifier that calls an error ``failed`` if the table or ``more`` lists it, else ``unknown``."""
     table = {**_DEFINITE, **{key: codes and codes | _DEFINITE.get(key, codes) for key, codes in more.items()}}
 
     def classify(error: BaseException) -> Classification:
@@ -121,16 +106,7 @@ classify_error = classifier({})
 
 
 class Verdict(NamedTuple):
-    """The outcome of the send of one payload.
-
-    Attributes:
-        outcome: ``sent``: every message is in the topic. ``failed``: definitely none is. ``partial``: some are, and not
-            all are known to be. ``unknown``: none is known to be in the topic, and at least one may be.
-        acknowledged: Messages that are in the topic.
-        unknown: Messages that may be in the topic.
-        total: Messages of the payload.
-        chunked: Whether the messages are chunks.
-    """
+    """The outcome of the send of one payload."""
 
     outcome: SendOutcome
     acknowledged: int
@@ -155,23 +131,7 @@ class Verdict(NamedTuple):
 
 
 class SendLedger:
-    """Records what happens to the messages of one payload. Not thread-safe: callers use their own lock.
-
-    A launched message is in flight until it is acknowledged or fails. While in flight it counts as unknown.
-
-    Args:
-        total: Messages of the payload.
-        uuid: The payload's identity, if its messages are chunks.
-        classify: Called once for each error of a message. If it raises, or returns anything but ``failed``, the error
-            counts as ``unknown``.
-
-    Attributes:
-        total: Messages of the payload.
-        uuid: The payload's identity, if its messages are chunks.
-        classify: The classifier.
-        count: Messages that were launched.
-        error: The first recorded error, which ended the send.
-    """
+    """Records what happens to the messages of one payload. Not thread-safe: callers use their own lock."""
 
     __slots__ = ("_judged", "_refused", "_results", "classify", "count", "error", "total", "uuid")
 

@@ -26,8 +26,6 @@ from claimcheck._validation import Problems
 from claimcheck.config import Config, signing_key
 from claimcheck.errors import ClaimCheckError, ConfigError, PointerRejectedError, clear_frames
 
-__all__ = ["Seal", "StatementKind", "sha256_of", "signed_ms"]
-
 StatementKind = Literal["chunks", "abort", "literal", "encoded"]
 """What a statement is about."""
 
@@ -38,15 +36,7 @@ _PLAIN = "a plain message has no signature, but signing.require_envelope is true
 
 
 class Seal:
-    """The signing keys and readable stores of a configuration. Secrets are resolved at first use.
-
-    Args:
-        config: The configuration.
-        clock: Seconds since 1970.
-
-    Attributes:
-        first_ms: When what is sent again was signed first, milliseconds since 1970; ``None`` for everything else.
-    """
+    """The signing keys and readable stores of a configuration. Secrets are resolved at first use."""
 
     def __init__(self, config: Config, *, clock: Callable[[], float] = time.time) -> None:
         self._config = config
@@ -67,11 +57,7 @@ class Seal:
         return self._config.signing.key_id is not None
 
     def sign(self, pointer: Pointer) -> bytes:
-        """Encode a pointer, signed if ``signing.key_id`` is configured and its version can be signed.
-
-        Raises:
-            ConfigError: The variable of a signing key is not set, or a key is too short.
-        """
+        """Encode a pointer, signed if ``signing.key_id`` is configured and its version can be signed."""
         key_id = self._config.signing.key_id
         if key_id is not None and pointer.version != 1:
             if self.first_ms is not None:
@@ -80,11 +66,7 @@ class Seal:
         return pointers.encode(pointer)
 
     def bound(self, pointer: Pointer, destination: str) -> Pointer:
-        """Return a pointer for another destination.
-
-        Raises:
-            PointerRejectedError: Its payload is encrypted for the one that it has.
-        """
+        """Return a pointer for another destination."""
         name = canonical(destination)
         if pointer.encryption is not None and pointer.destination != name:
             written = f"for {pointer.destination!r}" if pointer.destination else "without a destination"
@@ -96,11 +78,7 @@ class Seal:
         return replace(pointer, destination=name)
 
     def statement(self, kind: StatementKind, destination: str, **facts: str | int) -> str:
-        """Return a signed statement about a message without a pointer; needs ``signing.key_id``.
-
-        Raises:
-            ConfigError: The variable of a signing key is not set, a key is too short, or the destination is too long.
-        """
+        """Return a signed statement about a message without a pointer; needs ``signing.key_id``."""
         key_id = self._config.signing.key_id or ""
         created = int(self._clock() * 1000) if self.first_ms is None else self.first_ms
         body = {"kind": kind, "destination": canonical(destination), "created": created, "key_id": key_id, **facts}
@@ -113,22 +91,7 @@ class Seal:
     # Reading ---------------------------------------------------------------------------------------------------
 
     def accept(self, data: bytes, *, destination: str | None = None, anywhere: bool = False) -> Pointer:
-        """Decode untrusted pointer bytes, and check their signature and their destination.
-
-        Args:
-            data: The bytes.
-            destination: Where the message was read from, as any client names it.
-            anywhere: Whether the pointer may be bound to any destination and have any age, for callers that deliver no
-                payload.
-
-        Raises:
-            EnvelopeError: Damaged, or of a newer version.
-            PointerRejectedError: Too long, unsigned where a signature is required, wrongly signed, sent to another
-                destination, too old, or to a store that readers of the destination do not read. Also, where signatures
-                are optional, a signed pointer for which this process has no key, from the `ConfigError`.
-            ConfigError: A signature is required, but a key's variable is not set here or a key is too short: no pointer
-                can be accepted.
-        """
+        """Decode untrusted pointer bytes, and check their signature and their destination."""
         pointer = pointers.decode(data, max_bytes=self._config.limits.max_pointer_bytes)
         signing = self._config.signing
         if pointer.version == 1 and signing.keys:
@@ -153,18 +116,7 @@ class Seal:
         return pointer
 
     def check_whole(self, envelope: object, headers: object, destination: str | None) -> None:
-        """Check that a plain message or an escaped payload is accepted; any other envelope is not checked.
-
-        Args:
-            envelope: The decoded message.
-            headers: As received.
-            destination: Where it was read from.
-
-        Raises:
-            PointerRejectedError: A plain message where envelopes are required, or a signature that is missing where it
-                is required, or wrong, or of a message that was sent elsewhere or is too old.
-            ConfigError: As `accept`.
-        """
+        """Check that a plain message or an escaped payload is accepted; any other envelope is not checked."""
         if isinstance(envelope, envelopes.Plain) and self._config.signing.require_envelope:
             raise PointerRejectedError(_PLAIN, reason="envelope")
         if isinstance(envelope, envelopes.Literal) and self._config.signing.keys:
@@ -192,15 +144,7 @@ class Seal:
         pieces: Iterable[envelopes.Buffer],
         destination: str | None,
     ) -> None:
-        """Check the signatures of a complete payload in chunks; raises as `check_whole`.
-
-        Args:
-            signatures: Those in the headers of all chunks; each must be valid.
-            uuid: Of the payload.
-            count: The number of chunks.
-            pieces: The payload, in one or several pieces; read only if signing keys are configured.
-            destination: Where they were read from.
-        """
+        """Check the signatures of a complete payload in chunks; raises as `check_whole`."""
         if not self._config.signing.keys:
             return
         size, digest = 0, hashlib.sha256()
@@ -211,12 +155,7 @@ class Seal:
         self._check("chunks", signatures, f"the payload {uuid} in chunks", destination, facts)
 
     def store_name(self, pointer: Pointer) -> str:
-        """Return the name of the store that a pointer belongs to.
-
-        Raises:
-            PointerRejectedError: The store is not configured here or not listed in ``reads_from``, or the pointer's
-                version names no store and it may belong to several.
-        """
+        """Return the name of the store that a pointer belongs to."""
         name = self._v1_store(pointer) if pointer.version == 1 else pointer.store
         if name is None or name not in self._config.stores:
             _reject(pointer, "store", f"names the store {name!r}, which is not configured here", name)
@@ -302,11 +241,7 @@ class Seal:
         return None
 
     def _check_checksum(self, pointer: Pointer) -> None:
-        """Reject a checksum that other bytes may have, too: the signature would not bind what is in the store.
-
-        What is encrypted is authenticated by its encryption; writers that sign also add a `claimcheck._digest.keyed`
-        checksum.
-        """
+        """Reject a checksum that other bytes may have, too: the signature would not bind what is in the store."""
         algorithm = algorithm_of(pointer.checksum or "")
         if algorithm in CRYPTOGRAPHIC or algorithm == self._config.checksum or pointer.encryption:
             return
@@ -349,13 +284,7 @@ class Seal:
 
 
 def signed_ms(message: envelopes.Buffer | None, headers: object, *, header: bytes) -> int | None:
-    """Return when a message that was accepted was signed, in milliseconds since 1970; ``None`` if it was not.
-
-    Args:
-        message: Its value.
-        headers: As received.
-        header: The bytes that envelopes begin with.
-    """
+    """Return when a message that was accepted was signed, in milliseconds since 1970; ``None`` if it was not."""
     envelope = None if message is None else envelopes.decode(message, header=header)
     if isinstance(envelope, envelopes.PointerData):
         pointer = pointers.decode(envelope.data, max_bytes=len(envelope.data))

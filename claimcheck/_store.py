@@ -27,10 +27,10 @@ from itertools import islice
 from typing import ClassVar, NoReturn
 
 from claimcheck import _copying, _payload_reader, _pointer_check
-from claimcheck._envelope import Buffer
+from claimcheck._envelope import Buffer, as_view
 from claimcheck._key_lifetime import CLAIM, KeyLifetime, parse_name, with_lifetime
 from claimcheck._listing import Deletion, StoreEntry
-from claimcheck._payload import Payload, Source, as_view, is_file
+from claimcheck._payload import Payload, Source, is_file
 from claimcheck._pointer import Pointer, is_key, slug
 from claimcheck._reader import PieceReader, Reader, pieces_of
 from claimcheck._store_context import StoreContext
@@ -48,12 +48,6 @@ from claimcheck.errors import (
     StoreUnavailableError,
 )
 from claimcheck.hooks import Operation
-
-__all__ = [
-    "RangeStore",
-    "Store",
-    "StoreContext",
-]
 
 MAX_SEGMENTS = 1_000_000
 """The most segments that a payload may have."""

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from claimcheck._content import ContentCoder
 from claimcheck.hooks import Hooks
 
-__all__ = ["StoreContext"]
-
 
 @dataclass(frozen=True, slots=True)
 class StoreContext:

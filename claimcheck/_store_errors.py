@@ -20,18 +20,6 @@ if TYPE_CHECKING:
     from claimcheck._pointer import Pointer
     from claimcheck._store import Store
 
-__all__ = [
-    "Translated",
-    "differs",
-    "missing",
-    "not_listed",
-    "reject",
-    "too_long",
-    "too_small",
-    "translated",
-    "untrusted",
-]
-
 
 _LARGE_BYTES = 64 << 20  # a smaller payload is not the reason why there is no memory
 

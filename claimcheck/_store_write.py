@@ -22,24 +22,11 @@ from claimcheck.errors import KeyTakenError, PayloadTypeError, PointerRejectedEr
 if TYPE_CHECKING:
     from claimcheck._store import Store
 
-__all__ = ["StoreWrite"]
-
 _log = logging.getLogger(__name__)
 
 
 class StoreWrite:
-    """Writes one payload; see `Store.write`.
-
-    Args:
-        store: The store to write to.
-        payload: Bytes-like, or a readable binary file.
-        destination: Topic or queue.
-        limit: The largest size of this payload, if any.
-        identity: The uuid that all attempts share, if any.
-        min_ttl_seconds: The lifetime, if longer than the store's.
-        bound: What the pointer and the encryption are bound to, ``""`` for no destination; by default ``destination``,
-            which otherwise is only a part of the key.
-    """
+    """Writes one payload; see `Store.write`."""
 
     def __init__(
         self,

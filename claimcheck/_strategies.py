@@ -28,8 +28,6 @@ from claimcheck._strategy import Message, Strategy, StrategyContext, rewindable,
 from claimcheck.errors import ClaimCheckError, PayloadTooLargeError, StoreError, StoreUnavailableError
 from claimcheck.hooks import BreakerEvent, FallbackEvent
 
-__all__ = ["ChunkingStrategy", "ExternalStrategy", "HybridStrategy", "InlineStrategy"]
-
 _log = logging.getLogger(__name__)
 _WIDEST = 2**31 - 1
 _WIDEST_SIZE = 2**50
@@ -111,10 +109,7 @@ class ChunkingStrategy(Strategy):
         return (every, "limits.max_payload_bytes") if every < chunked else (chunked, "chunking.max_payload_bytes")
 
     def _encoded(self, message: Message, source: Source, identity: UUID) -> Source:
-        """Return what is split into chunks: an encoded envelope, or the payload as it is.
-
-        A payload that begins like an encoded envelope becomes the content of one.
-        """
+        """Return what is split into chunks: an encoded envelope, or the payload as it is."""
         start, encoding = encoded_start(header=self._header), self.context.content.encoding(source, message.destination)
         if encoding is None and source.peek(len(start)) == start:
             encoding = Encoding(canonical(message.destination))
@@ -169,11 +164,7 @@ class ChunkingStrategy(Strategy):
 
 
 class HybridStrategy(Strategy):
-    """Sends pointers while the store works, and chunks while it does not.
-
-    After a failure the store is not used for ``hybrid.retry_store_after_seconds``, except for payloads that exceed the
-    chunking limits. Payloads up to ``hybrid.chunk_below_bytes`` are always sent as chunks.
-    """
+    """Sends pointers while the store works, and chunks while it does not."""
 
     may_chunk = True
 
@@ -249,10 +240,7 @@ def _log_fallback(event: FallbackEvent) -> None:
 
 
 class InlineStrategy(Strategy):
-    """Leaves every payload in its message, whatever its size, and only escapes those that look like envelopes.
-
-    For brokers without a size limit, and for switching claimcheck off without changing code.
-    """
+    """Leaves every payload in its message, whatever its size, and only escapes those that look like envelopes."""
 
     needs_store = False
 

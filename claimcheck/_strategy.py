@@ -22,37 +22,31 @@ from claimcheck import _hints as hints
 from claimcheck._content import ContentCoder
 from claimcheck._content_encoding import Encoding
 from claimcheck._destination import canonical
-from claimcheck._envelope import Buffer, Envelope, FailedEnvelope, Kind, encode_literal, encoded_start, is_lookalike
+from claimcheck._envelope import (
+    Buffer,
+    Envelope,
+    FailedEnvelope,
+    Kind,
+    as_view,
+    encode_literal,
+    encoded_start,
+    is_lookalike,
+)
 from claimcheck._hints import Headers
 from claimcheck._outbound import Outbound
-from claimcheck._payload import Payload, Readable, Source, as_view, is_file, remaining_bytes
+from claimcheck._payload import Payload, Readable, Source, is_file, remaining_bytes
 from claimcheck._pointer import Pointer
 from claimcheck._signing import Seal, StatementKind, sha256_of
-from claimcheck._store import Store, StoreContext
+from claimcheck._store import Store
+from claimcheck._store_context import StoreContext
 from claimcheck._wire_size import DEFAULT_LIMIT, WireLimit
 from claimcheck.config import Config
 from claimcheck.errors import ConfigError, PayloadError
 from claimcheck.hooks import Hooks
 
-__all__ = [
-    "Breaker",
-    "Message",
-    "rewindable",
-    "spooled",
-    "Strategy",
-    "StrategyContext",
-]
-
 
 class Breaker:
-    """A circuit breaker for one store; thread-safe.
-
-    After a failure it is open: the store is not used for ``retry_after_seconds``. Then one caller at a time tries it.
-
-    Args:
-        retry_after_seconds: The pause after a failure.
-        clock: Seconds, monotonic.
-    """
+    """A circuit breaker for one store; thread-safe."""
 
     def __init__(self, *, retry_after_seconds: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -263,11 +257,7 @@ class Strategy(ABC):
         return self.context.signer is not None and self.context.config.signing.require_envelope
 
     def _signature(self, message: Message, kind: StatementKind, **facts: str | int) -> dict[str, str]:
-        """Return the header with the signature of a message without a pointer; none where signing is not configured.
-
-        Raises:
-            ConfigError: The produce call takes no headers, so readers would refuse the message.
-        """
+        """Return the header with the signature of a message without a pointer; none where signing is not configured."""
         signer = self.context.signer
         if signer is None:
             return {}
@@ -324,10 +314,7 @@ def _unoffloaded(envelope: Envelope) -> Outbound:
 
 
 def rewindable(payload: Payload, *, limit: int) -> tuple[Payload, Callable[[], None]]:
-    """Return a payload that can be read twice, and a function that rewinds it.
-
-    A file that cannot seek is spooled: in memory up to 8 MiB, beyond that in a temporary file.
-    """
+    """Return a payload that can be read twice, and a function that rewinds it."""
     if not is_file(payload):
         return payload, lambda: None
     if remaining_bytes(payload) is None:

@@ -22,18 +22,6 @@ from claimcheck._registry import import_vendor
 if TYPE_CHECKING:
     from claimcheck._reader import Reader
 
-__all__ = [
-    "ALGORITHM",
-    "HEADER_BYTES",
-    "KEY_BYTES",
-    "DecryptingReader",
-    "Forged",
-    "ciphertext_bytes",
-    "encrypt",
-    "plaintext_bytes",
-    "sub_key",
-]
-
 ALGORITHM = "AES256_GCM_HKDF_1MB"
 """The name of Tink's key template for this format."""
 
@@ -61,11 +49,7 @@ def ciphertext_bytes(plaintext_bytes: int) -> int:
 
 
 def plaintext_bytes(ciphertext_bytes: int) -> int:
-    """Return the size of the plaintext of a ciphertext of this size, stream header included.
-
-    Raises:
-        Forged: No ciphertext has this size.
-    """
+    """Return the size of the plaintext of a ciphertext of this size, stream header included."""
     segments = max(1, -(-ciphertext_bytes // _SEGMENT_BYTES))
     size = ciphertext_bytes - HEADER_BYTES - segments * _TAG_BYTES
     if size < 0 or segments != max(1, -(-(size + HEADER_BYTES) // _PLAIN_BYTES)):
@@ -76,19 +60,7 @@ def plaintext_bytes(ciphertext_bytes: int) -> int:
 def encrypt(
     pieces: Iterable[Buffer], *, key: bytes, associated_data: bytes, stream_header: bytes | None = None
 ) -> Iterator[memoryview]:
-    """Encrypt a payload. Nothing is copied if one piece is the whole payload.
-
-    Args:
-        pieces: The payload in pieces of any size. They must stay unchanged until the iteration ends.
-        key: The main key, 32 bytes.
-        associated_data: Authenticated and not stored; needed to decrypt.
-        stream_header: That of an earlier encryption of the same payload with the same key, to get the same ciphertext.
-            Never use it for another payload.
-
-    Yields:
-        Whole segments of 1 MiB, the last one shorter; the first one begins with the stream header. Each has memory of
-        its own, which is not used again. Up to two segments of plaintext are held meanwhile.
-    """
+    """Encrypt a payload. Nothing is copied if one piece is the whole payload."""
     header = stream_header or bytes([HEADER_BYTES]) + os.urandom(_SALT_BYTES + _PREFIX_BYTES)
     cipher = _Cipher(key, header, associated_data)
     for number, (plain, is_last) in enumerate(_segments(pieces)):
@@ -122,24 +94,7 @@ def _joined(views: list[memoryview]) -> Buffer:
 
 
 class DecryptingReader:
-    """A `Reader` of a range of the plaintext. It returns no byte of a segment whose tag is not verified.
-
-    It reads the stream header and the segments of the range, in one range of the ciphertext if the first segment is one
-    of them. A range up to the end is complete: its last segment is marked as the last one, and nothing follows.
-
-    Args:
-        open_range: Opens the bytes of the ciphertext from the first up to the second position.
-        size: The size of the whole ciphertext in bytes, stream header included.
-        key: The main key, 32 bytes.
-        associated_data: As it was encrypted.
-        start: The first byte of the plaintext to read.
-        stop: The byte after the last one; ``None`` for all.
-        stream_header: The first `HEADER_BYTES` of the ciphertext if they are known, which saves a range.
-
-    Raises:
-        Forged: No ciphertext has this size.
-        ValueError: The range is not within the plaintext.
-    """
+    """A `Reader` of a range of the plaintext. It returns no byte of a segment whose tag is not verified."""
 
     def __init__(
         self,
@@ -169,14 +124,7 @@ class DecryptingReader:
         self._sealed = self._plain = self._rest = memoryview(b"")
 
     def readinto(self, buffer: memoryview, /) -> int:
-        """Fill the beginning of a buffer; returns the number of bytes, 0 only at the end.
-
-        A buffer that has room for the rest of a whole segment is decrypted into; if that fails, it is overwritten with
-        zeros.
-
-        Raises:
-            Forged: The ciphertext is not authentic. No further call returns other bytes.
-        """
+        """Fill the beginning of a buffer; returns the number of bytes, 0 only at the end."""
         while not len(self._rest):
             if self._number >= self._end:
                 return 0

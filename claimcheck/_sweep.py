@@ -21,8 +21,6 @@ from claimcheck._validation import MAX_SECONDS, Range, check_int, check_value
 from claimcheck.errors import StoreError
 from claimcheck.hooks import SweepEvent
 
-__all__ = ["GRACE_SECONDS", "Sweep", "SweepReport", "check_clock"]
-
 GRACE_SECONDS = 3600.0
 """The default grace period: longer than any write takes, and than clocks differ."""
 
@@ -74,18 +72,7 @@ class SweepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """The options of a sweep; `run` may be called more than once.
-
-    Attributes:
-        grace_seconds: How long entries are kept after their lifetime. It must exceed the longest write and the
-            difference between the clocks of writers, store and sweep.
-        dry_run: Whether to delete nothing.
-        limit: The most entries to delete.
-        rate: The most deletions per second.
-        unmarked_lifetime_seconds: The lifetime of payloads whose keys have none; by default they are kept.
-        clock: Seconds since 1970.
-        sleep: Waits for seconds.
-    """
+    """The options of a sweep; `run` may be called more than once."""
 
     grace_seconds: float = GRACE_SECONDS
     dry_run: bool = True
@@ -105,12 +92,7 @@ class Sweep:
             check_value("unmarked_lifetime_seconds", self.unmarked_lifetime_seconds, _SECONDS)
 
     def run(self, store: Store, *, on_batch: Callable[[SweepReport], None] | None = None) -> SweepReport:
-        """Sweep a store, and emit a `SweepEvent`.
-
-        Args:
-            store: The store. If it has a clock, and this machine's is more than a minute ahead, nothing is deleted.
-            on_batch: Called with the state so far after each batch, and before an error is raised.
-        """
+        """Sweep a store, and emit a `SweepEvent`."""
         run, begin = _Run(self, store), time.perf_counter()
         error: BaseException | None = None
         try:
@@ -143,15 +125,7 @@ class Sweep:
 
 
 def check_clock(store: Store, now: float) -> None:
-    """Refuse to delete by a clock that is ahead of the store's own.
-
-    Args:
-        store: The store.
-        now: The time by which payloads are deleted, in seconds since 1970.
-
-    Raises:
-        StoreError: It is ahead by more than a minute; the text has both times.
-    """
+    """Refuse to delete by a clock that is ahead of the store's own."""
     try:
         theirs = store._server_time()
     except Exception:  # it does not tell; a store that cannot be reached cannot be listed either

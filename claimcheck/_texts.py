@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from urllib.parse import SplitResult
 
-__all__ = ["duration", "number_text", "printable", "size_text", "split_url", "time_text"]
-
 # The expression of RFC 3986, appendix B.
 _URL = re.compile(r"(?:([^:/?#]+):)?(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(?:#(.*))?", re.DOTALL)
 _UNITS = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))

@@ -16,21 +16,6 @@ if TYPE_CHECKING:
     import asyncio
     from concurrent.futures import Future
 
-__all__ = [
-    "IO_THREADS",
-    "STOP",
-    "Interrupted",
-    "IoThreads",
-    "Join",
-    "Replies",
-    "awaitable",
-    "check_interrupt",
-    "in_thread",
-    "interruptible",
-    "io_threads",
-    "joined",
-]
-
 IO_THREADS = 128
 """Blocking calls that run at the same time in one process, on behalf of tasks and of `ClaimCheck.resolve_many`."""
 
@@ -69,11 +54,7 @@ def interruptible(stop: threading.Event, function: Callable[P, R], *args: P.args
 
 
 class Replies(Protocol):
-    """The replies to requests that were sent together.
-
-    Attributes:
-        is_broken: Whether no more of them arrive; then `receive` does not block.
-    """
+    """The replies to requests that were sent together."""
 
     @property
     def is_broken(self) -> bool: ...
@@ -92,11 +73,7 @@ _joined = threading.local()
 
 
 def joined(request: object) -> bytes | None:
-    """Return the reply to a request that was sent together with others; ``None`` if it has to be sent.
-
-    Args:
-        request: As it was passed to `IoThreads.submit` with the call that this thread runs.
-    """
+    """Return the reply to a request that was sent together with others; ``None`` if it has to be sent."""
     if getattr(_joined, "request", None) is not request:
         return None
     _joined.request = None
@@ -117,16 +94,7 @@ class _Call:
 
 
 class IoThreads:
-    """Runs blocking calls in a bounded number of threads, in the order in which they were submitted. Thread-safe.
-
-    Threads start when they are needed, and stay. Calls with the same ``join`` that wait at the same time run in one
-    thread, one after the other: their requests are sent together.
-
-    Args:
-        threads: Threads that run at the same time.
-        max_bytes: Limit for the sizes of all running calls together; a larger one runs while no other call has a size.
-        name: Of the threads.
-    """
+    """Runs blocking calls in a bounded number of threads, in the order in which they were submitted. Thread-safe."""
 
     def __init__(self, threads: int = IO_THREADS, max_bytes: int = IO_BYTES, *, name: str = "claimcheck-io") -> None:
         from concurrent.futures import ThreadPoolExecutor  # as slow to import as asyncio
@@ -141,14 +109,7 @@ class IoThreads:
     def submit(
         self, function: Callable[[], R], *, size: int = 0, join: Join | None = None, request: object = None
     ) -> Future[R]:
-        """Call a function in a thread. Cancelling the future removes a call that has not started.
-
-        Args:
-            function: The function to call, in the context of the caller.
-            size: Bytes that the call is about to hold in memory.
-            join: Sends the requests of this call and of others together.
-            request: What ``join`` sends, and for which the function calls `joined`.
-        """
+        """Call a function in a thread. Cancelling the future removes a call that has not started."""
         from concurrent.futures import Future
 
         context, future = contextvars.copy_context(), Future[R]()
@@ -307,21 +268,7 @@ async def in_thread(
     join: Join | None = None,
     request: object = None,
 ) -> R:
-    """Call a blocking function in one of the `io_threads`.
-
-    If the task is cancelled, a function that waits for a thread is not called. One that runs stops at its next piece of
-    a payload: its connection is closed and what it wrote is deleted. If it completed nevertheless, its result is
-    undone.
-
-    Args:
-        function: The function to call.
-        size: Bytes that the call is about to read into memory.
-        undo: Called in a thread with a result that arrived after the cancellation.
-        to_the_end: Whether a cancelled task waits until the function has ended, because it uses an object of the
-            caller's, such as a file.
-        join: See `IoThreads.submit`.
-        request: See `IoThreads.submit`.
-    """
+    """Call a blocking function in one of the `io_threads`."""
     import asyncio  # a third of the whole import time
     from concurrent.futures import wait
 
@@ -388,10 +335,7 @@ _arrivals = threading.local()  # of the loop that runs in this thread
 
 
 def awaitable(running: Future[R]) -> asyncio.Future[R]:
-    """Same as `asyncio.wrap_future`, with fewer wake-ups; its cancellation does not cancel ``running``.
-
-    The loop does not report an error of ``running`` if no task awaits it.
-    """
+    """Same as `asyncio.wrap_future`, with fewer wake-ups; its cancellation does not cancel ``running``."""
     import asyncio
 
     loop, arrivals = asyncio.get_running_loop(), getattr(_arrivals, "of_loop", None)

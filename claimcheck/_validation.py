@@ -20,37 +20,6 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from claimcheck.errors import ArgumentTypeError, ConfigError, ConfigProblem
 
-__all__ = [
-    "MAX_SECONDS",
-    "REST",
-    "SECRET",
-    "AutoBytes",
-    "ByteCount",
-    "Check",
-    "Count",
-    "Option",
-    "Problems",
-    "Range",
-    "Seconds",
-    "Size",
-    "Timeout",
-    "build",
-    "check_arguments",
-    "check_cc",
-    "check_int",
-    "check_options",
-    "check_seconds",
-    "check_type",
-    "check_value",
-    "constraints",
-    "did_you_mean",
-    "fail",
-    "is_placeholder",
-    "options_of",
-    "valid_options",
-    "without_secrets",
-]
-
 T = TypeVar("T")
 
 MAX_SECONDS = 10**10
@@ -143,11 +112,7 @@ class Problems:
         return {path.removeprefix(prefix).partition(".")[0] for path in paths if path.startswith(prefix)}
 
     def raise_all(self) -> None:
-        """Raise one error for all problems, if there are any.
-
-        Raises:
-            ConfigError: Its path, found and expected are those of the first problem.
-        """
+        """Raise one error for all problems, if there are any."""
         if not self._problems:
             return
         first, count = self._problems[0], len(self._problems)
@@ -190,11 +155,7 @@ def options_of(target: Callable[..., object]) -> dict[str, Option]:
 
 
 def build(target: type[T], raw: object, path: str, *, secret: bool = False) -> T:
-    """Make a dataclass from a mapping, nested dataclasses included.
-
-    Raises:
-        ConfigError: With every problem.
-    """
+    """Make a dataclass from a mapping, nested dataclasses included."""
     problems = Problems()
     values = valid_options(options_of(target), raw, path, problems, secret=secret, placeholders=False)
     problems.raise_all()
@@ -202,17 +163,7 @@ def build(target: type[T], raw: object, path: str, *, secret: bool = False) -> T
 
 
 def check_options(options: Mapping[str, Option], raw: object, path: str, *, secret: bool = False) -> dict[str, Any]:
-    """Check a mapping key by key and return its converted values.
-
-    Args:
-        options: The valid keys.
-        raw: The mapping.
-        path: The mapping's place in the configuration.
-        secret: Whether errors quote no text, and no number where a text is valid.
-
-    Raises:
-        ConfigError: With every unknown or missing key, wrong type and number out of range, and the nearest valid keys.
-    """
+    """Check a mapping key by key and return its converted values."""
     problems = Problems()
     values = valid_options(options, raw, path, problems, secret=secret)
     problems.raise_all()
@@ -228,16 +179,7 @@ def valid_options(
     secret: bool = False,
     placeholders: bool = True,
 ) -> dict[str, Any]:
-    """Return the converted values of the keys that are valid, and add a problem for each other one.
-
-    Args:
-        options: The valid keys.
-        raw: The mapping.
-        path: The mapping's place in the configuration.
-        problems: Receives the problems.
-        secret: See `check_options`.
-        placeholders: Whether values may have placeholders, which are resolved later.
-    """
+    """Return the converted values of the keys that are valid, and add a problem for each other one."""
     if not isinstance(raw, Mapping):
         with problems:
             fail(path or "configuration", found=_describe(raw, secret=secret), expected="a mapping")
@@ -259,44 +201,23 @@ def valid_options(
 
 
 def check_arguments(target: Callable[..., object], **arguments: object) -> None:
-    """Check arguments in a constructor as the configuration does, for callers in Python.
-
-    Raises:
-        ConfigError: Its path is the argument's name; `claimcheck._registry.build_store` adds the store's path.
-    """
+    """Check arguments in a constructor as the configuration does, for callers in Python."""
     options = {name: option for name, option in options_of(target).items() if name in arguments}
     check_options(options, arguments, "", secret=True)
 
 
 def check_value(name: str, value: object, hint: object) -> None:
-    """Check an argument against a type hint and the hint's `Range` and `Check` annotations.
-
-    Raises:
-        ConfigError: It does not match; names the argument, the value found and the expected one.
-    """
+    """Check an argument against a type hint and the hint's `Range` and `Check` annotations."""
     _convert(hint, value, name, secret=False)
 
 
 def check_int(name: str, value: object, *, minimum: int, maximum: float = math.inf) -> None:
-    """Check that an argument is an integer within bounds; ``True`` and ``False`` are not integers.
-
-    Raises:
-        ConfigError: It is not; names the argument, the value found and the expected one.
-    """
+    """Check that an argument is an integer within bounds; ``True`` and ``False`` are not integers."""
     check_value(name, value, Annotated[int, Range(minimum, maximum)])
 
 
 def check_seconds(name: str, value: object, *, allow_zero: bool = False) -> None:
-    """Check that an argument is a number of seconds that a thread can wait for, neither NaN nor infinite.
-
-    Args:
-        name: The argument's name.
-        value: Its value.
-        allow_zero: Whether 0 is valid.
-
-    Raises:
-        ConfigError: It is not; names the argument, the value found and the expected one.
-    """
+    """Check that an argument is a number of seconds that a thread can wait for, neither NaN nor infinite."""
     if allow_zero:
         allowed: Range | Check = Range(0.0, threading.TIMEOUT_MAX)
     else:
@@ -305,17 +226,7 @@ def check_seconds(name: str, value: object, *, allow_zero: bool = False) -> None
 
 
 def check_type(name: str, value: object, *, valid: bool, expected: str) -> None:
-    """Raise if an argument is an object of the wrong type.
-
-    Args:
-        name: The argument's name.
-        value: Its value; the error names its type only.
-        valid: Whether the type is right.
-        expected: A description of the right type, for the error.
-
-    Raises:
-        ArgumentTypeError: ``valid`` is false; a `ConfigError` that is also a `TypeError`.
-    """
+    """Raise if an argument is an object of the wrong type."""
     if not valid:
         found = type(value).__name__
         text = f"{name}: found an object of type {found}, expected {expected}"
@@ -323,11 +234,7 @@ def check_type(name: str, value: object, *, valid: bool, expected: str) -> None:
 
 
 def check_cc(cc: object) -> None:
-    """Check that an argument called ``cc`` is a `claimcheck.ClaimCheck`, which lower modules do not import.
-
-    Raises:
-        ArgumentTypeError: It is not, for example the path of a YAML file.
-    """
+    """Check that an argument called ``cc`` is a `claimcheck.ClaimCheck`, which lower modules do not import."""
     valid = all(hasattr(cc, name) for name in ("offload", "aresolve", "seal"))
     check_type(
         "cc", cc, valid=valid, expected="a claimcheck.ClaimCheck, for example claimcheck.load('claimcheck.yaml')"

@@ -7,16 +7,11 @@ from dataclasses import dataclass
 
 from claimcheck import _hints as hints
 
-__all__ = ["DEFAULT_LIMIT", "WireLimit", "byte_length", "kafka_overhead"]
-
 _KAFKA_RECORD_BYTES = 72
 
 
 def byte_length(value: object) -> int:
-    """Return the bytes of a key, header name or value: text counts as UTF-8, ``None`` as 0.
-
-    Any other value (a number, a UUID), which the client will serialize, counts as its text.
-    """
+    """Return the bytes of a key, header name or value: text counts as UTF-8, ``None`` as 0."""
     if isinstance(value, (bytes, bytearray)):
         return len(value)
     if value is None:

@@ -11,8 +11,6 @@ from typing import Any
 from claimcheck._validation import fail
 from claimcheck.errors import ConfigError
 
-__all__ = ["read_yaml"]
-
 _MAX_FILE_BYTES = 256 << 10
 _MAX_VALUES = 100_000  # after the expansion of aliases and merge keys
 _QUOTED = re.compile(r"'[^'\s]+'")

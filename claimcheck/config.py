@@ -90,10 +90,7 @@ _READERS = (
 
 
 def _pickled_by_name(kind: type[T]) -> type[T]:
-    """Make a dataclass refuse to be unpickled by, or from, another version of this library.
-
-    Dataclasses with slots pickle their values by position: another version could take one option for another.
-    """
+    """Make a dataclass refuse to be unpickled by, or from, another version of this library."""
 
     def reduce(self: Any) -> tuple[object, ...]:
         return _unpickled, (VERSION, kind, {each.name: getattr(self, each.name) for each in fields(self)})

@@ -281,11 +281,7 @@ class TransportError(ClaimCheckError):
 
 
 def clear_frames(error: BaseException) -> None:
-    """Clear the local variables of finished functions in the tracebacks of an error and of its causes.
-
-    They include buffers as large as payloads, and errors live long in logs, dead-letter lists and error reports. The
-    tracebacks still show file and line.
-    """
+    """Clear the local variables of finished functions in the tracebacks of an error and of its causes."""
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:

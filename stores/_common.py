@@ -13,21 +13,6 @@ from claimcheck._pointer import KEY_PREFIX, is_key_prefix
 from claimcheck._validation import Check, fail
 from claimcheck.errors import PayloadNotFoundError, StoreError, StoreUnavailableError
 
-__all__ = [
-    "ENDPOINT",
-    "ERROR_CODES",
-    "NOT_ADMITTED",
-    "NOT_KNOWN",
-    "PREFIX",
-    "CaFile",
-    "bounds",
-    "check_ca_file",
-    "folder",
-    "part_size",
-    "ranges",
-    "whole",
-]
-
 _MAX_PARTS = 10_000
 _NOT_FOUND = (
     *("NoSuchKey", "NotFound", "404"),
@@ -63,11 +48,7 @@ CaFile = Annotated[str, Check(bool, "the path of a file with certificates in PEM
 
 
 def check_ca_file(path: str | None, *, store: str) -> None:
-    """Check that the file exists; a driver's error would be less clear.
-
-    Raises:
-        ConfigError: It does not exist on this machine.
-    """
+    """Check that the file exists; a driver's error would be less clear."""
     if path is not None and not Path(path).is_file():
         where = f"stores.{store}.tls_ca_file"
         fail(where, found=f"{path!r}, which is not a file on this machine", expected="certificates in PEM format")
@@ -94,13 +75,7 @@ ENDPOINT = Check(_is_endpoint, "http://host[:port] or https://host[:port]")
 
 
 def part_size(source: Source, limit: int, *, part: int) -> int:
-    """Return the size of the parts in which to send a payload.
-
-    Args:
-        source: The payload.
-        limit: The largest size of a payload of unknown size.
-        part: The size of each part; increased if it would need more than 10,000 parts.
-    """
+    """Return the size of the parts in which to send a payload."""
     largest = limit if source.size is None else source.size
     return max(part, -(-largest // _MAX_PARTS))
 
@@ -112,12 +87,7 @@ def whole(source: Source) -> memoryview:
 
 
 def ranges(names: Sequence[str], count: int) -> list[str]:
-    """Divide all names into up to ``count`` ranges, each as one text.
-
-    Args:
-        names: Sorted names at which a range may begin.
-        count: The most ranges.
-    """
+    """Divide all names into up to ``count`` ranges, each as one text."""
     starts = sorted({names[len(names) * i // count] for i in range(1, count)} - {""}) if names else []
     return [f"{start}\n{stop}" for start, stop in pairwise(["", *starts, ""])]
 

@@ -12,17 +12,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = [
-    "WHOLE_BYTES",
-    "FileReader",
-    "fsync_directory",
-    "is_gone",
-    "is_irregular",
-    "link_new",
-    "open_without_links",
-    "reserve",
-]
-
 _OPENAT2 = 437  # the number of the system call on all architectures but alpha
 _RESOLVE_NO_SYMLINKS = 0x04
 _ANY_DIRECTORY = -100  # AT_FDCWD: the path is absolute
@@ -33,12 +22,7 @@ WHOLE_BYTES = 1 << 20
 
 
 def open_without_links(path: str, flags: int, mode: int = 0) -> int | None:
-    """Open an absolute path if no part of it is a symbolic link, with one system call; see openat2(2).
-
-    Returns:
-        The descriptor; ``None`` after any error, and on systems without this call. The caller then opens one folder
-        after the other, which finds the reason.
-    """
+    """Open an absolute path if no part of it is a symbolic link, with one system call; see openat2(2)."""
     call = _openat2()
     if call is None:
         return None
@@ -66,10 +50,7 @@ def _how(flags: int, mode: int) -> bytes:
 
 
 def link_new(partial: str, name: str, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
-    """Rename a file as `os.replace` does, but raise a `FileExistsError` if there is one with the new name.
-
-    A file system without hard links cannot do that: there the existing file is replaced.
-    """
+    """Rename a file as `os.replace` does, but raise a `FileExistsError` if there is one with the new name."""
     try:
         os.link(partial, name, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
     except OSError as error:
@@ -81,12 +62,7 @@ def link_new(partial: str, name: str, *, src_dir_fd: int | None = None, dst_dir_
 
 
 class FileReader:
-    """A `Reader` with its own position, because a forked process would move the file's.
-
-    Args:
-        descriptor: The file, which is closed with this object.
-        start: The first byte to read.
-    """
+    """A `Reader` with its own position, because a forked process would move the file's."""
 
     def __init__(self, descriptor: int, start: int) -> None:
         self._descriptor = descriptor

@@ -17,8 +17,6 @@ from claimcheck.errors import StoreUnavailableError
 if TYPE_CHECKING:
     from claimcheck.stores._transfers import Transfers
 
-__all__ = ["MAX_CONNECTIONS", "MAX_PART_BYTES", "SAMPLE_BYTES", "PartsReader", "SameVersion", "in_parts"]
-
 MAX_CONNECTIONS = 16
 """The most connections that a store uses in one direction by itself."""
 
@@ -34,12 +32,7 @@ _AHEAD_BYTES = 256 << 10  # each connection beyond the first takes as many bytes
 
 
 class SameVersion:
-    """Checks that all parts of a payload come from one object, by the version that each response names.
-
-    Args:
-        store: The store's name, for the error.
-        key: The payload's key, for the error.
-    """
+    """Checks that all parts of a payload come from one object, by the version that each response names."""
 
     def __init__(self, store: str, key: str) -> None:
         self._store, self._key = store, key
@@ -47,11 +40,7 @@ class SameVersion:
         self._version: str | None = None
 
     def check(self, version: str | None) -> None:
-        """Compare a version with that of the first response.
-
-        Raises:
-            StoreUnavailableError: They differ: the object was replaced, and has to be read again.
-        """
+        """Compare a version with that of the first response."""
         with self._lock:
             self._version = self._version or version
         if version and version != self._version:
@@ -91,18 +80,7 @@ class _Part:
 
 
 class PartsReader:
-    """A `Reader` of a range that reads the first part itself, and fetches the next ones ahead in threads.
-
-    How far it reads ahead grows with what was read in sequence. Memory for parts comes from the store's budget; if
-    there is none left, it reads the next part itself.
-
-    Args:
-        opened: Returns a reader of the bytes from a start up to a stop; called in several threads.
-        start: The first byte.
-        stop: The byte after the last.
-        transfers: The store's connections for reading.
-        part_bytes: The size of each part.
-    """
+    """A `Reader` of a range that reads the first part itself, and fetches the next ones ahead in threads."""
 
     def __init__(
         self, opened: Callable[[int, int], Reader], start: int, stop: int, *, transfers: Transfers, part_bytes: int
@@ -125,10 +103,7 @@ class PartsReader:
         transfers.begin()
 
     def lend(self, view: memoryview) -> None:
-        """Lend the memory that the next reads will pass, from its start to its end: parts are fetched right into it.
-
-        It must stay valid until all of it was read, or this reader is closed.
-        """
+        """Lend the memory that the next reads will pass, from its start to its end: parts are fetched right into it."""
         with self._lock:
             if not self._parts and not self._direct_left and len(view) > self._part_bytes:
                 self._lent = view
@@ -296,15 +271,7 @@ def in_parts(
     transfers: Transfers,
     part_bytes: int | None,
 ) -> Reader:
-    """Return a reader of the bytes from ``start`` up to ``stop``, over several connections if that may be faster.
-
-    Args:
-        opened: Returns a reader of a range.
-        start: The first byte.
-        stop: The byte after the last; ``None`` if it is not known.
-        transfers: The store's connections for reading.
-        part_bytes: The size of each part; ``None`` to choose it.
-    """
+    """Return a reader of the bytes from ``start`` up to ``stop``, over several connections if that may be faster."""
     if stop is None or transfers.single:
         return opened(start, stop)
     least = part_bytes + 1 if part_bytes else 2 * _MIN_PART_BYTES

@@ -11,8 +11,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from claimcheck._reader import Reader
 from claimcheck.stores._parts import MAX_CONNECTIONS, MAX_PART_BYTES, SAMPLE_BYTES, in_parts
 
-__all__ = ["Memory", "TransferPolicy", "Transfers"]
-
 _LEVELS = (1, 4, MAX_CONNECTIONS)  # few and far apart: what they bring is larger than what else the machine does
 _PUT_LEVELS = (1, MAX_CONNECTIONS)
 _GAIN = 1.25  # what more connections must bring
@@ -33,11 +31,7 @@ _UNMEASURED = nullcontext(True)
 
 
 class Memory:
-    """Memory for parts that all payloads of a store share.
-
-    Args:
-        limit: Bytes.
-    """
+    """Memory for parts that all payloads of a store share."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -64,25 +58,7 @@ class Memory:
 
 
 class Transfers:
-    """The connections of one store in one direction: how many are in use, and how many are worth it.
-
-    It measures the throughput of one connection, of a few and of many, and uses as many as raise it; after a while it
-    measures again. Rates count only while a single payload is transferred: with several, each has a connection of its
-    own anyway. Thread-safe.
-
-    Args:
-        memory: For parts in memory.
-        fixed: A fixed number of connections; by default it adapts.
-        levels: The numbers of connections to compare, ascending.
-        level: The first to measure.
-        skip_bytes: What each connection moves first does not count: new connections begin slowly.
-        least_samples: Samples before a clear gain is believed.
-        clock: Returns the time in seconds.
-
-    Attributes:
-        level: Connections to use at the moment, for all payloads together.
-        fixed: Whether the number is fixed.
-    """
+    """The connections of one store in one direction: how many are in use, and how many are worth it."""
 
     def __init__(
         self,
@@ -191,13 +167,7 @@ class Transfers:
             self._settle(self._levels[-1])
 
     def record(self, count: int, seconds: float, connections: int) -> None:
-        """Record what one connection moved.
-
-        Args:
-            count: Bytes.
-            seconds: How long it took.
-            connections: How many were in use meanwhile.
-        """
+        """Record what one connection moved."""
         with self._lock:
             if self._payloads != 1 or self.settled or not _FULL * self.level <= connections <= self.level:
                 return
@@ -252,11 +222,7 @@ class Transfers:
 
 
 class TransferPolicy:
-    """How an object store divides payloads, and how many connections it uses.
-
-    Args:
-        transfer_bytes: Memory for parts of all payloads together, in both directions; 0 for one connection per payload.
-    """
+    """How an object store divides payloads, and how many connections it uses."""
 
     _part: int | None = None  # the size of each part, and the largest payload of one request; tests set them
     _single: int | None = None
@@ -273,10 +239,7 @@ class TransferPolicy:
         return in_parts(opened, start, stop, transfers=self.gets, part_bytes=self._part)
 
     def upload(self, size: int | None) -> AbstractContextManager[bool]:
-        """Measure an upload; the context is whether to send it in one request.
-
-        Whole uploads are measured, because parts take two more requests.
-        """
+        """Measure an upload; the context is whether to send it in one request."""
         if size is not None and size < _TELLING_BYTES and size <= self.single_put_bytes:
             return _UNMEASURED
         return self._measured(size)
@@ -316,12 +279,7 @@ class TransferPolicy:
         return max(1, min(self._parts_at_once, self.puts.memory.limit // part_bytes))
 
     def begin_part(self, size: int, *, others: int) -> bool:
-        """Take a connection and memory for a part; returns whether there are enough for it beside the others.
-
-        Args:
-            size: Bytes of memory that the part takes.
-            others: Parts of the same payload in flight.
-        """
+        """Take a connection and memory for a part; returns whether there are enough for it beside the others."""
         puts = self.puts
         always = others < (self._parts_at_once if puts.fixed or puts.level == 1 else 1)
         if not puts.connect(always=always):

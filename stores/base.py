@@ -8,7 +8,8 @@ from claimcheck._listing import Deletion, StoreEntry
 from claimcheck._payload import Payload, Source
 from claimcheck._pointer import Pointer
 from claimcheck._reader import PieceReader, Reader
-from claimcheck._store import RangeStore, Store, StoreContext
+from claimcheck._store import RangeStore, Store
+from claimcheck._store_context import StoreContext
 
 __all__ = [
     "Deletion",

@@ -261,21 +261,13 @@ class FilesystemStore(Store):
             os.chmod(name, _search_mode(self._mode), dir_fd=directory)
 
     def _create(self, folder: str, name: str) -> tuple[str, int | None, int]:
-        """Open a new file.
-
-        Returns:
-            The path of its folder, and ``None``; or an empty path, and the descriptor of the folder. Then the
-            descriptor of the file.
-        """
+        """Open a new file."""
         path = f"{self._root}/{folder}/" if folder else f"{self._root}/"
         descriptor = open_without_links(path + name, _CREATE, self._mode)
         return (path, None, descriptor) if descriptor is not None else ("", *self._create_in(folder, name))
 
     def _create_in(self, folder: str, name: str, attempts: int = 20) -> tuple[int, int]:
-        """Open a new file and its folder; creates the folder, and the store's directory if configured.
-
-        A rollback or a sweep may delete an empty folder between two steps, which are then tried again.
-        """
+        """Open a new file and its folder; creates the folder, and the store's directory if configured."""
         try:
             directory = self._opened(folder, create=True)
             try:
@@ -352,10 +344,7 @@ class FilesystemStore(Store):
             return []
 
     def _scan_range(self, start: str, stop: str) -> Iterator[StoreEntry]:
-        """List the folders from ``start`` up to ``stop``, all of them without these.
-
-        A folder that cannot be listed does not keep the others; the errors are raised at the end.
-        """
+        """List the folders from ``start`` up to ``stop``, all of them without these."""
         folders: list[str] = []
         errors: list[StoreError] = []
         if start:
@@ -461,10 +450,7 @@ class FilesystemStore(Store):
         return Deletion(entry, "deleted")
 
     def _unlink_unchanged(self, entry: StoreEntry, name: str, directory: int) -> bool:
-        """Delete a file if no other was renamed to its name since it was listed; return whether it was deleted.
-
-        It is renamed first: if another one arrives after the comparison, that one gets its name back.
-        """
+        """Delete a file if no other was renamed to its name since it was listed; return whether it was deleted."""
         if _version(os.stat(name, dir_fd=directory, follow_symlinks=False)) != entry.version:
             return False
         if entry.kind == "leftover":

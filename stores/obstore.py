@@ -134,14 +134,7 @@ Objects = Any
 
 
 class Place(NamedTuple):
-    """A parsed URL.
-
-    Attributes:
-        scheme: The URL's scheme.
-        bucket: Bucket or container; empty if there is none.
-        prefix: The beginning of keys.
-        path: The path of the folder, for ``file``.
-    """
+    """A parsed URL."""
 
     scheme: str
     bucket: str = ""
@@ -150,11 +143,7 @@ class Place(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> Place:
-        """Parse a URL.
-
-        Raises:
-            ValueError: Not a supported URL.
-        """
+        """Parse a URL."""
         parts = urlsplit(url)
         plain = not (parts.query or parts.fragment or "@" in parts.netloc or ":" in parts.netloc)
         if not plain or parts.scheme not in _CLASSES or bool(parts.netloc) == (parts.scheme in ("file", "memory")):
@@ -180,11 +169,7 @@ class Place(NamedTuple):
 def connect(
     place: Place, endpoint_url: str | None, region_name: str | None, tls_ca_file: str | None, timeout_seconds: float
 ) -> Objects:
-    """Return one of obstore's stores.
-
-    Raises:
-        StoreError: The process was forked from one that had used obstore.
-    """
+    """Return one of obstore's stores."""
     kind = getattr(import_vendor("obstore.store", extra="obstore"), _CLASSES[place.scheme])
     check_process()
     if place.scheme == "memory":
@@ -509,10 +494,7 @@ def _wait_if_lost(error: BaseException) -> None:
 
 
 def _give_up(writer: Any, error: BaseException) -> None:
-    """Complete an upload, so that the base class can delete it; abort it only if that fails.
-
-    An abort may overtake parts that are in flight, which then stay.
-    """
+    """Complete an upload, so that the base class can delete it; abort it only if that fails."""
     _wait_if_lost(error)
     try:
         writer.close()

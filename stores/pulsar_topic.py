@@ -293,14 +293,7 @@ class PulsarTopicStore(Store):
 
 
 class Gap:
-    """Limits what a reader skips between two chunks of a payload.
-
-    Args:
-        messages: The most messages.
-        size: The most bytes.
-        seconds: The longest time.
-        clock: Seconds, monotonic.
-    """
+    """Limits what a reader skips between two chunks of a payload."""
 
     def __init__(
         self, *, messages: int, size: int, seconds: float, clock: Callable[[], float] = time.monotonic

@@ -46,27 +46,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["Run", "Watch", "count", "mega", "mismatches", "run", "show"]
-
 _DEAF = (signal.signal, (signal.SIGINT, signal.SIG_IGN))  # the parent process handles Ctrl-C
 _SPARE_BYTES = 256 << 20
 
 
 def run(directory: Path | None, *, console: Console) -> int:
-    """Send every file below a folder through a small broker and back through Spark, with two strategies.
-
-    Args:
-        directory: The folder; by default the jars of the pyspark that is installed.
-        console: Shows progress and the table.
-
-    Returns:
-        0 if every payload came back unchanged, else 1.
-
-    Raises:
-        FolderError: The folder cannot be used; nothing was written.
-        DemoError: There is not enough disk space for a copy, or Spark failed.
-        MissingDependencyError: A package or Java is missing.
-    """
+    """Send every file below a folder through a small broker and back through Spark, with two strategies."""
     pyspark = import_vendor("pyspark", extra="demo")
     for module in ("pyarrow", "pandas", "rich"):
         import_vendor(module, extra="demo")
@@ -171,14 +156,7 @@ _TITLE = 20
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Shows the progress of work in another thread.
-
-    Attributes:
-        console: Shows a bar on a terminal, else a line every few seconds.
-        folder: All files.
-        counter: Counts the files that are done.
-        clock: Returns monotonic seconds.
-    """
+    """Shows the progress of work in another thread."""
 
     console: Console
     folder: Folder
@@ -186,14 +164,7 @@ class Watch:
     clock: Callable[[], float] = time.monotonic
 
     def over(self, title: str, work: Callable[[], T], *, cancel: Callable[[], object], counted: bool = True) -> T:
-        """Do the work and return its result; an interrupt cancels it.
-
-        Args:
-            title: A name of two words.
-            work: Runs in another thread; its errors are raised unchanged.
-            cancel: Makes the work end soon.
-            counted: Whether the work updates the counter.
-        """
+        """Do the work and return its result; an interrupt cancels it."""
         self.counter.reset()
         with ThreadPoolExecutor(1, thread_name_prefix="claimcheck-demo") as threads:
             future = threads.submit(work)
@@ -261,13 +232,7 @@ _NOTHING = "-"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The results of one strategy.
-
-    Attributes:
-        strategy: Its name.
-        sent: The results of the producer.
-        readings: The results of Spark; each reading is complete.
-    """
+    """The results of one strategy."""
 
     strategy: str
     sent: Sent

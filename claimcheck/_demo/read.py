@@ -26,22 +26,12 @@ if TYPE_CHECKING:
     from pyspark import RDD
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["ReadPayload", "ReadResult", "Topic", "quiet_session", "read_as_dataframe", "read_as_rdd", "warm_up"]
-
 _FETCH = 16  # messages of up to 1 MiB at once
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPayload:
-    """What Spark read for one payload.
-
-    Attributes:
-        key: The message key: the file's name.
-        size: Bytes.
-        digest: SHA-256.
-        entries: Number of files in the archive; ``None`` if it is not an archive.
-        unpacked: Their total uncompressed size.
-    """
+    """What Spark read for one payload."""
 
     key: bytes
     size: int
@@ -52,13 +42,7 @@ class ReadPayload:
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """One pass over the whole topic.
-
-    Attributes:
-        name: ``RDD`` or ``DataFrame``.
-        payloads: One result for each payload.
-        seconds: From the first message to the last result.
-    """
+    """One pass over the whole topic."""
 
     name: str
     payloads: list[ReadPayload] = field(repr=False)
@@ -149,15 +133,7 @@ _ERROR_LINE = re.compile(r"^(?:claimcheck\.[\w.]+|[A-Z]\w*Error): .+$", re.MULTI
 
 @contextmanager
 def quiet_session(scratch: Path) -> Iterator[SparkSession]:
-    """Start a Spark session on all cores that listens on the loopback only, and stop it at the end.
-
-    Args:
-        scratch: The folder for its temporary files and its log.
-
-    Raises:
-        DemoError: It did not start, with the end of its log; or a job failed, with the error of Python.
-        MissingDependencyError: There is no Java, and the extra ``java`` is not installed.
-    """
+    """Start a Spark session on all cores that listens on the loopback only, and stop it at the end."""
     ensure_java()
     log = scratch / "spark.log"
     with ExitStack() as stack:

@@ -18,22 +18,6 @@ from claimcheck._envelope import decode
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports.local import LocalBroker, MessageId
 
-__all__ = [
-    "BROKER_LIMIT_BYTES",
-    "MAX_FILE_BYTES",
-    "PARTITIONS",
-    "TOPIC",
-    "DemoError",
-    "Folder",
-    "FolderError",
-    "Order",
-    "Sent",
-    "FileCounter",
-    "find",
-    "produce",
-    "read_file",
-]
-
 MAX_FILE_BYTES = 256 << 20
 """Larger files are skipped: a payload is one value in a Spark row, and chunking has the same default limit."""
 
@@ -48,13 +32,7 @@ class FolderError(DemoError):
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """The files below a folder.
-
-    Attributes:
-        root: The folder.
-        sizes: Bytes of each file by its path below ``root``, sorted by path.
-        skipped: The reasons for skipped files, by path below ``root``.
-    """
+    """The files below a folder."""
 
     root: Path
     sizes: dict[str, int] = field(repr=False)
@@ -67,11 +45,7 @@ class Folder:
 
 
 def find(root: Path) -> Folder:
-    """Return every file below a folder and its subfolders; links to folders are not followed.
-
-    Raises:
-        FolderError: The folder does not exist, is not a folder, or has no readable file.
-    """
+    """Return every file below a folder and its subfolders; links to folders are not followed."""
     _check_folder(root)
     skipped: dict[str, str] = {}
     sizes = {name: size for name in sorted(_names(root, skipped)) if (size := _size(root, name, skipped)) is not None}
@@ -93,11 +67,7 @@ def _check_folder(root: Path) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        DemoError: It was deleted, cannot be read, or is too large now.
-    """
+    """Return the content of a file."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -143,11 +113,7 @@ _ENTRY = struct.Struct(">q")
 
 @dataclass(frozen=True, slots=True)
 class FileCounter:
-    """Counts files and bytes in a file that several processes append to; pickles as its path.
-
-    Attributes:
-        path: The file; created by the first `add`.
-    """
+    """Counts files and bytes in a file that several processes append to; pickles as its path."""
 
     path: Path
 
@@ -184,16 +150,7 @@ _KINDS = {"PointerData": "pointer", "Chunk": "chunk", "Literal": "literal", "Pla
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The arguments of the producer process.
-
-    Attributes:
-        config: The configuration for `claimcheck.from_dict`.
-        broker: The embedded broker's file, with the topic.
-        root: The folder.
-        names: The files, as paths below ``root``.
-        counter: Counts the files that were sent.
-        stop: The producer stops when this file exists.
-    """
+    """The arguments of the producer process."""
 
     config: Mapping[str, object]
     broker: Path
@@ -205,16 +162,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The results of the producer process.
-
-    Attributes:
-        digests: SHA-256 of every file that was sent, by message key.
-        sizes: Bytes of every file that was sent, by message key.
-        skipped: The reasons for skipped files, by name.
-        envelopes: Number of messages by type.
-        seconds: Time in the decorated function, without reading and hashing the files.
-        broker_bytes: Bytes that the broker received: values, keys, headers, framing.
-    """
+    """The results of the producer process."""
 
     digests: dict[bytes, str] = field(repr=False)
     sizes: dict[bytes, int] = field(repr=False)
@@ -225,11 +173,7 @@ class Sent:
 
 
 def produce(order: Order) -> Sent:
-    """Send every file, and skip those that cannot be read.
-
-    Raises:
-        ClaimCheckError: A file that was read could not be sent.
-    """
+    """Send every file, and skip those that cannot be read."""
     cc = claimcheck.from_dict(order.config)
     broker = LocalBroker(order.broker, max_message_bytes=BROKER_LIMIT_BYTES)
     envelopes: Counter[str] = Counter()

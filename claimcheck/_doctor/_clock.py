@@ -9,21 +9,11 @@ from claimcheck._check import Finding
 from claimcheck._doctor._findings import finding
 from claimcheck._texts import duration
 
-__all__ = ["http_skew", "skew"]
-
 _TOLERANCE_SECONDS = 5.0
 
 
 def skew(path: str, whose: str, theirs: float, begin: float, end: float) -> Iterator[Finding]:
-    """Yield a finding if clocks differ.
-
-    Args:
-        path: Where.
-        whose: The other clock's owner, with an apostrophe.
-        theirs: Its time, in seconds since 1970.
-        begin: This machine's time before the request.
-        end: The same after the response; the server's clock was read in between.
-    """
+    """Yield a finding if clocks differ."""
     ahead = begin - theirs if begin > theirs else theirs - end
     if ahead > _TOLERANCE_SECONDS:
         side = "ahead of" if begin > theirs else "behind"
@@ -32,11 +22,7 @@ def skew(path: str, whose: str, theirs: float, begin: float, end: float) -> Iter
 
 
 def http_skew(path: str, whose: str, date: str | None, begin: float, end: float) -> Iterator[Finding]:
-    """Yield a finding if this clock differs from the ``Date`` of an HTTP response, which has no fractions of a second.
-
-    Raises:
-        LookupError: The response has no date.
-    """
+    """Yield a finding if this clock differs from the ``Date`` of an HTTP response."""
     if not date:
         raise LookupError("the response has no Date header")
     yield from skew(path, whose, parsedate_to_datetime(date).timestamp(), begin - 1, end)

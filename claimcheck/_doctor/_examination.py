@@ -14,8 +14,6 @@ from claimcheck._doctor._stores import examine_stores
 from claimcheck._doctor._topics import KafkaTarget, PulsarTarget
 from claimcheck.errors import ConfigError, StoreUnavailableError
 
-__all__ = ["examine"]
-
 
 def examine(
     cc: ClaimCheck,
@@ -25,17 +23,7 @@ def examine(
     ignore: Container[str] = (),
     clock: Callable[[], float] = time.time,
 ) -> CheckReport:
-    """Return what is wrong, or will go wrong, with a configuration, its stores and the topics it is used for.
-
-    Changes nothing, except that it writes a small payload into each store and deletes it again.
-
-    Args:
-        cc: Has a valid configuration.
-        kafka: The topics of a Kafka cluster to examine.
-        pulsar: The topics of a Pulsar cluster to examine.
-        ignore: Ids of findings to leave out.
-        clock: This machine's time in seconds since 1970.
-    """
+    """Return what is wrong, or will go wrong, with a configuration, its stores and the topics it is used for."""
     checked = [each for each in cc.check(open=True).findings if not _is_superseded(cc, each)]
     failed = {each.path for each in checked if _is_out_of_reach(each)}
     findings = [*explained(checked), *examine_stores(cc, clock, failed)]

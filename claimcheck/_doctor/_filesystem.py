@@ -16,8 +16,6 @@ from claimcheck._doctor._findings import examined, finding
 from claimcheck._texts import size_text
 from claimcheck.stores.filesystem import FilesystemStore
 
-__all__ = ["examine_filesystem"]
-
 _LEAST_FREE = 0.1
 _SAMPLE = 1000
 _SAMPLE_OF_DIRECTORY = 50

@@ -10,8 +10,6 @@ from claimcheck._check import Finding, reason_of
 from claimcheck._validation import without_secrets
 from claimcheck.errors import StoreUnavailableError, TransportError
 
-__all__ = ["WHY", "examined", "explained", "finding", "hidden", "redacted"]
-
 _GONE = "A consumer that reads the message later gets PayloadNotFoundError."
 _UNKNOWN = "This part was not examined, so a problem there would not be reported."
 
@@ -142,14 +140,7 @@ def explained(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def examined(vendor: str, path: str, what: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]:
-    """Return the findings of one look, and one that names what could not be seen if it fails.
-
-    Args:
-        vendor: The first part of the id ``...-not-examined``.
-        path: Where it looks.
-        what: What it looks at.
-        look: Yields findings; they are kept if it fails later.
-    """
+    """Return the findings of one look, and one that names what could not be seen if it fails."""
     found: list[Finding] = []
     try:
         found.extend(look())

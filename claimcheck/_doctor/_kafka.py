@@ -18,8 +18,6 @@ from claimcheck.errors import ConfigError, TransportError
 from claimcheck.transports.kafka._cluster import Cluster
 from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
 
-__all__ = ["TopicConfig", "examine_config", "examine_kafka"]
-
 _SECONDS = 10.0
 _MS = 1000
 _AHEAD_SECONDS = 60.0
@@ -50,16 +48,7 @@ def examine_kafka(cc: ClaimCheck, target: KafkaTarget, clock: Callable[[], float
 
 @dataclass(frozen=True, slots=True)
 class _Examination:
-    """The examination of a cluster that answers.
-
-    Attributes:
-        cc: The configuration.
-        admin: The admin client.
-        settings: Of all clients; they may be secrets.
-        target: What the operator wants to know about.
-        known: The metadata of all topics by name.
-        clock: This machine's time, in seconds.
-    """
+    """The examination of a cluster that answers."""
 
     cc: ClaimCheck
     admin: Any
@@ -115,17 +104,7 @@ def _missing(topic: str) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """The settings of a topic that matter for payloads.
-
-    Attributes:
-        retention: Seconds for which messages are kept; ``None`` for no limit.
-        segment: Seconds after which a segment is closed; only closed segments are deleted.
-        local_retention: Seconds on the brokers' own disks, if older segments are in tiered storage.
-        by_bytes: Whether messages are also deleted by size.
-        compacted: Whether the last message of each key is kept.
-        max_message_bytes: The limit of one batch.
-        min_insync: Replicas that must acknowledge a message.
-    """
+    """The settings of a topic that matter for payloads."""
 
     retention: float | None
     segment: float

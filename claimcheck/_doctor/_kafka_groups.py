@@ -21,8 +21,6 @@ from claimcheck._registry import import_vendor
 from claimcheck.errors import ClaimCheckError, PayloadNotFoundError
 from claimcheck.transports.kafka._groups import NO_GROUP, groups_of, log_offsets
 
-__all__ = ["GroupReader"]
-
 _SECONDS = 10.0
 _MS = 1000
 _MESSAGES = 10_000
@@ -43,17 +41,7 @@ _quiet = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GroupReader:
-    """Looks at the groups that have committed offsets of one topic.
-
-    Attributes:
-        cc: The configuration.
-        admin: The admin client.
-        settings: Of the clients; they may be secrets.
-        topic: The topic.
-        partitions: Its partitions.
-        expected: What the configuration promises.
-        clock: This machine's time, in seconds.
-    """
+    """Looks at the groups that have committed offsets of one topic."""
 
     cc: ClaimCheck
     admin: Any
@@ -134,11 +122,7 @@ class GroupReader:
         return {partition: offset for (_, partition), offset in found.items()}
 
     def _first_pointers(self, offsets: dict[int, int]) -> list[tuple[Any, Pointer]]:
-        """Return the first message with a pointer from each offset on, if it is among the next few.
-
-        Raises:
-            TimeoutError: Not every partition returned a message in time.
-        """
+        """Return the first message with a pointer from each offset on, if it is among the next few."""
         vendor = _vendor()
         left, found = dict.fromkeys(offsets, _MESSAGES), list[tuple[Any, Pointer]]()
         with closing(vendor.Consumer({**self.settings, **_OWN}, logger=_quiet)) as consumer:

@@ -25,8 +25,6 @@ from claimcheck.transports.pulsar._admin import (
     trusting,
 )
 
-__all__ = ["admin_of", "client_of", "examine_pulsar"]
-
 _SECONDS = 10
 _DISABLED = (405, 412)  # topic-level policies are turned off
 _quiet = logging.getLogger(__name__)
@@ -58,12 +56,7 @@ def examine_pulsar(cc: ClaimCheck, target: PulsarTarget, clock: Callable[[], flo
 
 
 def admin_of(target: PulsarTarget, url: str) -> AdminClient:
-    """Return a client for the web service.
-
-    Raises:
-        AdminError: The URL cannot be used.
-        ConfigError: The CA certificates cannot be used.
-    """
+    """Return a client for the web service."""
     headers = {"Authorization": f"Bearer {target.token}"} if target.token else None
     trust = trusting(target.ca_file, option="--tls-ca-file")
     return AdminClient(url, headers=headers, trust=trust, timeout_seconds=_SECONDS)
@@ -121,11 +114,7 @@ def _topic(
 
 
 def topic_stats(admin: AdminClient, topic: str) -> dict[str, Any] | None:
-    """Return the statistics of a topic, with the age of each backlog; ``None`` if there is no such topic.
-
-    Raises:
-        AdminError: The web service refused to return them.
-    """
+    """Return the statistics of a topic, with the age of each backlog; ``None`` if there is no such topic."""
     path = topic_path(topic)
     partitions = (admin.get(f"{path}/partitions") or {}).get("partitions")
     which = "partitioned-stats?perPartition=true&" if partitions else "stats?"

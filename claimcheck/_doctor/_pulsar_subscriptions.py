@@ -9,22 +9,13 @@ from claimcheck._check import Finding
 from claimcheck._doctor._findings import finding
 from claimcheck._doctor._topics import Expectation, behind
 
-__all__ = ["examine_subscriptions"]
-
 _MS = 1000
 
 
 def examine_subscriptions(
     stats: Mapping[str, Mapping[str, Any]], names: tuple[str, ...], expected: Expectation, clock: Callable[[], float]
 ) -> Iterator[Finding]:
-    """Yield the findings about subscriptions.
-
-    Args:
-        stats: The statistics of all subscriptions of a topic by name.
-        names: The subscriptions to look at; empty for all.
-        expected: What the configuration promises.
-        clock: This machine's time, in seconds.
-    """
+    """Yield the findings about subscriptions."""
     path = expected.path
     for name in names:
         if name not in stats:

@@ -13,8 +13,6 @@ from claimcheck._doctor._findings import examined, finding
 from claimcheck._texts import duration, size_text
 from claimcheck.stores.redis import RedisStore
 
-__all__ = ["examine_redis"]
-
 _OLDEST_VERSION = (6, 2)
 _FULL = 0.8
 _SAMPLE_KEYS = 1000
@@ -105,10 +103,7 @@ def _memory(
 
 
 def _time_of_use(store: RedisStore, client: Any, now: float) -> float | None:
-    """Return the age of the oldest payload in a sample; ``None`` if it predicts nothing.
-
-    A store that has been in use for a whole lifetime does not grow any more.
-    """
+    """Return the age of the oldest payload in a sample; ``None`` if it predicts nothing."""
     names = (_SEGMENT.sub("", _text(name)) for name in _sample(client, store.prefix))
     known = [each for name in names if (each := store._lifetime_of(name)) is not None]
     created = [each.created_ms / 1000 for each in known if each.created_ms is not None]

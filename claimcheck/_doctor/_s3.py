@@ -15,8 +15,6 @@ from claimcheck._texts import duration
 from claimcheck.stores.s3 import S3Store
 from claimcheck.stores.s3._client import client_error, code_of
 
-__all__ = ["examine_s3"]
-
 _DAY = 86_400
 _ARCHIVES = {"GLACIER", "DEEP_ARCHIVE"}  # GLACIER_IR can be read at once
 _EVERYONE = ("/global/AllUsers", "/global/AuthenticatedUsers")
@@ -65,17 +63,7 @@ def _clock(bucket: _Bucket, path: str, clock: Callable[[], float]) -> Iterator[F
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """An enabled lifecycle rule.
-
-    Attributes:
-        prefix: It applies to keys that begin like this.
-        by_tag: Whether it applies to objects with certain tags only; claimcheck sets none.
-        by_size: Whether it applies to objects of certain sizes only.
-        days: When it deletes objects; 0 for a date that is the same for all of them.
-        archive_days: When it moves them to a class that must be restored before it can be read.
-        aborts: Whether it deletes the parts of incomplete uploads.
-        noncurrent: Whether it deletes old versions.
-    """
+    """An enabled lifecycle rule."""
 
     name: str
     prefix: str

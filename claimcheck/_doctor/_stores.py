@@ -22,20 +22,12 @@ from claimcheck.stores.pulsar_topic import PulsarTopicStore
 from claimcheck.stores.redis import RedisStore
 from claimcheck.stores.s3 import S3Store
 
-__all__ = ["examine_stores"]
-
 _ENTRIES = 1000
 _SWEPT_WITHIN = 4 * 86_400  # lifecycle rules count in whole days, have a grace, and run with a delay
 
 
 def examine_stores(cc: ClaimCheck, clock: Callable[[], float], failed: Container[str] = ()) -> Iterator[Finding]:
-    """Yield the findings about all stores, except those that `claimcheck.ClaimCheck.check` reports.
-
-    Args:
-        cc: The configuration.
-        clock: This machine's time, in seconds.
-        failed: The paths of stores that are out of reach, and are not examined.
-    """
+    """Yield the findings about all stores, except those that `claimcheck.ClaimCheck.check` reports."""
     for name in cc.config.stores:
         if f"stores.{name}" in failed:
             continue

@@ -12,17 +12,6 @@ from claimcheck._client import ClaimCheck
 from claimcheck._doctor._findings import finding
 from claimcheck._texts import duration
 
-__all__ = [
-    "DEAD_LETTERS",
-    "Expectation",
-    "KafkaTarget",
-    "PulsarTarget",
-    "behind",
-    "is_dead_letter_topic",
-    "on_command_line",
-    "outlives",
-]
-
 DEAD_LETTERS = re.compile(r"[._-](dlq|dlt|dead[._-]?letters?|errors?)", re.IGNORECASE)
 """What follows a topic's name in the name of its dead-letter topic, by convention."""
 
@@ -32,15 +21,7 @@ _SECRET = re.compile(r"password|secret|token|pem$|_key$|oauthbearer\.(config|ass
 
 @dataclass(frozen=True, slots=True)
 class KafkaTarget:
-    """Topics of a Kafka cluster.
-
-    Attributes:
-        servers: Bootstrap servers.
-        topics: Names of topics.
-        groups: Consumer groups; empty for all that have committed offsets of the topics.
-        dead_letter_topics: In addition to those that are found by their names.
-        options: Further settings of the client; they may be secrets.
-    """
+    """Topics of a Kafka cluster."""
 
     servers: str = field(repr=False)
     topics: tuple[str, ...]
@@ -58,18 +39,7 @@ class KafkaTarget:
 
 @dataclass(frozen=True, slots=True)
 class PulsarTarget:
-    """Topics of a Pulsar cluster.
-
-    Attributes:
-        url: The service URL; ``None`` if the admin API is enough.
-        admin_url: The web service; ``None`` if there is no access to it.
-        topics: Names of topics, with or without ``persistent://tenant/namespace/``.
-        subscriptions: Subscriptions; empty for all of the topics.
-        dead_letter_topics: In addition to those that are found by their names.
-        token: For the web service and the broker.
-        ca_file: CA certificates to trust; by default the system's.
-        listener_name: Of brokers that advertise several addresses.
-    """
+    """Topics of a Pulsar cluster."""
 
     url: str | None = field(repr=False)
     admin_url: str | None = field(repr=False)
@@ -88,18 +58,7 @@ class PulsarTarget:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What the configuration promises for one topic.
-
-    Attributes:
-        path: The topic, for findings.
-        strategy: As in the configuration.
-        store: Where payloads of the topic are stored; ``None`` if they are not.
-        lifetime: Their ``ttl_seconds``; ``None`` if they are not stored, or have none.
-        dead_letter_lifetime: The longer one of it and ``dead_letter_ttl_seconds``; ``None`` as above.
-        threshold: Messages up to this size are sent unchanged; ``None`` for the producer's own limit.
-        chunk_bytes: The largest chunk; ``None`` for the producer's own limit.
-        deletes: Whether consumers delete payloads after they are acknowledged.
-    """
+    """What the configuration promises for one topic."""
 
     path: str
     strategy: str
@@ -111,11 +70,7 @@ class Expectation:
 
     @classmethod
     def of(cls, cc: ClaimCheck, topic: str) -> Expectation:
-        """Return what a configuration promises for a topic, by the name that the producer uses.
-
-        Raises:
-            ClaimCheckError: Its store cannot be built.
-        """
+        """Return what a configuration promises for a topic, by the name that the producer uses."""
         config = cc.config.for_destination(topic)
         store = config.store if config.strategy not in ("chunking", "inline") else None
         lifetime, chunk = cc.store(store).ttl_seconds if store else None, config.chunking.max_message_bytes
@@ -142,12 +97,7 @@ class Expectation:
             yield finding("info", "lifetime-unset", self.path, message, fix)
 
     def too_large(self, limit: int, default: int) -> Iterator[tuple[Literal["error", "warning"], str]]:
-        """Yield what would be larger than a topic's limit: an error, or a warning if only the default is.
-
-        Args:
-            limit: Of one message, in bytes.
-            default: What ``auto`` means for a producer that does not know the topic's limit.
-        """
+        """Yield what would be larger than a topic's limit: an error, or a warning if only the default is."""
         if (self.threshold or default) > limit:
             yield self._too_large("threshold_bytes", self.threshold, default, limit)
         if self.chunks and (self.chunk_bytes or default) > limit:
@@ -187,17 +137,7 @@ def behind(
     oldest: float,
     expires: float | None = None,
 ) -> Iterable[Finding]:
-    """Yield a finding if a reader is so late that payloads have expired, or soon will.
-
-    Args:
-        id: The finding's id.
-        what: The oldest unread message, and of which group or subscription.
-        path: The topic.
-        lifetime: Of payloads that are written now, in seconds.
-        now: The time, in seconds since 1970.
-        oldest: When that message was sent.
-        expires: When the payload of that message expires, if it can be read from the message.
-    """
+    """Yield a finding if a reader is so late that payloads have expired, or soon will."""
     fix = "Start more consumers, or raise ttl_seconds: it applies to payloads that are written from then on."
     if expires is not None and expires <= now:
         message = f"the payload of {what} expired {duration(now - expires)} ago"

@@ -26,20 +26,12 @@ from claimcheck.errors import (
     StoreUnavailableError,
 )
 
-__all__ = ["Claim", "check_claims", "claims_of", "unclaimed_error"]
-
 _RECORD_BYTES = 1024  # always, so that it can be read without knowing who wrote it
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A topic that is collected.
-
-    Attributes:
-        slug: What its name is in the keys of payloads.
-        topic: The topic.
-        clusters: The clusters whose messages of this topic are read.
-    """
+    """A topic that is collected."""
 
     slug: str
     topic: str
@@ -57,18 +49,7 @@ def claims_of(names: Iterable[tuple[str, Iterable[str], str]]) -> list[Claim]:
 
 
 def check_claims(store: Store, claims: Iterable[Claim], *, delete: bool, claim: bool) -> list[str]:
-    """Return the topics that no cluster has claimed in a store. A collection may delete only if there is none.
-
-    Args:
-        store: A store that can be listed.
-        claims: The topics that are collected.
-        delete: Whether payloads are about to be deleted.
-        claim: Whether to claim these topics, if payloads are about to be deleted.
-
-    Raises:
-        ConfigError: A topic belongs to a cluster whose messages are not read.
-        StoreError: The store failed.
-    """
+    """Return the topics that no cluster has claimed in a store. A collection may delete only if there is none."""
     unclaimed = dict[str, None]()
     for each in claims:
         owners = _owners(store, each.slug)
@@ -85,12 +66,7 @@ def check_claims(store: Store, claims: Iterable[Claim], *, delete: bool, claim: 
 
 
 def unclaimed_error(unclaimed: Mapping[str, Iterable[str]], *, option: str) -> ConfigError:
-    """Return the error for topics that have to be claimed before anything is deleted.
-
-    Args:
-        unclaimed: The topics by store.
-        option: What claims them.
-    """
+    """Return the error for topics that have to be claimed before anything is deleted."""
     places = "; ".join(f"{', '.join(topics)} in store {store!r}" for store, topics in unclaimed.items() if topics)
     text = (
         f"nothing was deleted: no cluster has claimed {places}. If no other cluster keeps payloads of these topics "

@@ -46,8 +46,6 @@ from claimcheck._texts import time_text
 from claimcheck._validation import MAX_SECONDS, Range, check_int, check_value
 from claimcheck.errors import ConfigError, EnvelopeError, UnknownVersionError
 
-__all__ = ["Collection", "CollectionReport", "Run"]
-
 _BATCH = 1000
 _RECENT = 10_000  # payloads within the grace period that are remembered, to recognize the broker
 
@@ -56,24 +54,7 @@ Phase = Literal["listing", "reading", "reading again", "deleting", "finished"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionReport:
-    """The result of a collection, or its state so far.
-
-    Attributes:
-        dry_run: Whether nothing was deleted.
-        phase: What it does now.
-        grace_seconds: Younger payloads were kept.
-        topics: The topics that are read, each with the number of messages that were read so far.
-        not_read: Other topics with similar names, which may have copies of the messages.
-        candidates: Payloads of the topics that are older than the grace period.
-        messages: Messages that were read.
-        pointers: Messages with a pointer.
-        damaged: Messages with a pointer that no reader can read.
-        ignored: Messages of an unknown version that were ignored; see `Collection.ignore_unknown_before`.
-        matched: Whether a message points at a payload in these stores; if none does, they may be the wrong topics.
-        unclaimed: The topics that no cluster has claimed, by store; nothing is deleted then.
-        stores: One report for each store.
-        duration_seconds: How long it took.
-    """
+    """The result of a collection, or its state so far."""
 
     dry_run: bool
     phase: Phase = "listing"
@@ -93,23 +74,7 @@ class CollectionReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collection:
-    """The options of a collection; `run` may be called more than once.
-
-    Attributes:
-        grace_seconds: Younger payloads are kept. It must exceed the time from a write to the moment at which its
-            message can be read, and the difference between the clocks of writers, stores and this machine.
-        headers: What envelopes may begin with.
-        dry_run: Whether to delete nothing.
-        force: Whether to delete although no message points at any payload in the stores, as with the topics of
-            another broker.
-        claim: Whether to claim topics that no cluster has claimed in a store; see `claimcheck._gc._claims`.
-        ignore_unknown_before: Messages of an unknown version that were sent before this time, in seconds since 1970,
-            do not end the collection. What they point at is not kept.
-        limit: The most payloads to delete.
-        rate: The most deletions per second.
-        clock: Seconds since 1970.
-        sleep: Waits for seconds.
-    """
+    """The options of a collection; `run` may be called more than once."""
 
     grace_seconds: float = GRACE_SECONDS
     headers: tuple[bytes, ...] = (HEADER,)
@@ -136,21 +101,7 @@ class Collection:
         *,
         on_progress: Callable[[CollectionReport], None] | None = None,
     ) -> CollectionReport:
-        """Collect the garbage of topics in stores, and emit a `SweepEvent` for each store.
-
-        A store that fails does not stop the others; its error is in its report.
-
-        Args:
-            stores: The stores, which must be able to list their payloads.
-            topics: The topics. All of them, and everything in them, must be readable.
-            on_progress: Called with the state so far, after every 1,000 entries or messages and before an error.
-
-        Raises:
-            ConfigError: A topic does not exist, another topic's payloads have the same keys, no message points at any
-                payload, or a topic's payloads belong to another cluster, or to none yet. Nothing was deleted.
-            TransportError: The topics could not be read completely. Nothing was deleted.
-            UnknownVersionError: A message may point at anything. Nothing was deleted.
-        """
+        """Collect the garbage of topics in stores, and emit a `SweepEvent` for each store."""
         run, begin = Run(self, stores, topics), time.perf_counter()
         try:
             for _ in run.steps():

@@ -14,8 +14,6 @@ from claimcheck.transports.kafka._client import vendor
 from claimcheck.transports.kafka._cluster import Cluster
 from claimcheck.transports.kafka._groups import NO_GROUP, consumed_offsets, log_offsets
 
-__all__ = ["KafkaTopics"]
-
 _SECONDS = 30.0
 _MESSAGES = 500
 _OWN = {
@@ -33,18 +31,7 @@ _Partition = tuple[str, int]
 
 
 class KafkaTopics:
-    """Topics of a cluster, and the topics that may have copies of their messages.
-
-    What retention deletes unread is noticed. What compaction removes is not, but it leaves the newest segment alone.
-
-    Args:
-        target: The cluster and the topics; its groups are not used.
-        consumed: Whether to leave out what every group with committed offsets has read.
-
-    Raises:
-        ConfigError: The client refuses its settings.
-        TransportError: No broker answered, or not all groups can be seen.
-    """
+    """Topics of a cluster, and the topics that may have copies of their messages."""
 
     def __init__(self, target: KafkaTarget, *, consumed: bool = False) -> None:
         self.topics = target.topics

@@ -9,19 +9,11 @@ from claimcheck.transports.local._broker import LocalBroker
 from claimcheck.transports.local._database import local_cluster
 from claimcheck.transports.local._groups import consumed_offset
 
-__all__ = ["LocalTopics"]
-
 _MESSAGES = 500
 
 
 class LocalTopics:
-    """Topics of an embedded broker, and the topics that may have copies of their messages. It never deletes a message.
-
-    Args:
-        broker: The broker.
-        topics: The topics.
-        consumed: Whether to leave out what every group has acknowledged.
-    """
+    """Topics of an embedded broker, and the topics that may have copies of their messages."""
 
     def __init__(self, broker: LocalBroker, topics: tuple[str, ...], *, consumed: bool = False) -> None:
         self.topics = topics

@@ -21,8 +21,6 @@ from claimcheck.transports.pulsar._admin import full_name, topic_path
 from claimcheck.transports.pulsar._cursors import NOTHING, consumed_position, entry_of, partitions_of
 from claimcheck.transports.pulsar._errors import vendor
 
-__all__ = ["PulsarTopics"]
-
 _SECONDS = 30
 _PAUSE_SECONDS = 0.5
 _QUEUE = 100
@@ -33,16 +31,7 @@ _Position = tuple[int, int]  # ledger and entry
 
 
 class PulsarTopics:
-    """Topics of a cluster, and the topics that may have copies of their messages.
-
-    Args:
-        target: The cluster and the topics; both of its URLs are needed, and its subscriptions are not used.
-        consumed: Whether to leave out what every durable subscription has acknowledged.
-
-    Raises:
-        ConfigError: A URL is missing, or a topic is not persistent.
-        TransportError: The web service did not answer.
-    """
+    """Topics of a cluster, and the topics that may have copies of their messages."""
 
     def __init__(self, target: PulsarTarget, *, consumed: bool = False) -> None:
         if target.url is None or target.admin_url is None:

@@ -15,8 +15,6 @@ from claimcheck._sweep import check_clock
 from claimcheck.errors import StoreError
 from claimcheck.hooks import SweepEvent
 
-__all__ = ["AGES", "Allowance", "StoreReport", "StoreRun"]
-
 AGES = (("less than 7 days", 7 * 86_400), ("7 to 30 days", 30 * 86_400), ("more than 30 days", math.inf))
 """The classes of age in a report, with their upper limits in seconds."""
 
@@ -27,26 +25,7 @@ _ERRORS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreReport:
-    """What became of the payloads of one store.
-
-    Attributes:
-        store: The store's name in the configuration.
-        listed: Entries that were listed.
-        referenced: Candidates that a message points at.
-        orphans: Candidates that no message points at.
-        orphan_bytes: Their bytes, as far as the medium tells.
-        topics: Orphans by topic.
-        ages: Orphans by age; see `AGES`.
-        deleted: Orphans that were deleted; 0 in a dry run.
-        skipped: Orphans that no longer existed, or were written again, before they could be deleted.
-        failed: Orphans that could not be deleted, and folders that could not be listed.
-        kept: Other entries, by reason: ``recent`` (within the grace period), ``other`` (of other destinations),
-            ``leftover`` (of interrupted writes; see ``claimcheck sweep``), ``unknown`` (their age is not known, or they
-            have an identity and no lifetime).
-        errors: The first few errors behind ``failed``.
-        error: The error that ended the work on this store.
-        finished: Whether the end of the store was reached; false after a limit, an error or an interruption.
-    """
+    """What became of the payloads of one store."""
 
     store: str
     listed: int = 0
@@ -65,27 +44,14 @@ class StoreReport:
 
 
 class Allowance:
-    """How many payloads may still be deleted, in all stores together.
-
-    Args:
-        limit: ``None`` for no limit.
-    """
+    """How many payloads may still be deleted, in all stores together."""
 
     def __init__(self, limit: int | None) -> None:
         self.left = math.inf if limit is None else limit
 
 
 class StoreRun:
-    """One store.
-
-    Args:
-        store: The store.
-        allowance: Shared with the other stores.
-        dry_run: Whether to delete nothing.
-        rate: The most deletions per second.
-        clock: Seconds since 1970.
-        sleep: Waits for seconds.
-    """
+    """One store."""
 
     def __init__(
         self,

@@ -11,8 +11,6 @@ from claimcheck._doctor._topics import DEAD_LETTERS
 from claimcheck._envelope import Buffer
 from claimcheck.errors import TransportError
 
-__all__ = ["IncompleteReadError", "Topics", "TopicMessage", "topics_not_read", "topics_to_read"]
-
 _COPIES = re.compile(rf"([._-].+)?({DEAD_LETTERS.pattern}|[._-]retr(y|ies))([._-]\d+)?", re.IGNORECASE)
 
 
@@ -22,14 +20,7 @@ class IncompleteReadError(TransportError):
 
 @dataclass(frozen=True, slots=True)
 class TopicMessage:
-    """A message of a topic.
-
-    Attributes:
-        topic: The topic.
-        place: Partition and position, for errors.
-        value: Its bytes; ``None`` for a tombstone.
-        sent_ms: When it was sent, as the broker says, milliseconds since 1970; ``None`` if it does not.
-    """
+    """A message of a topic."""
 
     topic: str
     place: str
@@ -45,40 +36,20 @@ class Topics(Protocol):
         """The topics whose payloads are collected, as the broker calls them."""
 
     def cluster(self) -> str:
-        """Return the name of the broker's cluster, which no other one has.
-
-        Raises:
-            TransportError: It is not known.
-        """
+        """Return the name of the broker's cluster, which no other one has."""
 
     def known(self) -> Sequence[str]:
-        """Return all topics of the broker that can be listed.
-
-        Raises:
-            TransportError: They cannot.
-        """
+        """Return all topics of the broker that can be listed."""
 
     def names(self, topic: str) -> Sequence[str]:
         """Return all names that a producer may use for a topic."""
 
     def read(self) -> Iterator[TopicMessage]:
-        """Yield what was appended since the last call began, up to when this one begins; at first, everything.
-
-        Reads `topics_to_read`, also those that were created since the last call.
-
-        Raises:
-            IncompleteReadError: A topic does not exist or cannot be read completely, or something that was appended
-                since the last call was deleted before it could be read.
-            TransportError: The broker failed.
-        """
+        """Yield what was appended since the last call began, up to when this one begins; at first, everything."""
 
 
 def topics_to_read(topics: Iterable[str], known: Collection[str]) -> list[str]:
-    """Return the existing topics that, by their names, may have messages with payloads of some topics, sorted.
-
-    These are the topics, the topics whose dead-letter or retry topics they are, and the dead-letter and retry topics of
-    all of them: ``orders.dlq``, ``orders-retry-0`` or ``orders-billing-DLQ``.
-    """
+    """Return the existing topics that, by their names, may have messages with payloads of some topics, sorted."""
     origins = _origins(topics, known)
     return sorted(name for name in known if name in origins or any(_has_copies(name, each) for each in origins))
 

@@ -26,8 +26,6 @@ from claimcheck.errors import ConfigError
 if TYPE_CHECKING:
     from claimcheck.transports.local import LocalBroker
 
-__all__ = ["BrokerOptions", "broker_options", "check_one_broker", "local_broker", "local_option"]
-
 _SETTING = re.compile(r"[a-z][a-z0-9._]*")
 _KAFKA_PREFIXES = ("security.", "sasl.", "ssl.")
 _PULSAR_NAMES = ("token", "namespace", "tls_trust_certs_file_path", "listener_name")
@@ -56,15 +54,7 @@ local_option = click.option(
 
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
-    """The broker that a command line names: Kafka, Pulsar or none.
-
-    Attributes:
-        kafka: Bootstrap servers.
-        pulsar: The service URL.
-        admin_url: Pulsar's web service.
-        settings: Further settings of the client; they may be secrets. For Kafka those of librdkafka, for Pulsar
-            ``token``, ``namespace``, ``tls_trust_certs_file_path`` and ``listener_name``, where they are set.
-    """
+    """The broker that a command line names: Kafka, Pulsar or none."""
 
     kafka: str | None = field(default=None, repr=False)
     pulsar: str | None = field(default=None, repr=False)
@@ -90,12 +80,7 @@ class BrokerOptions:
 
 
 def broker_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of brokers to a command, which receives them as one argument, ``broker``.
-
-    Raises:
-        UsageError: Two brokers are named, or an option belongs to the other broker. Raised when the command is called.
-        ConfigError: The file of ``--kafka-config`` is wrong. Raised when the command is called.
-    """
+    """Add the options of brokers to a command, which receives them as one argument, ``broker``."""
 
     @functools.wraps(command)
     def called(
@@ -132,11 +117,7 @@ def check_one_broker(broker: BrokerOptions, local: str | None) -> None:
 
 
 def local_broker(path: str) -> LocalBroker:
-    """Open the embedded broker of ``--local``.
-
-    Raises:
-        ConfigError: The file is not that of a broker. Opening it would make it one, if it is empty.
-    """
+    """Open the embedded broker of ``--local``."""
     from claimcheck.transports.local import LocalBroker
     from claimcheck.transports.local._database import is_broker_file
 
@@ -158,11 +139,7 @@ def _from_environment(environ: Mapping[str, str], kind: str) -> dict[str, str]:
 
 
 def _from_file(path: Path) -> dict[str, str]:
-    """Read settings of the Kafka client.
-
-    Raises:
-        ConfigError: A line is not ``name=value``, or a variable is not set. It quotes no line, which may be a secret.
-    """
+    """Read settings of the Kafka client."""
     settings = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):

@@ -58,8 +58,6 @@ from claimcheck.errors import (
     StoreError,
 )
 
-__all__ = ["Commands", "commands", "exit_code", "one_line"]
-
 
 class Commands(click.Group):
     """A group whose commands end with the documented exit codes, and with a traceback only after ``--debug``."""

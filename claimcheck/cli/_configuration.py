@@ -11,8 +11,6 @@ from claimcheck._check import CheckReport
 from claimcheck._client import ClaimCheck, load
 from claimcheck.errors import ConfigError
 
-__all__ = ["CONFIG", "config_option", "json_option", "loaded", "reported"]
-
 CONFIG = "claimcheck.yaml"
 """The default path."""
 
@@ -29,11 +27,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def loaded(config: str) -> ClaimCheck:
-    """Load a configuration file.
-
-    Raises:
-        ConfigError: It does not exist, or is not valid.
-    """
+    """Load a configuration file."""
     if not os.path.exists(config):
         text = f"{config} does not exist: name the configuration, set CLAIMCHECK_CONFIG, or run 'claimcheck init'"
         raise ConfigError(text, path=config)

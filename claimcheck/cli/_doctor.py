@@ -16,15 +16,14 @@ from rich.text import Text
 from claimcheck._check import CheckReport, Finding
 from claimcheck._doctor._findings import WHY, explained
 from claimcheck._doctor._topics import KafkaTarget, PulsarTarget
+from claimcheck._texts import printable
 from claimcheck._validation import did_you_mean
 from claimcheck.cli._brokers import BrokerOptions, broker_options
 from claimcheck.cli._configuration import CONFIG, json_option, reported
 from claimcheck.cli._exit_codes import report_exit_code
-from claimcheck.cli._files import STDIO, check_output, is_terminal, printable
+from claimcheck.cli._files import STDIO, check_output, is_terminal
 from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._setup import summary
-
-__all__ = ["doctor"]
 
 _COLORS = {"error": "red", "warning": "yellow", "info": "blue"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from claimcheck._check import CheckReport
 from claimcheck._registry import UNUSABLE
-from claimcheck.cli._files import printable
+from claimcheck._texts import printable
 from claimcheck.errors import (
     ChunkError,
     ClaimCheckError,
@@ -17,8 +17,6 @@ from claimcheck.errors import (
     PointerRejectedError,
     StoreUnavailableError,
 )
-
-__all__ = ["exit_code", "one_line", "report_exit_code"]
 
 _CODES: tuple[tuple[tuple[type[ClaimCheckError], ...], int], ...] = (
     ((ConfigError, MissingDependencyError), 3),

@@ -9,22 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, TextIO, cast
 
-from claimcheck._texts import printable
 from claimcheck.errors import ClaimCheckError, EnvelopeError
-
-__all__ = [
-    "STDIO",
-    "check_output",
-    "is_terminal",
-    "live_status",
-    "note",
-    "opened",
-    "output",
-    "printable",
-    "progress",
-    "read_message",
-    "watched",
-]
 
 STDIO = "-"
 """The path of standard input and output."""
@@ -34,11 +19,7 @@ _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)  # not on Windows
 
 
 def opened(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
-    """Open a file for reading; ``-`` is standard input, which stays open.
-
-    Raises:
-        ClaimCheckError: Standard input is closed.
-    """
+    """Open a file for reading; ``-`` is standard input, which stays open."""
     if path != STDIO:
         return open(path, "rb")
     if sys.stdin is None:
@@ -47,11 +28,7 @@ def opened(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
 
 
 def read_message(path: str) -> bytes:
-    """Read one message into memory.
-
-    Raises:
-        EnvelopeError: It is empty, or larger than any broker's messages.
-    """
+    """Read one message into memory."""
     where = "standard input" if path == STDIO else path
     with opened(path) as file:
         message = file.read(_LARGEST_MESSAGE + 1)
@@ -63,12 +40,7 @@ def read_message(path: str) -> bytes:
 
 
 def check_output(path: str, *, force: bool) -> None:
-    """Check an output path before the work begins; `output` checks it again.
-
-    Raises:
-        ClaimCheckError: The file exists, the path is a symbolic link, its directory does not exist or is not writable,
-            or standard output is closed.
-    """
+    """Check an output path before the work begins; `output` checks it again."""
     if path == STDIO and sys.stdout is None:
         raise ClaimCheckError("standard output is closed: use -o FILE")
     if path == STDIO or _is_special(path):
@@ -86,17 +58,7 @@ def check_output(path: str, *, force: bool) -> None:
 
 @contextlib.contextmanager
 def output(path: str, *, force: bool) -> Iterator[BinaryIO]:
-    """Return a file to write to. It appears under its name when the block succeeds, and is deleted when it fails.
-
-    Only its owner can read it. A symbolic link is never followed.
-
-    Args:
-        path: ``-`` is standard output; pipes and devices are opened and written to.
-        force: Whether an existing file is replaced.
-
-    Raises:
-        ClaimCheckError: See `check_output`; also if another process created the file, or the disk is full.
-    """
+    """Return a file to write to. It appears under its name when the block succeeds, and is deleted when it fails."""
     check_output(path, force=force)
     try:
         with _writable(path, force=force) as file:

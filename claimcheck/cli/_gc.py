@@ -17,16 +17,15 @@ from claimcheck._gc._collection import Collection, CollectionReport
 from claimcheck._gc._stores import StoreReport
 from claimcheck._gc._topics import Topics
 from claimcheck._texts import duration as in_words
+from claimcheck._texts import printable
 from claimcheck.cli._brokers import BrokerOptions, broker_options, check_one_broker, local_broker, local_option
 from claimcheck.cli._configuration import config_option, json_option, loaded
 from claimcheck.cli._exit_codes import one_line
-from claimcheck.cli._files import STDIO, check_output, live_status, printable
+from claimcheck.cli._files import STDIO, check_output, live_status
 from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._inspect import human_bytes
 from claimcheck.cli._sweep import check_dry_run, checked_stores, duration, rate_option, store_option
 from claimcheck.errors import ScanNotSupportedError
-
-__all__ = ["gc"]
 
 _HINTS = 10
 _KEPT = {

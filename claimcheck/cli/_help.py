@@ -7,8 +7,6 @@ from importlib import metadata
 
 from claimcheck._registry import distribution_name
 
-__all__ = ["COMMANDS", "COMPLETION", "EXIT_CODES", "SUMMARY", "plain_help", "version"]
-
 SUMMARY = "Send payloads of any size through Kafka and Pulsar."
 
 COMMANDS = {

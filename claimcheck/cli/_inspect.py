@@ -15,8 +15,6 @@ from claimcheck._reader import PieceReader
 from claimcheck._texts import size_text
 from claimcheck.errors import ClaimCheckError, ConfigError, EnvelopeError, PointerRejectedError
 
-__all__ = ["Facts", "describe", "human_bytes", "lines", "pointer_facts"]
-
 Facts = dict[str, Any]
 """JSON values by name."""
 
@@ -27,20 +25,7 @@ _RARE = {"codec": "codec", "encryption": "encryption", "extra": "unknown"}
 def describe(
     message: bytes, cc: ClaimCheck | None, *, now: float, destination: str | None = None
 ) -> tuple[Facts, ClaimCheckError | None]:
-    """Describe a message.
-
-    Args:
-        message: The whole message.
-        cc: The stores and signing keys; ``None`` without a configuration.
-        now: Seconds since 1970.
-        destination: The topic that it was read from; ``None`` does not check that the pointer was sent there.
-
-    Returns:
-        The facts, and the error with which a reader would reject the pointer, or ``None``.
-
-    Raises:
-        EnvelopeError: Damaged, or written by a newer claimcheck.
-    """
+    """Describe a message."""
     envelope = decode(message, header=cc.config.header if cc else HEADER)
     facts: Facts = {"kind": type(envelope).__name__.lower(), "message_bytes": len(message)}
     if isinstance(envelope, PointerData):

@@ -17,8 +17,6 @@ from claimcheck.stores.s3 import S3Store
 if TYPE_CHECKING:
     from claimcheck.stores.s3._lifecycle import LifecycleRule
 
-__all__ = ["lifecycle"]
-
 
 @click.command(short_help=COMMANDS["lifecycle"])
 @config_option

@@ -13,17 +13,16 @@ import click
 from claimcheck._client import ClaimCheck
 from claimcheck._doctor._topics import PulsarTarget
 from claimcheck._redrive import Redrive, RedriveReport
+from claimcheck._texts import printable
 from claimcheck.cli._brokers import BrokerOptions, broker_options, check_one_broker, local_broker, local_option
 from claimcheck.cli._configuration import config_option, json_option, loaded
 from claimcheck.cli._exit_codes import one_line
-from claimcheck.cli._files import STDIO, check_output, live_status, printable
+from claimcheck.cli._files import STDIO, check_output, live_status
 from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._inspect import human_bytes
 from claimcheck.cli._sweep import check_dry_run, rate_option
 from claimcheck.errors import ConfigError, TransportError
 from claimcheck.transports._common.redrive import DeadLetterTopic
-
-__all__ = ["redrive"]
 
 _GROUP = "claimcheck-redrive"
 

@@ -17,8 +17,6 @@ from claimcheck._validation import REST, Option, Range, constraints, options_of
 from claimcheck.config import OVERRIDABLE, Config
 from claimcheck.errors import ClaimCheckError
 
-__all__ = ["installed_schema", "schema"]
-
 Schema = dict[str, object]
 
 _MODULE_CLASS = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -38,12 +36,7 @@ def installed_schema() -> Schema:
 
 
 def schema(*, stores: Mapping[str, str] = STORES, strategies: Iterable[str] = STRATEGIES) -> Schema:
-    """Return the JSON Schema (draft 2020-12) of a configuration file.
-
-    Args:
-        stores: Store types that have names, with their classes. Any ``module:Class`` is valid, with any options.
-        strategies: Names of strategies. Any ``module:Class`` is valid.
-    """
+    """Return the JSON Schema (draft 2020-12) of a configuration file."""
     definitions: dict[str, Schema] = {}
     top = _object(Config, definitions)
     properties = typing.cast("dict[str, Schema]", top["properties"])

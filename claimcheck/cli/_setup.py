@@ -12,20 +12,8 @@ import click
 
 from claimcheck._check import CheckReport, Finding
 from claimcheck._registry import pip_install
-from claimcheck.cli._files import is_terminal, printable
-
-__all__ = [
-    "BROKERS",
-    "STORES",
-    "STRATEGIES",
-    "Answers",
-    "ask",
-    "as_yaml",
-    "next_steps",
-    "report_json",
-    "report_lines",
-    "summary",
-]
+from claimcheck._texts import printable
+from claimcheck.cli._files import is_terminal
 
 STRATEGIES = {
     "external": "A large payload goes to the store. While the store is down, sending fails.",

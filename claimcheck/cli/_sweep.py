@@ -20,8 +20,6 @@ from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._inspect import human_bytes
 from claimcheck.errors import ClaimCheckError, ConfigError, ScanNotSupportedError
 
-__all__ = ["check_dry_run", "checked_stores", "duration", "rate_option", "store_option", "sweep"]
-
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(?:/s)?")

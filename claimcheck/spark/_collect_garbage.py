@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from claimcheck.config import Config
     from claimcheck.spark._delete_garbage import Tables
 
-__all__ = ["GarbageReport", "collect_garbage"]
-
 _BATCH_ROWS = 8192
 
 
@@ -208,10 +206,7 @@ def _shown(left: DataFrame, *, now_ms: int) -> DataFrame:
 
 
 def _listing(spark: SparkSession, config: Config, candidates: Candidates) -> tuple[DataFrame, tuple[str, ...]]:
-    """Return the candidates in all stores, and the stores that cannot be listed.
-
-    There are also rows without a key, with numbers of ``listed`` entries.
-    """
+    """Return the candidates in all stores, and the stores that cannot be listed."""
     from pyspark.sql.types import BinaryType, LongType, StringType
 
     tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)

@@ -61,11 +61,7 @@ def described(spark: SparkSession, text: str) -> Iterator[None]:
 
 
 def find_column(df: DataFrame, option: str, name: object, *types: str) -> int:
-    """Return the index of the column that ``option`` names; case-insensitive, as in Spark.
-
-    Raises:
-        ConfigError: No such column, more than one, or of none of the types (by default ``binary``).
-    """
+    """Return the index of the column that ``option`` names; case-insensitive, as in Spark."""
     if not isinstance(name, str):
         fail(option, found=f"a {type(name).__name__}", expected="the name of a column, as text")
     names, shown = [each.lower() for each in df.columns], ", ".join(df.columns) or "none"
@@ -81,11 +77,7 @@ def find_column(df: DataFrame, option: str, name: object, *types: str) -> int:
 
 
 def check_new(taken: Iterable[str], **added: object) -> None:
-    """Check the names of new columns, by option, against those of the columns that stay.
-
-    Raises:
-        ConfigError: A name is taken, or is not text; names the argument.
-    """
+    """Check the names of new columns, by option, against those of the columns that stay."""
     names = [name.lower() for name in taken]
     for option, name in added.items():
         if not isinstance(name, str) or not name:
@@ -97,11 +89,7 @@ def check_new(taken: Iterable[str], **added: object) -> None:
 
 
 def check_distinct(names: Sequence[str], option: str) -> None:
-    """Check that column names are unique, because ``option`` turns rows into dictionaries.
-
-    Raises:
-        ConfigError: Names a duplicate.
-    """
+    """Check that column names are unique, because ``option`` turns rows into dictionaries."""
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate is not None:
         expected = "columns with different names: each row becomes a dictionary"
@@ -118,11 +106,7 @@ def with_fields(kept: Iterable[StructField], /, **added: DataType) -> StructType
 def map_batches(
     df: DataFrame, function: BatchFunction, *, kept: Sequence[int], added: Mapping[str, DataType]
 ) -> DataFrame:
-    """Run a function on the Arrow batches of a DataFrame; it finds columns by index, and Spark names its output.
-
-    The output has the columns ``kept``, by index, and then those in ``added``. Columns are renamed only if necessary:
-    renaming makes Spark copy each row, payloads included. Raises as `check_types`.
-    """
+    """Run a function on the Arrow batches of a DataFrame; it finds columns by index, and Spark names its output."""
     check_types(df)
     names = {name.lower() for name in df.columns}
     usable = len(names) == len(df.columns) and not any(name == "" or set(name) & set(".`*") for name in names)

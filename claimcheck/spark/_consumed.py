@@ -10,8 +10,6 @@ from claimcheck._validation import fail
 if TYPE_CHECKING:
     from claimcheck.spark.sources._pulsar.connection import Connection
 
-__all__ = ["ADMIN", "Places", "admin_settings", "kafka_cluster", "kafka_places", "local_places", "pulsar_places"]
-
 ADMIN = "admin"
 """The key of settings for the client that looks at the groups of Kafka."""
 
@@ -24,16 +22,7 @@ _SERVERS, _SECURITY = "kafka.bootstrap.servers", ("kafka.security.protocol", "ka
 
 
 def admin_settings(given: object, options: Mapping[str, str], *, path: str) -> dict[str, Any]:
-    """Return the settings of the client that looks at groups: it is another one than Spark's, which Java runs.
-
-    Args:
-        given: The mapping that the caller has given; ``None`` for none.
-        options: The options of the source.
-        path: How errors name it.
-
-    Raises:
-        ConfigError: It is not a mapping, or is missing although the source has settings for security.
-    """
+    """Return the settings of the client that looks at groups: it is another one than Spark's, which Java runs."""
     if given is not None and not isinstance(given, Mapping):
         fail(path, found=f"a {type(given).__name__}", expected="a mapping of settings of librdkafka")
     lower = {name.lower(): value for name, value in options.items()}
@@ -52,12 +41,7 @@ def kafka_cluster(settings: Mapping[str, Any], *, path: str) -> str:
 
 
 def kafka_places(settings: Mapping[str, Any], topics: tuple[str, ...], *, path: str) -> Places:
-    """Return what every group of Kafka has read; see `claimcheck.transports.kafka._groups.consumed_offsets`.
-
-    Raises:
-        ConfigError: The client refuses the settings.
-        TransportError: The broker did not answer, or not all groups can be seen.
-    """
+    """Return what every group of Kafka has read; see `claimcheck.transports.kafka._groups.consumed_offsets`."""
     from claimcheck.transports.kafka._cluster import Cluster
     from claimcheck.transports.kafka._groups import consumed_offsets
 
@@ -68,11 +52,7 @@ def kafka_places(settings: Mapping[str, Any], topics: tuple[str, ...], *, path: 
 
 
 def pulsar_places(connection: Connection, topics: tuple[str, ...]) -> Places:
-    """Return what every durable subscription has acknowledged.
-
-    Raises:
-        TransportError: The web service did not answer, or does not know the subscriptions.
-    """
+    """Return what every durable subscription has acknowledged."""
     from claimcheck.spark.sources._pulsar.client import consumed_positions
     from claimcheck.spark.sources._pulsar.reader import split_name
 

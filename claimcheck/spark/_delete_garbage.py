@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     Tables = Sequence["DataFrame | tuple[DataFrame, str]"]
     """Tables with pointers in the column ``value``, or in the one that is named."""
 
-__all__ = ["GarbageDeletion", "Scope", "Topics", "delete_garbage"]
-
 Topics = Sequence[Mapping[str, Any]]
 """Topics, each as a mapping of ``format`` and the options of a Spark source."""
 
@@ -76,14 +74,7 @@ class GarbageDeletion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What a garbage collection covers.
-
-    Attributes:
-        config: The configuration of the stores.
-        references: Where to look for references.
-        grace_seconds: Younger payloads are kept.
-        claims: Whose payloads may be deleted.
-    """
+    """What a garbage collection covers."""
 
     config: Config
     references: References
@@ -101,11 +92,7 @@ class Scope:
         grace_seconds: float,
         consumed: bool,
     ) -> Scope:
-        """Check the arguments; see `claimcheck.spark.collect_garbage`.
-
-        Raises:
-            ConfigError: One is invalid.
-        """
+        """Check the arguments; see `claimcheck.spark.collect_garbage`."""
         require_arrow()
         check_value("grace_seconds", grace_seconds, Annotated[float, Range(0, MAX_SECONDS)])
         check_value("consumed", consumed, bool)
@@ -125,11 +112,7 @@ class Scope:
         return cls(config=checked, references=references, grace_seconds=grace_seconds, claims=tuple(claims))
 
     def check_claims(self, *, delete: bool = False, claim: bool = False) -> None:
-        """Ask an executor whether this collection may delete payloads; see `claimcheck._gc._claims`.
-
-        Raises:
-            ConfigError: The payloads of a topic belong to another cluster, or to none and are to be deleted.
-        """
+        """Ask an executor whether this collection may delete payloads; see `claimcheck._gc._claims`."""
         from pyspark.sql.types import StringType
 
         names = self.references.spark.createDataFrame([(name,) for name in sorted(self.config.stores)], "store string")

@@ -17,8 +17,7 @@ from typing import Annotated, BinaryIO, Generic, TypeVar
 from typing import Literal as OneOf
 
 from claimcheck._client import ClaimCheck
-from claimcheck._envelope import Buffer, Literal, decode, is_lookalike
-from claimcheck._payload import as_view
+from claimcheck._envelope import Buffer, Literal, as_view, decode, is_lookalike
 from claimcheck._pointer import Pointer
 from claimcheck._registry import UNUSABLE
 from claimcheck._validation import Range, check_int, check_value
@@ -68,11 +67,7 @@ _QUEUE_PER_THREAD = 4  # bounds the number of jobs in flight when payloads are t
 
 
 class AdaptiveConcurrency:
-    """Decides how many fetches run at once; one per process and store.
-
-    With ``auto`` it compares the elapsed time of single fetches (``wall``) with the CPU time of their thread (``cpu``),
-    and remembers the result for a minute.
-    """
+    """Decides how many fetches run at once; one per process and store."""
 
     def __init__(
         self,
@@ -126,13 +121,7 @@ def _threads_for(samples: list[tuple[float, float]]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Job(Generic[R]):
-    """One piece of work for an `OrderedExecutor`.
-
-    Attributes:
-        work: The function to call.
-        size: Payload bytes held from the start of the job until the next result is requested; ``None`` if unknown.
-        waits: Whether the job calls a store. Other jobs run when their turn comes.
-    """
+    """One piece of work for an `OrderedExecutor`."""
 
     work: Callable[[], R]
     size: int | None
@@ -140,13 +129,7 @@ class Job(Generic[R]):
 
 
 class OrderedExecutor(Generic[R]):
-    """Runs jobs ahead, in threads where that pays, and yields their results in order.
-
-    Args:
-        concurrency: How many threads to use.
-        max_bytes: Bound on the payload bytes in flight, including the last result yielded. A larger job runs alone.
-        measure: Returns the bytes of a result, to estimate jobs of unknown size.
-    """
+    """Runs jobs ahead, in threads where that pays, and yields their results in order."""
 
     def __init__(self, concurrency: AdaptiveConcurrency, max_bytes: int, *, measure: Callable[[R], int]) -> None:
         self._concurrency, self._max_bytes, self._measure = concurrency, max_bytes, measure
@@ -211,13 +194,7 @@ class OrderedExecutor(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class ReadFrom:
-    """Where a message was read from.
-
-    Attributes:
-        destination: The topic; ``None`` if it is not known.
-        headers: Returns the headers, if they are known; called for escaped payloads only.
-        is_internal: Whether this job wrote the message itself: then it is bound to no topic.
-    """
+    """Where a message was read from."""
 
     destination: str | None = None
     headers: Callable[[], object] | None = None
@@ -237,22 +214,7 @@ def outcomes(
     waited: Callable[[float], object] | None = None,
     read_from: Callable[[T], ReadFrom] = lambda item: _NOWHERE,
 ) -> Generator[tuple[T, Buffer | None, Outcome]]:
-    """Resolve messages one by one, in order; nothing happens before the first result is requested.
-
-    Args:
-        messages: Pairs of any item and its envelope or plain message, read only as far ahead as payloads are fetched.
-        cc: Called from several threads at once. Errors other than `ClaimCheckError` end the iteration.
-        concurrency: How many threads fetch at once.
-        max_inflight_bytes: Bound on the payload bytes that were fetched and not yet released, including the last
-            payload yielded. A larger payload is fetched alone.
-        instead: Called with a message and its pointer before any I/O; returns the outcome, or ``None`` to fetch.
-        waited: Called at the end with the seconds spent waiting for payloads.
-        read_from: Returns where the message of an item was read from.
-
-    Yields:
-        The item, the message and its outcome. Closing the iterator cancels the fetches that have not started and waits
-        for the others.
-    """
+    """Resolve messages one by one, in order; nothing happens before the first result is requested."""
     ahead: deque[tuple[T, Buffer | None]] = deque()
 
     def jobs() -> Iterator[Job[Outcome]]:
@@ -325,12 +287,7 @@ def _same(outcome: Outcome) -> Outcome:
 
 
 def is_bad_message(error: ClaimCheckError, config: Config) -> bool:
-    """Return whether an error concerns one message only, so that a task may continue without it.
-
-    Other errors would affect every message of the task and turn an outage into data: a store that is down, or a driver
-    or environment variable that this worker lacks for a store that the job needs. A job needs the configuration's
-    ``store`` and the stores listed in ``reads_from``. Other stores are opened only if a message names them.
-    """
+    """Return whether an error concerns one message only, so that a task may continue without it."""
     return isinstance(error, MESSAGE_ERRORS) and not error.retryable and not _lacks_needed_store(error, config)
 
 
@@ -342,11 +299,7 @@ def _lacks_needed_store(error: ClaimCheckError, config: Config) -> bool:
 
 
 def check_limits(*, concurrency: Concurrency, **byte_counts: int) -> None:
-    """Check the concurrency and options that are numbers of bytes, before they fail in every task.
-
-    Raises:
-        ConfigError: An option is out of range; names it and the valid values.
-    """
+    """Check the concurrency and options that are numbers of bytes, before they fail in every task."""
     check_value("concurrency", concurrency, OneOf["auto"] | Annotated[int, Range(1, 64)])
     for name, value in byte_counts.items():
         check_int(name, value, minimum=1)

@@ -22,8 +22,6 @@ from pathlib import Path
 from claimcheck._registry import import_vendor, pip_install
 from claimcheck.errors import MissingDependencyError
 
-__all__ = ["ensure_java"]
-
 _TIMEOUT_SECONDS = 60  # for a cold start on a busy machine; usually well under a second
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 

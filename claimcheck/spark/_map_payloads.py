@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
 
-__all__ = ["map_payloads"]
-
 _OUT_ROWS = 1024
 
 
@@ -254,11 +252,7 @@ class _MapStage:
 
 
 def _arrays(results: list[_Result], fields: list[pa.Field]) -> list[pa.Array]:
-    """Return the columns of results.
-
-    Raises:
-        ResultError: A result does not fit its column.
-    """
+    """Return the columns of results."""
     return [_array([result.values[index] for result in results], field) for index, field in enumerate(fields)]
 
 

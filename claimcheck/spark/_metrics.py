@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pyspark import Accumulator
     from pyspark.sql import Column, SparkSession
 
-__all__ = ["Metrics", "Tally", "check_metrics", "measures", "progress", "store_of"]
-
 _ROWS, _BYTES, _WAITING = "rows", "payload_bytes", "waiting_seconds"
 _ERRORS, _STORES = "errors.", "store_bytes."
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))

@@ -56,8 +56,6 @@ if TYPE_CHECKING:
 
     from claimcheck.config import Config
 
-__all__ = ["offload"]
-
 
 def offload(
     column: str,

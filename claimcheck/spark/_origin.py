@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-__all__ = ["DEFAULT_HEADERS", "Origin", "check_destination"]
-
 DEFAULT_HEADERS = {"headers": HEADERS_TYPE, "properties": MAP_TYPE}
 """The columns of headers of Spark's Kafka source and of our sources."""
 
@@ -25,13 +23,7 @@ _TOPIC = "topic"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where rows were read from: one topic, or the topic in a column.
-
-    Attributes:
-        destination: The topic of all rows.
-        topic: The index of the column with the topic of each row.
-        headers: The index of the column of headers, which have the signatures of escaped payloads.
-    """
+    """Where rows were read from: one topic, or the topic in a column."""
 
     destination: str | None = None
     topic: int | None = None
@@ -39,12 +31,7 @@ class Origin:
 
     @classmethod
     def find(cls, df: DataFrame, config: Config, destination: str | None) -> Origin:
-        """Find the columns on the driver.
-
-        Raises:
-            ConfigError: ``destination`` is not a text, or it is missing, signatures cover it, and there is no column
-                ``topic``.
-        """
+        """Find the columns on the driver."""
         headers = next(
             (at for name, kind in DEFAULT_HEADERS.items() if (at := _index(df, name, kind)) is not None), None
         )
@@ -70,11 +57,7 @@ class Origin:
 
 
 def check_destination(config: Config, destination: object, *, is_known: bool = False) -> None:
-    """Check the option ``destination`` on the driver; ``is_known``: whether a column has the topics.
-
-    Raises:
-        ConfigError: It is not a text, or it is missing and signatures could not be checked.
-    """
+    """Check the option ``destination`` on the driver; ``is_known``: whether a column has the topics."""
     expected = "the topic that the messages were read from"
     if destination is not None and (not isinstance(destination, str) or not destination):
         fail("destination", found=repr(destination), expected=expected)

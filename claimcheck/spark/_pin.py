@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-__all__ = ["pin"]
-
 _COPY_BYTES = 8 << 20  # of a larger payload, no more is in memory
 
 _Pinned = bytes | None | Exception

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["reassemble"]
-
 
 def reassemble(
     column: str,

@@ -71,11 +71,7 @@ def _partition_key(df: DataFrame, source: list[str]) -> Column:
 
 
 class BatchAssembler:
-    """Joins the chunks of one payload, which are added in order.
-
-    What it holds is bounded by the limits on a payload, not by what chunks declare. For a payload that cannot become
-    complete it holds only the positions of its chunks.
-    """
+    """Joins the chunks of one payload, which are added in order."""
 
     def __init__(
         self,

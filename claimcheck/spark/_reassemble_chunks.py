@@ -53,11 +53,7 @@ def read_header(message: Column, header: bytes) -> ChunkHeader:
 
 
 def declared_claims(df: DataFrame, headers: int | None) -> Column:
-    """Read the checksum and the signature from the Kafka or Pulsar headers of each message; null if there are none.
-
-    The signature follows the checksum on a line of its own: one column, which the state of streams has had since before
-    there were signatures. See `split_claims`.
-    """
+    """Read the checksum and the signature from the Kafka or Pulsar headers of each message; null if there are none."""
     from pyspark.sql import functions as F  # noqa: N812
 
     if headers is None:
@@ -118,10 +114,7 @@ def incomplete_text(uuid: str, positions: list[int], count: int, why: str) -> st
 
 
 def missing_positions(positions: Iterable[int], count: int) -> str:
-    """List the positions below ``count`` that are not in ``positions``, which are sorted: ``1, 4-7 and 12 more``.
-
-    Allocates nothing for ``count``, which a chunk declared.
-    """
+    """List the positions below ``count`` that are not in ``positions``, which are sorted: ``1, 4-7 and 12 more``."""
     ranges, more = list[str](), 0
     for first, last in _gaps(positions, count):
         if len(ranges) < _RANGES:

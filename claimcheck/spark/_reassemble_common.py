@@ -99,16 +99,7 @@ class OutputRow:
 def decoded(
     seal: Seal, unpacker: Unpacker, declared: str | None, pieces: list[Buffer], *, uuid: str, destination: str | None
 ) -> list[Buffer] | ClaimCheckError:
-    """Return the payload of complete chunks: signature and checksum verified, decompressed and decrypted; or the error.
-
-    Args:
-        seal: Checks signatures.
-        unpacker: Decompresses and decrypts.
-        declared: See `claimcheck.spark._reassemble_chunks.declared_claims`.
-        pieces: The pieces of all chunks, in order.
-        uuid: Of the payload.
-        destination: Where the chunks were read from.
-    """
+    """Return the payload of complete chunks: signature and checksum verified, decompressed and decrypted."""
     checksum, signatures = split_claims(declared)
     try:
         seal.check_chunks(signatures, uuid=uuid, count=len(pieces), pieces=pieces, destination=destination)
@@ -137,10 +128,7 @@ def count(tally: Tally, row: OutputRow, *, store: str | None = None) -> None:
 
 
 def cut(rows: Iterable[OutputRow], *, max_bytes: int) -> Iterator[list[OutputRow]]:
-    """Group rows into batches by bytes; a larger row is a batch of its own.
-
-    A full batch is yielded before the next row is requested, and is not referenced here while the caller has it.
-    """
+    """Group rows into batches by bytes; a larger row is a batch of its own."""
     batches, held, limit = [list[OutputRow]()], 0, min(max_bytes, MAX_COLUMN_BYTES)
     for row in rows:
         if batches[0] and held + row.size > limit:

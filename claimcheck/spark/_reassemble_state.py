@@ -39,11 +39,7 @@ _NO_POSITION = 0x7FFFFFFF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits on one payload; 0 for ``expire_ms`` means never.
-
-    The time of timers lags ``behind_ms`` behind arrivals: a watermark does, a clock does not. References that begin
-    with ``inline`` are the pieces themselves. All others are released if ``release`` is true.
-    """
+    """The limits on one payload; 0 for ``expire_ms`` means never."""
 
     max_chunks: int
     max_bytes: int
@@ -69,10 +65,7 @@ class _InputRow(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _PayloadState:
-    """The state of one payload.
-
-    One that has ended has the references to release: packed in ``row``, and with a ``count`` in the state of chunks.
-    """
+    """The state of one payload."""
 
     done: bool = False
     count: int = 0
@@ -245,11 +238,7 @@ class Reassembler(StatefulProcessor):
     # Payloads that have ended --------------------------------------------------------------------------------------
 
     def _finish(self, timer: int, arrived: int, now: int, stored: Collection[bytes], *, waited: bool) -> None:
-        """Drop all state except that the payload has ended, and the references to its stored chunks.
-
-        A replay of this micro-batch needs the chunks. So they are released by a timer that is later than the time of
-        this micro-batch: it fires in another one, which Spark begins only after it has committed this one.
-        """
+        """Drop all state except that the payload has ended, and the references to its stored chunks."""
         if timer:
             self._handle.deleteTimer(timer)
         if self._limits.release and (stored or waited):

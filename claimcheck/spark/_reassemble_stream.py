@@ -72,12 +72,7 @@ _NO_ERROR: dict[str, str | None] = {"type": None, "message": None, "store": None
 
 
 def reassemble_stream(df: DataFrame, columns: ColumnIndexes, options: Options, schema: StructType) -> DataFrame:
-    """Join the chunks of a stream whose column names need no quotes; returns a DataFrame with this schema.
-
-    Raises:
-        ConfigError: This pyspark, state store or configuration does not support it.
-        MissingDependencyError: protobuf is missing, which Spark's state needs.
-    """
+    """Join the chunks of a stream whose column names need no quotes; returns a DataFrame with this schema."""
     _check_pyspark()
     _check_state_store(df)
     _check_store(options)
@@ -130,10 +125,7 @@ def _messages(df: DataFrame, columns: ColumnIndexes, options: Options) -> DataFr
 
 
 def _timed_chunks(df: DataFrame, is_chunk: Column) -> DataFrame:
-    """Return the chunks, with a watermark that every message moves, and not only chunks.
-
-    Spark moves a filter to below the watermark unless it refers to the column of the time. No message has the time 0.
-    """
+    """Return the chunks, with a watermark that every message moves, and not only chunks."""
     from pyspark.sql import functions as F  # noqa: N812
 
     timed = df.withColumn(_TIME, F.current_timestamp()).withWatermark(_TIME, f"{_BEHIND_SECONDS} seconds")
@@ -239,11 +231,7 @@ class _StoreStage:
 
 
 class _ChunkWriter:
-    """Stores the chunks of a task, each under a name that depends on its content and place.
-
-    The name depends on the limits, too: two `reassemble` of one query may end the same payload at different times, and
-    neither may delete chunks of the other.
-    """
+    """Stores the chunks of a task, each under a name that depends on its content and place."""
 
     def __init__(self, options: Options, columns: ColumnIndexes) -> None:
         self._cc, self._query = claim_check(options.config), query_id() or ""

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from claimcheck.spark._whole_topics import WholeTopics
 
-__all__ = ["Pass", "References", "Spans", "without_referenced"]
-
 Spans = Mapping[str, tuple[int, int]]
 """The first and the last position that was read, by partition."""
 
@@ -42,15 +40,7 @@ _DAMAGED = ""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class References:
-    """Where to look for references.
-
-    Attributes:
-        spark: The session.
-        topics: The topics.
-        keep: Tables with one column, of messages.
-        header: The bytes that envelopes begin with.
-        consumed: Whether to leave out messages of topics that every group has read.
-    """
+    """Where to look for references."""
 
     spark: SparkSession
     topics: tuple[WholeTopics, ...]
@@ -59,14 +49,7 @@ class References:
     consumed: bool = False
 
     def take_away(self, rows: DataFrame) -> Pass:
-        """Read everything once; the returned rows are persisted.
-
-        Args:
-            rows: Payloads, with their `fingerprint` in a column ``id``.
-
-        Raises:
-            UnknownVersionError: A message may point at anything, because a newer version wrote it.
-        """
+        """Read everything once; the returned rows are persisted."""
         with self._read() as found:
             references, damaged = _totals(found)
             spans = _spans(found)
@@ -110,15 +93,7 @@ def _refresh(spark: SparkSession, df: DataFrame, *, path: str) -> None:
 
 
 class Pass(NamedTuple):
-    """The result of reading all topics and tables once.
-
-    Attributes:
-        left: The payloads that no message points at.
-        size: Their number.
-        spans: What was read.
-        references: Pointers.
-        damaged: Damaged pointers, which cannot be read.
-    """
+    """The result of reading all topics and tables once."""
 
     left: DataFrame
     size: int
@@ -128,17 +103,7 @@ class Pass(NamedTuple):
 
 
 def without_referenced(rows: DataFrame, references: References, *, after: Spans | None) -> Pass:
-    """Return the payloads that no message points at now, nor will.
-
-    Args:
-        rows: Payloads that were without a reference in an earlier pass; see `References.take_away`.
-        references: Where to look.
-        after: What the earlier pass has read, if one more pass is enough; otherwise this function makes two.
-
-    Raises:
-        TransportError: A topic loses messages so fast that two passes cannot be compared.
-        UnknownVersionError: A message may point at anything.
-    """
+    """Return the payloads that no message points at now, nor will."""
     first = references.take_away(rows)
     if after is not None and _lost(after, first.spans) is None:
         return first
@@ -185,11 +150,7 @@ def _columns() -> dict[str, DataType]:
 
 @dataclass(frozen=True, slots=True)
 class _ReferenceStage:
-    """Pickled and sent to the workers, where it is called once per partition.
-
-    Its input has the columns value, place and position. Its output has a row with an ``id`` for each pointer, a row
-    with a ``problem`` for each message that cannot be understood, and rows with what was read of each place.
-    """
+    """Pickled and sent to the workers, where it is called once per partition."""
 
     header: bytes
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
     from claimcheck.config import Config
 
-__all__ = ["repartition_by_payload"]
-
 _BIN = "__claimcheck_bin"
 _UNKNOWN_BYTES = 1 << 20  # assumed for pointers of version 1, which declare no size
 

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
-__all__ = ["ResolveStage", "resolve"]
-
 
 def resolve(
     column: str,

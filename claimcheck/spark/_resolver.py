@@ -33,8 +33,6 @@ from claimcheck.spark._worker import (
     partition_id,
 )
 
-__all__ = ["PartitionResolver", "resolver"]
-
 OnError = Literal["fail", "skip"]
 Chunks = Literal["refuse", "reassemble"]
 
@@ -156,13 +154,7 @@ def _message(value: object) -> Buffer | None:
 
 
 class _Reassembly:
-    """Joins the chunks of one partition.
-
-    Args:
-        config: Its limits on chunks, payloads and bytes apply; its expiry does not, because a batch has no time.
-        destination: The topic of the messages, if it is known.
-        partition: Named in errors.
-    """
+    """Joins the chunks of one partition."""
 
     def __init__(self, config: Config, destination: str | None, *, partition: int) -> None:
         self._partition, self._destination = partition, destination
@@ -180,15 +172,7 @@ class _Reassembly:
         )
 
     def run(self, results: Generator[tuple[object, Buffer | None, Outcome]]) -> Generator[tuple[object, None, Outcome]]:
-        """Replace chunks by payloads.
-
-        Args:
-            results: Keys, messages and outcomes. Chunks cannot be resolved by themselves: their outcome is an error.
-
-        Yields:
-            For a payload the key of its first chunk, and the payload or the error; other messages unchanged. Errors for
-            payloads that are still incomplete come last.
-        """
+        """Replace chunks by payloads."""
         with closing(results):
             for position, (key, message, outcome) in enumerate(results):
                 if isinstance(outcome, ChunkError) and message is not None:

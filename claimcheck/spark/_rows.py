@@ -126,13 +126,7 @@ def reject_oversized(message: Buffer, pointer: Pointer) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The options for reading payloads; see `claimcheck.spark.resolve`. Pickled and sent to the workers.
-
-    ``origin`` describes where the rows of a DataFrame were read from.
-
-    Raises:
-        ConfigError: An option is invalid.
-    """
+    """The options for reading payloads; see `claimcheck.spark.resolve`. Pickled and sent to the workers."""
 
     config: Config
     concurrency: Concurrency
@@ -156,11 +150,7 @@ class Reading:
         )
 
     def handle(self, row: Row, error: Exception) -> Exception | None:
-        """Handle a row without a payload; returns the error that the row shows, or ``None`` to drop the row.
-
-        Raises:
-            Exception: The error, if it must fail the task; a note names the row.
-        """
+        """Handle a row without a payload; returns the error that the row shows, or ``None`` to drop the row."""
         error = _with_advice(error) if type(error) is ChunkError else error
         if self.on_error == "fail" or self._affects_all(error):
             if source := row_source(row.values()):
@@ -253,11 +243,7 @@ class RowGroup(NamedTuple, Generic[T]):
 
 
 def grouped(rows: Iterable[tuple[Row, T, int]], *, max_bytes: int, max_rows: int = 1 << 14) -> Iterator[RowGroup[T]]:
-    """Group rows by the bytes of their values; a larger value is a group of its own.
-
-    Spark limits the batches that enter a worker, but not those that leave it. A full group is yielded before the next
-    value is requested, and is not referenced here while the caller has it.
-    """
+    """Group rows by the bytes of their values; a larger value is a group of its own."""
     groups, held = list[RowGroup[T]](), 0
     for row, value, size in rows:
         if groups and (row.batch is not groups[0].batch or held + size > max_bytes):
@@ -274,10 +260,7 @@ def grouped(rows: Iterable[tuple[Row, T, int]], *, max_bytes: int, max_rows: int
 
 
 def binary_array(values: list[Buffer | None], kind: pa.DataType) -> pa.Array:
-    """Return a ``binary`` or ``large_binary`` column, and empty the list: each value is released when it is copied.
-
-    A single value is not copied.
-    """
+    """Return a ``binary`` or ``large_binary`` column, and empty the list: each value is released when it is copied."""
     import pyarrow as pa
 
     sizes = [0 if value is None else len(value) for value in values]

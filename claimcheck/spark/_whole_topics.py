@@ -26,21 +26,12 @@ if TYPE_CHECKING:
 
     from claimcheck.spark.sources._pulsar.connection import Connection
 
-__all__ = ["WholeTopics"]
-
 _PLACE = "concat('topic ', topic, ', partition ', `partition`) AS place"  # see `_unread`
 _SLUG_CHARACTERS = 64
 
 
 class _Kind(NamedTuple):
-    """How a source reads whole topics.
-
-    Attributes:
-        topic: The option that names them.
-        fixed: The options that make it read everything.
-        others: More options that are allowed, because they do not change which messages are read.
-        position: A number that grows with the messages of a partition, in SQL.
-    """
+    """How a source reads whole topics."""
 
     topic: str
     fixed: Mapping[str, str]
@@ -78,15 +69,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class WholeTopics:
-    """Some topics of one broker.
-
-    Attributes:
-        form: The name of the source.
-        options: Its options, without the topics and without those that this class sets.
-        names: The topics, as producers name them.
-        path: How errors name it.
-        admin: Settings of librdkafka to look at the groups of Kafka with; ``None`` if there are none.
-    """
+    """Some topics of one broker."""
 
     form: str
     options: Mapping[str, str] = field(repr=False)
@@ -96,15 +79,7 @@ class WholeTopics:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], *, path: str) -> WholeTopics:
-        """Check the options of a source.
-
-        Args:
-            given: ``format``, and the source's options.
-            path: How errors name it.
-
-        Raises:
-            ConfigError: The source is not known, or an option is missing, unknown or would leave messages out.
-        """
+        """Check the options of a source."""
         if not isinstance(given, Mapping):
             fail(path, found=f"a {type(given).__name__}", expected="a mapping of 'format' and the source's options")
         form = str(given.get("format")).replace("-", "_")
@@ -126,12 +101,7 @@ class WholeTopics:
         return cls(form, others, tuple(names), path, admin)
 
     def read(self, spark: SparkSession, consumed: Places) -> list[DataFrame]:
-        """Return all messages up to where the topics end now, in the columns value, place and position.
-
-        Args:
-            spark: The session.
-            consumed: The value of messages below these positions is null.
-        """
+        """Return all messages up to where the topics end now, in the columns value, place and position."""
         kind = _KINDS[self.form]
         return [
             spark.read.format(self.form).options(**{**self.options, **kind.fixed, **chosen}).load()
@@ -141,12 +111,7 @@ class WholeTopics:
         ]  # fmt: skip
 
     def consumed(self) -> Places:
-        """Return the position of each partition below which every group has read everything, as the broker says now.
-
-        Raises:
-            ConfigError: The settings that the broker's client needs are missing or invalid.
-            TransportError: The broker did not answer, or not all groups can be seen.
-        """
+        """Return the position of each partition below which every group has read everything, as the broker says now."""
         if self.form == "kafka":
             path = f"{self.path}.{ADMIN}"
             return kafka_places(admin_settings(self.admin, self.options, path=path), self.names, path=path)
@@ -155,12 +120,7 @@ class WholeTopics:
         return local_places(self._option("path") or "", self.names)
 
     def cluster(self) -> str:
-        """Return the name of the broker's cluster, which no other one has.
-
-        Raises:
-            ConfigError: The settings that the broker's client needs are missing or invalid.
-            TransportError: The broker did not answer.
-        """
+        """Return the name of the broker's cluster, which no other one has."""
         if self.form == "kafka":
             path = f"{self.path}.{ADMIN}"
             return kafka_cluster(admin_settings(self.admin, self.options, path=path), path=path)
@@ -175,15 +135,7 @@ class WholeTopics:
             return local_cluster(broker.database)
 
     def prepare(self, spark: SparkSession, named: Iterable[WholeTopics]) -> None:
-        """Register the source, and check the topics against the others of the broker.
-
-        Args:
-            spark: The session.
-            named: All topics that are named.
-
-        Raises:
-            ConfigError: The payloads of a topic cannot be told from those of a topic that is not named.
-        """
+        """Register the source, and check the topics against the others of the broker."""
         if self.form == "kafka":  # similar topics are read, too
             return
         from claimcheck.spark.sources import register

@@ -67,17 +67,7 @@ def check_writing(config: Config) -> None:
 
 
 def claim_check(config: Config, *, uses_keys: bool = True) -> ClaimCheck:
-    """Return this process's `ClaimCheck` for a configuration; it stays open until the process ends.
-
-    Args:
-        config: The configuration.
-        uses_keys: Whether to check first that this process has all keys and codecs of the configuration: a message
-            chooses those that it needs, and must not choose with them how the task ends.
-
-    Raises:
-        ConfigError: Names the keys that this process lacks.
-        MissingDependencyError: A package is not installed.
-    """
+    """Return this process's `ClaimCheck` for a configuration; it stays open until the process ends."""
     with _lock:
         key = _process_key(config)
         if key not in _claim_checks:
@@ -103,11 +93,7 @@ def _tune_worker() -> None:
 
 
 def _return_memory() -> None:
-    """Make glibc return the memory of large payloads to the system, and share that of small ones between threads.
-
-    By default each thread keeps what it has freed: with several fetches at once, as much as all payloads in flight.
-    Variables for glibc's allocator take precedence.
-    """
+    """Make glibc return the memory of large payloads to the system, and share that of small ones between threads."""
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return
     with contextlib.suppress(Exception):  # another system, or another allocator

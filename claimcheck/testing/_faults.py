@@ -19,8 +19,6 @@ from claimcheck._store import Store
 from claimcheck.config import StoreConfig
 from claimcheck.errors import StoreError
 
-__all__ = ["Fault", "FaultyStore"]
-
 Operation = Literal["write", "read", "rollback"]
 When = Literal["before", "during", "after"]
 

@@ -10,20 +10,6 @@ from typing import Any
 
 from claimcheck._pointer import Pointer
 
-__all__ = [
-    "BROKEN",
-    "DESTINATIONS",
-    "HARMS",
-    "HOSTILE",
-    "REFUSED",
-    "SHAPES",
-    "SIZES",
-    "Breaking",
-    "Unseekable",
-    "Zeros",
-    "content",
-]
-
 _MIB = 1 << 20
 
 

@@ -11,32 +11,16 @@ import pytest
 if TYPE_CHECKING:
     from claimcheck import ClaimCheck
 
-__all__ = ["claimcheck_config", "claimcheck_memory"]
-
 
 @pytest.fixture
 def claimcheck_config() -> dict[str, object]:
-    """The configuration of `claimcheck_memory`, as in YAML; override it to change the configuration.
-
-    Example::
-
-        @pytest.fixture
-        def claimcheck_config(claimcheck_config):
-            return claimcheck_config | {"strategy": "chunking", "threshold_bytes": 1000}
-    """
+    """The configuration of `claimcheck_memory`, as in YAML; override it to change the configuration."""
     return {"strategy": "external", "stores": {"memory": {"type": "memory", "space": f"test-{uuid.uuid4()}"}}}
 
 
 @pytest.fixture
 def claimcheck_memory(claimcheck_config: dict[str, object]) -> Iterator[ClaimCheck]:
-    """A `ClaimCheck` that keeps payloads in memory until the test ends. Its store is called ``memory``.
-
-    Example::
-
-        def test_payloads_come_back(claimcheck_memory):
-            store = claimcheck_memory.store("memory")
-            assert store.read(store.write(b"payload")) == b"payload"
-    """
+    """A `ClaimCheck` that keeps payloads in memory until the test ends. Its store is called ``memory``."""
     from claimcheck import from_dict
     from claimcheck.stores.memory import MemoryStore
 

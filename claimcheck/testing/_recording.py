@@ -11,8 +11,6 @@ from claimcheck._envelope import HEADER, Abort, Chunk, Encoded, Literal, Plain, 
 from claimcheck._resolver import Failed, Resolved
 from claimcheck.errors import IncompletePayloadError
 
-__all__ = ["RecordedMessage", "RecordingBroker", "assert_inline", "assert_offloaded"]
-
 Headers = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
 
 

@@ -52,8 +52,6 @@ from claimcheck.testing._store_kit import (
 from claimcheck.testing._store_lifetime import LifetimeConformance
 from claimcheck.testing._store_scan import ScanConformance
 
-__all__ = ["StoreConformance"]
-
 _NOW = 4_000_000_000.25  # in the year 2096, so that nothing written by this clock has expired already
 
 

@@ -10,11 +10,10 @@ import pytest
 
 from claimcheck._pointer import Pointer
 from claimcheck._registry import build_store
-from claimcheck._store import Store, StoreContext
+from claimcheck._store import Store
+from claimcheck._store_context import StoreContext
 from claimcheck.config import StoreConfig
 from claimcheck.hooks import Event, Hooks, OperationEvent
-
-__all__ = ["MIB", "OpenStore", "StoreKit", "as_if_written", "damaged_size", "forbid_io", "read_in_pieces"]
 
 OpenStore = Callable[..., Store]
 MIB = 1 << 20

@@ -13,8 +13,6 @@ from claimcheck.hooks import OperationEvent
 from claimcheck.testing import _payloads as payloads
 from claimcheck.testing._store_kit import MIB, OpenStore, StoreKit
 
-__all__ = ["LifetimeConformance"]
-
 _MORE_SECONDS = 600
 _ROUNDED_MS = 1000
 

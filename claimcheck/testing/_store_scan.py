@@ -17,8 +17,6 @@ from claimcheck.errors import PayloadNotFoundError, PointerRejectedError, ScanNo
 from claimcheck.testing import _payloads as payloads
 from claimcheck.testing._store_kit import MIB, OpenStore, StoreKit
 
-__all__ = ["ScanConformance"]
-
 DAY = 86_400
 
 

@@ -11,8 +11,6 @@ from claimcheck.errors import ChunkConflictError, IncompletePayloadError
 from claimcheck.hooks import DropEvent
 from claimcheck.testing._transport_kit import Harness, TransportKit, chunks_of, content, new_uuid, requires
 
-__all__ = ["ChunkConformance"]
-
 EXPIRE_SECONDS = 60
 STEP_SECONDS = 25  # what is redelivered has arrived before it expires again
 REDELIVERIES = 2

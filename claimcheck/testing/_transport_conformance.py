@@ -56,8 +56,6 @@ from claimcheck.testing import _payloads as payloads
 from claimcheck.testing._transport_chunks import ChunkConformance
 from claimcheck.testing._transport_kit import Harness, chunks_of, content, faulty, requires
 
-__all__ = ["TransportConformance"]
-
 STRATEGIES = ("external", "chunking")
 LOOKALIKES = (HEADER, HEADER + b"\x02{}", HEADER + b"\x01" + bytes(500), HEADER + b"\xff")
 DAMAGED = {

@@ -21,8 +21,6 @@ from claimcheck.stores.memory import MemoryStore
 from claimcheck.testing._faults import FaultyStore
 from claimcheck.testing._store_kit import skip_opt_outs
 
-__all__ = ["Clock", "Facts", "Harness", "TransportKit", "chunks_of", "content", "new_uuid", "requires"]
-
 _POLL_SECONDS = 0.02  # a broker sends no event about its backlog
 
 Test = TypeVar("Test", bound=Callable[..., None])
@@ -242,13 +240,7 @@ class TransportKit:
 
 
 class Harness:
-    """One topic with its producers and its consumer, opened at first use.
-
-    Attributes:
-        topic: The topic's name.
-        clock: The consumer's clock.
-        events: Every event of every configuration that was opened.
-    """
+    """One topic with its producers and its consumer, opened at first use."""
 
     def __init__(self, kit: TransportKit, clock: Clock, stack: contextlib.ExitStack) -> None:
         self.topic = f"conformance-{uuid.uuid4().hex}"
@@ -387,12 +379,7 @@ class Harness:
         self._acknowledged.clear()
 
     def busy_until(self, done: Callable[[list[Any]], bool], *, step_seconds: float) -> list[Any]:
-        """Append plain messages and advance the clock until a condition is true.
-
-        Args:
-            done: The condition; called with the payloads and errors received so far, without the plain messages.
-            step_seconds: The advance of the clock after each message.
-        """
+        """Append plain messages and advance the clock until a condition is true."""
         end, others = time.monotonic() + self._kit.patience_seconds, list[Any]()
         while not done(others):
             assert time.monotonic() < end, f"only {others} arrived in addition to plain messages"

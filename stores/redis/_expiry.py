@@ -9,8 +9,6 @@ from claimcheck._registry import import_vendor
 from claimcheck.stores.redis._reader import pipelined
 from claimcheck.stores.redis._server import RedisServer
 
-__all__ = ["extend_segments"]
-
 _SEGMENTS_AT_ONCE = 1000
 _GONE, _NO_EXPIRY = -2, -1  # replies of PTTL
 _NO_CONDITIONS = "wrong number of arguments"  # Redis 6.2, whose PEXPIREAT has no GT
@@ -19,18 +17,7 @@ _NO_CONDITIONS = "wrong number of arguments"  # Redis 6.2, whose PEXPIREAT has n
 def extend_segments(
     server: RedisServer, pointer: Pointer, expires_ms: int, *, now_ms: int, missing: Callable[[str], Exception]
 ) -> bool:
-    """Let all segments expire at a moment, or at their present one if that is later.
-
-    Args:
-        server: The server.
-        pointer: The payload's pointer.
-        expires_ms: The moment, milliseconds since 1970.
-        now_ms: Now, by the same clock.
-        missing: Returns the error for a segment that does not exist.
-
-    Returns:
-        Whether all segments have an expiry. Those without one are left as they are.
-    """
+    """Let all segments expire at a moment, or at their present one if that is later."""
     all_expire = True
     for first in range(0, pointer.segments, _SEGMENTS_AT_ONCE):
         some = range(first, min(first + _SEGMENTS_AT_ONCE, pointer.segments))

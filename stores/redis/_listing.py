@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from claimcheck.stores.redis._server import RedisServer
 
-__all__ = ["FirstSegment", "Keyspace"]
-
 _SCAN_KEYS = 1000
 _WINDOW = 100
 _FIRST = b"-0"
@@ -16,14 +14,7 @@ _SPECIAL = "\\*?[]"
 
 
 class FirstSegment(NamedTuple):
-    """The first segment of a payload.
-
-    Attributes:
-        key: The payload's key.
-        size: Bytes of the segment.
-        ttl_ms: Milliseconds until it expires; ``None`` if it does not.
-        position: Where the listing can be continued.
-    """
+    """The first segment of a payload."""
 
     key: str
     size: int
@@ -32,23 +23,14 @@ class FirstSegment(NamedTuple):
 
 
 class Keyspace:
-    """The keys below a prefix.
-
-    Args:
-        server: The server or cluster.
-        prefix: The beginning of keys.
-    """
+    """The keys below a prefix."""
 
     def __init__(self, server: RedisServer, prefix: str) -> None:
         self._server = server
         self._pattern = "".join(f"\\{each}" if each in _SPECIAL else each for each in prefix) + "*-0"
 
     def first_segments(self, after: str | None) -> Iterator[FirstSegment]:
-        """Yield the first segment of each payload, some perhaps twice, as SCAN does.
-
-        Args:
-            after: The position of a segment: its batch is listed again.
-        """
+        """Yield the first segment of each payload, some perhaps twice, as SCAN does."""
         start, _, cursor = (after or "").rpartition(" ")
         for name, client in self._server.nodes():
             if name >= start:
@@ -85,10 +67,7 @@ class Keyspace:
         return list(pipeline.execute(raise_on_error=False))
 
     def segments(self, keys: Sequence[str]) -> list[int]:
-        """Return the number of segments of each payload: that of the last one that exists, plus one.
-
-        A gap of more than 100 segments, left by an eviction, ends the count.
-        """
+        """Return the number of segments of each payload: that of the last one that exists, plus one."""
         return [self._count(key) for key in keys]
 
     def _count(self, key: str) -> int:

@@ -19,8 +19,6 @@ from claimcheck._pointer import Pointer
 from claimcheck._registry import import_vendor
 from claimcheck.stores.redis._server import SMALL_BYTES, Borrowed, RedisServer, packed, segment_key
 
-__all__ = ["SegmentReader", "SmallReplies", "pipelined", "small_command", "unsized_segments"]
-
 _SIZES_AT_ONCE = 1000
 _BYTES_AT_ONCE = 4 << 20
 _IN_FLIGHT = 3  # two are enough on loopback, but not after a round trip of 1 ms
@@ -28,10 +26,7 @@ _EMPTY = b"$0\r\n\r\n"  # the reply to `small_command` if there is no such key
 
 
 def small_command(key: str, size: int) -> tuple[str, ...]:
-    """Return the command for a small value of a declared size, which is more than 0.
-
-    It requests one byte more. So the reply shows that a value is larger, and the server does not send all of it.
-    """
+    """Return the command for a small value of a declared size, which is more than 0."""
     return "GETRANGE", key, "0", str(size)
 
 
@@ -44,16 +39,7 @@ def unsized_segments(
     empty: Callable[[], Exception],
     too_large: Callable[[int], Exception],
 ) -> Iterator[bytes]:
-    """Yield the segments of a payload of unknown size in order, several requests per round trip.
-
-    Args:
-        server: The server.
-        pointer: The payload's pointer.
-        limit: The most bytes of all segments together.
-        missing: Returns the error for a segment that does not exist.
-        empty: Returns the error for an empty segment; only an empty payload has one.
-        too_large: Returns the error for more bytes than the limit, given their number so far.
-    """
+    """Yield the segments of a payload of unknown size in order, several requests per round trip."""
     total, numbers = 0, iter(range(pointer.segments))
     while some := list(islice(numbers, _SIZES_AT_ONCE)):
         sizes = pipelined(server, pointer, "STRLEN", some)
@@ -102,14 +88,7 @@ class OtherReplyError(Exception):
 
 
 class RawReplies:
-    """Commands with replies of known lengths, in order.
-
-    Args:
-        borrowed: A connection that has nothing to read; `close` releases or discards it.
-
-    Raises:
-        OtherReplyError: It has no socket of the usual kind.
-    """
+    """Commands with replies of known lengths, in order."""
 
     def __init__(self, borrowed: Borrowed) -> None:
         self._borrowed: Borrowed | None = borrowed
@@ -142,12 +121,7 @@ class RawReplies:
         self._before = b":%d\r\n" % number
 
     def begin(self) -> None:
-        """Read the beginning of the next reply, if that was not done yet.
-
-        Raises:
-            OtherReplyError: It is another reply.
-            OSError: The connection is lost, or too slow.
-        """
+        """Read the beginning of the next reply, if that was not done yet."""
         if not self._left:
             self._expect(b"%b$%d\r\n" % (self._before, self._lengths[0]))
             self._left, self._before = self._lengths[0], b"\r\n"
@@ -193,14 +167,7 @@ class RawReplies:
 
 
 class _Span(NamedTuple):
-    """A part of one segment.
-
-    Attributes:
-        i: The segment's number.
-        start: The part's first byte.
-        length: Bytes of the part.
-        whole: Whether it is the whole segment.
-    """
+    """A part of one segment."""
 
     i: int
     start: int
@@ -209,10 +176,7 @@ class _Span(NamedTuple):
 
 
 def _small_segment(borrowed: Borrowed, key: str, length: int) -> bytes | None:
-    """Return a segment, received with one system call if it arrives at once; ``None`` if it does not exist.
-
-    Raises as `RawReplies.begin`.
-    """
+    """Return a segment, received with one system call if it arrives at once; ``None`` if it does not exist."""
     sock = borrowed.socket
     if sock is None:
         raise OtherReplyError
@@ -242,14 +206,7 @@ def _completed(sock: socket.socket, reply: bytearray, begin: bytes, size: int) -
 
 
 class SmallReplies:
-    """Replies to commands that were sent together on one connection; see `claimcheck._threads.Replies`.
-
-    Args:
-        server: One server.
-        commands: As they are sent. Each may be sent twice.
-        sizes: Bytes of the values that are requested; empty for commands whose reply is ``OK``.
-        missing: Returns the error for a value that does not exist.
-    """
+    """Replies to commands that were sent together on one connection; see `claimcheck._threads.Replies`."""
 
     def __init__(
         self,
@@ -275,11 +232,7 @@ class SmallReplies:
         return self._borrowed is None
 
     def receive(self, number: int) -> bytes | None:
-        """Return a value, or ``b"OK"``; ``None`` if the command has to be sent again.
-
-        Raises:
-            TimeoutError: The server did not answer in time, now or before.
-        """
+        """Return a value, or ``b"OK"``; ``None`` if the command has to be sent again."""
         if self._timeout:
             raise TimeoutError(self._timeout)
         try:
@@ -363,19 +316,7 @@ class SmallReplies:
 
 
 class SegmentReader:
-    """A `Reader` of the segments of one payload.
-
-    After a lost connection it continues on a new one, once for each segment. If a reply is not the expected one, it
-    repeats the command through redis-py, which follows redirects and raises the server's errors.
-
-    Args:
-        server: The server.
-        pointer: The pointer of a payload of known size.
-        start: The first byte to read.
-        stop: The byte after the last one.
-        missing: Returns the error for a missing segment.
-        wrong: Returns the error for a segment of another size, given the expected and the actual one.
-    """
+    """A `Reader` of the segments of one payload."""
 
     def __init__(
         self,
@@ -412,10 +353,7 @@ class SegmentReader:
             raise
 
     def whole(self, size: int) -> bytes | None:
-        """Return all ``size`` bytes if they are one small segment, and nothing of it was read.
-
-        Otherwise ``None``, also after an unexpected reply or a lost connection: `readinto` tries again.
-        """
+        """Return all ``size`` bytes if they are one small segment, and nothing of it was read."""
         if not self._is_small or self._server.is_cluster or self._position or not self._stop == self._size == size:
             return None
         borrowed = self._server.borrow_kept()
@@ -477,11 +415,7 @@ class SegmentReader:
         return once
 
     def _begun(self) -> RawReplies:
-        """Return the replies after reading the beginning of the current one and requesting the next.
-
-        The next one is not requested earlier: the server answers commands that arrive together only after it has
-        processed all of them.
-        """
+        """Return the replies after reading the beginning of the current one and requesting the next."""
         replies = self._replies
         if replies is None:
             replies = self._replies = RawReplies(self._server.borrow(self._pointer.key))

@@ -24,8 +24,6 @@ from claimcheck._texts import split_url
 from claimcheck.errors import ConfigError
 from claimcheck.stores._common import check_ca_file
 
-__all__ = ["SMALL_BYTES", "Address", "Borrowed", "RedisServer", "packed", "segment_key", "tls_options"]
-
 _SCHEME = re.compile(r"(rediss?)(?:\+(cluster|sentinel))?")
 _HOST = re.compile(r"(?P<host>\[[^\]\s]+\]|[^:\[\]@,\s]+)(?::(?P<port>\d{1,5}))?")
 _DATABASE = re.compile(r"/?\d*/?")
@@ -41,15 +39,7 @@ SMALL_BYTES = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A parsed address; its repr has no credentials.
-
-    Attributes:
-        kind: The kind of deployment.
-        url: The URL for redis-py, with the first host, credentials, database, TLS and options.
-        hosts: Nodes of a cluster, or sentinels; empty for a single server.
-        service: The name of the master that sentinels monitor.
-        location: Hosts and database without credentials, for errors and logs.
-    """
+    """A parsed address; its repr has no credentials."""
 
     kind: Literal["single", "cluster", "sentinel"]
     url: str = field(repr=False)
@@ -64,11 +54,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Parse an address; a ``/`` or ``#`` in a password has to be percent-encoded.
-
-        Raises:
-            ValueError: Not an address of Redis; the text is not quoted, because it may hold a password.
-        """
+        """Parse an address; a ``/`` or ``#`` in a password has to be percent-encoded."""
         parts = split_url(text)
         if parts.fragment or not text.startswith(f"{parts.scheme}://"):
             raise ValueError("not a Redis address")
@@ -121,26 +107,14 @@ def segment_key(pointer: Pointer, i: int) -> str:
 
 
 def tls_options(address: Address, *, ca_file: str | None, validate_hostname: bool) -> dict[str, Any]:
-    """Return redis-py's options for TLS. Its defaults differ between versions: some do not check host names.
-
-    Args:
-        address: An address with TLS.
-        ca_file: Certificates of authorities; ``None`` for the system's.
-        validate_hostname: Whether the certificate must match the host.
-    """
+    """Return redis-py's options for TLS. Its defaults differ between versions: some do not check host names."""
     unverified = parse_qs(urlsplit(address.url).query).get("ssl_cert_reqs") == ["none"]
     options = {} if unverified else {"ssl_check_hostname": validate_hostname}
     return options if ca_file is None else {**options, "ssl_ca_certs": ca_file}
 
 
 class RedisServer:
-    """A Redis server, a sentinel's master or a cluster; connects at first use.
-
-    Args:
-        address: The address.
-        options: Options of redis-py's connections: timeouts, and those of `tls_options`.
-        name: Returns the name of the store in the configuration.
-    """
+    """A Redis server, a sentinel's master or a cluster; connects at first use."""
 
     def __init__(self, address: Address, options: dict[str, Any], *, name: Callable[[], str]) -> None:
         self._name = name
@@ -172,10 +146,7 @@ class RedisServer:
         return Borrowed(client.connection_pool)
 
     def borrow_kept(self) -> Borrowed:
-        """Take a connection for one small command, which may have been lost: then repeat the command with `borrow`.
-
-        redis-py's pool takes about as long as such a command. Connections are therefore kept beside it, unchecked.
-        """
+        """Take a connection for one small command, which may have been lost: then repeat the command with `borrow`."""
         if self._address.kind != "single":  # elsewhere the pool notices that another server took over
             return self.borrow("")
         if self._process != os.getpid():
@@ -243,12 +214,7 @@ class RedisServer:
 
 
 class Borrowed:
-    """A connection taken from a pool, for exclusive use until it is returned or discarded.
-
-    Args:
-        pool: The pool.
-        kept: Where it is kept for the next small command, instead of being returned to the pool.
-    """
+    """A connection taken from a pool, for exclusive use until it is returned or discarded."""
 
     def __init__(self, pool: Any, kept: list[Borrowed] | None = None) -> None:
         self._pool = pool

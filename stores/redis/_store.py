@@ -39,8 +39,6 @@ from claimcheck.stores.redis._server import (
     tls_options,
 )
 
-__all__ = ["RedisStore"]
-
 _log = logging.getLogger(__name__)
 
 _SEGMENT_BYTES = (1 << 20) - 64  # with Redis' header just one megabyte for its allocator, not the next size up
@@ -171,10 +169,7 @@ class RedisStore(Store):
         self._store(pointer, source)
 
     def _store(self, pointer: Pointer, source: Source, *, create: bool = False) -> None:
-        """Write the segments; with ``create``, only if there is no first one.
-
-        Two attempts that encrypt the same payload differently must not both write segments.
-        """
+        """Write the segments; with ``create``, only if there is no first one."""
         segment_bytes = self.segment_bytes or _SEGMENT_BYTES
         is_small = source.size is not None and source.size <= min(SMALL_BYTES, segment_bytes)
         if create or self._server.is_cluster:
@@ -268,10 +263,7 @@ class RedisStore(Store):
             self._unlink([segment_key(pointer, i) for i in range(first, last)])
 
     def _extend(self, pointer: Pointer, ttl_seconds: float, destination: str | None) -> Pointer:
-        """Move the expiry of all segments. What someone made persistent is copied: ``claimcheck sweep`` goes by keys.
-
-        On Redis 6.2, which cannot compare, of two extensions at the same moment the shorter one may win.
-        """
+        """Move the expiry of all segments."""
         now_ms = int(self.context.clock() * 1000)
         expires_ms = now_ms + int(ttl_seconds * 1000)
         with Translated(self, pointer, "extend"):
@@ -396,15 +388,7 @@ class RedisStore(Store):
 
 
 class _SegmentWriter:
-    """Writes segments on one connection; the next one is sent while the server stores the last.
-
-    After a lost connection, segments without a reply are sent again, once for each segment.
-
-    Args:
-        server: The server.
-        pointer: Determines the keys and the expiry time.
-        borrowed: A connection that has nothing to read; by default one is borrowed for the first segment.
-    """
+    """Writes segments on one connection; the next one is sent while the server stores the last."""
 
     def __init__(self, server: RedisServer, pointer: Pointer, borrowed: Borrowed | None = None) -> None:
         self._server = server
@@ -416,11 +400,7 @@ class _SegmentWriter:
         self._lost_at = -1
 
     def put(self, i: int, segment: memoryview, *, create: bool = False) -> None:
-        """Send segment number ``i``; may wait for the reply to an earlier one.
-
-        Raises:
-            KeyTakenError: With ``create``: there is one already, which stays.
-        """
+        """Send segment number ``i``; may wait for the reply to an earlier one."""
         if create:
             self._create(i, segment)
             return
@@ -431,12 +411,7 @@ class _SegmentWriter:
             self._attempt(self._receive)
 
     def finish(self) -> None:
-        """Wait for all replies.
-
-        Raises:
-            ConnectionError: The server restarted without segments that it had acknowledged: it keeps them in memory
-                only.
-        """
+        """Wait for all replies."""
         while self._unanswered:
             self._attempt(self._receive)
         if self._borrowed is not None:

@@ -13,8 +13,6 @@ from claimcheck._threads import IO_THREADS
 from claimcheck.errors import StoreError, StoreUnavailableError
 from claimcheck.stores._common import ERROR_CODES, NOT_ADMITTED
 
-__all__ = ["client_error", "code_of", "connect", "kind_of_error", "never_arrived"]
-
 _SESSION_LOCK = threading.Lock()  # clients are thread-safe, sessions are not
 
 # Errors of the SDK after which nothing was sent, at least in its last attempt.
@@ -33,13 +31,7 @@ _NOT_REACHED = ("ConnectionError", "HTTPClientError", "IncompleteReadError", "Re
 
 
 def connect(place: dict[str, str | None], timeouts: dict[str, float], *, connections: int) -> Any:
-    """Return a new client.
-
-    Args:
-        place: ``endpoint_url``, ``region_name`` and ``verify``, a file of certificates.
-        timeouts: ``connect_timeout`` and ``read_timeout``.
-        connections: Connections to keep in the pool.
-    """
+    """Return a new client."""
     config = import_vendor("botocore.config", extra="s3").Config(
         # The store sends and checks its own checksum; the SDK's would be a second pass in Python over every payload.
         request_checksum_calculation="when_required",

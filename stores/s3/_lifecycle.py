@@ -10,22 +10,13 @@ from claimcheck.errors import ConfigError, StoreError
 from claimcheck.stores.s3._client import client_error, code_of
 from claimcheck.stores.s3._store import S3Store
 
-__all__ = ["LifecycleRule", "apply", "rule_for", "rules_of"]
-
 _DAY = 86_400
 _NONE = {"NoSuchLifecycleConfiguration", "NoSuchLifecycleConfigurationError"}
 
 
 @dataclass(frozen=True, slots=True)
 class LifecycleRule:
-    """A rule for one prefix.
-
-    Attributes:
-        bucket: The bucket.
-        prefix: The beginning of keys, never empty.
-        days: Objects are deleted after this many days.
-        upload_days: Incomplete multipart uploads are aborted after this many days.
-    """
+    """A rule for one prefix."""
 
     bucket: str
     prefix: str
@@ -55,17 +46,7 @@ class LifecycleRule:
 def rule_for(
     store: S3Store, *, grace_seconds: float, others: list[S3Store], dead_letter_ttl_seconds: float = 0
 ) -> LifecycleRule:
-    """Return the rule for a store: its lifetime plus the grace, rounded up to days.
-
-    Args:
-        store: The store.
-        grace_seconds: How long payloads are kept after their lifetime.
-        others: The other stores of the configuration.
-        dead_letter_ttl_seconds: The lifetime of payloads of dead letters, if longer.
-
-    Raises:
-        ConfigError: The store has no lifetime or no prefix, or another store keeps payloads longer below its prefix.
-    """
+    """Return the rule for a store: its lifetime plus the grace, rounded up to days."""
     path = f"stores.{store.name}"
     if store.ttl_seconds is None:
         raise ConfigError(f"{path}.ttl_seconds: not set, so its payloads do not expire", path=f"{path}.ttl_seconds")
@@ -83,20 +64,12 @@ def rule_for(
 
 
 def rules_of(store: S3Store) -> list[dict[str, Any]]:
-    """Return all rules of the store's bucket.
-
-    Raises:
-        StoreError: They could not be read.
-    """
+    """Return all rules of the store's bucket."""
     return list(_configuration(store)[0])
 
 
 def apply(store: S3Store, rule: LifecycleRule) -> bool:
-    """Add or replace the rule, and leave all others as they are; return whether anything was written.
-
-    Raises:
-        StoreError: The rules could not be read or written.
-    """
+    """Add or replace the rule, and leave all others as they are; return whether anything was written."""
     rules, options = _configuration(store)
     if any(map(rule.matches, rules)):
         return False

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 from claimcheck.stores._common import NOT_KNOWN
 from claimcheck.stores.s3._client import client_error, code_of
 
-__all__ = ["Bucket", "StoredObject"]
-
 _THREADS = 16
 _ROUNDED_MS = 999  # times are rounded down to seconds
 _MOST_GROUPS = 1000
@@ -31,13 +29,7 @@ class StoredObject(NamedTuple):
 
 
 class Bucket:
-    """The part of a bucket below a prefix.
-
-    Args:
-        client: A boto3 client for S3; used from several threads.
-        name: The bucket.
-        prefix: The beginning of keys.
-    """
+    """The part of a bucket below a prefix."""
 
     def __init__(self, client: Any, name: str, prefix: str) -> None:
         self._client = client
@@ -58,11 +50,7 @@ class Bucket:
                 yield StoredObject(found["Key"], found["Size"], stored_ms, _version(found))
 
     def cuts(self, count: int) -> list[str]:
-        """Return about ``count`` names between which similar numbers of keys may lie, sorted.
-
-        Keys of one destination and one day form a group, and keys without a time those of one destination. Their number
-        is unknown: if there are fewer groups than names, each group is divided by the hours or by the digits of uuids.
-        """
+        """Return about ``count`` names between which similar numbers of keys may lie, sorted."""
         groups = list(self._groups(max(count, _MOST_GROUPS)))
         each = -(-count // max(1, len(groups)))
         return [name for group in groups for name in _divided(group, each)]

@@ -41,8 +41,6 @@ from claimcheck.stores.s3._client import client_error, code_of, connect, kind_of
 from claimcheck.stores.s3._listing import Bucket
 from claimcheck.stores.s3._upload import Creator, Upload, ViewFile, attach
 
-__all__ = ["S3Store"]
-
 _BUCKET = Check(bool, "the name of a bucket")
 _CONNECT_SECONDS = 5.0
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
@@ -272,11 +270,7 @@ class _Extent(NamedTuple):
 
     @classmethod
     def of(cls, response: dict[str, Any]) -> _Extent:
-        """Read it from a response. Servers that do not support ranges send the whole object.
-
-        Raises:
-            ConnectionError: The response has no length: its headers were cut.
-        """
+        """Read it from a response. Servers that do not support ranges send the whole object."""
         if "ContentLength" not in response:
             raise ConnectionError("the server's response has no length")
         match = _RANGE.fullmatch(response.get("ContentRange", ""))
@@ -287,16 +281,7 @@ class _Extent(NamedTuple):
 
 
 class ObjectReader:
-    """A `Reader` of the body of one response, directly into the caller's memory.
-
-    The SDK's own ``readinto`` reads into new memory and copies. If the underlying response is the expected one, it is
-    read directly. That part of the SDK is not public, and reading without it is only slower.
-
-    Args:
-        body: The body in the SDK's response; closed at the end or earlier, so that no connection is reused with unread
-            bytes.
-        size: Bytes of the body.
-    """
+    """A `Reader` of the body of one response, directly into the caller's memory."""
 
     def __init__(self, body: Any, size: int) -> None:
         self._body = body
@@ -304,11 +289,7 @@ class ObjectReader:
         self._direct = _direct(body)
 
     def readinto(self, buffer: memoryview, /) -> int:
-        """Fill the buffer, at most to the end of the body.
-
-        Raises:
-            IncompleteReadError: Of botocore: the connection was lost.
-        """
+        """Fill the buffer, at most to the end of the body."""
         if not self._left:
             return 0
         count = int((self._direct or self._body).readinto(buffer[: self._left]))

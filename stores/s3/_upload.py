@@ -23,15 +23,6 @@ from claimcheck.stores._parts import MAX_CONNECTIONS
 from claimcheck.stores._transfers import TransferPolicy
 from claimcheck.stores.s3._client import client_error, code_of
 
-__all__ = [
-    "attach",
-    "Creator",
-    "FRAMED_FROM_BYTES",
-    "FramedFile",
-    "Upload",
-    "ViewFile",
-]
-
 FRAMED_FROM_BYTES = 4 << 20
 """Below this size a separate pass for the checksum is cheap: the bytes are still in the cache when they are sent."""
 
@@ -107,11 +98,7 @@ class ViewFile(io.RawIOBase):
 
 
 class FramedFile(ViewFile):
-    """The same bytes in frames with their lengths, followed by their checksum.
-
-    Args:
-        file: The file to frame; its checksum is set once all bytes were sent.
-    """
+    """The same bytes in frames with their lengths, followed by their checksum."""
 
     def __init__(self, file: ViewFile) -> None:
         super().__init__(file.view)
@@ -217,12 +204,7 @@ def _tail(checksum_text: str) -> bytes:
 
 
 class Creator:
-    """Creates objects, and remembers what the server supports.
-
-    Args:
-        name: Returns the store's name, for errors.
-        conditional: Whether to make the server refuse to overwrite; turned off if the server does not support it.
-    """
+    """Creates objects, and remembers what the server supports."""
 
     def __init__(self, name: Callable[[], str], *, conditional: bool) -> None:
         self._name = name
@@ -230,15 +212,7 @@ class Creator:
         self._takes_frames: bool | None = None  # not known yet
 
     def put(self, put_object: Callable[..., _Response], body: ViewFile) -> None:
-        """Send a body with its checksum.
-
-        Args:
-            put_object: The SDK's function, with bucket and key set.
-            body: The body; its checksum is set afterwards.
-
-        Raises:
-            KeyTakenError: An object with this key exists; it is unchanged.
-        """
+        """Send a body with its checksum."""
         framed = self._takes_frames is not False and len(body) >= FRAMED_FROM_BYTES
         if framed and self._put_framed(put_object, body):
             return
@@ -247,11 +221,7 @@ class Creator:
             self._forgo_frames()
 
     def create(self, call: Callable[..., _Response]) -> _Response | None:
-        """Call a function that creates an object if none exists, if the server supports conditions.
-
-        Returns:
-            The server's response; ``None`` if the object was created but the response was lost.
-        """
+        """Call a function that creates an object if none exists, if the server supports conditions."""
         if not self._conditional:
             return call()
         try:
@@ -302,15 +272,7 @@ def _may_mean_frames(error: Any) -> bool:
 
 
 class Upload:
-    """One multipart upload, completed or aborted when `run` returns.
-
-    Args:
-        client: A boto3 client for S3; used from several threads.
-        bucket: The bucket.
-        key: The key of the new object.
-        transfers: How many parts are sent concurrently.
-        buffered: Whether parts take memory beside the caller's own.
-    """
+    """One multipart upload, completed or aborted when `run` returns."""
 
     def __init__(self, client: Any, bucket: str, key: str, *, transfers: TransferPolicy, buffered: bool) -> None:
         self._client = client
@@ -322,15 +284,7 @@ class Upload:
         self._lost = False  # whether a part may still arrive
 
     def run(self, pieces: Iterable[memoryview], *, complete: Callable[[Callable[..., _Response]], object]) -> None:
-        """Send all pieces as parts.
-
-        Args:
-            pieces: Each but the last at least 5 MiB; one more than are sent concurrently is in memory.
-            complete: Calls its argument, which completes the upload, with additional arguments.
-
-        Raises:
-            Exception: The error of the pieces or the SDK, after the upload was aborted: no part is left.
-        """
+        """Send all pieces as parts."""
         response = self._client.create_multipart_upload(**self._place, ChecksumAlgorithm="CRC32")
         self._place["UploadId"] = response["UploadId"]
         try:

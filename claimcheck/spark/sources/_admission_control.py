@@ -13,8 +13,6 @@ from claimcheck._pointer import MAX_POINTER_BYTES
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError
 
-__all__ = ["Budget", "Entry", "Scale", "Spent", "share", "take"]
-
 P = TypeVar("P")
 
 _ROUNDS = 4  # each lets partitions with more messages use what the others left; after that the rest is small
@@ -73,11 +71,7 @@ class Entry(Generic[P]):
 
 
 def take(entries: Iterable[Entry[P]], budget: Budget, *, least: int = 1) -> Iterator[tuple[P, Spent]]:
-    """Go through a partition as far as its share allows, but at least over ``least`` entries.
-
-    Yields:
-        After each entry its position, and the sum up to it.
-    """
+    """Go through a partition as far as its share allows, but at least over ``least`` entries."""
     spent = Spent()
     for number, entry in enumerate(entries):
         spent = spent.plus(entry.rows, entry.size)
@@ -93,16 +87,7 @@ def share(
     end_of: Callable[[str, P, Budget], tuple[P, Spent]],
     run: Callable[..., Iterable[tuple[P, Spent]]] = map,
 ) -> dict[str, P]:
-    """Find the end of every partition; larger partitions get what smaller ones leave.
-
-    Args:
-        start: Where the partitions begin.
-        last: The end of each partition that has new messages.
-        budget: For all of them together.
-        end_of: Returns the end of one partition within its share, from a position on, and what that spends. Unless the
-            position is the partition's start, it may be the end.
-        run: Calls a function for every partition, in the order of `map`, but perhaps in parallel.
-    """
+    """Find the end of every partition; larger partitions get what smaller ones leave."""
     ends, ongoing = {name: start[name] for name in last}, list(last)
     for _ in range(_ROUNDS if last else 0):
         part, begun = budget.divided(len(ongoing)), dict(ends)
@@ -117,12 +102,7 @@ def share(
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Weighs messages. Signatures are not checked yet: a false pointer only makes a trigger smaller or larger.
-
-    Attributes:
-        header: The bytes that envelopes begin with.
-        max_pointer_bytes: A message with a longer pointer weighs as much as itself.
-    """
+    """Weighs messages. Signatures are not checked yet: a false pointer only makes a trigger smaller or larger."""
 
     header: bytes = HEADER
     max_pointer_bytes: int = MAX_POINTER_BYTES
@@ -138,16 +118,7 @@ class Scale:
         return len(self.header) + self.max_pointer_bytes + CHUNK_OVERHEAD_BYTES
 
     def weigh(self, head: bytes | None, size: int) -> int:
-        """Return how many bytes resolving one message loads.
-
-        Args:
-            head: The message, or `head_bytes` of it; ``None`` for a tombstone.
-            size: Bytes of the whole message.
-
-        Returns:
-            The size that a pointer declares. All other messages weigh as much as themselves: chunks, plain messages,
-            damaged pointers, and pointers of version 1, which declare no size.
-        """
+        """Return how many bytes resolving one message loads."""
         if head is None or not head.startswith(self.header):
             return size
         try:

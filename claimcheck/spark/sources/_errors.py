@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from claimcheck.errors import TransportError
 
-__all__ = ["AccessError", "DataLossError", "ForeignMessageError", "RowSendError", "SubscriptionBusyError"]
-
 
 class AccessError(TransportError):
     """The broker refuses this process, or its certificate is not trusted. Nothing is committed.

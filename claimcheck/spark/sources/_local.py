@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["ClusterLocalSource", "LocalSource"]
-
 _COLUMNS = {  # of Spark's source for Kafka, with headers
     "key": "binary",
     "value": "binary",
@@ -121,15 +119,7 @@ _HEADS = """SELECT offset, length(value), substr(value, 1, ?) FROM messages
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LocalLog:
-    """The options of a query that reads one topic.
-
-    Attributes:
-        path: The broker's file.
-        topic: The topic.
-        at_end: Whether a query without a checkpoint begins at the end.
-        budget: The limits of a trigger.
-        scale: Returns the size that a message counts towards the limit.
-    """
+    """The options of a query that reads one topic."""
 
     path: str
     topic: str
@@ -195,10 +185,7 @@ class _LocalLog:
 
 
 class _LocalStreamReader(TopicStreamReader[_LocalLog]):
-    """Reads a topic continuously. The broker keeps every message, so a commit has nothing to release.
-
-    A checkpoint has the next offset of each partition, and the time of its first message.
-    """
+    """Reads a topic continuously. The broker keeps every message, so a commit has nothing to release."""
 
     _target: _Ends | None = None
 
@@ -286,14 +273,7 @@ class _Staged(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LocalSink:
-    """The options of a sink.
-
-    Attributes:
-        path: The broker's file.
-        columns: The columns of the rows.
-        config: For payloads that are too large; without it rows are sent unchanged.
-        max_message_bytes: The largest message.
-    """
+    """The options of a sink."""
 
     path: str
     columns: Columns
@@ -301,12 +281,7 @@ class _LocalSink:
     max_message_bytes: int
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write the rows of a task to the file.
-
-        Raises:
-            TransportError: A row is too large, or its topic does not exist; a note names it. Nothing is left.
-            ClaimCheckError: A row could not be offloaded; nothing is left.
-        """
+        """Write the rows of a task to the file."""
         with LocalBroker(self.path, max_message_bytes=self.max_message_bytes) as broker:
             rows = _StagedRows(broker)
             try:

@@ -11,8 +11,6 @@ from claimcheck._validation import fail
 from claimcheck.config import Config
 from claimcheck.spark._worker import as_config, check_store_paths, check_writing
 
-__all__ = ["COUNT", "SECONDS", "TEXT", "TRUTH", "OptionType", "Values", "choice", "parse", "require", "sink_config"]
-
 _OF_SPARK = {"checkpointlocation", "queryname"}  # which Spark passes with the options of a sink
 _MAX_SECONDS = 86_400
 _MAX_COUNT = 2**31 - 1
@@ -30,11 +28,7 @@ class OptionType:
 
 
 def parse(raw: Mapping[str, str], known: Mapping[str, OptionType]) -> Values:
-    """Check options and return their values, by the names in ``known``.
-
-    Raises:
-        ConfigError: An option is unknown or invalid. Texts that may be secrets are not quoted.
-    """
+    """Check options and return their values, by the names in ``known``."""
     names = {name.lower(): name for name in known}
     values = {}
     for given, text in raw.items():
@@ -56,16 +50,7 @@ def require(values: Values, name: str, expected: str) -> str:
 
 
 def sink_config(config: str | None, topic: str, *, relative_paths: bool) -> Config | None:
-    """Load the configuration with which a sink offloads.
-
-    Args:
-        config: The path of its file, if there is one.
-        topic: The topic of all rows; empty if a column names it.
-        relative_paths: Whether stores may have relative paths.
-
-    Raises:
-        ConfigError: It cannot be used here.
-    """
+    """Load the configuration with which a sink offloads."""
     if config is None:
         return None
     loaded = as_config(config)

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["Columns", "SinkRow"]
-
 _KINDS = {
     "value": ("binary",),
     "key": ("binary", "string"),
@@ -40,17 +38,7 @@ class _Parts(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class SinkRow:
-    """One message to be sent.
-
-    Attributes:
-        number: In its task, from 0.
-        topic: The topic.
-        value: The message, or a payload; ``None`` is a tombstone.
-        key: Its key.
-        headers: Pairs, in order: of the column ``properties``, then of ``headers``.
-        batch: The batch of rows that it is in.
-        index: Its place in the batch.
-    """
+    """One message to be sent."""
 
     number: int
     topic: str
@@ -76,23 +64,14 @@ class SinkRow:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns of a batch that hold the parts of a message.
-
-    Attributes:
-        places: The indexes of the columns, by the names of `_KINDS`.
-        topic: The topic of all rows; if it is ``None``, a column names the topic of each row.
-    """
+    """The columns of a batch that hold the parts of a message."""
 
     places: dict[str, int]
     topic: str | None
 
     @classmethod
     def of(cls, schema: StructType, *, topic: str | None) -> Columns:
-        """Find the columns, on the driver; all others are ignored.
-
-        Raises:
-            ConfigError: There is no binary ``value``, the topic is missing, or a column has another type.
-        """
+        """Find the columns, on the driver; all others are ignored."""
         places: dict[str, int] = {}
         for place, field in enumerate(schema):
             name, kind = field.name.lower(), field.dataType.simpleString()

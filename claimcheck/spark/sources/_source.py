@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-__all__ = ["Checkpoint", "Log", "OffsetRange", "TaskResults", "TopicSource", "TopicStreamReader"]
-
 P = TypeVar("P")
 L = TypeVar("L", bound="Log")
 
@@ -80,14 +78,7 @@ class Sink(Protocol):
 
 
 class TopicSource(DataSource):
-    """Created by Spark on the driver and in workers; opens nothing.
-
-    Attributes:
-        relative_paths: Whether stores and brokers may have relative paths.
-        columns: The columns of what is read, and their types.
-        read_options: The options of readers.
-        write_options: The options of writers.
-    """
+    """Created by Spark on the driver and in workers; opens nothing."""
 
     relative_paths: ClassVar[bool] = True
     columns: ClassVar[dict[str, str]]

@@ -12,8 +12,6 @@ from claimcheck.errors import ClaimCheckError, ConfigError
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
 
-__all__ = ["LABELS", "ORIGINS", "REASON", "kept_longer", "origin"]
-
 _log = logging.getLogger(__name__)
 
 REASON = "dead-letter-reason"
@@ -41,24 +39,7 @@ def origin(topic: str, partition: int, offset: int, reason: str) -> Iterator[tup
 
 
 def kept_longer(cc: ClaimCheck, message: bytes | None, *, topic: str, dead_letter_topic: str) -> bytes | None:
-    """Return a message for a dead-letter topic, after the lifetime of its stored payload was extended.
-
-    With ``dead_letter_ttl_seconds`` a pointer is replaced by the one to use from now on, signed again if it was signed.
-    Like all records of dead letters it stays bound to the topic that it was first sent to, see ``signing.accept_from``.
-    Any other message is returned unchanged, and so is a pointer that is rejected, or
-    whose payload is gone or damaged: it must not keep the message from the dead-letter topic. That is logged as a
-    warning.
-
-    Args:
-        cc: The configuration.
-        message: The value as it was received.
-        topic: Where it was received.
-        dead_letter_topic: Where it goes.
-
-    Raises:
-        ClaimCheckError: An error that is ``retryable``, for example because the store cannot be reached. The message
-            should be sent later.
-    """
+    """Return a message for a dead-letter topic, after the lifetime of its stored payload was extended."""
     config = cc.config.for_destination(topic)
     seconds = config.dead_letter_ttl_seconds
     if seconds is None or message is None or not message.startswith(config.header):

@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
-__all__ = ["AsyncClosing", "Closing", "off_the_loop"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -69,10 +67,7 @@ class _Wrapper(Protocol):
 
 
 def off_the_loop(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
-    """Return a coroutine method with the parameters and the docstring of a blocking one.
-
-    It calls the method of the same name of ``self._blocking`` through ``self._call``, which awaits it in a thread.
-    """
+    """Return a coroutine method with the parameters and the docstring of a blocking one."""
 
     @functools.wraps(method)
     async def call(self: _Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -16,29 +16,13 @@ if TYPE_CHECKING:
     from claimcheck._pointer import Pointer
     from claimcheck._resolver import Resolver
 
-__all__ = ["Content", "dispatch", "passes_plain", "resolver_of"]
-
 Content = Plain | Literal | StoredPayload | Chunk | Abort | ClaimCheckError
 """A plain message, an escaped payload, one that is read or decoded on access, a chunk, an abort envelope, or an error.
 """
 
 
 def dispatch(cc: ClaimCheck, message: bytes, headers: Callable[[], object], *, destination: str) -> Content:
-    """Decode a message.
-
-    For a stored payload, this decodes the pointer and checks its signature, but reads nothing from the store before
-    `StoredPayload.get`. Pass chunks and abort envelopes to `Resolver.feed` as ``envelope``.
-
-    Args:
-        cc: Has the writers' stores and signing keys.
-        message: The value. A message that does not begin with ``cc.config.header`` is plain and need not be passed,
-            unless `passes_plain` is false.
-        headers: Returns the message's headers. Called for pointers and escaped payloads only.
-        destination: The topic that it was read from.
-
-    Returns:
-        The content. For a damaged message or a rejected pointer it is the `ClaimCheckError`, which is not raised.
-    """
+    """Decode a message."""
     try:
         envelope = decode(message, header=cc.config.header)
         if isinstance(envelope, PointerData):

@@ -9,8 +9,6 @@ from typing import Protocol
 from claimcheck._threads import IoThreads
 from claimcheck._validation import check_int
 
-__all__ = ["DEFAULT_BYTES", "DEFAULT_THREADS", "Prefetch"]
-
 DEFAULT_BYTES = 64 << 20
 """Bytes of payloads that are read ahead at most, unless the application sets a limit."""
 
@@ -39,21 +37,7 @@ class Fetchable(Protocol):
 
 
 class Prefetch:
-    """Reads the payloads of waiting messages ahead, and bounds the memory that they use.
-
-    By default it adapts to the application. The first payload is read on access. Each time that the application waits
-    for a payload, twice as many messages are received and read ahead, up to 64. If it requests none of the payloads
-    that it received, nothing is read ahead any more. So a topic without pointers costs nothing, and no payload is read
-    much earlier than it is needed.
-
-    Args:
-        max_bytes: Limit for all payloads together; a larger payload is read on access. 0 disables read-ahead. ``None``
-            for 64 MiB, which then includes the payloads of the last receive call, and adapts as described above.
-        threads: Payloads to read concurrently.
-
-    Raises:
-        ConfigError: A number is out of range; named as the option of consumers.
-    """
+    """Reads the payloads of waiting messages ahead, and bounds the memory that they use."""
 
     def __init__(self, max_bytes: int | None, *, threads: int) -> None:
         check_int("prefetch_bytes", max_bytes or 0, minimum=0)
@@ -79,11 +63,7 @@ class Prefetch:
         return self._held < self._max_bytes and not self._later
 
     def add(self, message: Fetchable) -> None:
-        """Start reading a payload, now or once there is room for it.
-
-        By default this does not start with the first one of a receive call, which is delivered at once: a thread would
-        only delay its read.
-        """
+        """Start reading a payload, now or once there is room for it."""
         if self.always or self._ahead:
             self._later.append(message)
             if self.always or self._delivered or self._counted or len(self._later) > 1:

@@ -18,18 +18,6 @@ from claimcheck.transports._common.dead_letters import LABELS, ORIGINS
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
 
-__all__ = [
-    "COUNT",
-    "DeadLetterTopic",
-    "EndClock",
-    "ForeignLetterError",
-    "Letter",
-    "Senders",
-    "foreign",
-    "patient",
-    "relabeled",
-]
-
 COUNT = "redrive-count"
 """The header or property with the number of times that a dead letter was sent back to its topic."""
 
@@ -45,17 +33,7 @@ class ForeignLetterError(TransportError):
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """One dead letter: a whole payload, or the error in its place.
-
-    Attributes:
-        position: Topic and position, for the report.
-        read: Returns the payload, verified, or ``None`` for a tombstone; raises `ClaimCheckError`.
-        send: Sends a payload to the letter's topic, and returns when the broker has confirmed it.
-        settle: Acknowledges or commits the letter.
-        skip: Moves past a letter that cannot be read; ``None`` if the broker keeps single letters.
-        store: The store that its pointer names; ``None`` if it has none.
-        foreign: Why it is not a dead letter of the topic to send to; ``None`` if it is one.
-    """
+    """One dead letter: a whole payload, or the error in its place."""
 
     position: str
     read: Callable[[], bytes | None] = field(repr=False)
@@ -92,16 +70,7 @@ class EndClock:
 
 
 def patient(cc: ClaimCheck, *, source: str, target: str) -> ClaimCheck:
-    """Return a `ClaimCheck` that reads dead letters, of any age.
-
-    It reports an incomplete payload as an error when its chunks expire, and not earlier. It never deletes payloads
-    after an acknowledgement: other messages may point at the payload of a dead letter.
-
-    Args:
-        cc: The configuration.
-        source: The dead-letter topic, where signed messages of the other topic are accepted.
-        target: The topic to send to. What is accepted there is accepted in the dead-letter topic, too.
-    """
+    """Return a `ClaimCheck` that reads dead letters, of any age."""
     chunking = replace(
         cc.config.chunking,
         expire_after_seconds=_PATIENCE_SECONDS,
@@ -126,18 +95,7 @@ def patient(cc: ClaimCheck, *, source: str, target: str) -> ClaimCheck:
 
 
 class Senders(Generic[P]):
-    """Sends letters again with what they had: a signature and its time, or none.
-
-    A new signature would make a message trusted that anybody may have put into the dead-letter topic. A new time would
-    make an old message, which readers refuse because of ``signing.max_age_seconds``, a young one.
-
-    Args:
-        cc: The configuration of the target.
-        producer: Returns a producer that uses a configuration.
-
-    Attributes:
-        producers: The producers.
-    """
+    """Sends letters again with what they had: a signature and its time, or none."""
 
     def __init__(self, cc: ClaimCheck, producer: Callable[[ClaimCheck], P]) -> None:
         config, kind = cc.config, type(cc)
@@ -149,11 +107,7 @@ class Senders(Generic[P]):
         self.producers = [producer(each) for each in self._configured]
 
     def choose(self, messages: Sequence[tuple[Buffer | None, object]]) -> P:
-        """Return the producer for a letter.
-
-        Args:
-            messages: The value and the headers of each of its messages, as they were received, and accepted.
-        """
+        """Return the producer for a letter."""
         if not self._signs:
             return self.producers[0]
         times = [signed_ms(value, headers, header=self._header) for value, headers in messages]
@@ -171,13 +125,7 @@ class Senders(Generic[P]):
 def foreign(
     headers: Iterable[tuple[str, str | bytes | None]], target: str, name: Callable[[str], str] = str
 ) -> ForeignLetterError | None:
-    """Return why a message with these headers is not a dead letter of a topic; ``None`` if it is one.
-
-    Args:
-        headers: Of the message.
-        target: The topic.
-        name: Returns the complete name of a topic.
-    """
+    """Return why a message with these headers is not a dead letter of a topic; ``None`` if it is one."""
     values = [value for header, value in headers if header in ORIGINS and value is not None]
     origins = [value if isinstance(value, str) else value.decode("utf-8", "replace") for value in values]
     if name(target) in map(name, origins):

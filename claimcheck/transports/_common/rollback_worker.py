@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-__all__ = ["RollbackWorker"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -10,24 +10,9 @@ from claimcheck._pointer import Pointer
 from claimcheck._threads import IoThreads, Join
 from claimcheck.errors import ClaimCheckError
 
-__all__ = ["StoredPayload"]
-
 
 class StoredPayload:
-    """Reads a payload at the first `get`, and again after a retryable error.
-
-    Every later `get` raises an error that is not retryable again. Not thread-safe, except that `prefetch` reads in a
-    thread.
-
-    Args:
-        load: Reads or decodes, and verifies, the payload; raises `ClaimCheckError`.
-        size: The most bytes of the payload, 0 if unknown.
-        pointer: The pointer, for ``join``.
-        join: Returns what requests the payload of a pointer together with others, if anything.
-
-    Attributes:
-        size: Bytes of the payload, 0 if unknown.
-    """
+    """Reads a payload at the first `get`, and again after a retryable error."""
 
     __slots__ = (
         "_ahead",
@@ -62,14 +47,7 @@ class StoredPayload:
         self._on_get: Callable[[bool], None] | None = None
 
     def get(self) -> bytes:
-        """Return the payload; the first call reads it.
-
-        After `read` this never waits for a store on an event loop: it raises the error of `read`. Call it in a thread
-        (``asyncio.to_thread``) to try again.
-
-        Raises:
-            ClaimCheckError: The payload could not be read. If the error is ``retryable``, another call reads again.
-        """
+        """Return the payload; the first call reads it."""
         if self._payload is None:
             if self._error is not None and not self._may_read_again(self._error):
                 raise self._error

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
     from claimcheck.transports.kafka._client import Record
 
-__all__ = ["Assignment", "ReadyMessage", "Start"]
-
 _log = logging.getLogger(__name__)
 
 _TIMEOUT_SECONDS = 10.0
@@ -40,14 +38,7 @@ FirstChunk = Literal["awaited", "reading", "removed"]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a partition starts.
-
-    Attributes:
-        at: The offset for the client.
-        committed: The group's offset with its metadata, if reading starts there; otherwise the same as ``at``.
-        reason: Why it starts there.
-        is_moved: Whether the client on its own would start elsewhere.
-    """
+    """Where a partition starts."""
 
     at: TopicPartition
     committed: TopicPartition
@@ -57,15 +48,7 @@ class Start:
 
 @dataclass(slots=True, eq=False)
 class ReadyMessage:
-    """A message that is ready for the caller.
-
-    Attributes:
-        partition: Its partition; ``None`` for an event of the client.
-        message: The message, or the client's own.
-        first: The lowest offset of its records.
-        last: The highest offset of its records.
-        outcome: The resolver's outcome, if it came as chunks.
-    """
+    """A message that is ready for the caller."""
 
     partition: Partition | None
     message: Message
@@ -95,20 +78,7 @@ class ReadyMessage:
 
 
 class Assignment:
-    """Turns records into messages and tracks the partitions that they come from. For one thread.
-
-    Args:
-        native: The consumer.
-        cc: A `claimcheck.ClaimCheck` with the writers' stores.
-        max_redeliveries: How often an incomplete payload is read again; ``None`` for ``chunking.max_redeliveries``.
-        keep: Whether to keep the records of chunks, for a dead-letter topic.
-        clock: Seconds, monotonic.
-
-    Attributes:
-        partitions: By topic and number.
-        resolver: Holds the chunks.
-        busy: Whether chunks are in memory or will be read again.
-    """
+    """Turns records into messages and tracks the partitions that they come from. For one thread."""
 
     def __init__(
         self,
@@ -144,11 +114,7 @@ class Assignment:
         return partition
 
     def starts(self, assigned: list[TopicPartition]) -> list[Start]:
-        """Return where partitions start: at the given offset, or else at the group's committed offset.
-
-        Retention may have removed an incomplete payload that held back the committed offset. Then the partition starts
-        at the low watermark, and ``auto.offset.reset`` is not used.
-        """
+        """Return where partitions start: at the given offset, or else at the group's committed offset."""
         unknown = (vendor().OFFSET_INVALID, vendor().OFFSET_STORED)
         queries = [vendor().TopicPartition(each.topic, each.partition) for each in assigned if each.offset in unknown]
         committed = {(each.topic, each.partition): each for each in (self._committed(queries) if queries else ())}
@@ -198,11 +164,7 @@ class Assignment:
         self.partitions.pop(source, None)
 
     def _find_first(self, partition: Partition, chunk: Chunk, offset: int) -> FirstChunk:
-        """Look for the first chunk of a payload, once before the group's offset.
-
-        A consumer that does not support chunks may have committed an offset in the middle of the payload. A first chunk
-        that is missing far after the start has another reason: the records of the payload were reordered.
-        """
+        """Look for the first chunk of a payload, once before the group's offset."""
         start, reach = partition.start or 0, _LOOK_BACK * (chunk.position + 64)
         if partition.start_reason == "sought" or offset >= start + reach:
             return "awaited"
@@ -223,15 +185,7 @@ class Assignment:
         return low is not None and (partition.start or 0) > low
 
     def was_overtaken(self, partition: Partition, offset: int) -> bool:
-        """Whether retention removed records before the client, which was sent back, could read them.
-
-        The client then continues where ``auto.offset.reset`` says, which may be the end. If so, this seeks to the low
-        watermark and returns true.
-
-        Args:
-            partition: The client was sent back in it.
-            offset: The first offset that the client returned after that.
-        """
+        """Whether retention removed records before the client, which was sent back, could read them."""
         if partition.read is None or offset <= partition.read:
             return False
         low = self._low_of(partition)
@@ -294,10 +248,7 @@ class Assignment:
         return self._clock() - min(each.since for each in partition.rereads.values()) > self._wait_seconds
 
     def _reread(self, partition: Partition) -> list[ReadyMessage]:
-        """Seek back for a dropped payload, or report the payloads whose first records retention has removed.
-
-        A seek to a removed offset would continue where ``auto.offset.reset`` says.
-        """
+        """Seek back for a dropped payload, or report the payloads whose first records retention has removed."""
         low = self._low_of(partition)
         if low is None:
             return []
@@ -338,11 +289,7 @@ class Assignment:
         return [ReadyMessage(partition, message_of(native, content), offset, offset)]
 
     def tick(self, paused: Container[tuple[str, int]]) -> list[ReadyMessage]:
-        """Expire incomplete payloads, and go back for those that are to be read again, except in paused partitions.
-
-        Payloads that expired are read again together; those that were evicted are read one at a time, because they did
-        not fit in memory together. Returns messages for the payloads that are reported.
-        """
+        """Expire incomplete payloads, and go back for those that are to be read again, except in paused partitions."""
         messages = self._ready_messages(self.resolver.tick())
         self.busy = bool(self.resolver.pending_payloads) or any(each.rereads for each in self.partitions.values())
         for partition in self.partitions.values():

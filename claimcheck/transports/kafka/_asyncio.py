@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from claimcheck._client import ClaimCheck
 
-__all__ = ["AsyncKafkaConsumer", "AsyncKafkaProducer"]
-
 _SERVE_SECONDS = 0.1
 _ROOM_SECONDS = 0.01
 _STEP_SECONDS = 0.2
@@ -196,11 +194,7 @@ def _is_read(message: Message) -> bool:
 
 
 class CallSerializer:
-    """Runs one call of a consumer at a time, because it is not thread-safe, and with it the calls of its callbacks.
-
-    Args:
-        call: `AIOConsumer._call`, which calls a function in one of the client's threads.
-    """
+    """Runs one call of a consumer at a time, because it is not thread-safe, and with it the calls of its callbacks."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
@@ -416,11 +410,7 @@ class AsyncKafkaProducer(AsyncClosing):
 
 
 class DeliveryFutures:
-    """The futures of records in flight; serves delivery reports while any of them is open.
-
-    Args:
-        serve: Serves the producer once, for a short time, off the loop.
-    """
+    """The futures of records in flight; serves delivery reports while any of them is open."""
 
     def __init__(self, serve: Callable[[], Awaitable[object]]) -> None:
         self._serve = serve

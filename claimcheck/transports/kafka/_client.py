@@ -22,27 +22,12 @@ if TYPE_CHECKING:
         def offset(self) -> int: ...
 
 
-__all__ = [
-    "CompactedTopicError",
-    "MissingReportError",
-    "NativeClient",
-    "OffsetStoreError",
-    "classify",
-    "exception_of",
-    "native_client",
-    "vendor",
-]
-
-
 class CompactedTopicError(TransportError):
     """A payload would be sent as chunks to a compacted topic, which keeps only one of them. Nothing was sent."""
 
 
 class MissingReportError(TransportError):
-    """A record has no delivery report, so the outcome of a chunk is unknown.
-
-    The producer is configured to report only failures, or a signal interrupted it while it served reports.
-    """
+    """A record has no delivery report, so the outcome of a chunk is unknown."""
 
 
 class OffsetStoreError(TransportError):
@@ -50,24 +35,12 @@ class OffsetStoreError(TransportError):
 
 
 def vendor() -> ModuleType:
-    """Return the client library.
-
-    Raises:
-        MissingDependencyError: It is not installed.
-    """
+    """Return the client library."""
     return import_vendor("confluent_kafka", extra="kafka")
 
 
 def native_client(wrapper: object, kind: str) -> Any:
-    """Return the blocking client inside an object of `confluent_kafka.aio`.
-
-    Args:
-        wrapper: The object.
-        kind: ``Producer`` or ``Consumer``.
-
-    Raises:
-        ConfigError: The object has another type; also a `TypeError`.
-    """
+    """Return the blocking client inside an object of `confluent_kafka.aio`."""
     aio = import_vendor("confluent_kafka.aio", extra="kafka")
     valid = type(wrapper) is getattr(aio, f"AIO{kind}")
     expected = f"a confluent_kafka.aio.AIO{kind}, not one that serializes or deserializes"

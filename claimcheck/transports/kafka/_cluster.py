@@ -14,8 +14,6 @@ from claimcheck.transports.kafka._client import vendor
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
-__all__ = ["Cluster"]
-
 _quiet = logging.getLogger(__name__)  # the client would write to standard error
 _quiet.addHandler(logging.NullHandler())
 _quiet.propagate = False
@@ -29,18 +27,7 @@ _REASONS = {
 
 
 class Cluster:
-    """A Kafka cluster, as an admin client sees it. The client connects at first use.
-
-    Args:
-        settings: Of librdkafka.
-        path: How an error names their place.
-
-    Attributes:
-        admin: The client.
-
-    Raises:
-        ConfigError: The client refuses the settings. Its own error, the suppressed context, may quote a secret.
-    """
+    """A Kafka cluster, as an admin client sees it. The client connects at first use."""
 
     def __init__(self, settings: Mapping[str, Any], *, path: str) -> None:
         self._problems: list[str] = []
@@ -52,14 +39,7 @@ class Cluster:
             raise ConfigError(f"the Kafka client refuses its settings: check {path}", path=path) from None
 
     def metadata(self, *, timeout: float) -> Any:
-        """Return the brokers and topics of the cluster.
-
-        Args:
-            timeout: In seconds.
-
-        Raises:
-            TransportError: No broker answered; the text has the reason.
-        """
+        """Return the brokers and topics of the cluster."""
         try:
             return self.admin.list_topics(timeout=timeout)
         except vendor().KafkaException as error:

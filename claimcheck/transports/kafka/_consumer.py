@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
     from claimcheck.transports.kafka._client import Record
 
-__all__ = ["ConsumerOptions", "KafkaConsumer"]
-
 _log = logging.getLogger(__name__)
 
 _STORE_SECONDS = 0.2  # how often offsets are stored
@@ -355,10 +353,7 @@ class KafkaConsumer(NativeClient):
     # The receive loop. On an event loop `_gather` waits, `_waiting` returns what arrived, `_hand_out` removes it.
 
     def _receive(self, count: int, timeout: float | None) -> list[Message]:
-        """Wait for ``count`` messages; returns those that arrived in time, or before a callback raised an exception.
-
-        Messages stay in the queue until it returns them: while the client waits, a callback may commit, revoke or seek.
-        """
+        """Wait for ``count`` messages; returns those that arrived in time, or before a callback raised an exception."""
         self._raise_deferred()
         end = self._end(timeout)
         while True:
@@ -404,12 +399,7 @@ class KafkaConsumer(NativeClient):
         return list(islice((ready for ready in self._ready if not self._is_paused(ready)), count))
 
     def _hand_out(self, count: int, *, look_ahead: bool = False) -> list[Message]:
-        """Remove the next messages from the queue; they count as delivered.
-
-        Args:
-            count: How many of those that wait.
-            look_ahead: Whether to receive ahead first. A callback may remove messages from the queue meanwhile.
-        """
+        """Remove the next messages from the queue; they count as delivered."""
         chosen = self._waiting(count)
         for ready in chosen:
             self._prefetch.deliver(ready)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from claimcheck._client import ClaimCheck
 
-__all__ = ["DeadLetters"]
-
 _POLL_SECONDS = 0.1
 
 
@@ -33,15 +31,7 @@ class _Record(NamedTuple):
 
 
 class DeadLetters:
-    """Sends the records of received messages to dead-letter topics.
-
-    Args:
-        cc: A `claimcheck.ClaimCheck` with the writers' stores.
-        producer: A `confluent_kafka.Producer`; ``None`` if there is none.
-
-    Raises:
-        ArgumentTypeError: The producer has another type.
-    """
+    """Sends the records of received messages to dead-letter topics."""
 
     def __init__(self, cc: ClaimCheck, producer: Producer | None) -> None:
         valid = producer is None or type(producer) is vendor().Producer

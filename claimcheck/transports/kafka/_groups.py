@@ -11,16 +11,6 @@ from claimcheck._registry import import_vendor
 from claimcheck.errors import TransportError
 from claimcheck.transports.kafka._client import vendor
 
-__all__ = [
-    "NO_GROUP",
-    "assigned_topics",
-    "committed_offsets",
-    "consumed_offsets",
-    "group_names",
-    "groups_of",
-    "log_offsets",
-]
-
 NO_GROUP = "GROUP_AUTHORIZATION_FAILED"
 """The error that a consumer reports if it may not use its group. One that never joins it can ignore this."""
 
@@ -28,11 +18,7 @@ _SECONDS = 10.0
 
 
 def committed_offsets(admin: Any, groups: Iterable[str]) -> dict[str, dict[tuple[str, int], int]]:
-    """Return the committed offsets of groups by topic and partition.
-
-    Raises:
-        KafkaException: The broker did not return all offsets.
-    """
+    """Return the committed offsets of groups by topic and partition."""
     requests = {name: vendor().ConsumerGroupTopicPartitions(name) for name in groups}
     ask = partial(admin.list_consumer_group_offsets, request_timeout=_SECONDS)
     futures = {name: ask([each])[name] for name, each in requests.items()}
@@ -40,11 +26,7 @@ def committed_offsets(admin: Any, groups: Iterable[str]) -> dict[str, dict[tuple
 
 
 def group_names(admin: Any) -> list[str]:
-    """Return the names of all groups.
-
-    Raises:
-        KafkaException: The broker did not answer, or did not list all groups.
-    """
+    """Return the names of all groups."""
     listed = admin.list_consumer_groups(request_timeout=_SECONDS).result()
     if listed.errors:
         raise listed.errors[0]
@@ -52,11 +34,7 @@ def group_names(admin: Any) -> list[str]:
 
 
 def assigned_topics(admin: Any, groups: Collection[str]) -> dict[str, set[str]]:
-    """Return the topics of which members of each group have partitions.
-
-    Raises:
-        KafkaException: The broker did not describe all groups.
-    """
+    """Return the topics of which members of each group have partitions."""
     described = admin.describe_consumer_groups(list(groups), request_timeout=_SECONDS) if groups else {}
     members = {name: future.result().members for name, future in described.items()}
     return {
@@ -66,16 +44,7 @@ def assigned_topics(admin: Any, groups: Collection[str]) -> dict[str, set[str]]:
 
 
 def groups_of(admin: Any, topic: str, names: Collection[str] = ()) -> dict[str, dict[int, int]]:
-    """Return the groups that have committed offsets of a topic, with these offsets by partition.
-
-    Args:
-        admin: The admin client.
-        topic: The topic.
-        names: The groups to look at; empty for all.
-
-    Raises:
-        KafkaException: The broker did not answer, or did not list all groups.
-    """
+    """Return the groups that have committed offsets of a topic, with these offsets by partition."""
     found = committed_offsets(admin, names or group_names(admin))
     by_group: dict[str, dict[int, int]] = defaultdict(dict)
     for name, offsets in found.items():
@@ -86,18 +55,7 @@ def groups_of(admin: Any, topic: str, names: Collection[str] = ()) -> dict[str, 
 
 
 def consumed_offsets(admin: Any, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], int]:
-    """Return the offset of each partition below which every group has read everything.
-
-    It is 0 if no group reads the topic, if a group that reads it has not committed an offset of the partition, or if
-    the partition ends before the committed offset, because the group will begin anew.
-
-    Args:
-        admin: The admin client.
-        places: Topics and partitions.
-
-    Raises:
-        TransportError: The broker did not answer, or does not show all groups to this user.
-    """
+    """Return the offset of each partition below which every group has read everything."""
     try:
         _check_all_visible(admin)
         names = group_names(admin)
@@ -115,11 +73,7 @@ def consumed_offsets(admin: Any, places: Collection[tuple[str, int]]) -> dict[tu
 
 
 def log_offsets(admin: Any, places: Iterable[tuple[str, int]], which: str) -> dict[tuple[str, int], int]:
-    """Return the ``earliest`` or ``latest`` offset of partitions.
-
-    Raises:
-        KafkaException: The broker did not return all offsets.
-    """
+    """Return the ``earliest`` or ``latest`` offset of partitions."""
     spec = getattr(_admin_module().OffsetSpec, which)()
     requests = {vendor().TopicPartition(*each): spec for each in places}
     results = admin.list_offsets(requests, request_timeout=_SECONDS).items() if requests else ()

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 else:
     Message = object
 
-__all__ = ["KafkaMessage", "last_offset", "message_of", "of_chunks", "report_of"]
-
 _SLOTS = ("_problem", "_stored", "last_offset", "next_offset", "records")
 
 
@@ -129,10 +127,7 @@ def last_offset(message: Message) -> int | None:
 
 
 def message_of(native: Record, content: Plain | Literal | StoredPayload | ClaimCheckError) -> Message:
-    """Return the message for a record that is neither a chunk nor an abort envelope.
-
-    It is the record itself for a plain message, and otherwise a `KafkaMessage`, which keeps the record.
-    """
+    """Return the message for a record that is neither a chunk nor an abort envelope."""
     if isinstance(content, Plain):
         return native
     is_error = isinstance(content, ClaimCheckError)

@@ -11,8 +11,6 @@ from claimcheck._resolver import Dropped
 if TYPE_CHECKING:
     from confluent_kafka import TopicPartition
 
-__all__ = ["CommitMetadata", "Partition", "StartReason"]
-
 _NAME = "claimcheck:1"
 _MAX_CHARACTERS = 4000  # the broker's offset.metadata.max.bytes is 4,096 by default, and counts characters
 _MAX_SPANS = 10_000
@@ -24,12 +22,7 @@ StartReason = Literal["committed", "sought", "reset"]
 
 @dataclass(frozen=True, slots=True)
 class CommitMetadata:
-    """Committed with an offset: which payloads after that offset were delivered.
-
-    Attributes:
-        upto: Every payload whose last record is below this offset was delivered, except the ones in ``owed``.
-        owed: First offsets of payloads that were not delivered.
-    """
+    """Committed with an offset: which payloads after that offset were delivered."""
 
     upto: int
     owed: frozenset[int] = frozenset()
@@ -52,15 +45,7 @@ class CommitMetadata:
 
 @dataclass(slots=True)
 class Reread:
-    """A payload whose chunks were dropped and will be read again.
-
-    Attributes:
-        first: The offset of its first record.
-        skip_below: The partition's value at that time: a payload that ends below it was delivered before.
-        since: When the chunks were dropped, by the consumer's clock.
-        dropped: The last drop.
-        slots: All its records by offset; they stay unsettled until the payload ends.
-    """
+    """A payload whose chunks were dropped and will be read again."""
 
     first: int
     skip_below: int
@@ -71,28 +56,7 @@ class Reread:
 
 @dataclass(slots=True, eq=False)
 class Partition:
-    """The state of one partition while it is assigned.
-
-    Attributes:
-        source: Topic and number.
-        start_reason: Why reading began at ``start``.
-        start: The first offset, if known.
-        low: The low watermark when a first chunk was missing for the first time; ``None`` before that.
-        searched: The lowest offset that was read; valid once ``low`` is known.
-        read: The next offset that the client will return.
-        taken: The offset after the last record that became a message, delivered or not.
-        position: The offset after the last delivered record; ``None`` before the first delivery.
-        skip_below: Payloads that end below this offset were delivered already, except those in ``rereads``.
-        rereads: Payloads to read again.
-        current_reread: The payload in ``rereads`` for which the client was last sent back.
-        done_before: The offset after everything that an earlier owner of the partition delivered.
-        undelivered: First offsets of payloads that were not delivered although later ones were: those that an earlier
-            owner was to read again, and incomplete ones that wait to be delivered.
-        missing_first: Payloads of which the first chunk seen was not their first one.
-        went_back: Whether the client was sent back and has not returned a record since.
-        changed: Whether a message was delivered since an offset was stored.
-        stored: The stored offset that was not committed explicitly yet.
-    """
+    """The state of one partition while it is assigned."""
 
     source: tuple[str, int]
     start_reason: StartReason = "reset"
@@ -132,10 +96,7 @@ class Partition:
         return self.read is not None and self.read < self.skip_below
 
     def waits(self, payload: Identity) -> bool:
-        """Whether a payload will be read again after another one.
-
-        Payloads that expired are read again together, because they were in memory together before.
-        """
+        """Whether a payload will be read again after another one."""
         if payload not in self.rereads or self.current_reread in (None, payload):
             return False
         current = self.rereads.get(self.current_reread)
@@ -193,12 +154,7 @@ class Partition:
             self.changed = True
 
     def safe_offset(self, upto: int, unsettled: int | None) -> int:
-        """Return the highest offset that may be committed.
-
-        Args:
-            upto: The user has processed everything below this offset.
-            unsettled: The lowest offset of chunks in memory.
-        """
+        """Return the highest offset that may be committed."""
         bounds = [upto, *(first for last, first in self._spans if last >= upto)]
         if unsettled is not None:
             bounds.append(unsettled)

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from claimcheck._client import ClaimCheck
 
-__all__ = ["DeliveryCallback", "KafkaProducer", "ProducerOptions"]
-
 _NOT_PLAIN = 1 << 62  # larger than every limit
 _MAX_KNOWN_TOPICS = 10_000
 _MIN_LIMIT_BYTES = 1000
@@ -370,11 +368,7 @@ class KafkaProducer(NativeClient):
 
 
 def _checked_callback(callback: Callback, on_delivery: Callback) -> Any:
-    """Return the callback that the client would call.
-
-    Raises:
-        TypeError: It is not callable. The client would fail only when it has the report, and lose it.
-    """
+    """Return the callback that the client would call."""
     chosen = on_delivery if callback is None else callback
     if not (chosen is None or callable(chosen)):
         raise TypeError(f"a delivery callback must be callable, not {type(chosen).__name__}")

@@ -21,8 +21,6 @@ from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
 
-__all__ = ["KafkaDeadLetters"]
-
 _SECONDS = 30.0
 _POLL_SECONDS = 0.2
 _LIMIT = "message.max.bytes"
@@ -30,23 +28,7 @@ _quiet = logging.getLogger(__name__)
 
 
 class KafkaDeadLetters:
-    """A dead-letter topic of Kafka; see `claimcheck.transports._common.redrive.DeadLetterTopic`.
-
-    Partitions are assigned manually, and begin at the group's committed offset, or at the first record. A letter that
-    cannot be read stays in the topic, and the group's offset moves past it if its store has the payload of another one.
-    A foreign one does not move the offset.
-
-    Args:
-        settings: Of all clients, with ``bootstrap.servers``.
-        cc: A `claimcheck.ClaimCheck` with the stores of both topics.
-        source: The dead-letter topic.
-        target: The topic to send to.
-        group: The group whose offsets are used.
-
-    Raises:
-        KafkaException: The cluster cannot be reached, or the client refuses the settings.
-        ConfigError: One of the topics does not exist, or may not be described.
-    """
+    """A dead-letter topic of Kafka; see `claimcheck.transports._common.redrive.DeadLetterTopic`."""
 
     def __init__(self, settings: Mapping[str, Any], cc: ClaimCheck, *, source: str, target: str, group: str) -> None:
         own = {name: value for name, value in settings.items() if name != _LIMIT}

@@ -17,18 +17,12 @@ if TYPE_CHECKING:
 
     from claimcheck.transports.kafka._client import Record
 
-__all__ = ["InFlightWindow", "Poller"]
-
 _POLL_SECONDS = 0.1
 _STEP_SECONDS = 0.02  # another thread may be serving our reports
 
 
 class Poller:
-    """Polls a producer, and keeps exceptions for the user's next `poll` or `flush`.
-
-    The client raises after a fatal error or when a callback fails. Its own ``flush`` calls callbacks while such an
-    exception is pending, and loses their reports.
-    """
+    """Polls a producer, and keeps exceptions for the user's next `poll` or `flush`."""
 
     def __init__(self, native: Producer, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._native = native
@@ -36,21 +30,13 @@ class Poller:
         self._pending: Exception | None = None
 
     def poll(self, seconds: float) -> int:
-        """Serve events for up to ``seconds`` (negative: no limit); returns their number.
-
-        Raises:
-            Exception: An error of a callback or of the client, for example after a fatal error; each is raised once.
-        """
+        """Serve events for up to ``seconds`` (negative: no limit); returns their number."""
         count = self.quietly(seconds)
         self._raise_pending()
         return count
 
     def flush(self, seconds: float) -> int:
-        """Serve until every record has its report or time is up; returns the number of records without one.
-
-        Raises:
-            Exception: As `poll`.
-        """
+        """Serve until every record has its report or time is up; returns the number of records without one."""
         end = None if seconds < 0 else self._clock() + seconds
         self.quietly(0)
         while (left := len(self._native)) and (end is None or self._clock() < end):
@@ -59,11 +45,7 @@ class Poller:
         return left
 
     def quietly(self, seconds: float) -> int:
-        """Serve like `poll`, but keep an exception for the next `poll` or `flush`.
-
-        Raises:
-            KeyboardInterrupt: The client was interrupted, which it reports only as a `SystemError`.
-        """
+        """Serve like `poll`, but keep an exception for the next `poll` or `flush`."""
         try:
             return self._native.poll(seconds)
         except Exception as error:
@@ -80,24 +62,7 @@ class Poller:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class InFlightWindow:
-    """Sends the records of one payload, and records their outcomes in a ledger.
-
-    The first of several records is sent alone. Its report reveals the partition that the partitioner chose, and the
-    others are sent to that one. It also has the lowest offset: without idempotence, retries may reorder records.
-
-    Attributes:
-        native: Sends the records.
-        poller: Serves the delivery reports.
-        ledger: The payload's ledger; its results are delivery reports.
-        topic: The topic.
-        partition: The user's choice or -1; then the partition of all records, once the first report reveals it.
-        timestamp: Milliseconds since 1970, or 0 for now.
-        window_bytes: Maximum bytes in flight; one record is always allowed.
-        room_seconds: How long to wait for room in the client's queue.
-        clock: Seconds, monotonic.
-        error: The error of the first record that failed.
-        failed: That record's report.
-    """
+    """Sends the records of one payload, and records their outcomes in a ledger."""
 
     native: Producer
     poller: Poller
@@ -116,12 +81,7 @@ class InFlightWindow:
     _on_complete: Callable[[], None] | None = field(default=None, init=False)
 
     def send(self, envelope: Envelope) -> None:
-        """Send one record as soon as there is room for it.
-
-        Raises:
-            BufferError: The client's queue stayed full. This record was not sent.
-            KafkaException: The error of an earlier record, or of this one, which was not sent.
-        """
+        """Send one record as soon as there is room for it."""
         data = envelope.data
         size = len(data or b"")
         self._wait_while(lambda: self._in_flight > 0 and self._bytes + size > self.window_bytes)

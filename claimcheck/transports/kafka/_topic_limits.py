@@ -15,8 +15,6 @@ from claimcheck.transports.kafka._client import CompactedTopicError, vendor
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
-__all__ = ["MAX_MESSAGE_BYTES", "Topics"]
-
 _log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 1_000_000
@@ -28,13 +26,7 @@ _RETRY_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class TopicLimits:
-    """Limits of one topic.
-
-    Attributes:
-        limit: The limit of a record.
-        compacted: Whether the topic keeps only the last record of each key.
-        retention_bytes: Bytes that a partition keeps; ``None`` for unlimited or unknown.
-    """
+    """Limits of one topic."""
 
     limit: WireLimit
     compacted: bool = False
@@ -42,13 +34,7 @@ class TopicLimits:
 
 
 class Topics:
-    """Requests the configuration of each topic once, and again after `refresh`.
-
-    Args:
-        admin: Sends the requests; without it, only ``max_message_bytes`` is known.
-        max_message_bytes: The producer's own ``message.max.bytes``.
-        clock: Seconds, monotonic.
-    """
+    """Requests the configuration of each topic once, and again after `refresh`."""
 
     def __init__(
         self, admin: AdminClient | None, max_message_bytes: int, *, clock: Callable[[], float] = time.monotonic
@@ -78,19 +64,12 @@ class Topics:
         return self._admin is None or (name in self._known and name not in self._stale)
 
     def refresh(self, name: str) -> None:
-        """Request a topic's limits again at its next use, but at most every few seconds.
-
-        Call this when the topic rejected a record that should have fit: its configuration may have changed.
-        """
+        """Request a topic's limits again at its next use, but at most every few seconds."""
         if name in self._known:
             self._stale.add(name)
 
     def check_chunks(self, name: str, size: int | None) -> None:
-        """Check that a topic can hold the chunks of a payload of ``size`` bytes, if the size is known.
-
-        Raises:
-            CompactedTopicError: It keeps one record for each key, and all chunks of a payload have the same key.
-        """
+        """Check that a topic can hold the chunks of a payload of ``size`` bytes, if the size is known."""
         topic = self.of(name)
         if topic.compacted:
             text = f"{name} is compacted and would keep only the last chunk of a payload; use strategy external"

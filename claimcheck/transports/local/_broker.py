@@ -29,26 +29,6 @@ from claimcheck.transports.local._errors import (
     UnknownTopicError,
 )
 
-__all__ = [
-    "MESSAGE_COLUMNS",
-    "MESSAGE_OVERHEAD_BYTES",
-    "Headers",
-    "LocalBroker",
-    "LocalMessage",
-    "MessageId",
-    "StoredMessage",
-    "TopicStats",
-    "check_name",
-    "count_partitions",
-    "encode_message",
-    "end_offset",
-    "insert_message",
-    "message_size",
-    "pack_headers",
-    "to_message",
-    "unpack_headers",
-]
-
 MESSAGE_OVERHEAD_BYTES = 32
 """What every message counts towards the size limit in addition to its value, key and headers."""
 
@@ -387,12 +367,7 @@ def insert_message(
 
 
 def encode_message(topic: str, value: object, key: object, headers: object) -> StoredMessage:
-    """Check the arguments of `LocalBroker.append`, and convert them to the form in which they are stored.
-
-    Raises:
-        PayloadTypeError: The value is neither bytes-like nor ``None``.
-        ConfigError: The topic's name is invalid, or the key or a header is of a wrong type.
-    """
+    """Check the arguments of `LocalBroker.append`, and convert them to the form in which they are stored."""
     check_name("topic", topic)
     stored_key = None if key is None else _as_bytes("key", key)
     pairs = _header_pairs(headers)

@@ -24,8 +24,6 @@ from claimcheck.transports.local._groups import Delivery, GroupMember
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
 
-__all__ = ["LocalConsumer", "ReceivedMessage"]
-
 _log = logging.getLogger(__name__)
 _TICK_SECONDS = 1.0  # the longest time between two checks for expired chunks while no messages arrive
 _BUSY_SECONDS = 1.0  # how long to read on beyond the timeout while chunks arrive, but no payload

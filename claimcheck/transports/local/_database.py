@@ -23,8 +23,6 @@ from claimcheck.transports.local._errors import (
     BrokerStorageError,
 )
 
-__all__ = ["BUSY_TIMEOUT_SECONDS", "Database", "is_broker_file", "local_cluster"]
-
 BUSY_TIMEOUT_SECONDS = 30.0
 """How long a change waits for other processes before it fails with `BrokerBusyError`."""
 
@@ -79,23 +77,14 @@ _inherited: list[sqlite3.Connection] = []  # SQLite forbids even closing a paren
 
 
 def is_broker_file(path: str | os.PathLike[str]) -> bool:
-    """Whether a broker has created a file; it is only read, and not by SQLite.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """Whether a broker has created a file; it is only read, and not by SQLite."""
     with open(path, "rb") as file:
         header = file.read(72)
     return header[:16] == b"SQLite format 3\0" and header[68:] == _APPLICATION_ID.to_bytes(4, "big")
 
 
 class Database:
-    """A connection to the file: opened at first use, shared by threads, and safe in a forked child.
-
-    Args:
-        path: The file; created if it does not exist. Its folder must exist.
-        sleep: Called with seconds, only while several processes open a new file at the same time.
-    """
+    """A connection to the file: opened at first use, shared by threads, and safe in a forked child."""
 
     _connection: sqlite3.Connection | None
 
@@ -110,14 +99,7 @@ class Database:
         return self._transaction("DEFERRED")
 
     def write(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
-        """Return a context manager that commits all changes together, or rolls them back if the block raises.
-
-        Raises:
-            BrokerBusyError: Locked for more than `BUSY_TIMEOUT_SECONDS`; nothing was changed.
-            BrokerCommitError: The commit failed; whether the changes were made is unknown.
-            BrokerStorageError: The file cannot be used; nothing was changed.
-            BrokerClosedError: `close` was called; nothing was changed.
-        """
+        """Return a context manager that commits all changes together, or rolls them back if the block raises."""
         return self._transaction("IMMEDIATE")
 
     def close(self) -> None:

@@ -4,19 +4,6 @@ from __future__ import annotations
 
 from claimcheck.errors import TransportError
 
-__all__ = [
-    "BrokerBusyError",
-    "BrokerClosedError",
-    "BrokerCommitError",
-    "BrokerStorageError",
-    "MessageTooLargeError",
-    "OffsetOutOfRangeError",
-    "StaleDeliveryError",
-    "TopicExistsError",
-    "UnknownPartitionError",
-    "UnknownTopicError",
-]
-
 
 class MessageTooLargeError(TransportError):
     """The message exceeds the broker's limit; nothing was written. ``size`` and ``limit`` are bytes."""

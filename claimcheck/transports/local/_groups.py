@@ -24,8 +24,6 @@ from claimcheck.transports.local._broker import (
 )
 from claimcheck.transports.local._errors import BrokerClosedError, OffsetOutOfRangeError, StaleDeliveryError
 
-__all__ = ["POLL_SECONDS", "Delivery", "GroupMember", "acknowledge", "consumed_offset", "members"]
-
 POLL_SECONDS = 0.05
 """The pause of a blocking poll between two reads of the file."""
 
@@ -44,11 +42,7 @@ class Delivery(NamedTuple):
 
 
 class Polled(NamedTuple):
-    """Messages, those of one partition in order except redeliveries, and the partitions that were lost.
-
-    Lost are leases that have ended, and partitions where another member called `GroupMember.seek`. Discard what came
-    from them *before* you process the deliveries: a partition may be back at once, from an earlier offset.
-    """
+    """Messages, those of one partition in order except redeliveries, and the partitions that were lost."""
 
     deliveries: tuple[Delivery, ...]
     lost: tuple[_Partition, ...]
@@ -60,12 +54,7 @@ class _Lease(NamedTuple):
 
 
 class GroupMember:
-    """One member of a consumer group; it joins when it is created. For one thread at a time.
-
-    A new group begins at offset 0 of every partition. Partitions are assigned round robin; a member's partitions change
-    only while it polls, and it notices changes of the group within a second of polling. A member that does not poll for
-    ``lease_seconds`` loses its partitions to members that do.
-    """
+    """One member of a consumer group; it joins when it is created. For one thread at a time."""
 
     def __init__(self, broker: LocalBroker, group: str, topics: Iterable[str], *, lease_seconds: float = 30.0) -> None:
         check_name("group", group)
@@ -82,11 +71,7 @@ class GroupMember:
         self._renew()
 
     def poll(self, *, limit: int = 1, timeout: float = 0.0) -> Polled:
-        """Return messages that no member of the group has received, and those whose redelivery is due.
-
-        While there are neither messages nor lost partitions, sleeps for `POLL_SECONDS` and reads again, for ``timeout``
-        seconds in all.
-        """
+        """Return messages that no member of the group has received, and those whose redelivery is due."""
         check_int("limit", limit, minimum=1)
         slept = 0.0
         polled = self._poll_once(limit)
@@ -98,12 +83,7 @@ class GroupMember:
         return polled
 
     def ack(self, deliveries: Iterable[Delivery]) -> None:
-        """Acknowledge all of the deliveries together; acknowledging again is harmless.
-
-        Raises:
-            StaleDeliveryError: One of them was delivered under a lease that has ended, or before a seek, and is
-                redelivered. None of them was acknowledged.
-        """
+        """Acknowledge all of the deliveries together; acknowledging again is harmless."""
         with self._write() as db:
             for place, epoch, offsets in self._by_lease(deliveries):
                 if not self._holds(db, place, epoch):
@@ -111,10 +91,7 @@ class GroupMember:
                 acknowledge(db, place, offsets)
 
     def nack(self, deliveries: Iterable[Delivery], *, delay_seconds: float = 0.0) -> None:
-        """Redeliver deliveries after a delay, or earlier if the partition moves to another member, and count that.
-
-        Stale deliveries (see `ack`) are redelivered in any case, acknowledged ones never: both are skipped.
-        """
+        """Redeliver deliveries after a delay, or earlier if the partition moves to another member, and count that."""
         check_seconds("delay_seconds", delay_seconds, allow_zero=True)
         with self._write() as db:
             for place, epoch, offsets in self._by_lease(deliveries):
@@ -122,11 +99,7 @@ class GroupMember:
                     _redeliver(db, place, offsets, self._broker.clock() + delay_seconds)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Move the position of the whole group, whichever member holds the partition.
-
-        Everything before counts as acknowledged, nothing from there on does, redelivery counts start at 0, and earlier
-        deliveries of the partition are stale. Another member that holds it finds it in `Polled.lost`.
-        """
+        """Move the position of the whole group, whichever member holds the partition."""
         if topic not in self.topics:
             fail("topic", found=repr(topic), expected=f"one that this member joined for: {', '.join(self.topics)}")
         with self._write() as db:

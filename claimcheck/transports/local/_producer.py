@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
     from claimcheck._outbound import Outbound
 
-__all__ = ["LocalProducer", "classify", "outbound", "wire_limit"]
-
 
 class LocalProducer:
     """Sends to topics of one broker. Keeps nothing open, and is as thread-safe as the broker.

@@ -16,26 +16,12 @@ from claimcheck.transports.local._producer import LocalProducer
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
 
-__all__ = ["LocalDeadLetters"]
-
 _LEASE_SECONDS = 5.0
 _STEP_SECONDS = 0.5
 
 
 class LocalDeadLetters:
-    """A dead-letter topic of the embedded broker; see `claimcheck.transports._common.redrive.DeadLetterTopic`.
-
-    Args:
-        broker: The broker.
-        cc: A `claimcheck.ClaimCheck` with the stores of both topics.
-        source: The dead-letter topic.
-        target: The topic to send to.
-        group: The group that reads.
-
-    Raises:
-        ConfigError: One of the topics does not exist.
-        TransportError: The group has another member, for example another redrive. Nothing was read.
-    """
+    """A dead-letter topic of the embedded broker; see `claimcheck.transports._common.redrive.DeadLetterTopic`."""
 
     def __init__(self, broker: LocalBroker, cc: ClaimCheck, *, source: str, target: str, group: str) -> None:
         for option, name in (("--from", source), ("--to", target)):

@@ -17,8 +17,6 @@ from typing import IO, Any
 from claimcheck._validation import fail
 from claimcheck.errors import TransportError
 
-__all__ = ["MAX_MESSAGE_BYTES", "AdminClient", "AdminError", "ask_limit", "full_name", "topic_path", "trusting"]
-
 MAX_MESSAGE_BYTES = 5 << 20
 """The broker's default, 5 MiB."""
 
@@ -28,12 +26,7 @@ _MAX_TEXT = 2000
 
 
 class AdminError(TransportError):
-    """The web service did not answer a request, or refused it.
-
-    Attributes:
-        status: The HTTP status of the response; ``None`` without one.
-        reason: What the response said.
-    """
+    """The web service did not answer a request, or refused it."""
 
     def __init__(self, text: str, *, status: int | None = None, reason: str = "") -> None:
         super().__init__(text)
@@ -42,18 +35,7 @@ class AdminError(TransportError):
 
 
 class AdminClient:
-    """Requests to one web service. Certificates and host names are verified.
-
-    Args:
-        url: The web service, for example ``https://broker:8443``.
-        headers: Sent with every request, for example ``{"Authorization": "Bearer ..."}``. A redirect to another host
-            or port is followed without them, and one from https to http not at all.
-        trust: For https; by default the system's CA certificates are trusted.
-        timeout_seconds: For each request.
-
-    Raises:
-        AdminError: The URL does not begin with http:// or https://, or has credentials.
-    """
+    """Requests to one web service. Certificates and host names are verified."""
 
     def __init__(
         self,
@@ -83,11 +65,7 @@ class AdminClient:
         return f"<AdminClient of {urllib.parse.urlsplit(self._url).hostname}>"
 
     def get(self, path: str) -> Any:
-        """Return the decoded JSON at a path below ``/admin/v2/``; ``None`` for an empty response or a 404.
-
-        Raises:
-            AdminError: No response, or another error status.
-        """
+        """Return the decoded JSON at a path below ``/admin/v2/``; ``None`` for an empty response or a 404."""
         try:
             body = self.send("GET", path)
             return json.loads(body) if body.strip() else None
@@ -99,11 +77,7 @@ class AdminClient:
             raise AdminError(f"the web service did not answer {path}: {type(error).__name__}") from error
 
     def send(self, method: str, path: str, body: object = None) -> bytes:
-        """Send a request to a path below ``/admin/v2/``, with a body as JSON, and return the response.
-
-        Raises:
-            AdminError: No response, or an error status.
-        """
+        """Send a request to a path below ``/admin/v2/``, with a body as JSON, and return the response."""
         data = None if body is None else json.dumps(body).encode()
         headers = self._headers if method == "GET" else {"Content-Type": "application/json", **self._headers}
         request = urllib.request.Request(f"{self._url}/admin/v2/{path}", data, headers, method=method)
@@ -135,10 +109,7 @@ class AdminClient:
         return self.get(f"{path}/retention") or self.get(f"namespaces/{namespace}/retention") or {}
 
     def cluster(self) -> str:
-        """Return the name of the broker's cluster, with ``pulsar:`` before it. Raises as `get`.
-
-        Where clusters replicate each other, all of them are listed, and only the broker's settings have its own name.
-        """
+        """Return the name of the broker's cluster, with ``pulsar:`` before it. Raises as `get`."""
         names = [name for name in self.get("clusters") or () if name != "global"]
         if len(names) != 1:
             settings = self.get("brokers/configuration/runtime") or {}
@@ -188,15 +159,7 @@ def topic_path(topic: str) -> str:
 
 
 def trusting(ca_file: str | Path | None, *, option: str) -> ssl.SSLContext:
-    """Return an SSL context that verifies certificates and host names.
-
-    Args:
-        ca_file: The only CA certificates (PEM) to trust; by default the system's.
-        option: The name of the caller's option, for errors.
-
-    Raises:
-        ConfigError: The file contains no certificates, or cannot be read.
-    """
+    """Return an SSL context that verifies certificates and host names."""
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # includes SSLError

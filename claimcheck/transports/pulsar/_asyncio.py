@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from claimcheck._client import ClaimCheck
 
-__all__ = ["AsyncPulsarConsumer", "AsyncPulsarProducer", "AsyncPulsarReader"]
-
 B = TypeVar("B", bound=PulsarConsumer | PulsarProducer | PulsarReader)
 R = TypeVar("R", bound=PulsarConsumer | PulsarReader)
 P = ParamSpec("P")
@@ -195,13 +193,7 @@ class _AsyncReceiver(_AsyncWrapper[R]):
 
 @dataclass(slots=True)
 class _Reading:
-    """A payload that a call has taken and not returned.
-
-    Attributes:
-        message: The message.
-        epoch: Of the receiver: after another one, the client receives the message again.
-        task: Reads a stored payload.
-    """
+    """A payload that a call has taken and not returned."""
 
     message: PulsarMessage
     epoch: int
@@ -349,14 +341,7 @@ class AsyncPulsarProducer(_AsyncWrapper[PulsarProducer]):
         arguments: tuple[object, dict[str, str] | None, str | None],
         options: dict[str, object] | None,
     ) -> pulsar.MessageId | WholeMessageId:
-        """Store a payload now, launch it when the one before was launched or has failed, and return the result.
-
-        Args:
-            before: Done when the payload before was launched.
-            launched: Is done when this one and all before were launched, or have failed.
-            arguments: Content, properties and key.
-            options: Of the send; ``None`` for a plain message, which is not stored.
-        """
+        """Store a payload now, launch it when the one before was launched or has failed, and return the result."""
         sending = None
         try:
             if options is not None:

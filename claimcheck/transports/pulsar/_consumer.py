@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
     from claimcheck.transports.pulsar._message import AnyMessage
 
-__all__ = ["ConsumerOptions", "PulsarConsumer", "RedeliveryTracker", "listening"]
-
 _log = logging.getLogger(__name__)
 _REMEMBERED = 10_000  # payloads whose redeliveries are counted
 _ORIGIN_ID, _ORIGIN_TOPIC = "ORIGIN_MESSAGE_ID", "REAL_TOPIC"  # the names that Pulsar's own clients use
@@ -339,11 +337,7 @@ class PulsarConsumer(Receiver):
         return True
 
     def _send_dead_letters(self, producer: pulsar.Producer, messages: tuple[pulsar.Message, ...], reason: str) -> None:
-        """Send messages to a dead-letter topic, whose readers get the same payloads, and wait for the broker.
-
-        Chunks keep their key, and with it their partition. After an error of the client some messages may have been
-        sent; another call sends them again.
-        """
+        """Send messages to a dead-letter topic, whose readers get the same payloads, and wait for the broker."""
         for message in messages:
             about = {_ORIGIN_ID: str(message.message_id()), _ORIGIN_TOPIC: message.topic_name()}
             data, topic = message.data(), _PARTITION.sub("", message.topic_name())
@@ -395,11 +389,7 @@ def _topic_of(message: AnyMessage) -> str | None:
 
 
 class RedeliveryTracker:
-    """Counts redeliveries where the broker does not: on Exclusive and Failover subscriptions. Falsy while empty.
-
-    Args:
-        maximum: How often a payload may be redelivered; ``None`` for no limit, and then nothing is counted.
-    """
+    """Counts redeliveries where the broker does not: on Exclusive and Failover subscriptions. Falsy while empty."""
 
     def __init__(self, maximum: int | None) -> None:
         self._maximum = maximum

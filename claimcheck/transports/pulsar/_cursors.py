@@ -6,8 +6,6 @@ import urllib.parse
 
 from claimcheck.transports.pulsar._admin import AdminClient, AdminError, topic_path
 
-__all__ = ["NOTHING", "consumed_position", "entry_of", "partitions_of"]
-
 _Entry = tuple[int, int]
 
 NOTHING: _Entry = -1, -1
@@ -15,25 +13,13 @@ NOTHING: _Entry = -1, -1
 
 
 def partitions_of(admin: AdminClient, topic: str) -> list[str]:
-    """Return the names of a topic's partitions; the topic itself if it has none.
-
-    Raises:
-        AdminError: The web service did not answer.
-    """
+    """Return the names of a topic's partitions; the topic itself if it has none."""
     count = (admin.get(f"{topic_path(topic)}/partitions") or {}).get("partitions") or 0
     return [f"{topic}-partition-{number}" for number in range(count)] or [topic]
 
 
 def consumed_position(admin: AdminClient, name: str) -> _Entry:
-    """Return the position up to which every durable subscription has acknowledged everything.
-
-    Args:
-        admin: The web service.
-        name: The full name of a partition, or of a topic without partitions.
-
-    Raises:
-        AdminError: The web service did not answer, or does not know the subscriptions.
-    """
+    """Return the position up to which every durable subscription has acknowledged everything."""
     path = topic_path(name)
     known = (admin.get(f"{path}/stats") or {}).get("subscriptions", {})
     stats = admin.get(f"{path}/internalStats")

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     SendCallback = Callable[[pulsar.Result, pulsar.MessageId], object]
     """Receives the result of a send and the message id."""
 
-__all__ = ["BoundedProducer", "Ticket", "no_id"]
-
 _log = logging.getLogger(__name__)
 
 _KEPT = 64  # called tickets that may stay in the queue: a check at each send would cost more
@@ -64,15 +62,7 @@ class Ticket:
 
 
 class BoundedProducer:
-    """A native producer whose sends and flushes end. It is *lost* once a message has had no answer in time.
-
-    A thread, started by the first `watch`, expires the tickets of messages without an answer.
-
-    Args:
-        native: A native producer; its schema encodes what `send_async` sends.
-        deadline_seconds: For the answer to one message.
-        clock: Seconds, monotonic.
-    """
+    """A native producer whose sends and flushes end. It is *lost* once a message has had no answer in time."""
 
     def __init__(
         self, native: pulsar.Producer, deadline_seconds: float, *, clock: Callable[[], float] = time.monotonic
@@ -116,12 +106,7 @@ class BoundedProducer:
             self._lost.set_result(None)
 
     def flush(self) -> None:
-        """Wait until all sent messages are in the topic.
-
-        Raises:
-            SendDeadlineError: The producer is lost.
-            Exception: The client's own error.
-        """
+        """Wait until all sent messages are in the topic."""
         if not self._lost.done():
             flushed = _flush_in_thread(self._native)
             wait((flushed, self._lost), return_when=FIRST_COMPLETED)
@@ -171,11 +156,7 @@ class BoundedProducer:
 
 
 def _flush_in_thread(producer: pulsar.Producer) -> Future[None]:
-    """Start to flush in a thread, which is abandoned if the producer gets lost.
-
-    The client's ``flush_async`` would need no thread, but it waits for the producer's lock while it holds the GIL, and
-    the thread that ends a batch holds that lock and waits for the GIL: a deadlock.
-    """
+    """Start to flush in a thread, which is abandoned if the producer gets lost."""
     flushed: Future[None] = Future()
 
     def flush() -> None:

@@ -12,8 +12,6 @@ from claimcheck.errors import TransportError
 if TYPE_CHECKING:
     import pulsar
 
-__all__ = ["ChunkArgumentError", "SendDeadlineError", "SharedSubscriptionError", "classify", "error_of", "vendor"]
-
 # Raised before the message was stored. After timeouts, lost connections and on a closed producer, messages were found
 # in the topic.
 _REFUSALS = {
@@ -52,11 +50,7 @@ class SharedSubscriptionError(TransportError):
 
 
 def vendor() -> ModuleType:
-    """Return the client library.
-
-    Raises:
-        MissingDependencyError: It is not installed.
-    """
+    """Return the client library."""
     return import_vendor("pulsar", extra="pulsar")
 
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from claimcheck._client import ClaimCheck
 
-__all__ = ["Arrival", "Inbox"]
-
 _SMALL_BYTES = 1 << 17  # copying them takes less time than calling a thread
 
 Arrival = PulsarMessage | Dropped
@@ -48,17 +46,7 @@ class _Delivery:
 
 
 class Inbox:
-    """Takes native messages, and keeps track of chunks until they are settled. Thread-safe.
-
-    Messages other than chunks are remembered only while an older payload in chunks is not settled.
-
-    Args:
-        cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
-        schema: The consumer's.
-        refusal: Returns the error if chunks from a topic cannot be assembled; called for each chunk.
-        keep: Whether to keep native chunks until they are settled, for a dead-letter topic.
-        clock: Seconds, monotonic.
-    """
+    """Takes native messages, and keeps track of chunks until they are settled. Thread-safe."""
 
     def __init__(
         self,
@@ -157,19 +145,7 @@ class Inbox:
     def settle_up_to(
         self, message_id: AnyMessageId, topic: str | None, outcome: Outcome | None = None
     ) -> tuple[pulsar.MessageId | None, tuple[pulsar.MessageId, ...]]:
-        """Mark everything up to a payload as acknowledged, and return the native ids to acknowledge.
-
-        No message is acknowledged of a payload that is incomplete, was delivered later, or is to be redelivered.
-
-        Args:
-            message_id: Of the payload.
-            topic: Its topic; ``None`` for the only one.
-            outcome: The payload, if it came in chunks; settled in any case.
-
-        Returns:
-            The id to acknowledge cumulatively, ``None`` if nothing before the oldest unsettled payload is known, and
-            the ids behind that payload, to be acknowledged individually.
-        """
+        """Mark everything up to a payload as acknowledged, and return the native ids to acknowledge."""
         with self._lock:
             source = str(next(iter(self._behind), "")) if topic is None else topic
             target, target_id = self._target(message_id)

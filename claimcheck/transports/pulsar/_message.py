@@ -21,21 +21,6 @@ if TYPE_CHECKING:
     AnyMessage: TypeAlias = "PulsarMessage | pulsar.Message | AnyMessageId"
     """A message or an id, native or of a whole payload."""
 
-__all__ = [
-    "AnyMessageId",
-    "MessageMetadata",
-    "Place",
-    "Position",
-    "PulsarMessage",
-    "WholeMessageId",
-    "before",
-    "deserialize",
-    "id_of",
-    "natives",
-    "nowhere",
-    "position_of",
-]
-
 _MARK = b"\x00claimcheck-id\x01"  # no protobuf message begins with a zero
 _ID = struct.Struct(">iqqi")
 
@@ -204,11 +189,7 @@ def _native(topic: str, partition: int, ledger: int, entry: int, batch_index: in
 
 @dataclass(frozen=True, slots=True)
 class MessageMetadata:
-    """The metadata of a native message, kept without the message so that its data can be freed.
-
-    Attributes:
-        native: The message itself, if it may have to be sent to a dead-letter topic.
-    """
+    """The metadata of a native message, kept without the message so that its data can be freed."""
 
     message_id: pulsar.MessageId
     topic_name: str

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from claimcheck.transports.pulsar._deadlines import SendCallback
     from claimcheck.transports.pulsar._message import WholeMessageId
 
-__all__ = ["ProducerOptions", "PulsarProducer"]
-
 _WINDOW_BYTES = 16 << 20
 _DEADLINE_SECONDS = 60.0
 _KEY_FIELD_BYTES = 6  # at most, beside the key itself

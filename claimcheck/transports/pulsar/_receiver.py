@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from claimcheck._client import ClaimCheck
 
-__all__ = ["TICK_SECONDS", "PulsarReader", "ReaderOptions", "Receiver", "blocking"]
-
 _log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0  # how late chunks may expire
@@ -272,10 +270,7 @@ class PulsarReader(Receiver):
 
 
 def blocking(kind: Literal["Consumer", "Producer", "Reader"], native: Any) -> Any:
-    """Wrap the inner object of an asyncio or listener object into the blocking client's class ``kind``.
-
-    The blocking client removes a closed consumer from its list of consumers; here that list is empty.
-    """
+    """Wrap the inner object of an asyncio or listener object into the blocking client's class ``kind``."""
     blocking = getattr(vendor(), kind)()
     inner = f"_{kind.lower()}"
     setattr(blocking, inner, getattr(native, inner))

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from claimcheck._client import ClaimCheck
 
-__all__ = ["PulsarDeadLetters", "connect"]
-
 _SILENCE_MILLIS = 3000  # without a message although some may be left: they were acknowledged before
 _SECONDS = 30
 _QUEUE = 20  # messages of a partition in memory; chunks are large
@@ -45,19 +43,7 @@ def connect(url: str, *, token: str | None, ca_file: str | None, listener_name: 
 
 
 class PulsarDeadLetters:
-    """A dead-letter topic of Pulsar; see `claimcheck.transports._common.redrive.DeadLetterTopic`.
-
-    Reads one partition after the other with an exclusive subscription. A letter that cannot be read is not
-    acknowledged.
-
-    Args:
-        client: The client; it is closed.
-        cc: A `claimcheck.ClaimCheck` with the stores of both topics.
-        source: The dead-letter topic.
-        target: The topic to send to.
-        subscription: Its name; created at the beginning of the topic if it does not exist.
-        options: Of the `PulsarProducer`.
-    """
+    """A dead-letter topic of Pulsar; see `claimcheck.transports._common.redrive.DeadLetterTopic`."""
 
     def __init__(
         self,

@@ -27,17 +27,6 @@ if TYPE_CHECKING:
 
     from claimcheck.transports.pulsar._deadlines import SendCallback
 
-__all__ = [
-    "InFlightWindow",
-    "PayloadSend",
-    "SendOptions",
-    "SendSettings",
-    "checked_options",
-    "metadata_bytes",
-    "wire_limit",
-    "without_schema",
-]
-
 _log = logging.getLogger(__name__)
 _QUEUE_IS_FULL = "ProducerQueueIsFull"
 _ABORT_SECONDS = 5.0
@@ -63,11 +52,7 @@ class SendOptions(TypedDict, total=False):
 
 
 def checked_options(options: Mapping[str, object]) -> dict[str, object]:
-    """Return the options that are set.
-
-    Raises:
-        TypeError: An option is unknown.
-    """
+    """Return the options that are set."""
     if not options:
         return {}
     if unknown := options.keys() - SendOptions.__annotations__.keys():
@@ -92,13 +77,7 @@ def metadata_bytes(key: object, properties: object) -> int:
 
 
 def wire_limit(max_message_bytes: int, *, producer_name: str, options: Mapping[str, object]) -> WireLimit:
-    """Return the limit for one send.
-
-    Args:
-        max_message_bytes: The limit of the broker, or of the topic if that is less.
-        producer_name: Travels with every message.
-        options: The send's options, beside key and properties.
-    """
+    """Return the limit for one send."""
     room = max_message_bytes - _field(byte_length(producer_name)) - sum(map(_option_bytes, options.items()))
     return WireLimit(room, metadata_bytes, chunk_message_bytes=min(_CHUNK_BYTES, room - _SPARE_BYTES))
 
@@ -145,13 +124,7 @@ class SendSettings:
 
 
 class InFlightWindow:
-    """Sends messages and records their results in a ledger. One thread launches; the client's thread reports results.
-
-    Attributes:
-        on_finished: Called by the client's thread when the last message has its result, after `close`.
-        launched: Messages that the client accepted.
-        result: Of the first message that failed.
-    """
+    """Sends messages and records their results in a ledger."""
 
     def __init__(
         self, settings: SendSettings, options: Mapping[str, object] | None = None, ledger: SendLedger | None = None
@@ -168,12 +141,7 @@ class InFlightWindow:
         self.result: pulsar.Result | None = None
 
     def launch(self, envelope: Envelope) -> None:
-        """Send one message, when there is room for it.
-
-        Raises:
-            SendDeadlineError: An earlier message has no answer.
-            Exception: The error of an earlier message, or of this one, which was not sent.
-        """
+        """Send one message, when there is room for it."""
         room = self._settings.window_bytes - len(envelope.data or b"")
         with self._changed:
             self._wait(lambda: not self._in_flight or self._bytes() <= room)
@@ -182,12 +150,7 @@ class InFlightWindow:
         self.launched += 1
 
     def wait(self) -> list[pulsar.MessageId]:
-        """Wait until every message is in the topic, and return their ids in order.
-
-        Raises:
-            SendDeadlineError: One has no answer.
-            Exception: The first error of a message; others may still be in flight.
-        """
+        """Wait until every message is in the topic, and return their ids in order."""
         with self._changed:
             self._wait(lambda: not self._in_flight)
         return self._ledger.results
@@ -282,14 +245,7 @@ class InFlightWindow:
 
 
 class PayloadSend:
-    """One payload. Call either `launch` and `wait`, or `launch_for`, once.
-
-    Args:
-        settings: Of the producer.
-        rollbacks: Runs the work that the client's thread must not do.
-        out: The payload's messages.
-        options: Of the send.
-    """
+    """One payload. Call either `launch` and `wait`, or `launch_for`, once."""
 
     def __init__(
         self, settings: SendSettings, rollbacks: RollbackWorker, out: Outbound, options: Mapping[str, object]
@@ -306,12 +262,7 @@ class PayloadSend:
             self._launch_all()
 
     def wait(self) -> pulsar.MessageId | WholeMessageId:
-        """Wait until all messages are in the topic, and return the payload's id.
-
-        Raises:
-            PartialSendError: Some chunks are or may be in the topic; an abort envelope followed if it could be sent.
-            Exception: The client's own error; the stored payload is deleted if the send definitely failed.
-        """
+        """Wait until all messages are in the topic, and return the payload's id."""
         with self._breaking_off():
             ids = self._window.wait()
         self._out.finish()
@@ -323,11 +274,7 @@ class PayloadSend:
             self._out.settle(None)
 
     def launch_for(self, ticket: Ticket) -> None:
-        """Pass all messages to the client; the ticket is called when the last of them has its result.
-
-        Raises:
-            Exception: Nothing was launched, and the ticket is not called; nor is it after a `KeyboardInterrupt`.
-        """
+        """Pass all messages to the client; the ticket is called when the last of them has its result."""
         self._window.on_finished = lambda: self._finish(ticket)
         ticket.late = self._late
         try:

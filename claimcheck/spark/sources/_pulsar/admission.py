@@ -18,8 +18,6 @@ from claimcheck.spark.sources._source import OffsetRange
 if TYPE_CHECKING:
     import pulsar
 
-__all__ = ["limited", "newer"]
-
 _SAMPLE_ROWS = 1000
 _SAMPLED_ROWS = 10_000  # of all partitions together, but at least `_LEAST_ROWS` of each
 _LEAST_ROWS = 50
@@ -31,12 +29,7 @@ def newer(start: Offsets, last: Offsets) -> Offsets:
 
 
 def limited(client: pulsar.Client, start: Offsets, last: Offsets, budget: Budget, log: PulsarLog) -> Offsets:
-    """Return where a trigger ends within a budget for all partitions together.
-
-    Rows of a partition are counted one by one, up to a thousand, or fewer if there are many partitions. After that,
-    entries are counted, with the average number of rows of those before, which needs no reads, but the size of the
-    ledger: it is known of the last one, and of all with an ``adminUrl``.
-    """
+    """Return where a trigger ends within a budget for all partitions together."""
     if budget.unlimited or not last:
         return last
     begun = {name: start.get(name, NOTHING) for name in last}

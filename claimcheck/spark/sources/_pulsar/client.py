@@ -29,22 +29,6 @@ from claimcheck.transports.pulsar._errors import vendor
 if TYPE_CHECKING:
     import pulsar
 
-__all__ = [
-    "IN_PARALLEL",
-    "ask_limit",
-    "check_topic",
-    "client_errors",
-    "client_for",
-    "consumed_positions",
-    "in_parallel",
-    "ledger_sizes",
-    "list_partitions",
-    "open_client",
-    "retry",
-    "similar_topics",
-    "transport_error",
-]
-
 K = TypeVar("K")
 T = TypeVar("T")
 
@@ -66,11 +50,7 @@ def client_for(connection: Connection) -> pulsar.Client:
 
 
 def open_client(connection: Connection) -> pulsar.Client:
-    """Open a client, which the caller closes. It connects at first use.
-
-    Raises:
-        ConfigError: The token or the certificates are not where the options say.
-    """
+    """Open a client, which the caller closes. It connects at first use."""
     library = vendor()
     token = connection.token()
     if connection.tls:
@@ -100,10 +80,7 @@ def retry(call: Callable[[], T], *, transient: Callable[[Exception], bool], seco
 
 
 def in_parallel(call: Callable[[K], T], items: Iterable[K]) -> list[T]:
-    """Call for every item, for up to `IN_PARALLEL` of them at once, and return the results in order.
-
-    Raises the first error of a call. Calls that have not begun by then are skipped; the others are waited for.
-    """
+    """Call for every item, for up to `IN_PARALLEL` of them at once, and return the results in order."""
     errors: list[Exception] = []
 
     def run(item: K) -> T | None:
@@ -170,13 +147,7 @@ def _not_trusted(where: str, reason: str, before: str) -> AccessError:
 
 
 def check_topic(connection: Connection, topic: str) -> None:
-    """Check that a topic exists, if there is an ``adminUrl``; clients would create it.
-
-    Raises:
-        ConfigError: It does not exist.
-        AccessError: The web service refuses the token, or its certificate is not trusted.
-        TransportError: It did not answer.
-    """
+    """Check that a topic exists, if there is an ``adminUrl``; clients would create it."""
     if connection.admin_url is None:
         return
     path = topic_path(topic)
@@ -210,12 +181,7 @@ def cluster_name(connection: Connection) -> str:
 
 
 def consumed_positions(connection: Connection, topics: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Return up to which ledger and entry every durable subscription has acknowledged each partition of topics.
-
-    Raises:
-        AccessError: The web service refuses the token, or its certificate is not trusted.
-        TransportError: It did not answer, or does not know the subscriptions.
-    """
+    """Return up to which ledger and entry every durable subscription has acknowledged each partition of topics."""
     admin = _admin(connection)
     try:
         names = [name for topic in topics for name in partitions_of(admin, topic)]
@@ -225,10 +191,7 @@ def consumed_positions(connection: Connection, topics: Iterable[str]) -> dict[st
 
 
 def ledger_sizes(connection: Connection, partition: str) -> dict[int, int]:
-    """Return the entries of each closed ledger of a partition; nothing without an ``adminUrl``.
-
-    Raises as `ask_limit` does.
-    """
+    """Return the entries of each closed ledger of a partition; nothing without an ``adminUrl``."""
     if connection.admin_url is None:
         return {}
     try:
@@ -239,12 +202,7 @@ def ledger_sizes(connection: Connection, partition: str) -> dict[int, int]:
 
 
 def ask_limit(connection: Connection, topic: str) -> int:
-    """Return the limit of one message: the broker's own, or the topic's if that is less.
-
-    Raises:
-        AccessError: The web service refuses the token, or its certificate is not trusted.
-        TransportError: It did not answer.
-    """
+    """Return the limit of one message: the broker's own, or the topic's if that is less."""
     try:
         return _admin(connection).max_message_bytes(topic)
     except AdminError as error:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from claimcheck._validation import fail
 from claimcheck.spark.sources._options import COUNT, SECONDS, TEXT, TRUTH, OptionType, Values
 
-__all__ = ["CONNECTION_OPTIONS", "Connection"]
-
 _HOST = r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d{1,5})?"
 _ADMIN_URL = re.compile(rf"https?://{_HOST}(?:/[^@?#\s]*)?")
 _SERVICE_URL = re.compile(rf"pulsar(?:\+ssl)?://{_HOST}(?:,{_HOST})*/?")
@@ -33,18 +31,7 @@ CONNECTION_OPTIONS: dict[str, OptionType] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """A broker's addresses and credentials; the name of the token's variable only, so that it can be part of a plan.
-
-    Attributes:
-        service_url: The broker, for clients.
-        admin_url: The web service, if it may be used.
-        token_env: The environment variable that holds the token, in the process that connects.
-        trust_certs: Path of the certificates to trust.
-        allow_insecure: Whether untrusted certificates are accepted.
-        validate_hostname: Whether the certificate has to name the host.
-        timeout_seconds: For one request.
-        io_threads: I/O threads of the client.
-    """
+    """A broker's addresses and credentials; the name of the token's variable only, so that it can be part of a plan."""
 
     service_url: str
     admin_url: str | None = None
@@ -57,15 +44,7 @@ class Connection:
 
     @classmethod
     def of(cls, values: Values, *, timeout_seconds: float) -> Connection:
-        """Return the connection that parsed options describe.
-
-        Args:
-            values: The options.
-            timeout_seconds: The default of ``operationTimeoutSeconds``.
-
-        Raises:
-            ConfigError: ``serviceUrl`` or ``adminUrl`` is missing or not valid.
-        """
+        """Return the connection that parsed options describe."""
         url = values.get("serviceUrl")
         if url is None or not _SERVICE_URL.fullmatch(url) or any(port > 65535 for _, port in _addresses(url)):
             expected = "pulsar://host:port or pulsar+ssl://host:port, without a user; for tokens there is authTokenEnv"
@@ -95,11 +74,7 @@ class Connection:
         return self.service_url.startswith("pulsar+ssl:")
 
     def token(self) -> str | None:
-        """Return the token from this process's environment.
-
-        Raises:
-            ConfigError: The variable is not set in this process.
-        """
+        """Return the token from this process's environment."""
         if self.token_env is None:
             return None
         if not os.environ.get(self.token_env):
@@ -112,11 +87,7 @@ class Connection:
         return os.environ[self.token_env]
 
     def trust(self) -> ssl.SSLContext:
-        """Return an SSL context that trusts the named certificates, or else the machine's own.
-
-        Raises:
-            ConfigError: The file with the certificates cannot be read in this process.
-        """
+        """Return an SSL context that trusts the named certificates, or else the machine's own."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         try:
             if self.trust_certs is None:

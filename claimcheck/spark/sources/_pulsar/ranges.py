@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from claimcheck.spark.sources._pulsar.client import in_parallel
 from claimcheck.spark.sources._source import OffsetRange
 
-__all__ = ["NOTHING", "Offsets", "Position", "Range", "split"]
-
 Position = tuple[int, int]
 """Ledger and entry, both from 0. A batch is one entry: it is read as a whole."""
 
@@ -27,15 +25,7 @@ _Span = tuple[int, int, int]  # a ledger, and the first and last of its entries
 
 
 def split(ranges: Sequence[Range], least: int, sizes: Callable[[str], Mapping[int, int]]) -> list[Range]:
-    """Divide large ranges so that there are at least ``least``, of about as many entries each.
-
-    Args:
-        ranges: One range for each partition.
-        least: The number of ranges to return, unless there are fewer entries. A range that begins inside a partition
-            reads the entry before it, too, which proves that nothing was deleted.
-        sizes: Returns the entries of each ledger of a partition. Ledgers that are missing there, except the range's
-            last one, are not divided.
-    """
+    """Divide large ranges so that there are at least ``least``, of about as many entries each."""
     if len(ranges) >= least:
         return list(ranges)
     spans = in_parallel(lambda each: _spans(each, sizes), ranges)

@@ -34,19 +34,6 @@ if TYPE_CHECKING:
     import pulsar
     import pyarrow as pa
 
-__all__ = [
-    "COLUMNS",
-    "PulsarLog",
-    "Received",
-    "check_readable",
-    "from_json",
-    "message_id_at",
-    "read_messages",
-    "split_name",
-    "to_json",
-    "unfiltered",
-]
-
 COLUMNS = {
     "key": "string",
     "value": "binary",
@@ -125,20 +112,7 @@ def message_id_at(partition: str, position: Position) -> pulsar.MessageId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PulsarLog:
-    """The options of a query that reads.
-
-    Attributes:
-        connection: The broker.
-        topics: Full names of the topics.
-        timeout_seconds: For the next message; longer than any outage of the broker that the query should survive.
-        queue: Messages that the client fetches ahead.
-        fail_on_loss: Whether messages that were deleted before they were read are an error, or only logged.
-        subscription: The name of a streaming query's own subscription.
-        at_end: Whether a query without a checkpoint begins at the topics' end.
-        min_partitions: The number of tasks that read, if there are enough messages.
-        budget: The limits of a trigger.
-        scale: Weighs messages.
-    """
+    """The options of a query that reads."""
 
     connection: Connection
     topics: tuple[str, ...] = ()
@@ -152,11 +126,7 @@ class PulsarLog:
     scale: Scale = field(default_factory=Scale)
 
     def lost(self, partition: str, what: str) -> None:
-        """Report that messages were, or may have been, deleted before this query read them.
-
-        Raises:
-            DataLossError: Unless ``fail_on_loss`` is false.
-        """
+        """Report that messages were, or may have been, deleted before this query read them."""
         text = (
             f"{partition}: {what}. Does another query use the same subscription, was it removed, or did a time-to-live "
             "or a quota move it?"
@@ -176,12 +146,7 @@ class PulsarLog:
         return split(ranges, self.min_partitions, partial(ledger_sizes, self.connection))
 
     def batches(self, offsets: Range, schema: pa.Schema, /) -> Iterator[pa.RecordBatch]:
-        """Read a range in this process.
-
-        Raises:
-            DataLossError: Its first entries were deleted.
-            TransportError: The broker did not answer in time.
-        """
+        """Read a range in this process."""
         topic = split_name(offsets.partition)
         received: list[Received] = []
         size = 0
@@ -369,16 +334,7 @@ def unfiltered() -> dict[str, object]:
 
 
 def check_readable(message: NativeMessage, message_id: NativeId, partition: str) -> None:
-    """Raise for messages that this source does not read.
-
-    Args:
-        message: A message of the client's core, read with `unfiltered`.
-        message_id: Its id.
-        partition: Its partition.
-
-    Raises:
-        ForeignMessageError: It is encrypted, or was sent in chunks of the client's own.
-    """
+    """Raise for messages that this source does not read."""
     if message.encryption_context() is not None:
         _refuse(message_id, partition, "is encrypted, and this source has no keys")
     if message_id.batch_index() >= 0:  # never in chunks, and its id has fields of the batch

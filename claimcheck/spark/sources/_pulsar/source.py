@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     import pulsar
     from pyspark.sql.types import StructType
 
-__all__ = ["ClusterPulsarSource", "PulsarSource", "Subscriptions"]
-
 T = TypeVar("T")
 
 _TOPIC = re.compile(r"persistent://[\w=:.-]+/[\w=:.-]+/[^/\s]+")
@@ -189,13 +187,7 @@ class _PulsarStreamReader(TopicStreamReader[PulsarLog]):
 
 
 class Subscriptions:
-    """The subscriptions of one query; opened at first use.
-
-    Args:
-        connection: The broker.
-        topics: Full names of the topics.
-        subscription: The subscription's name, the same on all partitions.
-    """
+    """The subscriptions of one query; opened at first use."""
 
     def __init__(self, connection: Connection, topics: tuple[str, ...], subscription: str) -> None:
         self._connection, self._topics, self._subscription = connection, topics, subscription
@@ -207,11 +199,7 @@ class Subscriptions:
 
     @property
     def client(self) -> pulsar.Client:
-        """The client, also for readers.
-
-        Raises:
-            ConfigError: The web service reports that a topic does not exist.
-        """
+        """The client, also for readers."""
         with self._opening:
             if self._client is None:
                 in_parallel(partial(check_topic, self._connection), self._topics)
@@ -219,32 +207,18 @@ class Subscriptions:
             return self._client
 
     def last(self) -> Offsets:
-        """Return the last entry of every current partition; `NOTHING` for empty ones.
-
-        Raises:
-            SubscriptionBusyError: Another consumer holds the subscription.
-            TransportError: The broker did not answer.
-        """
+        """Return the last entry of every current partition; `NOTHING` for empty ones."""
         names = self._partitions()
         return dict(zip(names, in_parallel(self._last, names), strict=True))
 
     def begin(self, *, at_end: bool) -> Offsets:
-        """Move the subscription to the topics' beginning or end, and return that position. Raises as `last` does.
-
-        The broker keeps all messages after it. Empty partitions need no `seek`, which makes the client connect again:
-        their beginning is their end. A subscription that is beyond an open transaction is noticed by `was_moved`, once
-        there are messages.
-        """
+        """Move the subscription to the topics' beginning or end, and return that position. Raises as `last` does."""
         ends = {name: end for name, end in self.last().items() if end != NOTHING}
         in_parallel(lambda name: self._seek(name, ends[name] if at_end else NOTHING), ends)
         return ends if at_end else {}
 
     def was_moved(self, name: str) -> bool:
-        """Whether the subscription was moved in a partition of which this query has read nothing.
-
-        No last entry can prove then that nothing was deleted. But the first message of an unmoved subscription is that
-        of the partition, which must not be empty. Checks once; later no other consumer can hold the subscription.
-        """
+        """Whether the subscription was moved in a partition of which this query has read nothing."""
         if name in self._known:
             return False
         millis = round(self._connection.timeout_seconds * 1000)
@@ -263,11 +237,7 @@ class Subscriptions:
         return moved
 
     def release(self, offsets: Offsets) -> None:
-        """Acknowledge what is committed, except the last entry: while it exists, nothing after it was deleted.
-
-        A failure costs only space, until the next call. Topics that this query no longer reads are not touched: a
-        subscription would create deleted ones anew.
-        """
+        """Acknowledge what is committed, except the last entry: while it exists, nothing after it was deleted."""
         read = {name: position for name, position in offsets.items() if {name, split_name(name)[0]} & set(self._topics)}
         new = read.items() - self._committed.items()
         self._committed.update(read)

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     import pulsar
     import pyarrow as pa
 
-__all__ = ["PulsarSink"]
-
 _BATCH_BYTES = 128 << 10  # the client's own default
 _BATCH_MESSAGES = 1000
 _GRACE_SECONDS = 30.0
@@ -50,15 +48,7 @@ class _Sent(WriterCommitMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PulsarSink:
-    """The options of a sink.
-
-    Attributes:
-        connection: The broker.
-        columns: The columns of the rows.
-        config: For payloads that are too large; without it rows are sent unchanged.
-        max_message_bytes: The broker's limit of one message, unless its web service reports it.
-        timeout_seconds: For the answer to one message; longer than any outage that the query should survive.
-    """
+    """The options of a sink."""
 
     connection: Connection
     columns: Columns
@@ -67,12 +57,7 @@ class PulsarSink:
     timeout_seconds: float
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> WriterCommitMessage:
-        """Send the rows of a task and wait until the broker has all of them.
-
-        Raises:
-            RowSendError: The broker refused a row, or did not answer.
-            ClaimCheckError: A row could not be offloaded; a note names it.
-        """
+        """Send the rows of a task and wait until the broker has all of them."""
         sending = _Sending(self)
         try:
             rows = sum(map(sending.send, self.columns.rows(batches)))
