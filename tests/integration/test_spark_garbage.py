@@ -11,7 +11,7 @@ import pytest
 
 import claimcheck
 from claimcheck._key_lifetime import CLAIM
-from claimcheck._store import StoreContext
+from claimcheck._store_context import StoreContext
 from claimcheck.errors import ConfigError
 from claimcheck.spark import collect_garbage
 from tests.integration.spark_rig import Topic

@@ -10,7 +10,8 @@ import pytest
 
 import claimcheck
 from claimcheck._pointer import Pointer
-from claimcheck._store import Store, StoreContext
+from claimcheck._store import Store
+from claimcheck._store_context import StoreContext
 from claimcheck.errors import (
     IntegrityError,
     KeyTakenError,

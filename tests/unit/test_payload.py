@@ -3,7 +3,8 @@ import io
 import pytest
 
 from claimcheck._digest import digest_of
-from claimcheck._payload import Source, as_view, remaining_bytes
+from claimcheck._envelope import as_view
+from claimcheck._payload import Source, remaining_bytes
 from claimcheck.errors import PayloadError, PayloadTooLargeError, PayloadTypeError
 
 LIMIT = 1 << 30

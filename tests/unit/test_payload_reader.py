@@ -10,7 +10,8 @@ from claimcheck._digest import Crc32, digest_of
 from claimcheck._payload_reader import PayloadReader, SeekableReader
 from claimcheck._pointer import Pointer
 from claimcheck._reader import PieceReader
-from claimcheck._store import Store, StoreContext
+from claimcheck._store import Store
+from claimcheck._store_context import StoreContext
 from claimcheck._threads import Interrupted, interruptible
 from claimcheck.errors import IntegrityError, PayloadTooLargeError, StoreError
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from claimcheck._pointer import Pointer, slug
-from claimcheck._store import Store, StoreContext
+from claimcheck._store import Store
+from claimcheck._store_context import StoreContext
 from claimcheck.errors import (
     ConfigError,
     IntegrityError,
