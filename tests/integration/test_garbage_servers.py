@@ -16,6 +16,7 @@ import yaml
 
 import claimcheck
 from claimcheck._pointer import Pointer
+from claimcheck._store_context import StoreContext
 from tests.integration.kafka_rig import rig
 from tests.servers import wait_until
 from tests.unit.cli.rig import command, ok, run
@@ -34,7 +35,7 @@ class Lab:
         self.arguments = ["gc", *broker, "--topic", topic, "--config", str(self.path)]
         self.cc = claimcheck.load(self.path)
         self.store = self.cc.store("hot")
-        self.store.context = claimcheck._store.StoreContext(name="hot", clock=lambda: time.time() - 2 * DAY)
+        self.store.context = StoreContext(name="hot", clock=lambda: time.time() - 2 * DAY)
 
     def write(self, count: int, topic: str | None = None) -> list[Pointer]:
         return [self.store.write(b"payload", destination=topic or self.topic) for _ in range(count)]
