@@ -128,8 +128,6 @@ class PayloadReader(io.RawIOBase):
         self._release(None)
         super().close()
 
-    # Internals -------------------------------------------------------------------------------------------------
-
     def _guarded(self, read: Callable[[], T]) -> T:
         if self.closed:
             raise ValueError("I/O operation on closed file")

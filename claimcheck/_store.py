@@ -563,8 +563,6 @@ class Store(ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
 
-    # Internals -------------------------------------------------------------------------------------------------
-
     def _join(self, pointer: Pointer) -> Join | None:
         """Return what requests this payload together with others; ``None`` if it is read alone."""
         is_small = isinstance(pointer, Pointer) and 0 < (pointer.size or 0) <= self._joined_bytes

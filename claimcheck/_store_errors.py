@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from claimcheck._pointer import Pointer
     from claimcheck._store import Store
 
-
 _LARGE_BYTES = 64 << 20  # a smaller payload is not the reason why there is no memory
 
 

@@ -17,7 +17,7 @@ from claimcheck._pointer import Pointer
 from claimcheck._store_errors import Translated, untrusted
 from claimcheck._threads import joined
 from claimcheck._validation import MAX_SECONDS, Seconds, check_value, fail
-from claimcheck.errors import KeyTakenError, PayloadTypeError, PointerRejectedError, StoreError
+from claimcheck.errors import KeyTakenError, PayloadNotFoundError, PayloadTypeError, PointerRejectedError, StoreError
 
 if TYPE_CHECKING:
     from claimcheck._store import Store
@@ -118,7 +118,7 @@ class StoreWrite:
         content.take_all()
         return None
 
-    def _write_or_find(self) -> Pointer:
+    def _write_or_find(self, retries: int = 2) -> Pointer:
         """Write what another attempt may have written, or may be writing now. Nothing is deleted on failure."""
         if self._payload.view is None:
             raise PayloadTypeError("a payload with an identity must be bytes-like, not a file")
@@ -126,11 +126,16 @@ class StoreWrite:
             return self._pointer(self._written(self._store._write))
         except KeyTakenError:
             self._payload = self._payload.again()
+        try:
             if self._draft.expires_ms is not None or self._draft.encryption is not None:
                 return self._pointer(self._written(self._store._rewrite, like=self._stream()))
-            self._content = self._encoded(None)
-            self._content.take_all()
-            return self._pointer(self._draft.key)
+        except PayloadNotFoundError:  # it has just expired, or some servers show nothing while it is replaced
+            if retries:
+                return self._write_or_find(retries - 1)
+            raise
+        self._content = self._encoded(None)
+        self._content.take_all()
+        return self._pointer(self._draft.key)
 
     def _stream(self) -> Stream | None:
         """Return how the other attempt encrypted the payload: attempts that write at the same time must not differ."""

@@ -27,6 +27,9 @@ from tests.real.spark_home import CLASSES, spark_home
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytest.register_assert_rewrite(
+    "tests.kit.transport_chunks", "tests.kit.transport_conformance", "tests.kit.transport_harness"
+)
 ROOT = Path(__file__).resolve().parent.parent
 # Appended, so that an installed package still wins: child processes of a test can import `tests.unit...`.
 sys.path.append(str(ROOT))

@@ -160,13 +160,11 @@ PUBLIC: dict[str, list[str]] = {
     "claimcheck.stores.s3": ["S3Store"],
     "claimcheck.strategies": ["Envelope", "Kind", "Message", "Outbound", "Strategy", "StrategyContext"],
     "claimcheck.testing": [
-        "Facts",
         "Fault",
         "FaultyStore",
         "RecordedMessage",
         "RecordingBroker",
         "StoreConformance",
-        "TransportConformance",
         "assert_inline",
         "assert_offloaded",
     ],

@@ -1,7 +1,7 @@
-"""Helpers for tests of applications, and conformance kits for authors of stores and transports.
+"""Helpers for tests of applications, and a conformance kit for authors of stores.
 
 Applications: `RecordingBroker`, `assert_offloaded`, `assert_inline`, `FaultyStore`, and the pytest fixture
-``claimcheck_memory``. Authors: `StoreConformance` and `TransportConformance`, which import pytest at first use.
+``claimcheck_memory``. Authors: `StoreConformance`, which imports pytest at first use.
 """
 
 from __future__ import annotations
@@ -14,35 +14,26 @@ from claimcheck.testing._recording import RecordedMessage, RecordingBroker, asse
 
 if TYPE_CHECKING:
     from claimcheck.testing._store_conformance import StoreConformance
-    from claimcheck.testing._transport_conformance import TransportConformance
-    from claimcheck.testing._transport_kit import Facts
 
 __all__ = [
-    "Facts",
     "Fault",
     "FaultyStore",
     "RecordedMessage",
     "RecordingBroker",
     "StoreConformance",
-    "TransportConformance",
     "assert_inline",
     "assert_offloaded",
 ]
 
-_KITS = {
-    "StoreConformance": "_store_conformance",
-    "TransportConformance": "_transport_conformance",
-    "Facts": "_transport_kit",
-}
-_WITH_ASSERTIONS = (*_KITS.values(), "_store_kit", "_store_scan", "_transport_chunks")
+_WITH_ASSERTIONS = ("_store_conformance", "_store_kit", "_store_scan", "_store_lifetime")
 
 
 def __getattr__(name: str) -> type:
-    if name not in _KITS:
+    if name != "StoreConformance":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import pytest
 
     for module in _WITH_ASSERTIONS:  # so that a failing assertion shows its values
         pytest.register_assert_rewrite(f"{__name__}.{module}")
-    kit: type = getattr(importlib.import_module(f"{__name__}.{_KITS[name]}"), name)
+    kit: type = importlib.import_module(f"{__name__}._store_conformance").StoreConformance
     return kit

@@ -7,8 +7,9 @@ import confluent_kafka as kafka
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
-from claimcheck.testing import Facts, TransportConformance
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
+from tests.kit.transport_conformance import TransportConformance
+from tests.kit.transport_harness import Facts
 from tests.servers import wait_until
 
 SECONDS = 30

@@ -2,7 +2,6 @@
 
 import pytest
 
-from claimcheck.testing import Facts, TransportConformance
 from claimcheck.transports.local import (
     BrokerCommitError,
     LocalBroker,
@@ -10,6 +9,8 @@ from claimcheck.transports.local import (
     LocalProducer,
     MessageTooLargeError,
 )
+from tests.kit.transport_conformance import TransportConformance
+from tests.kit.transport_harness import Facts
 
 
 class UncertainBroker(LocalBroker):

@@ -6,9 +6,10 @@ import logging
 import pulsar
 import pytest
 
-from claimcheck.testing import Facts, TransportConformance
 from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer, SendDeadlineError
 from tests import servers
+from tests.kit.transport_conformance import TransportConformance
+from tests.kit.transport_harness import Facts
 
 REDELIVERY_MILLIS = 50
 

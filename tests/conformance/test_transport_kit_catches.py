@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAD = """
 import pytest
 from claimcheck.errors import ClaimCheckError
-from claimcheck.testing import Facts
+from tests.kit.transport_harness import Facts
 from claimcheck.transports.local import (LocalBroker, LocalConsumer, LocalProducer)
 from claimcheck.transports.local import _groups as acks
 from claimcheck.transports.local import _consumer as dead_letters

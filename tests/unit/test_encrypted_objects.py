@@ -12,7 +12,7 @@ import pytest
 
 import claimcheck
 from claimcheck._reader import PieceReader
-from claimcheck.errors import IntegrityError, KeyTakenError
+from claimcheck.errors import IntegrityError, KeyTakenError, PayloadNotFoundError
 from claimcheck.stores.base import Store
 from claimcheck.stores.memory import MemoryStore
 from tests import tink_oracle
@@ -111,6 +111,31 @@ def test_an_earlier_attempt_is_repeated_byte_for_byte(store):
     assert store.given == [stored]
     store.lie = None
     assert store.read(again) == payload
+
+
+@pytest.mark.parametrize(("times", "stored"), [(1, True), (2, True), (3, False)])
+def test_an_earlier_attempt_that_cannot_be_read_for_a_moment_is_tried_again(store, monkeypatch, times, stored):
+    """A server may show no object while another attempt replaces it, or the object has just expired."""
+    misses, write, identity = [], store._write, uuid.uuid4()
+
+    def taken(pointer, source):
+        if len(misses) < times:
+            raise KeyTakenError("taken", store=store.name, key=pointer.key)
+        return write(pointer, source)
+
+    def absent(pointer, start, stop):
+        misses.append(pointer.key)
+        raise PayloadNotFoundError("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_write", taken)
+        patch.setattr(store, "_open", absent)
+        if not stored:
+            with pytest.raises(PayloadNotFoundError):
+                store.write(b"x" * 5000, destination="orders", identity=identity)
+            return
+        pointer = store.write(b"x" * 5000, destination="orders", identity=identity)
+    assert store.read(pointer) == b"x" * 5000
 
 
 def test_no_payload_is_encrypted_with_the_key_and_nonce_of_another_one(store):

@@ -53,8 +53,8 @@ from claimcheck.errors import (
 )
 from claimcheck.hooks import SendEvent
 from claimcheck.testing import _payloads as payloads
-from claimcheck.testing._transport_chunks import ChunkConformance
-from claimcheck.testing._transport_kit import Harness, chunks_of, content, faulty, requires
+from tests.kit.transport_chunks import ChunkConformance
+from tests.kit.transport_harness import Harness, chunks_of, content, faulty, requires
 
 STRATEGIES = ("external", "chunking")
 LOOKALIKES = (HEADER, HEADER + b"\x02{}", HEADER + b"\x01" + bytes(500), HEADER + b"\xff")

@@ -9,7 +9,7 @@ import pytest
 from claimcheck._envelope import encode_abort
 from claimcheck.errors import ChunkConflictError, IncompletePayloadError
 from claimcheck.hooks import DropEvent
-from claimcheck.testing._transport_kit import Harness, TransportKit, chunks_of, content, new_uuid, requires
+from tests.kit.transport_harness import Harness, TransportKit, chunks_of, content, new_uuid, requires
 
 EXPIRE_SECONDS = 60
 STEP_SECONDS = 25  # what is redelivered has arrived before it expires again
