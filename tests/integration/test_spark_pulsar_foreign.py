@@ -139,7 +139,7 @@ def test_nobody_is_there(spark_sources):
 
     text = failure(lambda: spark_sources.read.format(PULSAR).options(**options).load().count())
 
-    assert "Is a broker running at 127.0.0.1:1, and can this machine reach it?" in text
+    assert "Is a broker running at 127.0.0.1:1, can this machine reach it, does it accept the token" in text
 
 
 def test_the_scheme_of_another_port(spark_sources, pulsar_broker):
