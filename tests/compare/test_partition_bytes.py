@@ -98,5 +98,5 @@ def test_on_real_brokers(real_address, tmp_path):
     with lab_on(connect(real_address), tmp_path, sizes=(2 * MIB,)) as lab:
         found = partition_bytes.run(lab)
     assert found.verdict == "agrees"
-    assert {"kafka": "log directories", "pulsar": "statistics"}[real_address.kind] in found.explanation
+    assert {"kafka": "sizes of the records", "pulsar": "statistics"}[real_address.kind] in found.explanation
     assert 1 < found.facts[f"bytes_per_payload/native/{2 * MIB}"] / (2 * MIB) < 1.01
