@@ -263,8 +263,8 @@ def test_garbage_in_redis(lab, run, redis_url):
         consumed = run("garbage", config=config, topics=[lab.topic, empty], consumed=True)
 
         producer.abort_transaction()
-        names = [name.decode() for name in client.scan_iter(f"{prefix}*", count=1000)]
-        left = {name.removesuffix("-0") for name in names if not name.endswith(".gc-owner")}
+        names = {name.decode().removesuffix("-0") for name in client.scan_iter(f"{prefix}*", count=1000)}
+        left = {name for name in names if not name.endswith(".gc-owner")}
         for pointer in kept:
             store.rollback(pointer)
     assert (found["pointers"], found["deleted"], found["failed"]) == (20, 20, 0)
