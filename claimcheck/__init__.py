@@ -43,7 +43,7 @@ from claimcheck.errors import (
 )
 
 if TYPE_CHECKING:
-    from claimcheck._check import CheckReport, Finding
+    from claimcheck._findings import CheckReport, Finding
     from claimcheck._sweep import SweepReport
 
 __all__ = [

@@ -7,21 +7,21 @@ import ipaddress
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Literal, Protocol
+from typing import Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from claimcheck._content import package_users
 from claimcheck._data_keys import DataKeys
 from claimcheck._digest import CRYPTOGRAPHIC
+from claimcheck._findings import CheckReport, Finding, finding, reason_of
 from claimcheck._registry import import_vendor
 from claimcheck._store import Store
 from claimcheck._texts import split_url
 from claimcheck._validation import is_placeholder, without_secrets
 from claimcheck.config import MIN_KEY_BYTES, Config, StoreConfig, encryption_key, expand, signing_key
-from claimcheck.errors import ClaimCheckError, ConfigError, MissingDependencyError, StoreUnavailableError
+from claimcheck.errors import ConfigError, MissingDependencyError, StoreUnavailableError
 
 _PROBE = b"claimcheck check"
 _HOUR = 3600
@@ -46,61 +46,6 @@ _SECRETS = ("password", "secret", "secret_key", "secret_id", "token", "api_key")
 _ADDRESSES = ("url", "endpoint_url", "admin_url")
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One result of `claimcheck.ClaimCheck.check`.
-
-    Attributes:
-        severity: ``error``: it does not work. ``warning``: it works, but is insecure or unwise. ``info``: good to know.
-        path: The key in the configuration, for example ``stores.hot.url``.
-        message: The result in one sentence, without secrets.
-        fix: What to do about it; may be empty.
-        error: The exception behind an ``error``, if there was one.
-        id: A stable name of this kind of finding, for example ``connection-plain``; the same in every release.
-        why: What happens if nothing is done; only ``claimcheck doctor`` fills it in.
-    """
-
-    severity: Literal["error", "warning", "info"]
-    path: str
-    message: str
-    fix: str = ""
-    error: Exception | None = field(default=None, repr=False, compare=False)
-    id: str = ""
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckReport:
-    """The result of `claimcheck.ClaimCheck.check`.
-
-    Attributes:
-        findings: Errors first, then warnings, then the rest.
-    """
-
-    findings: tuple[Finding, ...]
-
-    @classmethod
-    def of(cls, findings: Iterable[Finding]) -> CheckReport:
-        """Return a report of these findings, the most severe first."""
-        return cls(tuple(sorted(findings, key=lambda finding: ("error", "warning", "info").index(finding.severity))))
-
-    @classmethod
-    def of_error(cls, error: ConfigError) -> CheckReport:
-        """Return a report of a configuration that cannot be loaded."""
-        findings = []
-        for problem in error.problems:
-            expected, _, hint = (problem.expected or "").partition("; did you mean ")
-            message = f"found {problem.found}, expected {expected}" if problem.expected else problem.message
-            fix = f"Did you mean {hint}" if hint else "Correct the value." if problem.path else "Correct the file."
-            findings.append(Finding("error", problem.path, message, fix, error, id="config-invalid"))
-        return cls(tuple(findings))
-
-    @property
-    def ok(self) -> bool:
-        """Whether there is no error; there may be warnings."""
-        return all(finding.severity != "error" for finding in self.findings)
-
-
 class _ClaimCheck(Protocol):
     @property
     def config(self) -> Config: ...
@@ -111,7 +56,7 @@ class _ClaimCheck(Protocol):
 def check(cc: _ClaimCheck, *, open: bool = False) -> CheckReport:  # noqa: A002 - the public name
     """Return what is wrong, insecure or unwise in a configuration."""
     parts = (_general, _signing, _encryption, _secrets, _destinations)
-    findings = [finding for part in parts for finding in part(cc.config)]
+    findings = [each for part in parts for each in part(cc.config)]
     for name, store in cc.config.stores.items():
         findings += _store(f"stores.{name}", store)
     if open:
@@ -134,11 +79,11 @@ def _general(config: Config) -> Iterator[Finding]:
             "Read with a wrapped consumer, ClaimCheck.resolver() or Spark's reassemble: ClaimCheck.resolve cannot read "
             "chunks. Give messages a key, and size the broker for this load."
         )
-        yield Finding("info", "strategy", message, fix, id="strategy-hybrid")
+        yield finding("info", "strategy-hybrid", "strategy", message, fix)
     if config.reads_from is not None and config.store is not None and config.store not in config.reads_from:
         fix = f"Add {config.store!r} to reads_from, unless this process only writes."
         message = f"this process cannot read from {config.store!r}, its own store"
-        yield Finding("warning", "reads_from", message, fix, id="reads-from-own-store")
+        yield finding("warning", "reads-from-own-store", "reads_from", message, fix)
 
 
 def _threshold(prefix: str, config: Config) -> Iterator[Finding]:
@@ -148,7 +93,7 @@ def _threshold(prefix: str, config: Config) -> Iterator[Finding]:
     brokers = "Kafka and Pulsar" if threshold > _PULSAR_BYTES else "Kafka"
     message = f"{threshold:,} bytes is more than {brokers} accept{'s' if brokers == 'Kafka' else ''} by default"
     fix = "Use auto, which follows the producer's own limit, or raise the limit of the broker and all its clients."
-    yield Finding("warning", f"{prefix}threshold_bytes", message, fix, id="threshold-high")
+    yield finding("warning", "threshold-high", f"{prefix}threshold_bytes", message, fix)
 
 
 def _dead_letters(prefix: str, config: Config) -> Iterator[Finding]:
@@ -163,7 +108,7 @@ def _dead_letters(prefix: str, config: Config) -> Iterator[Finding]:
             f"on payloads that are younger than {ttl - seconds:,g} s when their message becomes a dead letter"
         )
         fix = "Raise it above ttl_seconds, or remove it."
-        yield Finding("warning", path, message, fix, id="dead-letter-lifetime-short")
+        yield finding("warning", "dead-letter-lifetime-short", path, message, fix)
 
 
 def _signing(config: Config) -> Iterator[Finding]:
@@ -172,29 +117,29 @@ def _signing(config: Config) -> Iterator[Finding]:
     if not signing.keys and config.encryption.keys:
         message = "payloads are encrypted, but messages are not signed: anyone who can write to a topic can send again"
         message += " what was encrypted for it, point at any of its payloads, or send a plain message"
-        yield Finding("warning", "signing", message, fix, id="encryption-without-signing")
+        yield finding("warning", "encryption-without-signing", "signing", message, fix)
         return
     if not signing.keys:
         message = "messages are not signed: anyone who can write to a topic can point at any payload in your stores"
-        yield Finding("info", "signing", message, fix, id="signing-off")
+        yield finding("info", "signing-off", "signing", message, fix)
         return
     if not signing.require:
         message = "keys are configured, but readers accept envelopes without a signature"
         fix = "Set it to true when all writers sign."
-        yield Finding("warning", "signing.require", message, fix, id="signing-optional")
+        yield finding("warning", "signing-optional", "signing.require", message, fix)
     if signing.key_id is None:
         message = "this process verifies signatures but signs nothing"
-        yield Finding("info", "signing.key_id", message, id="signing-verify-only")
+        yield finding("info", "signing-verify-only", "signing.key_id", message)
     if not signing.bind_destination or "*" in signing.accept_from.get("*", ()):
         path, fix = "signing.accept_from", "List the topics that carry messages of other topics, and these topics."
         if not signing.bind_destination:
             path, fix = "signing.bind_destination", "Set it to true when all messages of earlier releases have expired"
             fix += "; list mirrors in signing.accept_from."
         message = "keys are configured, but readers accept a signed message from any topic"
-        yield Finding("warning", path, message, fix, id="signing-unbound")
+        yield finding("warning", "signing-unbound", path, message, fix)
     if config.stores and config.content_checksum not in CRYPTOGRAPHIC and not config.encryption.require:
         message = f"signatures do not cover the content of stored payloads, because {config.checksum} can be forged"
-        yield Finding("warning", "checksum", message, "Use sha256, the default.", id="signing-weak-checksum")
+        yield finding("warning", "signing-weak-checksum", "checksum", message, "Use sha256, the default.")
 
 
 def _encryption(config: Config) -> Iterator[Finding]:
@@ -204,22 +149,22 @@ def _encryption(config: Config) -> Iterator[Finding]:
     if not encryption.require:
         message = "keys are configured, but readers accept payloads that are not encrypted"
         fix = "Set it to true when all payloads that are not encrypted have expired."
-        yield Finding("warning", "encryption.require", message, fix, id="encryption-optional")
+        yield finding("warning", "encryption-optional", "encryption.require", message, fix)
     if encryption.key_id is None:
         message = "this process decrypts payloads but encrypts nothing"
-        yield Finding("info", "encryption.key_id", message, id="encryption-decrypt-only")
+        yield finding("info", "encryption-decrypt-only", "encryption.key_id", message)
     elif not encryption.inline:
         yield from _plain_messages(config)
     for name, store in config.stores.items() if encryption.require else ():
         if store.options.get("v1_pointers") is True:
             path, fix = f"stores.{name}.v1_pointers", "Remove it, or set encryption.require to false until they expire."
             message = "readers reject all version 1 pointers, because encryption.require is true"
-            yield Finding("warning", path, message, fix, id="encryption-rejects-v1")
+            yield finding("warning", "encryption-rejects-v1", path, message, fix)
 
 
 def _plain_messages(config: Config) -> Iterator[Finding]:
     message, fix = "payloads up to the threshold are sent as they are, not encrypted", "Set it to true to encrypt them."
-    yield Finding("info", "encryption.inline", message, fix, id="encryption-small-plain")
+    yield finding("info", "encryption-small-plain", "encryption.inline", message, fix)
     strategies = {"strategy": config.strategy}
     for pattern, override in config.destinations:
         if override.strategy != config.strategy:
@@ -228,7 +173,7 @@ def _plain_messages(config: Config) -> Iterator[Finding]:
         if strategy == "inline":
             message = "no payload is encrypted, because all of them stay in their messages"
             fix = "Set encryption.inline to true, or use another strategy."
-            yield Finding("warning", path, message, fix, id="encryption-inline-strategy")
+            yield finding("warning", "encryption-inline-strategy", path, message, fix)
 
 
 def _secrets(config: Config) -> Iterator[Finding]:
@@ -244,19 +189,19 @@ def _secrets(config: Config) -> Iterator[Finding]:
         if not is_placeholder(secret):
             fix = "Put it into an environment variable and write ${NAME}."
             message = "the secret is in the configuration itself"
-            yield Finding("warning", path, message, fix, id="secret-in-file")
+            yield finding("warning", "secret-in-file", path, message, fix)
         elif _DEFAULT.search(secret):
             message = "the secret has a default, which is used wherever the variable is not set"
-            yield Finding("warning", path, message, "Remove the default: write ${NAME}.", id="secret-default")
+            yield finding("warning", "secret-default", path, message, "Remove the default: write ${NAME}.")
     first = dict[str, str]()
     for path, secret in keys.items():
         value = _value(secret, path)
         if first.setdefault(value, path) != path:
             message = f"the same secret as {first[value]}"
-            yield Finding("warning", path, message, "Generate a secret for each key.", id="secret-reused")
+            yield finding("warning", "secret-reused", path, message, "Generate a secret for each key.")
         if not is_placeholder(value) and _is_weak(value):
             message = "the secret can be guessed: it has few different characters, or is a text such as 'change me'"
-            yield Finding("warning", path, message, "Use the output of `openssl rand -base64 32`.", id="secret-weak")
+            yield finding("warning", "secret-weak", path, message, "Use the output of `openssl rand -base64 32`.")
 
 
 def _value(secret: str, path: str) -> str:
@@ -288,7 +233,7 @@ def _destinations(config: Config) -> Iterator[Finding]:
         earlier = next((each for each in patterns[:place] if fnmatchcase(pattern, each)), None)
         if earlier is not None:
             message = f"never used: {earlier!r} comes first and matches the same destinations"
-            yield Finding("warning", path, message, f"Move it above {earlier!r}.", id="destination-unused")
+            yield finding("warning", "destination-unused", path, message, f"Move it above {earlier!r}.")
         if override.threshold_bytes != config.threshold_bytes:
             yield from _threshold(f"{path}.", override)
         if (override.dead_letter_ttl_seconds, override.store) != (config.dead_letter_ttl_seconds, config.store):
@@ -306,12 +251,12 @@ def _store(path: str, store: StoreConfig) -> Iterator[Finding]:
             yield from check_address(f"{path}.{option}", url)
     if store.type == "memory":
         text = "payloads are in this process's memory: no other process can read them, and they are lost when it ends"
-        yield Finding("warning", path, text, "Use another type outside of tests.", id="store-memory")
+        yield finding("warning", "store-memory", path, text, "Use another type outside of tests.")
     if store.type == "filesystem":
         yield from _directory(f"{path}.path", str(store.options.get("path", "")))
     if store.options.get("tls_validate_hostname") is False:
         message = "any valid certificate is accepted, even one for another host"
-        yield Finding("warning", f"{path}.tls_validate_hostname", message, "Set it to true.", id="hostname-unverified")
+        yield finding("warning", "hostname-unverified", f"{path}.tls_validate_hostname", message, "Set it to true.")
 
 
 def _lifetime(path: str, store: StoreConfig) -> Iterator[Finding]:
@@ -319,27 +264,27 @@ def _lifetime(path: str, store: StoreConfig) -> Iterator[Finding]:
     if isinstance(ttl, (int, float)) and ttl < _HOUR:
         message = f"payloads expire after {ttl:g} s; a consumer that is further behind loses them"
         fix = "Set it at least to the retention of the topics."
-        yield Finding("warning", f"{path}.ttl_seconds", message, fix, id="lifetime-short")
+        yield finding("warning", "lifetime-short", f"{path}.ttl_seconds", message, fix)
     if store.type == "redis" and ttl is None:
         message = "payloads never expire, and the server's memory fills up"
         fix = "Set it to the retention of the topics."
-        yield Finding("warning", f"{path}.ttl_seconds", message, fix, id="redis-no-expiry")
+        yield finding("warning", "redis-no-expiry", f"{path}.ttl_seconds", message, fix)
     if ttl in ("default", None) and store.type in _UNLIMITED:
         message = "payloads have no lifetime: no sweep deletes them, and lifecycle rules do not know when they may"
         fix = "Set it at least to the retention of the topics, unless payloads have to be kept forever."
-        yield Finding("warning", f"{path}.ttl_seconds", message, fix, id="lifetime-none")
+        yield finding("warning", "lifetime-none", f"{path}.ttl_seconds", message, fix)
     elif store.type in _UNLIMITED:
         place = "bucket" if store.type != "filesystem" else "directory"
         message = f"expired payloads stay in this {place} until something deletes them"
         fix = "Run 'claimcheck sweep --yes' every day"
         fix += ", or 'claimcheck lifecycle --apply' once." if store.type == "s3" else "."
-        yield Finding("info", path, message, fix, id="store-no-expiry")
+        yield finding("info", "store-no-expiry", path, message, fix)
 
 
 def _password(path: str, url: str) -> Iterator[Finding]:
     if not is_placeholder(url) and (split_url(url).password or "password=" in url):
         fix = "Put it into an environment variable and write ${NAME}."
-        yield Finding("warning", path, "the password is in the configuration itself", fix, id="secret-in-file")
+        yield finding("warning", "secret-in-file", path, "the password is in the configuration itself", fix)
 
 
 def check_address(path: str, url: str) -> Iterator[Finding]:
@@ -353,10 +298,10 @@ def check_address(path: str, url: str) -> Iterator[Finding]:
         scheme = {"http": "https", "pulsar": "pulsar+ssl"}.get(parts.scheme, parts.scheme.replace("redis", "rediss", 1))
         fix = f"Use {scheme}://, or a network that no one else can read."
         message = f"connections to {remote[0]} are not encrypted"
-        yield Finding("warning", path, message, fix, id="connection-plain")
+        yield finding("warning", "connection-plain", path, message, fix)
     if parse_qs(parts.query).get("ssl_cert_reqs") == ["none"]:
         fix = "Remove ssl_cert_reqs=none."
-        yield Finding("warning", path, "certificates are not verified", fix, id="certificate-unverified")
+        yield finding("warning", "certificate-unverified", path, "certificates are not verified", fix)
 
 
 def remote_hosts(places: str) -> list[str]:
@@ -379,11 +324,11 @@ def _directory(path: str, directory: str) -> Iterator[Finding]:
     if any(full == each or full.startswith(f"{each}/") for each in _TEMPORARY):
         message = f"{full} may be emptied at any time, for example by a restart"
         fix = "Use a permanent directory, on a volume that all readers share."
-        yield Finding("warning", path, message, fix, id="filesystem-temporary")
+        yield finding("warning", "filesystem-temporary", path, message, fix)
     elif not os.path.isabs(os.path.expanduser(directory)):
         message = "a relative path names a different directory in every process that starts elsewhere"
         fix = f"Use an absolute path, for example {full}."
-        yield Finding("warning", path, message, fix, id="filesystem-relative")
+        yield finding("warning", "filesystem-relative", path, message, fix)
 
 
 # Opening -------------------------------------------------------------------------------------------------------
@@ -426,7 +371,7 @@ def _open_encryption(config: Config) -> Iterator[Finding]:
     used = "wrapped and unwrapped a data key" if encryption.key_id else "created the provider of the keys"
     described = ", ".join(f"{name} {without_secrets(str(value))}" for name, value in facts.items())
     message = f"{used} in {milliseconds:,.0f} ms ({described})"
-    yield Finding("info", "encryption", message, id="encryption-works")
+    yield finding("info", "encryption-works", "encryption", message)
 
 
 def _use_keys(keys: DataKeys, path: str) -> Mapping[str, str]:
@@ -449,7 +394,7 @@ def _open_store(cc: _ClaimCheck, name: str) -> Finding:
         return _failure(path, error, id="store-failed")
     milliseconds = (time.perf_counter() - begin) * 1000
     message = f"{done} a small payload in {milliseconds:,.0f} ms"
-    return Finding("info", path, message, id="store-works")
+    return finding("info", "store-works", path, message)
 
 
 def _write_read_delete(store: Store, *, encrypted: bool) -> str:
@@ -469,11 +414,4 @@ def _failure(path: str, error: Exception, *, id: str) -> Finding:  # noqa: A002 
     if isinstance(error, ConfigError) and error.path:
         text, path = text.removeprefix(f"{error.path}: "), error.path
     fix = _UNREACHED if isinstance(error, StoreUnavailableError) else _FIXES[id]
-    return Finding("error", path, text, fix, error, id=id)
-
-
-def reason_of(error: Exception) -> str:
-    """Return the text of an error in one line, without secrets; it names the type of an unexpected error."""
-    words = str(error) if isinstance(error, ConfigError) else without_secrets(str(error))  # ours quote no secrets
-    text = " ".join(words.split())
-    return text if isinstance(error, ClaimCheckError) else f"unexpected {type(error).__name__}: {text}"
+    return finding("error", id, path, text, fix, error=error)

@@ -38,7 +38,7 @@ from claimcheck.errors import PayloadTypeError
 from claimcheck.hooks import Hook, Hooks
 
 if TYPE_CHECKING:
-    from claimcheck._check import CheckReport
+    from claimcheck._findings import CheckReport
     from claimcheck._sweep import SweepReport
 
 P = ParamSpec("P")

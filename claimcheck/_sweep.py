@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from claimcheck._listing import Deletion, IncompleteScanError, StoreEntry
+from claimcheck._listing import IncompleteScanError, StoreEntry
 from claimcheck._store import Store
 from claimcheck._texts import time_text
 from claimcheck._validation import MAX_SECONDS, Range, check_int, check_value
@@ -71,14 +71,13 @@ class SweepReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
-    """The options of a sweep; `run` may be called more than once."""
+class DeletionOptions:
+    """What a sweep and a garbage collection have in common."""
 
     grace_seconds: float = GRACE_SECONDS
     dry_run: bool = True
     limit: int | None = None
     rate: float | None = None
-    unmarked_lifetime_seconds: float | None = None
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
 
@@ -88,6 +87,117 @@ class Sweep:
             check_int("limit", self.limit, minimum=1)
         if self.rate is not None:
             check_value("rate", self.rate, Annotated[float, Range(0.001, 1_000_000)])
+
+
+class Allowance:
+    """How many entries may still be deleted, in all stores together."""
+
+    def __init__(self, limit: int | None) -> None:
+        self.left = math.inf if limit is None else limit
+
+
+class Deletions:
+    """Lists a store, deletes entries of it in batches, and counts what became of them."""
+
+    def __init__(self, store: Store, options: DeletionOptions, allowance: Allowance) -> None:
+        self._store, self._options, self._allowance = store, options, allowance
+        self._size = _BATCH if options.rate is None else max(1, min(_BATCH, int(options.rate)))
+        self._batch: list[StoreEntry] = []
+        self._weight = 0
+        self.dry_run = options.dry_run
+        self.outcomes: Counter[str] = Counter()
+        self.bytes = 0
+        self.errors: list[Exception] = []
+
+    def entries(self) -> Iterator[StoreEntry]:
+        """Yield the entries of the store, and note the folders that cannot be listed."""
+        if not self.dry_run:
+            check_clock(self._store, self._options.clock())
+        try:
+            yield from self._store.scan()
+        except IncompleteScanError as error:  # everything else was listed
+            self.outcomes["failed"] += len(error.errors)
+            self._note(error.errors)
+
+    def add(self, entry: StoreEntry, *, weight: int = 1) -> None:
+        """Take an entry into the next batch, which is full at a weight of 1000."""
+        self.bytes += entry.size or 0
+        self._allowance.left -= 1
+        self._batch.append(entry)
+        self._weight += weight
+
+    @property
+    def is_at_limit(self) -> bool:
+        """Whether no more entries may be deleted."""
+        return not self._allowance.left
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to delete the batch."""
+        return len(self._batch) >= self._size or self._weight >= _BATCH or self.is_at_limit
+
+    def delete(self) -> None:
+        """Delete the batch, unless this is a dry run."""
+        batch, self._batch, self._weight = self._batch, [], 0
+        if not batch or self.dry_run:
+            return
+        for deletion in self._store.delete(batch):
+            self.outcomes[deletion.outcome] += 1
+            if deletion.error is not None:
+                self._note([deletion.error])
+        if self._options.rate is not None:
+            self._options.sleep(len(batch) / self._options.rate)
+
+    def emit(
+        self,
+        kind: Literal["sweep", "gc"],
+        *,
+        scanned: int,
+        expired: int,
+        leftovers: int,
+        seconds: float,
+        error: BaseException | None,
+    ) -> None:
+        """Emit the event about these deletions."""
+        event = SweepEvent(
+            kind=kind,
+            store=self._store.name,
+            dry_run=self.dry_run,
+            scanned=scanned,
+            expired=expired,
+            expired_bytes=self.bytes,
+            leftovers=leftovers,
+            deleted=self.outcomes["deleted"],
+            failed=self.outcomes["failed"],
+            duration_seconds=seconds,
+            error=error,
+        )
+        self._store.context.hooks.emit(event)
+
+    def _note(self, errors: Sequence[Exception]) -> None:
+        self.errors += errors[: _ERRORS - len(self.errors)]
+
+
+def check_clock(store: Store, now: float) -> None:
+    """Refuse to delete by a clock that is ahead of the store's own."""
+    try:
+        theirs = store._server_time()
+    except Exception:  # it does not tell; a store that cannot be reached cannot be listed either
+        return
+    if theirs is not None and now - theirs > _AHEAD_SECONDS:
+        times = f"it is {time_text(now)} here, and {time_text(theirs)} there"
+        text = f"this machine's clock is ahead of the store's: {times}. Nothing was deleted: synchronize the clocks"
+        raise StoreError(f"store {store.name!r}: {text}", store=store.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep(DeletionOptions):
+    """The options of a sweep; `run` may be called more than once."""
+
+    unmarked_lifetime_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        DeletionOptions.__post_init__(self)
         if self.unmarked_lifetime_seconds is not None:
             check_value("unmarked_lifetime_seconds", self.unmarked_lifetime_seconds, _SECONDS)
 
@@ -106,7 +216,14 @@ class Sweep:
             raise
         finally:
             report = run.report(time.perf_counter() - begin)
-            store.context.hooks.emit(_event(report, error))
+            run.deletions.emit(
+                "sweep",
+                scanned=report.scanned,
+                expired=report.expired,
+                leftovers=report.leftovers,
+                seconds=report.duration_seconds,
+                error=error,
+            )
         return report
 
     def verdict(self, entry: StoreEntry, now_ms: int) -> Verdict:
@@ -124,31 +241,13 @@ class Sweep:
         return "expired" if expires + grace <= now_ms else "alive"
 
 
-def check_clock(store: Store, now: float) -> None:
-    """Refuse to delete by a clock that is ahead of the store's own."""
-    try:
-        theirs = store._server_time()
-    except Exception:  # it does not tell; a store that cannot be reached cannot be listed either
-        return
-    if theirs is not None and now - theirs > _AHEAD_SECONDS:
-        times = f"it is {time_text(now)} here, and {time_text(theirs)} there"
-        text = f"this machine's clock is ahead of the store's: {times}. Nothing was deleted: synchronize the clocks"
-        raise StoreError(f"store {store.name!r}: {text}", store=store.name)
-
-
 class _Run:
     """One sweep of one store."""
 
     def __init__(self, options: Sweep, store: Store) -> None:
-        self._options = options
-        self._store = store
-        self._room = math.inf if options.limit is None else options.limit
-        self._size = _BATCH if options.rate is None else max(1, min(_BATCH, int(options.rate)))
-        self._batch: list[StoreEntry] = []
+        self._options, self._store = options, store
+        self.deletions = Deletions(store, options, Allowance(options.limit))
         self._verdicts: Counter[str] = Counter()
-        self._outcomes: Counter[str] = Counter()
-        self._bytes = 0
-        self._errors: list[Exception] = []
         self._finished = False
         self.error: BaseException | None = None
 
@@ -163,78 +262,37 @@ class _Run:
             yield
 
     def _batches(self) -> Iterator[None]:
-        if not self._options.dry_run:
-            check_clock(self._store, self._options.clock())
-        for number, entry in enumerate(self._entries(), 1):
+        deletions = self.deletions
+        for number, entry in enumerate(deletions.entries(), 1):
             verdict = self._options.verdict(entry, int(self._options.clock() * 1000))
             self._verdicts[verdict] += 1
             if verdict in ("expired", "leftover"):
-                self._bytes += entry.size or 0
-                self._batch.append(entry)
-            if len(self._batch) >= min(self._size, self._room) or number % _BATCH == 0:
-                self._delete_batch()
+                deletions.add(entry)
+            if deletions.is_full or number % _BATCH == 0:
+                deletions.delete()
                 yield
-            if not self._room:
+            if deletions.is_at_limit:
                 return
-        self._delete_batch()
+        deletions.delete()
         self._finished = True
         yield
 
-    def _entries(self) -> Iterator[StoreEntry]:
-        try:
-            yield from self._store.scan()
-        except IncompleteScanError as error:  # everything else was listed
-            self._outcomes["failed"] += len(error.errors)
-            self._note(error.errors)
-
-    def _delete_batch(self) -> None:
-        batch, self._batch = self._batch, []
-        self._room -= len(batch)
-        if not batch or self._options.dry_run:
-            return
-        for deletion in self._store.delete(batch):
-            self._count(deletion)
-        if self._options.rate is not None:
-            self._options.sleep(len(batch) / self._options.rate)
-
-    def _count(self, deletion: Deletion) -> None:
-        self._outcomes[deletion.outcome] += 1
-        if deletion.error is not None:
-            self._note([deletion.error])
-
-    def _note(self, errors: Sequence[Exception]) -> None:
-        self._errors += errors[: _ERRORS - len(self._errors)]
-
     def report(self, seconds: float) -> SweepReport:
         """Return the state so far."""
+        outcomes = self.deletions.outcomes
         kept = {name: self._verdicts[name] for name in ("alive", "unlimited", "unknown", "recent")}
         return SweepReport(
             store=self._store.name,
             dry_run=self._options.dry_run,
             scanned=self._verdicts.total(),
             expired=self._verdicts["expired"],
-            expired_bytes=self._bytes,
+            expired_bytes=self.deletions.bytes,
             leftovers=self._verdicts["leftover"],
-            deleted=self._outcomes["deleted"],
-            skipped=self._outcomes["gone"] + self._outcomes["changed"],
-            failed=self._outcomes["failed"],
+            deleted=outcomes["deleted"],
+            skipped=outcomes["gone"] + outcomes["changed"],
+            failed=outcomes["failed"],
             kept={name: count for name, count in kept.items() if count},
-            errors=tuple(self._errors),
+            errors=tuple(self.deletions.errors),
             finished=self._finished,
             duration_seconds=seconds,
         )
-
-
-def _event(report: SweepReport, error: BaseException | None) -> SweepEvent:
-    return SweepEvent(
-        store=report.store,
-        dry_run=report.dry_run,
-        scanned=report.scanned,
-        expired=report.expired,
-        expired_bytes=report.expired_bytes,
-        leftovers=report.leftovers,
-        deleted=report.deleted,
-        failed=report.failed,
-        duration_seconds=report.duration_seconds,
-        error=error,
-    )

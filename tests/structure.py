@@ -40,7 +40,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "spark": (5500, ("spark",)),
     "cli": (1600, ("cli",)),
     "testing": (1100, ("testing",)),
-    "operate": (2200, ("_check", "_doctor", "_gc", "_garbage", "_sweep", "_redrive")),
+    "operate": (2200, ("_check", "_findings", "_gc", "_garbage", "_sweep", "_redrive")),
     "content": (1250, ("_content", "_compression", "_data_keys", "_aws_kms", "_streaming_aead")),
     "wire": (
         1250,

@@ -12,8 +12,7 @@ SUMMARY = "Send payloads of any size through Kafka and Pulsar."
 COMMANDS = {
     "demo": "Send files through a small broker and read them with Spark.",
     "init": "Write a configuration file.",
-    "check": "Check a configuration file.",
-    "doctor": "Find what will go wrong with the configuration, its stores and topics.",
+    "check": "Find what is wrong with a configuration, its stores and its topics.",
     "sweep": "Delete expired payloads, and what interrupted writes left behind.",
     "gc": "Delete stored payloads that no message points at.",
     "redrive": "Send dead letters back to their topic.",

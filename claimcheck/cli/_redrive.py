@@ -11,18 +11,29 @@ from contextlib import ExitStack, closing
 import click
 
 from claimcheck._client import ClaimCheck
-from claimcheck._doctor._topics import PulsarTarget
 from claimcheck._redrive import Redrive, RedriveReport
 from claimcheck._texts import printable
-from claimcheck.cli._brokers import BrokerOptions, broker_options, check_one_broker, local_broker, local_option
-from claimcheck.cli._configuration import config_option, json_option, loaded
-from claimcheck.cli._exit_codes import one_line
 from claimcheck.cli._files import STDIO, check_output, live_status
 from claimcheck.cli._help import COMMANDS
-from claimcheck.cli._inspect import human_bytes
-from claimcheck.cli._sweep import check_dry_run, rate_option
-from claimcheck.errors import ConfigError, TransportError
+from claimcheck.cli._options import (
+    BrokerOptions,
+    broker_options,
+    check_one_broker,
+    config_option,
+    human_bytes,
+    json_option,
+    limit_option,
+    loaded,
+    local_broker,
+    local_option,
+    one_line,
+    rate_option,
+    yes_option,
+)
+from claimcheck.errors import TransportError
 from claimcheck.transports._common.redrive import DeadLetterTopic
+from claimcheck.transports.kafka._queries import KafkaTarget
+from claimcheck.transports.pulsar._queries import PulsarTarget
 
 _GROUP = "claimcheck-redrive"
 
@@ -40,12 +51,11 @@ _GROUP = "claimcheck-redrive"
     show_default=True,
     help="The group or subscription that reads the dead letters.",
 )
-@click.option("--yes", is_flag=True, help="Send. Without it, nothing is sent.")
+@yes_option
 @click.option("--force", is_flag=True, help="Send messages that are not dead letters of --to, too.")
 @click.option("--skip-unreadable", is_flag=True, help="Move past letters of a store that has the payload of none.")
-@click.option("--dry-run", is_flag=True, help="Only read and verify; the default.")
 @rate_option
-@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after sending this many letters.")
+@limit_option
 @json_option
 def redrive(
     config: str,
@@ -57,7 +67,6 @@ def redrive(
     yes: bool,
     force: bool,
     skip_unreadable: bool,
-    dry_run: bool,
     rate: float | None,
     limit: int | None,
     as_json: bool,
@@ -76,7 +85,6 @@ def redrive(
     check_one_broker(broker, local)
     if source == target:
         raise click.UsageError("--from and --to are the same topic")
-    check_dry_run(yes=yes, dry_run=dry_run)
     check_output(STDIO, force=False)
     options = Redrive(dry_run=not yes, limit=limit, rate=rate, force=force, skip_unreadable=skip_unreadable)
     report = RedriveReport(dry_run=not yes)
@@ -84,14 +92,8 @@ def redrive(
     is_open = False
     with loaded(config) as cc, ExitStack() as opened:
         try:
-            topic: DeadLetterTopic
             with _as_ours():
-                if broker.kafka:
-                    topic = _kafka(cc, broker, source, target, group)
-                elif broker.pulsar:
-                    topic = _pulsar(cc, broker.pulsar, broker, source, target, group)
-                else:
-                    topic = _local(cc, opened, local or "", source, target, group)
+                topic = _opened(cc, opened, broker, local, (source, target), group)
             is_open = True
             with _as_ours(), closing(topic), live_status("reading ...") as show:
                 options.run(topic.letters(), report, lambda: show(_state(report)))
@@ -105,48 +107,23 @@ def redrive(
     sys.exit(int(bool(report.unreadable or report.foreign)))
 
 
-def _kafka(cc: ClaimCheck, broker: BrokerOptions, source: str, target: str, group: str) -> DeadLetterTopic:
-    from claimcheck.transports.kafka._redrive import KafkaDeadLetters
+def _opened(
+    cc: ClaimCheck, opened: ExitStack, broker: BrokerOptions, local: str | None, topics: tuple[str, str], group: str
+) -> DeadLetterTopic:
+    if local is not None:
+        from claimcheck.transports.local._redrive import LocalDeadLetters
 
-    settings = {**broker.settings, "bootstrap.servers": broker.kafka}
-    return KafkaDeadLetters(settings, cc, source=source, target=target, group=group)
+        file, (source, target) = opened.enter_context(local_broker(local)), topics
+        return LocalDeadLetters(file, cc, source=source, target=target, group=group)
+    place = broker.target(topics)
+    if isinstance(place, KafkaTarget):
+        from claimcheck.transports.kafka._redrive import KafkaDeadLetters
 
+        return KafkaDeadLetters(place, cc, group=group)
+    assert isinstance(place, PulsarTarget)
+    from claimcheck.transports.pulsar._redrive import PulsarDeadLetters
 
-def _pulsar(cc: ClaimCheck, url: str, broker: BrokerOptions, source: str, target: str, group: str) -> DeadLetterTopic:
-    from claimcheck.transports.pulsar._redrive import PulsarDeadLetters, connect
-
-    target_of = broker.target((source, target))
-    if broker.admin_url and isinstance(target_of, PulsarTarget):
-        _check_pulsar_topics(target_of, broker.admin_url)
-    token, ca_file = map(broker.settings.get, ("token", "tls_trust_certs_file_path"))
-    headers = {"Authorization": f"Bearer {token}"} if token else None
-    return PulsarDeadLetters(
-        connect(url, token=token, ca_file=ca_file, listener_name=broker.settings.get("listener_name")),
-        cc,
-        source=broker.topic(source),
-        target=broker.topic(target),
-        subscription=group,
-        admin_url=broker.admin_url,
-        admin_headers=headers,
-        admin_ca_file=ca_file,
-    )
-
-
-def _check_pulsar_topics(target: PulsarTarget, admin_url: str) -> None:
-    """Raise `ConfigError` if a topic does not exist: clients would create it."""
-    from claimcheck._doctor._pulsar import admin_of, topic_stats
-
-    admin = admin_of(target, admin_url)
-    for option, topic in zip(("--from", "--to"), target.topics, strict=True):
-        if topic_stats(admin, topic) is None:
-            raise ConfigError(f"there is no topic {topic}: check its name", path=option)
-
-
-def _local(cc: ClaimCheck, opened: ExitStack, path: str, source: str, target: str, group: str) -> DeadLetterTopic:
-    from claimcheck.transports.local._redrive import LocalDeadLetters
-
-    broker = opened.enter_context(local_broker(path))
-    return LocalDeadLetters(broker, cc, source=source, target=target, group=group)
+    return PulsarDeadLetters(place, cc, group=group)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import math
 import re
 import types
@@ -12,8 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Annotated, Literal
 
+import click
+
 from claimcheck._registry import KEY_PROVIDERS, STORES, STRATEGIES, load_class
 from claimcheck._validation import REST, Option, Range, constraints, options_of
+from claimcheck.cli._files import STDIO, check_output
+from claimcheck.cli._help import COMMANDS
 from claimcheck.config import OVERRIDABLE, Config
 from claimcheck.errors import ClaimCheckError
 
@@ -24,6 +29,16 @@ _SECTION = re.compile(r"^(?:Args|Attributes):\n((?:    .*\n|\n)+)", re.MULTILINE
 _ENTRY = re.compile(r"^    (\w+): ((?:.*\n)(?:     .*\n)*)", re.MULTILINE)
 _SCHEME = re.compile(r"([a-z0-9+]+)://")
 _TYPES: dict[object, str] = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
+
+
+@click.command("schema", short_help=COMMANDS["schema"])
+def schema_command() -> None:
+    """Print the JSON Schema of the configuration, for editors and CI.
+
+    It includes the stores and strategies of installed packages.
+    """
+    check_output(STDIO, force=False)
+    click.echo(json.dumps(installed_schema(), indent=2))
 
 
 def installed_schema() -> Schema:

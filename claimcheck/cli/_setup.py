@@ -1,19 +1,25 @@
-"""``init`` and ``check``: a first configuration, and a report about one."""
+"""``init`` and ``lifecycle``: a first configuration, and the rule that makes a bucket delete expired payloads."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
-from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
-from claimcheck._check import CheckReport, Finding
+from claimcheck._client import ClaimCheck
 from claimcheck._registry import pip_install
-from claimcheck._texts import printable
-from claimcheck.cli._files import is_terminal
+from claimcheck.cli._files import STDIO, check_output, is_terminal, output
+from claimcheck.cli._help import COMMANDS
+from claimcheck.cli._options import CONFIG, OUTPUT, config_option, force_option, grace_option, loaded, store_option
+from claimcheck.errors import ConfigError
+from claimcheck.stores.s3 import S3Store
+
+if TYPE_CHECKING:
+    from claimcheck.stores.s3._lifecycle import LifecycleRule
 
 STRATEGIES = {
     "external": "A large payload goes to the store. While the store is down, sending fails.",
@@ -63,7 +69,7 @@ BROKERS = {
 }
 
 _TEMPLATE = """\
-# Configuration of claimcheck. To check it: claimcheck check --open
+# Configuration of claimcheck. To check it: claimcheck check --servers
 # ${NAME} and ${NAME:-default} in store options and keys come from the environment.
 
 # %(strategy_text)s
@@ -130,32 +136,89 @@ def next_steps(answers: Answers, path: str) -> str:
     """Return what to do after the file was written."""
     extras = [each for each in (answers.store, answers.broker) if each in ("redis", "s3", "kafka", "pulsar")]
     install = f"\n  {pip_install(','.join(extras))}" if extras else ""
-    return f"Wrote {path}. Next:{install}\n  claimcheck check {shlex.quote(path)} --open"
+    return f"Wrote {path}. Next:{install}\n  claimcheck check --config {shlex.quote(path)} --servers"
 
 
-def report_lines(report: CheckReport, path: str) -> list[str]:
-    """Return a report as lines of styled text."""
-    return [*(line for finding in report.findings for line in _finding_lines(finding)), summary(report, path)]
+@click.command(short_help=COMMANDS["init"])
+@click.option("--strategy", type=click.Choice(list(STRATEGIES)), help="How large payloads travel.")
+@click.option("--store", type=click.Choice(list(STORES)), help="Where payloads are stored.")
+@click.option("--broker", type=click.Choice(list(BROKERS)), help="Which broker carries the messages.")
+@click.option("-o", "--output", "target", metavar="FILE", type=OUTPUT, default=CONFIG, show_default=True)
+@force_option
+def init(strategy: str | None, store: str | None, broker: str | None, target: str, force: bool) -> None:
+    """Write a commented configuration file.
+
+    Asks for each choice that no option makes; without a terminal it uses external, redis and kafka.
+    """
+    check_output(target, force=force)
+    answers = ask(strategy, store, broker)
+    with output(target, force=force) as out:
+        out.write(as_yaml(answers).encode())
+    if target != STDIO:
+        click.echo(next_steps(answers, target), err=True)
 
 
-def summary(report: CheckReport, path: str) -> str:
-    """Return the last line of a report: how many errors and warnings there are."""
-    counts = Counter(finding.severity for finding in report.findings)
-    parts = [f"{counts[each]} {each}{'s' if counts[each] > 1 else ''}" for each in ("error", "warning") if counts[each]]
-    return f"{path}: {', '.join(parts) or 'no problems found'}"
+@click.command(short_help=COMMANDS["lifecycle"])
+@config_option
+@store_option
+@click.option(
+    "--apply",
+    "write",
+    is_flag=True,
+    help="Add the rule to the bucket, or replace it. Without it, nothing is changed, only shown.",
+)
+@grace_option("1d", "Keep objects this much longer than their lifetime.")
+def lifecycle(config: str, names: tuple[str, ...], write: bool, grace: float) -> None:
+    """Make the bucket of an s3 store delete objects below its prefix after ttl_seconds plus the grace period.
+
+    If dead_letter_ttl_seconds is longer than ttl_seconds, it applies to all objects. The same rule aborts incomplete
+    multipart uploads. Other rules of the bucket stay as they are. Applying the rule again changes nothing.
+    """
+    check_output(STDIO, force=False)
+    from claimcheck.stores.s3._lifecycle import rule_for
+
+    with loaded(config) as cc:
+        for store in _stores(cc, names):
+            others = [each for each in _stores(cc, ()) if each is not store]
+            longest = cc.config.longest_dead_letter_ttl_seconds
+            rule = rule_for(store, grace_seconds=grace, others=others, dead_letter_ttl_seconds=longest)
+            click.echo("\n".join(_described(store, rule, write=write)))
 
 
-def _finding_lines(finding: Finding) -> list[str]:
-    color = {"error": "red", "warning": "yellow", "info": "blue"}[finding.severity]
-    where = f"{finding.path}: " if finding.path and not finding.message.startswith(finding.path) else ""
-    first = f"{click.style(finding.severity.ljust(8), fg=color)} {where}{printable(finding.message)}"
-    return [first, f"{'':8} {printable(finding.fix)}"] if finding.fix else [first]
+def _stores(cc: ClaimCheck, names: tuple[str, ...]) -> list[S3Store]:
+    chosen = names or tuple(name for name, store in cc.config.stores.items() if store.type == "s3")
+    stores = [cc.store(name) for name in chosen]
+    for store in stores:
+        if not isinstance(store, S3Store):
+            text = f"stores.{store.name}.type: lifecycle rules are for s3 stores only"
+            raise ConfigError(text, path=f"stores.{store.name}.type")
+    if not stores:
+        raise ConfigError("the configuration has no s3 store", path="stores")
+    return [store for store in stores if isinstance(store, S3Store)]
 
 
-def report_json(report: CheckReport) -> dict[str, object]:
-    """Return a report as JSON values."""
-    findings = [
-        {"severity": each.severity, "path": each.path, "message": each.message, "fix": each.fix}
-        for each in report.findings
-    ]
-    return {"ok": report.ok, "findings": findings}
+def _described(store: S3Store, rule: LifecycleRule, *, write: bool) -> list[str]:
+    """Apply the rule if requested, and describe it."""
+    from claimcheck.stores.s3._lifecycle import apply, rules_of
+
+    text = (
+        f"{store.name}: bucket {rule.bucket}, prefix {rule.prefix}: delete objects after {_days(rule.days)}, "
+        f"abort incomplete uploads after {_days(rule.upload_days)}"
+    )
+    if write:
+        return [
+            text,
+            "  the rule was written" if apply(store, rule) else "  the rule is already there: nothing changed",
+        ]
+    rules = rules_of(store)
+    known = next((each for each in rules if each.get("ID") == rule.name), None)
+    if known is not None and rule.matches(known):
+        state = "the rule is there"
+    else:
+        state = "the rule is missing: --apply adds it" if known is None else "the rule differs: --apply replaces it"
+    other = len(rules) - (known is not None)
+    return [text, f"  {state}", f"  {other} other {'rule' if other == 1 else 'rules'} in this bucket"]
+
+
+def _days(count: int) -> str:
+    return "1 day" if count == 1 else f"{count} days"

@@ -2,7 +2,7 @@
 
 The executors list the stores in parallel. The listing is anti-joined with the pointers in the topics, and in tables
 that keep their payloads. It needs no memory for the set of candidates, so it suits stores that are too large for
-``claimcheck gc``; `claimcheck._gc._collection` explains why the order of listing and reading is safe.
+``claimcheck gc``; `claimcheck._gc_collection` explains why the order of listing and reading is safe.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from claimcheck._garbage import GRACE_SECONDS, Candidates, fingerprint
-from claimcheck._gc._stores import AGES
+from claimcheck._garbage import AGES, GRACE_SECONDS, Candidates, fingerprint
 from claimcheck._store import Store
 from claimcheck.errors import ScanNotSupportedError
 from claimcheck.spark._columns import described, map_batches

@@ -17,7 +17,6 @@ Places = Mapping[tuple[str, int], int]
 """The position below which everything is consumed, by topic and partition."""
 
 _LEDGER = 1 << 32
-_SECONDS = 30.0
 _SERVERS, _SECURITY = "kafka.bootstrap.servers", ("kafka.security.protocol", "kafka.sasl.", "kafka.ssl.")
 
 
@@ -35,18 +34,17 @@ def admin_settings(given: object, options: Mapping[str, str], *, path: str) -> d
 
 def kafka_cluster(settings: Mapping[str, Any], *, path: str) -> str:
     """Return the name of a Kafka cluster; raises as `kafka_places`."""
-    from claimcheck.transports.kafka._cluster import Cluster
+    from claimcheck.transports.kafka._queries import Cluster
 
-    return Cluster(settings, path=path).name(timeout=_SECONDS)
+    return Cluster(settings, path=path).name()
 
 
 def kafka_places(settings: Mapping[str, Any], topics: tuple[str, ...], *, path: str) -> Places:
-    """Return what every group of Kafka has read; see `claimcheck.transports.kafka._groups.consumed_offsets`."""
-    from claimcheck.transports.kafka._cluster import Cluster
-    from claimcheck.transports.kafka._groups import consumed_offsets
+    """Return what every group of Kafka has read; see `claimcheck.transports.kafka._queries.consumed_offsets`."""
+    from claimcheck.transports.kafka._queries import Cluster, consumed_offsets
 
     cluster = Cluster(settings, path=path)
-    known = cluster.metadata(timeout=_SECONDS).topics
+    known = cluster.topics()
     places = [(name, number) for name in topics if name in known for number in known[name].partitions]
     return consumed_offsets(cluster.admin, places)
 

@@ -9,7 +9,7 @@ from itertools import groupby, islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 from claimcheck._garbage import GRACE_SECONDS, Candidates, fingerprint
-from claimcheck._gc._claims import Claim, check_claims, claims_of, unclaimed_error
+from claimcheck._gc_claims import Claim, check_claims, claims_of, unclaimed_error
 from claimcheck._listing import StoreEntry
 from claimcheck._store import Store
 from claimcheck._sweep import check_clock
@@ -112,7 +112,7 @@ class Scope:
         return cls(config=checked, references=references, grace_seconds=grace_seconds, claims=tuple(claims))
 
     def check_claims(self, *, delete: bool = False, claim: bool = False) -> None:
-        """Ask an executor whether this collection may delete payloads; see `claimcheck._gc._claims`."""
+        """Ask an executor whether this collection may delete payloads; see `claimcheck._gc_claims`."""
         from pyspark.sql.types import StringType
 
         names = self.references.spark.createDataFrame([(name,) for name in sorted(self.config.stores)], "store string")

@@ -21,13 +21,12 @@ import pytest
 import yaml
 
 import claimcheck
-from claimcheck._doctor._topics import KafkaTarget, PulsarTarget
 from claimcheck._garbage import reference_of
-from claimcheck._gc._kafka import KafkaTopics
-from claimcheck._gc._pulsar import PulsarTopics
-from claimcheck._gc._topics import Topics
+from claimcheck._gc_topics import KafkaTopics, PulsarTopics, Topics
 from claimcheck.errors import ClaimCheckError
+from claimcheck.transports.kafka._queries import KafkaTarget
 from claimcheck.transports.pulsar import PulsarProducer
+from claimcheck.transports.pulsar._queries import PulsarTarget
 from tests import servers
 from tests.integration.kafka_rig import rig
 from tests.unit.cli.rig import command

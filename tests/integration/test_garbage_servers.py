@@ -158,9 +158,9 @@ class TestKafkaAndRedis:
         assert len(lab.stored) == 1
 
     def test_messages_that_are_deleted_while_their_topic_is_read_again_delete_nothing(self, lab, broker):
-        from claimcheck._doctor._topics import KafkaTarget
-        from claimcheck._gc._kafka import KafkaTopics
-        from claimcheck._gc._topics import IncompleteReadError
+        from claimcheck._gc_topics import KafkaTopics
+        from claimcheck.transports._common.topics import IncompleteReadError
+        from claimcheck.transports.kafka._queries import KafkaTarget
 
         topics = KafkaTopics(KafkaTarget(broker.servers["bootstrap.servers"], (broker.topic,)))
         broker.send_raw(b"a", b"b")
@@ -232,9 +232,9 @@ class TestPulsarAndS3:
         assert lab.stored == {pointer.key for pointer in pointers[3:]}
 
     def test_a_lost_ledger_deletes_nothing(self, lab, send, pulsar_broker, pulsar_client):
-        from claimcheck._doctor._topics import PulsarTarget
-        from claimcheck._gc._pulsar import PulsarTopics
-        from claimcheck._gc._topics import IncompleteReadError
+        from claimcheck._gc_topics import PulsarTopics
+        from claimcheck.transports._common.topics import IncompleteReadError
+        from claimcheck.transports.pulsar._queries import PulsarTarget
 
         target = PulsarTarget(pulsar_broker.service_url, pulsar_broker.admin_url, (lab.topic,))
         name = f"persistent://public/default/{lab.topic}-partition-0"

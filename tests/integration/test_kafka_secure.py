@@ -1,4 +1,4 @@
-"""``claimcheck gc`` and ``doctor`` with a Kafka that has passwords and ACLs."""
+"""``claimcheck gc`` and ``check`` with a Kafka that has passwords and ACLs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from claimcheck._doctor._topics import KafkaTarget
+from claimcheck.transports.kafka._queries import KafkaTarget
 from tests import servers
-from tests.doctor_rig import configuration, diagnosed, text
+from tests.check_rig import configuration, diagnosed, text
 from tests.integration.test_garbage_servers import Lab
 
 PASSWORD = "correct-horse"
@@ -92,7 +92,7 @@ def test_a_group_that_the_user_may_not_see_keeps_everything(lab, admin, topic):
     assert lab.stored == {pointer.key for pointer in lab.pointers[1:]}
 
 
-def test_the_doctor_needs_no_group_of_its_own(broker, lab, admin, topic):
+def test_the_check_needs_no_group_of_its_own(broker, lab, admin, topic):
     """The client looks for the coordinator of its group, although it never joins; the user has no right to it."""
     for group in ("seen", "hidden"):
         allow(admin, ResourceType.GROUP, f"{topic}-{group}", AclOperation.DESCRIBE)
@@ -104,8 +104,8 @@ def test_the_doctor_needs_no_group_of_its_own(broker, lab, admin, topic):
 
 
 @pytest.mark.slow
-def test_the_doctor_names_a_refused_password(broker, topic, monkeypatch):
-    monkeypatch.setattr("claimcheck._doctor._kafka._SECONDS", 2.0)
+def test_the_check_names_a_refused_password(broker, topic, monkeypatch):
+    monkeypatch.setattr("claimcheck._check_kafka._SECONDS", 2.0)
     target = KafkaTarget(broker.bootstrap_servers, (topic,), options=settings(broker, password="wrong-horse"))
     said = text(diagnosed(configuration({"type": "memory"}), kafka=target), "kafka-unreachable")
     assert "(_AUTHENTICATION): it refuses the user name or the password" in said

@@ -313,7 +313,6 @@ def test_the_command_names_what_stays(invoke):
     [
         (["--kafka", "a:1"], "name one broker"),
         (["--to", "orders.dlq"], "the same topic"),
-        (["--yes", "--dry-run"], "cannot be combined"),
     ],
 )
 def test_wrong_usage(invoke, arguments, text):
@@ -390,7 +389,7 @@ def test_the_limit_counts_letters_that_were_sent(invoke):
 def test_a_topic_of_pulsar_that_does_not_exist(invoke, monkeypatch):
     """Clients would create it."""
     monkeypatch.setattr(
-        "claimcheck._doctor._pulsar.topic_stats", lambda _, topic: {} if topic == "orders.dlq" else None
+        "claimcheck.transports.pulsar._redrive.topic_stats", lambda _, topic: {} if topic == "orders.dlq" else None
     )
     pulsar = ["redrive", "--config", str(invoke.config), "--pulsar", "pulsar://localhost:1"]
     pulsar += ["--admin-url", "http://localhost:1"]

@@ -14,12 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from claimcheck._envelope import HEADER, encode_pointer
 from claimcheck._garbage import Candidates
-from claimcheck._gc._collection import Collection, Run
-from claimcheck._gc._topics import IncompleteReadError
+from claimcheck._gc_collection import Collection, Run
 from claimcheck._pointer import Pointer, decode, encode
 from claimcheck._store_context import StoreContext
 from claimcheck._sweep import Sweep
 from claimcheck.stores.memory import MemoryStore
+from claimcheck.transports._common.topics import IncompleteReadError
 from tests.clocks import Clock
 from tests.hypothesis_examples import examples
 from tests.property.model_topics import Broker, Message, ModelTopics

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import claimcheck
-from claimcheck._gc._claims import Claim, check_claims, claims_of
+from claimcheck._gc_claims import Claim, check_claims, claims_of
 from claimcheck._store import Store
 from claimcheck._sweep import Sweep
 from claimcheck.errors import ConfigError, StoreError

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from claimcheck import _pointer as pointers
 from claimcheck._envelope import PointerData, decode
-from claimcheck._registry import import_vendor
 from claimcheck.errors import ConfigError, EnvelopeError, TransportError
 from claimcheck.transports._common.redrive import EndClock, Letter, Senders, foreign, patient, relabeled
 from claimcheck.transports.kafka._client import exception_of, vendor
 from claimcheck.transports.kafka._consumer import KafkaConsumer
 from claimcheck.transports.kafka._producer import KafkaProducer
+from claimcheck.transports.kafka._queries import KafkaTarget
 from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
@@ -24,39 +24,39 @@ if TYPE_CHECKING:
 _SECONDS = 30.0
 _POLL_SECONDS = 0.2
 _LIMIT = "message.max.bytes"
+_CONSUMER = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "earliest",
+}
 _quiet = logging.getLogger(__name__)
 
 
 class KafkaDeadLetters:
     """A dead-letter topic of Kafka; see `claimcheck.transports._common.redrive.DeadLetterTopic`."""
 
-    def __init__(self, settings: Mapping[str, Any], cc: ClaimCheck, *, source: str, target: str, group: str) -> None:
-        own = {name: value for name, value in settings.items() if name != _LIMIT}
-        mine: dict[str, Any] = {
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "enable.partition.eof": True,
-        }
-        mine |= {"group.id": group, "auto.offset.reset": "earliest"}
-        limit = int(settings.get(_LIMIT, MAX_MESSAGE_BYTES))
-        admin = import_vendor("confluent_kafka.admin", extra="kafka").AdminClient(own, logger=_quiet)
-        known = admin.list_topics(timeout=_SECONDS).topics
+    def __init__(self, place: KafkaTarget, cc: ClaimCheck, *, group: str) -> None:
+        source, target = self._source, self._target = place.topics
+        own = {name: value for name, value in place.settings.items() if name != _LIMIT}
+        limit = int(place.settings.get(_LIMIT, MAX_MESSAGE_BYTES))
+        cluster = place.cluster()
+        known = cluster.topics()
         for option, name in (("--from", source), ("--to", target)):
             if name not in known or known[name].error is not None:
                 raise ConfigError(f"there is no topic {name}: check its name and the ACLs", path=option)
         self._partitions = sorted(known[source].partitions)
-        self._source, self._target = source, target
         self._settled: dict[int, Any] = {}  # the last message by partition
         self._clock = EndClock()
         self._reader = patient(cc, source=source, target=target)
-        self._consumer = KafkaConsumer(
-            vendor().Consumer({**own, **mine}, logger=_quiet), self._reader, clock=self._clock
-        )
+        receiving = {**own, **_CONSUMER, "group.id": group}
+        consumer = vendor().Consumer(receiving, logger=_quiet)
+        self._consumer = KafkaConsumer(consumer, self._reader, clock=self._clock)
         self._consumer._assignment._keep = True  # of chunks: their signatures
         sending = {**own, _LIMIT: limit, "linger.ms": 0, "enable.idempotence": True}
-        native = vendor().Producer(sending, logger=_quiet)
+        self._native = native = vendor().Producer(sending, logger=_quiet)
+        admin = cluster.admin
         self._senders = Senders(cc, lambda each: KafkaProducer(native, each, max_message_bytes=limit, admin=admin))
-        self._native = native
 
     def letters(self) -> Iterator[Letter]:
         """Yield the letters of all partitions, in the order in which the broker returns them."""

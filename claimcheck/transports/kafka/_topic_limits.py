@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from claimcheck._registry import import_vendor
 from claimcheck._wire_size import WireLimit, kafka_overhead
 from claimcheck.transports.kafka._client import CompactedTopicError, vendor
+from claimcheck.transports.kafka._queries import topic_settings
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -20,7 +20,6 @@ _log = logging.getLogger(__name__)
 MAX_MESSAGE_BYTES = 1_000_000
 """The client's default ``message.max.bytes``; the broker's is 1,048,588."""
 
-_TIMEOUT_SECONDS = 10.0
 _RETRY_SECONDS = 5.0
 
 
@@ -51,11 +50,11 @@ class Topics:
     def of(self, name: str) -> TopicLimits:
         """Return a topic's limits, or the defaults if the broker does not answer; a later call requests them again."""
         if self._admin is not None and not self.knows(name) and self._retry_at.get(name, 0.0) <= self._clock():
-            config = self._request(self._admin, name)
-            if config is None or name in self._stale:
+            limits = self._request(self._admin, name)
+            if limits is None or name in self._stale:
                 self._retry_at[name] = self._clock() + _RETRY_SECONDS
-            if config is not None:
-                self._known[name] = self._parse(name, config)
+            if limits is not None:
+                self._known[name] = limits
                 self._stale.discard(name)
         return self._known.get(name, self._default)
 
@@ -83,26 +82,17 @@ class Topics:
             self._warned = True
             _log.warning("%s: sending chunks without checking whether the topic is compacted; pass admin=", name)
 
-    def _request(self, client: AdminClient, name: str) -> dict[str, str] | None:
-        admin = import_vendor("confluent_kafka.admin", extra="kafka")
-        resource = admin.ConfigResource(admin.ResourceType.TOPIC, name)
+    def _request(self, admin: AdminClient, name: str) -> TopicLimits | None:
         try:
-            entries = client.describe_configs([resource], request_timeout=_TIMEOUT_SECONDS)[resource].result()
+            settings = topic_settings(admin, name)
         except vendor().KafkaException as error:
             _log.warning("%s: failed to read the topic's configuration: %s", name, error.args[0].name())
             return None
-        return {key: entry.value for key, entry in entries.items()}
-
-    def _parse(self, name: str, config: dict[str, str]) -> TopicLimits:
-        max_bytes = int(config.get("max.message.bytes") or self._max_message_bytes)
+        max_bytes = settings.max_message_bytes or self._max_message_bytes
         if max_bytes < self._max_message_bytes:
             _log.warning(
                 "%s accepts batches of at most %d bytes, and rejects a larger one as a whole: set the producer's "
                 "batch.size to %d or less", name, max_bytes, max_bytes,
             )  # fmt: skip
-        retention = int(config.get("retention.bytes") or -1)
-        return TopicLimits(
-            WireLimit(min(max_bytes, self._max_message_bytes), kafka_overhead),
-            compacted="compact" in (config.get("cleanup.policy") or ""),
-            retention_bytes=retention if retention >= 0 else None,
-        )
+        limit = WireLimit(min(max_bytes, self._max_message_bytes), kafka_overhead)
+        return TopicLimits(limit, compacted=settings.compacted, retention_bytes=settings.retention_bytes)

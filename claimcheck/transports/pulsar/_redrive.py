@@ -2,67 +2,43 @@
 
 from __future__ import annotations
 
-import logging
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
+from claimcheck.errors import ConfigError
 from claimcheck.transports._common.redrive import EndClock, Letter, Senders, foreign, patient, relabeled
 from claimcheck.transports.pulsar._admin import full_name
 from claimcheck.transports.pulsar._consumer import PulsarConsumer
 from claimcheck.transports.pulsar._errors import vendor
 from claimcheck.transports.pulsar._message import PulsarMessage, natives, position_of
 from claimcheck.transports.pulsar._producer import ProducerOptions, PulsarProducer
+from claimcheck.transports.pulsar._queries import PulsarTarget, split_partition, topic_stats
 
 if TYPE_CHECKING:
-    import pulsar
-
     from claimcheck._client import ClaimCheck
 
 _SILENCE_MILLIS = 3000  # without a message although some may be left: they were acknowledged before
-_SECONDS = 30
 _QUEUE = 20  # messages of a partition in memory; chunks are large
-_PARTITION = re.compile(r"-partition-\d+$")
-_quiet = logging.getLogger(f"{__name__}.client")
-
-
-def connect(url: str, *, token: str | None, ca_file: str | None, listener_name: str | None = None) -> pulsar.Client:
-    """Return a client; with a token or certificates where they are given."""
-    pulsar = vendor()
-    return pulsar.Client(
-        url,
-        authentication=pulsar.AuthenticationToken(token) if token else None,
-        tls_trust_certs_file_path=ca_file,
-        tls_validate_hostname=True,
-        listener_name=listener_name,
-        operation_timeout_seconds=_SECONDS,
-        logger=_quiet,
-    )
 
 
 class PulsarDeadLetters:
     """A dead-letter topic of Pulsar; see `claimcheck.transports._common.redrive.DeadLetterTopic`."""
 
-    def __init__(
-        self,
-        client: pulsar.Client,
-        cc: ClaimCheck,
-        *,
-        source: str,
-        target: str,
-        subscription: str,
-        **options: Unpack[ProducerOptions],
-    ) -> None:
-        self._client, self._source, self._target, self._subscription = client, source, target, subscription
-        self._clock = EndClock()
-        self._opened = ExitStack()
+    def __init__(self, place: PulsarTarget, cc: ClaimCheck, *, group: str) -> None:
+        source, target = self._source, self._target = place.topics
+        if place.admin_url:
+            _check_topics(place)
+        self._subscription, self._clock, self._opened = group, EndClock(), ExitStack()
+        self._client = client = place.client()
         self._opened.callback(client.close)
         try:
             self._partitions = client.get_topic_partitions(source)
             self._reader = self._opened.enter_context(patient(cc, source=source, target=target))
             native = client.create_producer(target)
+            options: ProducerOptions = {"admin_url": place.admin_url, "admin_ca_file": place.ca_file}
+            options["admin_headers"] = place.headers
             self._senders = Senders(cc, lambda each: PulsarProducer(native, each, **options))
             self._opened.callback(self._senders.close)
         except BaseException:
@@ -136,6 +112,14 @@ class PulsarDeadLetters:
         self._opened.close()
 
 
+def _check_topics(place: PulsarTarget) -> None:
+    """Raise `ConfigError` if a topic does not exist: clients would create it."""
+    admin = place.admin()
+    for option, topic in zip(("--from", "--to"), place.topics, strict=True):
+        if topic_stats(admin, topic) is None:
+            raise ConfigError(f"there is no topic {topic}: check its name", path=option)
+
+
 def _topic_of(name: str) -> str:
     """Return the complete name of a topic, without the number of a partition."""
-    return _PARTITION.sub("", full_name(name))
+    return split_partition(full_name(name))[0]

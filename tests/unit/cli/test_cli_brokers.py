@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from claimcheck.cli._brokers import broker_options
+from claimcheck.cli._options import broker_options
 
 ENVIRON = {
     "CLAIMCHECK_KAFKA_SASL_PASSWORD": "hunter2",
@@ -49,10 +49,6 @@ def test_options_take_precedence_over_the_environment(called, tmp_path):
     environ = {**ENVIRON, "OTHER": "pass=word"}
     settings = called("--kafka", "a:1", "--kafka-config", "client", env=environ).settings
     assert settings == {"security.protocol": "SASL_SSL", "sasl.username": "me", "sasl.password": "pass=word"}
-    assert called("--admin-url", "http://a", "--tls-ca-file", "client").settings == {
-        "tls_trust_certs_file_path": "client",
-        "namespace": "tenant/space",
-    }
 
 
 def test_a_namespace_is_that_of_topics_without_one(called):
@@ -70,9 +66,7 @@ def test_no_credentials_in_a_repr(called):
     [
         (["--kafka", "a:1", "--pulsar", "pulsar://b"], "--kafka cannot be combined"),
         (["--kafka", "a:1", "--admin-url", "http://b"], "--kafka cannot be combined"),
-        (["--kafka", "a:1", "--tls-ca-file", __file__], "--kafka cannot be combined"),
         (["--pulsar", "pulsar://b", "--kafka-config", __file__], "--kafka-config needs --kafka"),
-        (["--tls-ca-file", __file__], "--tls-ca-file needs --pulsar or --admin-url"),
     ],
 )
 def test_options_of_another_broker_are_refused(called, arguments, words):

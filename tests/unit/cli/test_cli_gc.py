@@ -14,11 +14,11 @@ import pytest
 
 import claimcheck
 from claimcheck._envelope import encode_pointer
-from claimcheck._gc._collection import Collection
-from claimcheck._gc._local import LocalTopics
-from claimcheck._gc._topics import topics_not_read, topics_to_read
+from claimcheck._gc_collection import Collection
+from claimcheck._gc_topics import LocalTopics
 from claimcheck._store_context import StoreContext
 from claimcheck.errors import TransportError
+from claimcheck.transports._common.topics import topics_not_read, topics_to_read
 from claimcheck.transports.local import LocalBroker
 from claimcheck.transports.local._database import local_cluster
 from claimcheck.transports.local._groups import GroupMember
@@ -294,7 +294,6 @@ class TestMessagesOfAnUnknownVersion:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--yes", "--dry-run"], "cannot be combined"),
         (["--kafka", "localhost:9092"], "name one broker"),
         (["--topic", "missing"], "there is no topic missing"),
         (["--store", "missing"], "missing"),
@@ -344,8 +343,8 @@ def test_dead_letter_and_retry_topics_are_read_both_ways(suffix, group, number):
 
 
 def test_pulsar_reads_all_partitions_of_the_topic_of_a_dead_letter_topic(monkeypatch):
-    from claimcheck._doctor._topics import PulsarTarget
-    from claimcheck._gc import _pulsar
+    from claimcheck._gc_topics import PulsarTopics
+    from claimcheck.transports.pulsar._queries import PulsarTarget
 
     place = "persistent://public/default/"
     answers = {
@@ -353,8 +352,8 @@ def test_pulsar_reads_all_partitions_of_the_topic_of_a_dead_letter_topic(monkeyp
         "persistent/public/default": [f"{place}{name}" for name in ("orders-partition-0", "orders-s-DLQ", "x")],
         "persistent/public/default/orders/partitions": {"partitions": 2},
     }
-    monkeypatch.setattr(_pulsar, "admin_of", lambda *_: answers)
-    topics = _pulsar.PulsarTopics(PulsarTarget("pulsar://localhost", "http://localhost", ("orders-s-DLQ",)))
+    monkeypatch.setattr(PulsarTarget, "admin", lambda _: answers)
+    topics = PulsarTopics(PulsarTarget("pulsar://localhost", "http://localhost", ("orders-s-DLQ",)))
     expected = [f"{place}orders-partition-0", f"{place}orders-partition-1", f"{place}orders-s-DLQ"]
     assert topics._partitions() == expected
     assert [topics._place(name) for name in expected[1:]] == [(f"{place}orders", "partition 1, "), (expected[2], "")]
@@ -363,13 +362,13 @@ def test_pulsar_reads_all_partitions_of_the_topic_of_a_dead_letter_topic(monkeyp
 def test_kafka_reads_the_topic_of_a_dead_letter_topic(monkeypatch):
     from confluent_kafka import admin as vendor
 
-    from claimcheck._doctor._topics import KafkaTarget
-    from claimcheck._gc import _kafka
+    from claimcheck._gc_topics import KafkaTopics
+    from claimcheck.transports.kafka._queries import KafkaTarget
 
     known = {name: SimpleNamespace(error=None, partitions=(0,)) for name in ("orders", "orders.dlq", "x")}
     admin = SimpleNamespace(list_topics=lambda timeout: SimpleNamespace(topics=known))
     monkeypatch.setattr(vendor, "AdminClient", lambda *_, logger: admin)
-    topics = _kafka.KafkaTopics(KafkaTarget("localhost:9092", ("orders.dlq",)))
+    topics = KafkaTopics(KafkaTarget("localhost:9092", ("orders.dlq",)))
     assert topics._partitions() == [("orders", 0), ("orders.dlq", 0)]
 
 

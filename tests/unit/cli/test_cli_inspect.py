@@ -8,7 +8,8 @@ import pytest
 
 from claimcheck import HEADER
 from claimcheck._envelope import encode_chunk, encode_literal, encode_pointer
-from claimcheck.cli._inspect import human_bytes, lines
+from claimcheck.cli._options import human_bytes
+from claimcheck.cli._payloads import lines
 from tests.content_oracle import VECTORS
 from tests.unit.cli.rig import (
     SIGNED,

@@ -28,7 +28,7 @@ def test_every_new_configuration_loads_and_passes_the_check(here, strategy, stor
     assert config.strategy == strategy
     assert [each.type for each in config.stores.values()] == [store]
     assert "#" in (here / "new.yaml").read_text()
-    ok("check", "new.yaml")
+    ok("check", "--config", "new.yaml")
 
 
 def test_the_sections_in_comments_are_valid_and_spark_redacts_their_variables(here):
@@ -41,13 +41,13 @@ def test_the_sections_in_comments_are_valid_and_spark_redacts_their_variables(he
 
 def test_a_new_configuration_stores_payloads_at_once(here):
     result = ok("init", "--store", "filesystem", "--strategy", "external", "--broker", "none", "--force")
-    assert "claimcheck check claimcheck.yaml --open" in result.stderr
-    ok("check", "--open")
+    assert "claimcheck check --config claimcheck.yaml --servers" in result.stderr
+    ok("check", "--servers")
     assert ok("get", "-", stdin=put(b"payload")).stdout_bytes == b"payload"
 
 
 def test_the_next_command_can_be_pasted_into_a_shell(here):
-    assert "claimcheck check 'my file.yaml' --open" in ok("init", "-o", "my file.yaml").stderr
+    assert "claimcheck check --config 'my file.yaml' --servers" in ok("init", "-o", "my file.yaml").stderr
 
 
 def test_without_a_terminal_there_are_defaults_and_no_questions(here):
@@ -86,15 +86,15 @@ def test_a_terminal_is_asked_three_questions(here):
 
 def test_check_names_every_problem(here):
     (here / "bad.yaml").write_text("strategy: hybird\nstores: {a: {type: redis, url: 'localhost:6379'}}")
-    result = run("check", "bad.yaml")
+    result = run("check", "--config", "bad.yaml")
     assert (result.exit_code, result.stderr) == (3, "")
-    assert "error    strategy: found 'hybird'" in result.stdout
-    assert "         Did you mean 'redis://localhost:6379'?" in result.stdout
+    assert "error    config-invalid  strategy: found 'hybird'" in result.stdout
+    assert "         Fix: Did you mean 'redis://localhost:6379'?" in result.stdout
     assert result.stdout.splitlines()[-1] == "bad.yaml: 2 errors"
-    report = json.loads(run("check", "bad.yaml", "--json").stdout)
+    report = json.loads(run("check", "--config", "bad.yaml", "--json").stdout)
     assert not report["ok"]
     assert [each["path"] for each in report["findings"]] == ["strategy", "stores.a.url"]
-    assert set(report["findings"][0]) == {"severity", "path", "message", "fix"}
+    assert set(report["findings"][0]) == {"id", "severity", "path", "message", "why", "fix"}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_check_names_every_problem(here):
 def test_check_of_what_is_no_configuration(here, text, words):
     if text:
         (here / "nothing.yaml").write_text(text)
-    result = run("check", "nothing.yaml")
+    result = run("check", "--config", "nothing.yaml")
     assert result.exit_code == 3
     assert words in result.stdout
 
@@ -111,21 +111,21 @@ def test_check_of_what_is_no_configuration(here, text, words):
 def test_check_warns_and_fails_only_if_strict(here):
     (here / "claimcheck.yaml").write_text("stores: {m: {type: memory}}")
     result = ok("check")
-    assert "warning  stores.m: payloads are in this process's memory" in result.stdout
+    assert "warning  store-memory  stores.m: payloads are in this process's memory" in result.stdout
     assert result.stdout.splitlines()[-1] == "claimcheck.yaml: 1 warning"
     assert run("check", "--strict").exit_code == 1
     assert json.loads(ok("check", "--json").stdout)["ok"]
 
 
 def test_check_opens_the_stores(here):
-    assert "wrote, read and deleted" in ok("check", "--open").stdout
+    assert "wrote, read and deleted" in ok("check", "--servers").stdout
     assert list((here / "claims").iterdir()) == []
     (here / "claims").rmdir()
     (here / "claimcheck.yaml").write_text(CONFIG.replace("create: true", "create: false"))
     assert run("check").exit_code == 0
-    result = run("check", "--open")
+    result = run("check", "--servers")
     assert result.exit_code == 6
-    assert "error    stores.disk: " in result.stdout
+    assert "error    store-failed  stores.disk: " in result.stdout
 
 
 def test_check_takes_the_configuration_from_the_environment(here, monkeypatch):

@@ -105,7 +105,6 @@ def test_an_entry_that_cannot_be_deleted_is_an_exit_code(here, monkeypatch):
         (["--store", "side"], 1, "cannot list its payloads"),
         (["--store", "none"], 3, "no store is called 'none'"),
         (["--store", "missing"], 6, "does not exist on this machine"),
-        (["--yes", "--dry-run"], 2, "cannot be combined"),
         (["--grace", "soon"], 2, "not a duration"),
         (["--unmarked-lifetime", "30"], 2, "'30' has no unit: use 30s, 30m, 30h or 30d"),
         (["--rate", "0/s"], 2, "not a rate"),

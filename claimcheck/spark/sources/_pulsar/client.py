@@ -23,8 +23,8 @@ from claimcheck.errors import TransportError
 from claimcheck.spark.sources._errors import AccessError
 from claimcheck.spark.sources._pulsar.connection import Connection
 from claimcheck.transports.pulsar._admin import AdminClient, AdminError, topic_path
-from claimcheck.transports.pulsar._cursors import consumed_position, partitions_of
 from claimcheck.transports.pulsar._errors import vendor
+from claimcheck.transports.pulsar._queries import consumed_position, partitions_of
 
 if TYPE_CHECKING:
     import pulsar

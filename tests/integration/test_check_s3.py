@@ -1,4 +1,4 @@
-"""The doctor's findings about buckets: lifecycle rules, versions and access, on a simulated and on a real server."""
+"""The findings of the check about buckets: rules, versions and access, on a simulated and a real server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import claimcheck
 from claimcheck.stores.s3._lifecycle import apply, rule_for
-from tests.doctor_rig import configuration, diagnosed, ids, text
+from tests.check_rig import configuration, diagnosed, ids, text
 
 EXPIRY = {"ID": "old", "Status": "Enabled", "Filter": {"Prefix": "claims/"}, "Expiration": {"Days": 2}}
 ABORT = {"AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1}}

@@ -1,17 +1,16 @@
-"""The doctor's findings about real Redis servers, with settings that will lose payloads and with good ones."""
+"""The findings of the check about real Redis servers, with settings that will lose payloads and with good ones."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import pytest
 import redis
 
 import claimcheck
-from claimcheck._doctor._redis import _version
+from claimcheck._check_stores import _redis_version
 from tests import servers
-from tests.doctor_rig import LIFETIME, configuration, diagnosed, ids, text
+from tests.check_rig import configuration, diagnosed, ids, text
 
 GOOD = ("--appendonly", "yes", "--maxmemory", "64mb", "--maxmemory-policy", "noeviction")
 OURS = ("redis-", "clock-", "store-failed")
@@ -52,30 +51,13 @@ def test_snapshots_alone_are_persistence():
         assert ids(diagnosed(hot(url)), *OURS) == []
 
 
-@pytest.mark.parametrize(
-    ("mebibytes", "age", "words"),
-    [
-        (52, 0.95, "of the memory is used"),
-        (20, 0.20, "payloads of the last 4.8 hours use"),  # so a whole lifetime needs five times as much
-        (20, 0.95, None),  # the oldest are about to expire: it does not grow any more
-        (20, 0.02, None),  # too new to predict anything
-    ],
-)
-def test_memory_is_compared_with_what_a_whole_lifetime_needs(mebibytes, age, words):
+def test_a_server_whose_memory_is_almost_used_up_is_a_warning():
     with servers.redis(*GOOD) as url, claimcheck.from_dict(hot(url)) as cc:
-        store = cc.store("hot")
-        store.context = replace(store.context, clock=lambda: time.time() - age * LIFETIME)
-        for number in range(mebibytes):
-            store.write(bytes((1 << 20) - 64), destination=f"orders-{number}")
-        store.context = replace(store.context, clock=time.time)
-        store.write(b"new", destination="orders")
+        for number in range(52):
+            cc.store("hot").write(bytes((1 << 20) - 64), destination=f"orders-{number}")
         report = diagnosed(hot(url))
-        assert ids(report, *OURS) == (["redis-memory-low"] if words else [])
-        assert words is None or words in text(report, "redis-memory-low")
-        if words is None and age > 0.9:  # a longer lifetime needs more
-            longer = hot(url)
-            longer["stores"]["hot"]["ttl_seconds"] = 5 * LIFETIME
-            assert "those of a whole lifetime (5 days) need" in text(diagnosed(longer), "redis-memory-low")
+        assert ids(report, *OURS) == ["redis-memory-low"]
+        assert "of the memory is used" in text(report, "redis-memory-low")
 
 
 def test_replicas_without_min_replicas_may_lose_payloads():
@@ -133,4 +115,4 @@ def test_a_server_that_is_down_is_one_error(own_redis):
     ("version", "found"), [("6.0.16", ["redis-version"]), ("6.2.0", []), ("7.0.15", []), ("10.1", []), ("", [])]
 )
 def test_the_version(version, found):
-    assert [each.id for each in _version("stores.hot", version)] == found
+    assert [each.id for each in _redis_version("stores.hot", version)] == found

@@ -1,4 +1,4 @@
-"""Shared by the tests of the doctor: run it, and look at what it found."""
+"""Shared by the tests of the check of servers: run it, and look at what it found."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import claimcheck
 from claimcheck import CheckReport
-from claimcheck._doctor._examination import examine
-from claimcheck._doctor._topics import KafkaTarget, PulsarTarget
+from claimcheck.cli._check import examine
+from claimcheck.transports.kafka._queries import KafkaTarget
+from claimcheck.transports.pulsar._queries import PulsarTarget
 
 LIFETIME = 86_400
 
@@ -25,9 +26,9 @@ def diagnosed(
     pulsar: PulsarTarget | None = None,
     clock: Callable[[], float] = time.time,
 ) -> CheckReport:
-    """Return what the doctor finds."""
+    """Return what the check of servers finds."""
     with claimcheck.from_dict(raw) as cc:
-        return examine(cc, kafka=kafka, pulsar=pulsar, clock=clock)
+        return examine(cc, servers=True, target=kafka or pulsar, clock=clock)
 
 
 def ids(report: CheckReport, *prefixes: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""``doctor``: usage, output and exit codes."""
+"""``check`` of servers and topics: usage, output and exit codes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def warned(here):
 
 
 def findings(*arguments):
-    return {each["id"]: each for each in json.loads(run("doctor", "--json", *arguments).stdout)["findings"]}
+    return {each["id"]: each for each in json.loads(run("check", "--servers", "--json", *arguments).stdout)["findings"]}
 
 
 def test_a_finding_has_what_why_and_fix(warned):
-    result = ok("doctor")
+    result = ok("check", "--servers")
     lines = result.stdout.splitlines()
     first = next(
         n for n, line in enumerate(lines) if line.startswith("warning  store-memory  stores.m: payloads are in")
@@ -39,27 +39,31 @@ def test_a_finding_has_what_why_and_fix(warned):
 
 
 def test_nothing_is_left_in_the_stores(here):
-    ok("doctor")
+    ok("check", "--servers")
     assert list((here / "claims").iterdir()) == []
 
 
 def test_warnings_fail_only_if_strict_and_not_if_ignored(warned):
-    assert run("doctor", "--strict").exit_code == 1
-    assert ok("doctor", "--strict", "--ignore", "store-memory").stdout.splitlines()[-1].endswith("no problems found")
+    assert run("check", "--servers", "--strict").exit_code == 1
+    assert (
+        ok("check", "--servers", "--strict", "--ignore", "store-memory")
+        .stdout.splitlines()[-1]
+        .endswith("no problems found")
+    )
     assert "store-memory" not in findings("--ignore", "store-memory")
 
 
 def test_errors_have_the_exit_code_of_the_first_one_and_can_be_ignored(here):
     (here / "claimcheck.yaml").write_text(CONFIG.replace("create: true", "create: false"))
-    result = run("doctor")
+    result = run("check", "--servers")
     assert result.exit_code == 6
     assert result.stdout.splitlines()[-1].startswith("claimcheck.yaml: 2 errors, ")
-    assert run("doctor", "--ignore", "store-failed").exit_code == 0
+    assert run("check", "--servers", "--ignore", "store-failed").exit_code == 0
 
 
 def test_an_invalid_configuration_is_a_report(here):
     (here / "claimcheck.yaml").write_text("strategy: hybird")
-    result = run("doctor", "--json")
+    result = run("check", "--servers", "--json")
     assert result.exit_code == 3
     assert findings()["config-invalid"]["why"].startswith("The configuration cannot be loaded")
 
@@ -76,7 +80,7 @@ def test_an_invalid_configuration_is_a_report(here):
     ],
 )
 def test_wrong_usage(warned, arguments, words):
-    result = run("doctor", *arguments)
+    result = run("check", "--servers", *arguments)
     assert result.exit_code == 2
     assert words in result.stderr
 
@@ -89,13 +93,13 @@ def test_settings_of_the_kafka_client_come_from_a_file_and_the_environment(warne
         f"{lines}sasl.password=${{KAFKA_PASSWORD}}\nsocket.connection.setup.timeout.ms=1000\n"
     )
     arguments = ("--kafka", "127.0.0.1:1", "--topic", "t", "--kafka-config", "client")
-    result = run("doctor", *arguments)
+    result = run("check", "--servers", *arguments)
     assert "error    kafka-unreachable  kafka: " in result.stdout
     assert result.stderr == ""  # the client's own log is a finding
     assert "hunter2" not in result.output
     monkeypatch.delenv("KAFKA_PASSWORD")
     (warned / "client").write_text("sasl.password=${KAFKA_PASSWORD}\n")
-    result = run("doctor", *arguments)
+    result = run("check", "--servers", *arguments)
     assert (result.exit_code, "KAFKA_PASSWORD" in result.stderr) == (3, True)
 
 
@@ -112,7 +116,7 @@ def test_settings_of_the_kafka_client_come_from_a_file_and_the_environment(warne
 )
 def test_a_setting_that_the_kafka_client_refuses_is_a_configuration_error(warned, setting, name):
     (warned / "client").write_text(setting)
-    result = run("doctor", "--kafka", "127.0.0.1:1", "--topic", "t", "--kafka-config", "client")
+    result = run("check", "--servers", "--kafka", "127.0.0.1:1", "--topic", "t", "--kafka-config", "client")
     (line,) = [line for line in result.stdout.splitlines() if "kafka-settings-invalid" in line]
     assert (result.exit_code, name in line) == (3, True)
     assert "hunter2" not in result.output
@@ -124,7 +128,7 @@ def test_a_setting_that_the_kafka_client_refuses_is_a_configuration_error(warned
 )
 def test_a_line_of_the_kafka_settings_that_is_none_is_named_by_its_number_only(warned, line):
     (warned / "client").write_text(f"# comment\n\nacks=all\n{line}\n")
-    result = run("doctor", "--kafka", "127.0.0.1:1", "--topic", "t", "--kafka-config", "client")
+    result = run("check", "--servers", "--kafka", "127.0.0.1:1", "--topic", "t", "--kafka-config", "client")
     assert (result.exit_code, "client, line 4: " in result.stderr) == (3, True)
     assert "hunter2" not in result.output.lower()
 
@@ -158,12 +162,12 @@ KAFKA = ["--kafka", "me:/pw-SECRET@127.0.0.1:1", "--kafka-config", "client"]
 )
 @pytest.mark.parametrize("output", [[], ["--json"]])
 def test_no_secret_is_printed(here, monkeypatch, capfd, options, settings, found, output):
-    monkeypatch.setattr("claimcheck._doctor._kafka._SECONDS", 0.5)
-    monkeypatch.setattr("claimcheck._doctor._pulsar._SECONDS", 1)
+    monkeypatch.setattr("claimcheck._check_kafka._SECONDS", 0.5)
+    monkeypatch.setattr("claimcheck._check_pulsar._SECONDS", 1)
     monkeypatch.setenv("CLAIMCHECK_PULSAR_TOKEN", "pw-SECRET\nof a file")
     (here / "claimcheck.yaml").write_text(LEAKY)
     (here / "client").write_text(settings)
-    result = run("doctor", *options, "--topic", "t", *output)
+    result = run("check", "--servers", *options, "--topic", "t", *output)
     printed = capfd.readouterr()  # the clients' own
     assert found in result.stdout
     assert "SECRET" not in result.output + printed.out + printed.err
@@ -175,13 +179,13 @@ def test_no_secret_is_printed(here, monkeypatch, capfd, options, settings, found
 
 
 def test_ok_means_that_there_are_no_errors_also_if_warnings_fail(warned):
-    result = run("doctor", "--strict", "--json")
+    result = run("check", "--servers", "--strict", "--json")
     assert (result.exit_code, json.loads(result.stdout)["ok"]) == (1, True)
 
 
 def test_a_terminal_gets_a_table(warned):
     master, slave = pty.openpty()
-    with subprocess.Popen(**command("doctor", TERM="xterm", COLUMNS="100"), stdout=slave) as process:
+    with subprocess.Popen(**command("check", "--servers", TERM="xterm", COLUMNS="100"), stdout=slave) as process:
         os.close(slave)
         process.wait(30)
     shown = os.read(master, 65536).decode()

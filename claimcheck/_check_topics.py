@@ -1,59 +1,16 @@
-"""What the configuration promises for a topic, and what the operator wants to know about."""
+"""What the configuration promises for a topic, and whether the topics of a broker and their readers keep to it."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Literal
 
-from claimcheck._check import Finding
 from claimcheck._client import ClaimCheck
-from claimcheck._doctor._findings import finding
+from claimcheck._findings import Finding, finding
 from claimcheck._texts import duration
 
-DEAD_LETTERS = re.compile(r"[._-](dlq|dlt|dead[._-]?letters?|errors?)", re.IGNORECASE)
-"""What follows a topic's name in the name of its dead-letter topic, by convention."""
-
 _LATE = 0.5
-_SECRET = re.compile(r"password|secret|token|pem$|_key$|oauthbearer\.(config|assertion)")
-
-
-@dataclass(frozen=True, slots=True)
-class KafkaTarget:
-    """Topics of a Kafka cluster."""
-
-    servers: str = field(repr=False)
-    topics: tuple[str, ...]
-    groups: tuple[str, ...] = ()
-    dead_letter_topics: tuple[str, ...] = ()
-    options: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-    @property
-    def secrets(self) -> list[str]:
-        """Words that no text may contain."""
-        login = self.servers.rpartition("@")[0].rpartition("//")[2]
-        values = [value for name, value in self.options.items() if _SECRET.search(name)]
-        return [login, *" ".join(values).split()]
-
-
-@dataclass(frozen=True, slots=True)
-class PulsarTarget:
-    """Topics of a Pulsar cluster."""
-
-    url: str | None = field(repr=False)
-    admin_url: str | None = field(repr=False)
-    topics: tuple[str, ...]
-    subscriptions: tuple[str, ...] = ()
-    dead_letter_topics: tuple[str, ...] = ()
-    token: str | None = field(default=None, repr=False)
-    ca_file: str | None = None
-    listener_name: str | None = None
-
-    @property
-    def secrets(self) -> list[str]:
-        """Words that no text may contain."""
-        return (self.token or "").split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +66,6 @@ class Expectation:
         if value is None:
             return "warning", f"{option} is auto ({default:,} bytes by default), and the topic accepts {limit:,}"
         return "error", f"{option} is {value:,} bytes, and the topic accepts {limit:,}"
-
-
-def is_dead_letter_topic(name: str, topic: str) -> bool:
-    """Whether a topic has, by convention, the name of another one's dead-letter topic: ``orders.dlq``."""
-    return name.startswith(topic) and DEAD_LETTERS.fullmatch(name[len(topic) :]) is not None
 
 
 def on_command_line(path: str, option: str, address: str, fix: str) -> Iterator[Finding]:

@@ -32,34 +32,56 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Literal
 
 from claimcheck._envelope import HEADER
-from claimcheck._garbage import GRACE_SECONDS, Candidates, fingerprint, reference_of, same_slug
-from claimcheck._gc._claims import Claim, claims_of, unclaimed_error
-from claimcheck._gc._stores import Allowance, StoreReport, StoreRun
-from claimcheck._gc._topics import TopicMessage, Topics, topics_not_read, topics_to_read
+from claimcheck._garbage import AGES, GRACE_SECONDS, Candidates, fingerprint, reference_of, same_slug
+from claimcheck._gc_claims import Claim, check_claims, claims_of, unclaimed_error
+from claimcheck._gc_topics import Topics
+from claimcheck._listing import IncompleteScanError, StoreEntry
 from claimcheck._store import Store
+from claimcheck._sweep import Allowance, DeletionOptions, Deletions
 from claimcheck._texts import time_text
-from claimcheck._validation import MAX_SECONDS, Range, check_int, check_value
-from claimcheck.errors import ConfigError, EnvelopeError, UnknownVersionError
+from claimcheck.errors import ConfigError, EnvelopeError, StoreError, UnknownVersionError
+from claimcheck.transports._common.topics import TopicMessage, topics_not_read, topics_to_read
 
 _BATCH = 1000
+_MUTABLE_BATCH = 20  # of entries that may be written again: little time between their comparison and their deletion
 _RECENT = 10_000  # payloads within the grace period that are remembered, to recognize the broker
 
 Phase = Literal["listing", "reading", "reading again", "deleting", "finished"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
+class StoreReport:
+    """What became of the payloads of one store, so far."""
+
+    store: str
+    listed: int = 0
+    referenced: int = 0
+    orphans: int = 0
+    orphan_bytes: int = 0
+    topics: Counter[str] = field(default_factory=Counter)
+    ages: Counter[str] = field(default_factory=Counter)
+    deleted: int = 0
+    skipped: int = 0
+    failed: int = 0
+    kept: Counter[str] = field(default_factory=Counter)
+    errors: Sequence[Exception] = ()
+    error: BaseException | None = None
+    finished: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
 class CollectionReport:
     """The result of a collection, or its state so far."""
 
     dry_run: bool
     phase: Phase = "listing"
     grace_seconds: float = GRACE_SECONDS
-    topics: Mapping[str, int] = field(default_factory=dict)
+    topics: Counter[str] = field(default_factory=Counter)
     not_read: tuple[str, ...] = ()
     candidates: int = 0
     messages: int = 0
@@ -73,49 +95,36 @@ class CollectionReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collection:
+class Collection(DeletionOptions):
     """The options of a collection; `run` may be called more than once."""
 
     grace_seconds: float = GRACE_SECONDS
     headers: tuple[bytes, ...] = (HEADER,)
-    dry_run: bool = True
     force: bool = False
     claim: bool = False
     ignore_unknown_before: float | None = None
-    limit: int | None = None
-    rate: float | None = None
-    clock: Callable[[], float] = time.time
-    sleep: Callable[[float], None] = time.sleep
-
-    def __post_init__(self) -> None:
-        check_value("grace_seconds", self.grace_seconds, Annotated[float, Range(0, MAX_SECONDS)])
-        if self.limit is not None:
-            check_int("limit", self.limit, minimum=1)
-        if self.rate is not None:
-            check_value("rate", self.rate, Annotated[float, Range(0.001, 1_000_000)])
 
     def run(
         self,
         stores: Sequence[Store],
         topics: Topics,
         *,
-        on_progress: Callable[[CollectionReport], None] | None = None,
+        on_progress: Callable[[CollectionReport], None] = lambda report: None,
     ) -> CollectionReport:
         """Collect the garbage of topics in stores, and emit a `SweepEvent` for each store."""
         run, begin = Run(self, stores, topics), time.perf_counter()
         try:
             for _ in run.steps():
-                if on_progress is not None:
-                    on_progress(run.report(time.perf_counter() - begin))
+                run.report.duration_seconds = time.perf_counter() - begin
+                on_progress(run.report)
         except BaseException as error:
             run.fail(error)
             raise
         finally:
-            report = run.report(time.perf_counter() - begin)
-            if on_progress is not None:
-                on_progress(report)
-            run.emit(report.duration_seconds)
-        return report
+            run.report.duration_seconds = time.perf_counter() - begin
+            on_progress(run.report)
+            run.emit()
+        return run.report
 
 
 class Run:
@@ -126,18 +135,15 @@ class Run:
         self._candidates = Candidates({}, 0)
         self._garbage: set[bytes] = set()
         self._recent: set[bytes] = set()  # some younger payloads
-        self._matched = False
         self._phase: Phase = "listing"
-        self._counts: Counter[str] = Counter()
-        self._read_topics: Counter[str] = Counter()
-        self._not_read: tuple[str, ...] = ()
         self._claims: list[Claim] = []
-        self._unclaimed: dict[str, tuple[str, ...]] = {}
-        left = Allowance(options.limit)
-        self._stores = [
-            StoreRun(store, left, dry_run=options.dry_run, rate=options.rate, clock=options.clock, sleep=options.sleep)
-            for store in stores
-        ]
+        allowance = Allowance(options.limit)
+        self._stores = [StoreRun(store, options, allowance) for store in stores]
+        self.report = CollectionReport(
+            dry_run=options.dry_run,
+            grace_seconds=options.grace_seconds,
+            stores=tuple(store.report for store in self._stores),
+        )
 
     def steps(self) -> Iterator[None]:
         """Do the work; yields now and then."""
@@ -145,22 +151,23 @@ class Run:
         yield from self._list()
         self._check_claims(delete=False)
         for self._phase in ("reading", "reading again"):
+            self.report.phase = self._phase
             yield from self._read()
         self._check_match()
         if not self._options.dry_run:
             self._check_claims(delete=True)
-        self._phase = "deleting"
+        self.report.phase = "deleting"
         for store in self._stores:
-            yield from store.delete(self._candidates, self._garbage, claimed=not self._unclaimed)
-        self._phase = "finished"
-        if self._unclaimed and not self._options.dry_run:
-            raise unclaimed_error(self._unclaimed, option="--claim")
+            yield from store.delete(self._candidates, self._garbage, claimed=not self.report.unclaimed)
+        self.report.phase = "finished"
+        if self.report.unclaimed and not self._options.dry_run:
+            raise unclaimed_error(self.report.unclaimed, option="--claim")
 
     def _check_claims(self, *, delete: bool) -> None:
         """Refuse the topics of other clusters, and find those that no cluster has claimed."""
         claim = self._options.claim
-        found = {store.name: store.unclaimed(self._claims, delete=delete, claim=claim) for store in self._stores}
-        self._unclaimed = {name: topics for name, topics in found.items() if topics}
+        found = {each.report.store: each.unclaimed(self._claims, delete=delete, claim=claim) for each in self._stores}
+        self.report.unclaimed = {name: topics for name, topics in found.items() if topics}
 
     def _begin(self) -> None:
         names = {topic: self._topics.names(topic) for topic in self._topics.topics}
@@ -171,8 +178,8 @@ class Run:
         for other, topic in sorted(same_slug(names, known).items()):
             text = f"payloads of topic {other} have the same keys as those of {topic}: name both topics, or neither"
             raise ConfigError(text, path="--topic")
-        self._read_topics = Counter(dict.fromkeys(topics_to_read(names, known), 0))
-        self._not_read = tuple(topics_not_read(names, known))
+        self.report.topics = Counter(dict.fromkeys(topics_to_read(names, known), 0))
+        self.report.not_read = tuple(topics_not_read(names, known))
         options = self._options
         self._candidates = Candidates.of(names, now=options.clock(), grace_seconds=options.grace_seconds)
         cluster = self._topics.cluster()
@@ -185,18 +192,18 @@ class Run:
                     self._garbage.add(found)
                 elif len(self._recent) < _RECENT:
                     self._recent.add(found)
-                self._counts["candidates"] = len(self._garbage)
+                self.report.candidates = len(self._garbage)
                 if is_candidate and len(self._garbage) % _BATCH == 0:
                     yield
         yield
 
     def _read(self) -> Iterator[None]:
         for message in self._topics.read():
-            self._counts["messages"] += 1
-            self._read_topics[message.topic] += 1
+            self.report.messages += 1
+            self.report.topics[message.topic] += 1
             if message.value is not None:
                 self._take(message)
-            if self._counts["messages"] % _BATCH == 0:
+            if self.report.messages % _BATCH == 0:
                 yield
         yield
 
@@ -207,7 +214,7 @@ class Run:
                 reference = reference_of(message.value or b"", header=header)
             except UnknownVersionError as error:
                 if self._is_ignored(message):
-                    self._counts["ignored"] += 1
+                    self.report.ignored += 1
                     continue
                 text = (
                     f"{message.topic}, {message.place}: {error}. Nothing was deleted, because the message may point at "
@@ -216,12 +223,12 @@ class Run:
                 )
                 raise UnknownVersionError(text, kind=error.kind, version=error.version) from error
             except EnvelopeError:
-                self._counts["damaged"] += 1
+                self.report.damaged += 1
                 continue
             if reference is not None:
-                self._counts["pointers"] += 1
+                self.report.pointers += 1
                 found = fingerprint(reference.key)
-                self._matched = self._matched or found in self._garbage or found in self._recent
+                self.report.matched |= found in self._garbage or found in self._recent
                 self._garbage.discard(found)
 
     def _is_ignored(self, message: TopicMessage) -> bool:
@@ -230,40 +237,106 @@ class Run:
 
     def _check_match(self) -> None:
         """Refuse to delete everything: the store may belong to another broker."""
-        if self._garbage and not (self._matched or self._options.dry_run or self._options.force):
+        if self._garbage and not (self.report.matched or self._options.dry_run or self._options.force):
             text = (
-                f"no message in {', '.join(self._read_topics)} points at any payload in these stores. Is this the "
+                f"no message in {', '.join(self.report.topics)} points at any payload in these stores. Is this the "
                 "broker of these stores, and are these all topics? Nothing was deleted; use --force if it is right"
             )
             raise ConfigError(text, path="--topic")
 
     def fail(self, error: BaseException) -> None:
-        """Note the error that ends the collection."""
-        for store in self._stores:
-            store.fail(error)
+        """Note the error that ends the collection, in the stores that are not done."""
+        for report in self.report.stores:
+            if not report.finished and report.error is None:
+                report.error = error
 
-    def emit(self, seconds: float) -> None:
+    def emit(self) -> None:
         """Emit the events."""
         for store in self._stores:
-            store.emit(seconds)
+            store.emit(self.report.duration_seconds)
 
-    def report(self, seconds: float) -> CollectionReport:
-        """Return the state so far."""
-        return CollectionReport(
-            dry_run=self._options.dry_run,
-            phase=self._phase,
-            grace_seconds=self._options.grace_seconds,
-            topics=dict(self._read_topics),
-            not_read=self._not_read,
-            candidates=self._counts["candidates"],
-            messages=self._counts["messages"],
-            pointers=self._counts["pointers"],
-            damaged=self._counts["damaged"],
-            ignored=self._counts["ignored"],
-            matched=self._matched,
-            unclaimed=dict(self._unclaimed),
-            stores=tuple(store.report() for store in self._stores),
-            duration_seconds=seconds,
+
+class StoreRun:
+    """One store: which of its payloads are candidates, and the deletion of those that remain."""
+
+    def __init__(self, store: Store, options: Collection, allowance: Allowance) -> None:
+        self._store, self._clock = store, options.clock
+        self._deletions = Deletions(store, options, allowance)
+        self.report = StoreReport(store=store.name)
+
+    def candidates(self, candidates: Candidates) -> Iterator[tuple[bytes, bool]]:
+        """List the store; yields the fingerprint of each payload of the topics, and whether it is a candidate."""
+        try:
+            for entry in self._store.scan():
+                verdict = candidates.verdict(entry, prefix=self._store.prefix)
+                if verdict in ("candidate", "recent"):
+                    yield fingerprint(entry.key), verdict == "candidate"
+        except IncompleteScanError:  # everything else was listed; the second listing reports it
+            pass
+        except StoreError as error:
+            self.report.error = error
+
+    def unclaimed(self, claims: Sequence[Claim], *, delete: bool, claim: bool) -> tuple[str, ...]:
+        """Return the topics that no cluster has claimed; see `check_claims`. A store that failed has none."""
+        if self.report.error is None:
+            try:
+                return tuple(check_claims(self._store, claims, delete=delete, claim=claim))
+            except StoreError as error:
+                self.report.error = error
+        return ()
+
+    def delete(self, candidates: Candidates, garbage: Container[bytes], *, claimed: bool) -> Iterator[None]:
+        """List the store again and delete the candidates that are garbage, if claimed; yields after each batch."""
+        deletions, report = self._deletions, self.report
+        deletions.dry_run = deletions.dry_run or not claimed
+        if report.error is not None:
+            return
+        try:
+            for entry in deletions.entries():
+                if deletions.is_at_limit:
+                    return
+                self._take(entry, candidates, garbage)
+                is_full = deletions.is_full
+                if is_full:
+                    self._delete_batch()
+                if is_full or report.listed % _BATCH == 0:
+                    yield
+            self._delete_batch()
+            report.finished = True
+        except StoreError as error:
+            report.error = error
+        yield
+
+    def _take(self, entry: StoreEntry, candidates: Candidates, garbage: Container[bytes]) -> None:
+        report = self.report
+        report.listed += 1
+        verdict = candidates.verdict(entry, prefix=self._store.prefix)
+        if verdict != "candidate":
+            report.kept[verdict] += 1
+        elif fingerprint(entry.key) not in garbage:
+            report.referenced += 1
+        else:
+            report.orphans += 1
+            report.orphan_bytes += entry.size or 0
+            report.topics[candidates.topic_of(entry, prefix=self._store.prefix) or ""] += 1
+            seconds = self._clock() - (entry.created_ms or 0) / 1000
+            report.ages[next(name for name, limit in AGES if seconds < limit)] += 1
+            self._deletions.add(entry, weight=1 if entry.is_immutable else _BATCH // _MUTABLE_BATCH)
+
+    def _delete_batch(self) -> None:
+        deletions, report = self._deletions, self.report
+        try:
+            deletions.delete()
+        finally:
+            report.deleted, report.failed = deletions.outcomes["deleted"], deletions.outcomes["failed"]
+            report.skipped = deletions.outcomes["gone"] + deletions.outcomes["changed"]
+            report.errors = deletions.errors
+
+    def emit(self, seconds: float) -> None:
+        """Emit the event of this store."""
+        report = self.report
+        self._deletions.emit(
+            "gc", scanned=report.listed, expired=report.orphans, leftovers=0, seconds=seconds, error=report.error
         )
 
 

@@ -1,33 +1,22 @@
-"""What can go wrong with the topics of a Pulsar cluster: their policies, limits, clock and dead letters."""
+"""What can go wrong with the topics of a Pulsar cluster: their policies, limits, subscriptions, clock, dead letters."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from typing import Any
 
-from claimcheck._check import Finding, check_address
+from claimcheck._check import check_address
+from claimcheck._check_topics import Expectation, behind, on_command_line, outlives
 from claimcheck._client import ClaimCheck
-from claimcheck._doctor._clock import http_skew
-from claimcheck._doctor._findings import examined, explained, finding
-from claimcheck._doctor._pulsar_subscriptions import examine_subscriptions
-from claimcheck._doctor._topics import Expectation, PulsarTarget, on_command_line, outlives
-from claimcheck._registry import import_vendor
+from claimcheck._findings import Finding, examined, finding, http_skew
 from claimcheck._texts import duration
-from claimcheck.transports.pulsar._admin import (
-    MAX_MESSAGE_BYTES,
-    AdminClient,
-    AdminError,
-    full_name,
-    topic_path,
-    trusting,
-)
+from claimcheck.transports.pulsar._admin import MAX_MESSAGE_BYTES, AdminClient, AdminError, full_name, topic_path
+from claimcheck.transports.pulsar._queries import PulsarTarget, policy, retention_seconds, topic_stats, ttl_seconds
 
 _SECONDS = 10
-_DISABLED = (405, 412)  # topic-level policies are turned off
-_quiet = logging.getLogger(__name__)
+_MS = 1000
 
 
 def examine_pulsar(cc: ClaimCheck, target: PulsarTarget, clock: Callable[[], float]) -> Iterator[Finding]:
@@ -35,15 +24,15 @@ def examine_pulsar(cc: ClaimCheck, target: PulsarTarget, clock: Callable[[], flo
     for option, url in (("--pulsar", target.url), ("--admin-url", target.admin_url)):
         if url is not None:
             yield from on_command_line("pulsar", option, url, "Pass a token in CLAIMCHECK_PULSAR_TOKEN.")
-            yield from explained(check_address("pulsar", url))
+            yield from check_address("pulsar", url)
     if target.url is not None:
-        yield from _broker(target, target.url)
+        yield from _broker(target)
     if target.admin_url is None:
         message = "only the web service knows policies, limits and subscriptions"
         yield finding("info", "pulsar-not-examined", "pulsar", message, "Pass --admin-url.")
         return
     try:
-        admin = admin_of(target, target.admin_url)
+        admin = target.admin(seconds=_SECONDS)
         begin = clock()
         admin.get(f"{topic_path(target.topics[0])}/partitions")
     except (AdminError, ValueError) as error:
@@ -55,29 +44,9 @@ def examine_pulsar(cc: ClaimCheck, target: PulsarTarget, clock: Callable[[], flo
         yield from examined("pulsar", f"topic {topic}", "the topic", partial(_topic, cc, admin, topic, target, clock))
 
 
-def admin_of(target: PulsarTarget, url: str) -> AdminClient:
-    """Return a client for the web service."""
-    headers = {"Authorization": f"Bearer {target.token}"} if target.token else None
-    trust = trusting(target.ca_file, option="--tls-ca-file")
-    return AdminClient(url, headers=headers, trust=trust, timeout_seconds=_SECONDS)
-
-
-def client_of(target: PulsarTarget, url: str) -> Any:
-    """Return a client for the broker; it connects at first use."""
-    vendor = import_vendor("pulsar", extra="pulsar")
-    options: dict[str, Any] = {"operation_timeout_seconds": _SECONDS, "logger": _quiet, "tls_validate_hostname": True}
-    if target.token:
-        options["authentication"] = vendor.AuthenticationToken(target.token)
-    if target.ca_file:
-        options["tls_trust_certs_file_path"] = target.ca_file
-    if target.listener_name:
-        options["listener_name"] = target.listener_name
-    return vendor.Client(url, **options)
-
-
-def _broker(target: PulsarTarget, url: str) -> Iterator[Finding]:
+def _broker(target: PulsarTarget) -> Iterator[Finding]:
     try:
-        with closing(client_of(target, url)) as client:
+        with closing(target.client(seconds=_SECONDS)) as client:
             client.get_topic_partitions(full_name(target.topics[0]))
     except Exception as error:
         message = f"the broker cannot be reached: {type(error).__name__}: {error}"
@@ -106,51 +75,15 @@ def _topic(
     yield from examined("pulsar", path, "the message TTL", partial(_message_ttl, admin, topic, expected))
     yield from examined("pulsar", path, "the backlog quotas", partial(_quotas, admin, topic, expected))
     yield from examined("pulsar", path, "the size limits", partial(_limits, admin, topic, expected))
-    yield from examine_subscriptions(stats.get("subscriptions") or {}, target.subscriptions, expected, clock)
+    yield from _subscriptions(stats.get("subscriptions") or {}, target.subscriptions, expected, clock)
     names = [f"{topic}-{subscription}-DLQ" for subscription in stats.get("subscriptions") or {}]
-    for name in sorted({*names, *map(full_name, target.dead_letter_topics)}):
+    for name in sorted(names):
         look = partial(_dead_letters, admin, name, expected)
         yield from examined("pulsar", f"topic {name}", "the dead-letter topic", look)
 
 
-def topic_stats(admin: AdminClient, topic: str) -> dict[str, Any] | None:
-    """Return the statistics of a topic, with the age of each backlog; ``None`` if there is no such topic."""
-    path = topic_path(topic)
-    partitions = (admin.get(f"{path}/partitions") or {}).get("partitions")
-    which = "partitioned-stats?perPartition=true&" if partitions else "stats?"
-    stats: dict[str, Any] | None = admin.get(f"{path}/{which}getEarliestTimeInBacklog=true")
-    if stats is not None and partitions:
-        for name, each in stats.get("subscriptions", {}).items():  # their sum loses some of the times
-            parts = [part["subscriptions"].get(name, {}) for part in stats.get("partitions", {}).values()]
-            times = [part.get("earliestMsgPublishTimeInBacklog") or 0 for part in parts]
-            each["earliestMsgPublishTimeInBacklog"] = min((time for time in times if time > 0), default=0)
-    return stats
-
-
-def _policy(admin: AdminClient, topic: str, name: str) -> Any:
-    """Return the policy in effect: that of the topic, else of its namespace, else of the broker."""
-    path = topic_path(topic)
-    try:
-        return admin.get(f"{path}/{name}?applied=true")
-    except AdminError as error:
-        if error.status not in _DISABLED:
-            raise
-        return admin.get(f"namespaces/{'/'.join(path.split('/')[1:3])}/{name}")
-
-
-def _retention_seconds(admin: AdminClient, topic: str) -> float | None:
-    """Return how long acknowledged messages are kept; ``None`` for no limit."""
-    minutes = (_policy(admin, topic, "retention") or {}).get("retentionTimeInMinutes", 0)
-    return minutes * 60.0 if minutes >= 0 else None
-
-
-def _ttl_seconds(admin: AdminClient, topic: str) -> float | None:
-    """Return the time after which unacknowledged messages are dropped; ``None`` for never."""
-    return float(_policy(admin, topic, "messageTTL") or 0) or None
-
-
 def _retention(admin: AdminClient, topic: str, expected: Expectation) -> Iterator[Finding]:
-    kept = _retention_seconds(admin, topic)
+    kept = retention_seconds(admin, topic)
     if expected.lifetime is not None and outlives(kept, expected.lifetime):
         text = "unlimited" if kept is None else duration(kept)
         message = f"the retention of acknowledged messages is {text}, and payloads live {duration(expected.lifetime)}"
@@ -159,7 +92,7 @@ def _retention(admin: AdminClient, topic: str, expected: Expectation) -> Iterato
 
 
 def _message_ttl(admin: AdminClient, topic: str, expected: Expectation) -> Iterator[Finding]:
-    ttl = _ttl_seconds(admin, topic)
+    ttl = ttl_seconds(admin, topic)
     if expected.lifetime is not None and outlives(ttl, expected.lifetime):
         text = "there is no message TTL" if ttl is None else f"the message TTL is {duration(ttl)}"
         message = f"{text}, so unread messages stay longer than their payloads ({duration(expected.lifetime)})"
@@ -168,7 +101,7 @@ def _message_ttl(admin: AdminClient, topic: str, expected: Expectation) -> Itera
 
 
 def _quotas(admin: AdminClient, topic: str, expected: Expectation) -> Iterator[Finding]:
-    quotas = _policy(admin, topic, "backlogQuotaMap") or {}
+    quotas = policy(admin, topic, "backlogQuotaMap") or {}
     if expected.chunks and any(quota.get("policy") == "consumer_backlog_eviction" for quota in quotas.values()):
         message = "the backlog quota is enforced by consumer_backlog_eviction, and payloads may be sent as chunks"
         fix = "Use the policy producer_request_hold or producer_exception."
@@ -191,7 +124,7 @@ def _dead_letters(admin: AdminClient, name: str, expected: Expectation) -> Itera
     stats, path = topic_stats(admin, name), f"topic {name}"
     if stats is None:  # created with the first dead letter
         return
-    kept, ttl = _retention_seconds(admin, name), _ttl_seconds(admin, name)
+    kept, ttl = retention_seconds(admin, name), ttl_seconds(admin, name)
     if not stats.get("subscriptions") and kept == 0:
         message = "this dead-letter topic has no subscription and no retention"
         fix = "Create a subscription to it, or set initial_subscription_name in the dead-letter policy."
@@ -203,3 +136,32 @@ def _dead_letters(admin: AdminClient, name: str, expected: Expectation) -> Itera
         message = f"this dead-letter topic may keep messages longer than their payloads live ({duration(lifetime)})"
         fix = "Set its message TTL and retention, or raise dead_letter_ttl_seconds to the longer one."
         yield finding("warning", "pulsar-dead-letters", path, message, fix)
+
+
+# Subscriptions -------------------------------------------------------------------------------------------------
+
+
+def _subscriptions(
+    stats: Mapping[str, Mapping[str, Any]], names: tuple[str, ...], expected: Expectation, clock: Callable[[], float]
+) -> Iterator[Finding]:
+    path = expected.path
+    for name in names:
+        if name not in stats:
+            message = f"there is no subscription {name}"
+            yield finding("warning", "pulsar-subscription-unknown", path, message, "Check its name.")
+    for name in sorted(set(stats) & set(names or stats)):
+        yield from _subscription(name, stats[name], expected, clock)
+
+
+def _subscription(
+    name: str, stats: Mapping[str, Any], expected: Expectation, clock: Callable[[], float]
+) -> Iterator[Finding]:
+    if stats.get("type") == "Shared" and expected.chunks:
+        message = f"subscription {name} is Shared, and payloads may be sent as chunks (strategy {expected.strategy})"
+        fix = "Subscribe as Key_Shared, Failover or Exclusive, or use strategy external."
+        is_certain = expected.strategy == "chunking"
+        yield finding("error" if is_certain else "warning", "pulsar-shared-chunks", expected.path, message, fix)
+    published = stats.get("earliestMsgPublishTimeInBacklog") or 0
+    if stats.get("msgBacklog") and published > 0:
+        what, oldest = f"the oldest unread message of subscription {name}", published / _MS
+        yield from behind("pulsar-backlog", what, expected.path, expected.lifetime, now=clock(), oldest=oldest)

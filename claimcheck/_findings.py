@@ -1,20 +1,23 @@
-"""The findings of the doctor: their stable ids, and why each of them matters."""
+"""The findings of `claimcheck.ClaimCheck.check` and of the command of the same name, and why each of them matters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from email.utils import parsedate_to_datetime
 from typing import Literal
 
-from claimcheck._check import Finding, reason_of
+from claimcheck._texts import duration
 from claimcheck._validation import without_secrets
-from claimcheck.errors import StoreUnavailableError, TransportError
+from claimcheck.errors import ClaimCheckError, ConfigError, StoreUnavailableError, TransportError
+
+Severity = Literal["error", "warning", "info"]
 
 _GONE = "A consumer that reads the message later gets PayloadNotFoundError."
 _UNKNOWN = "This part was not examined, so a problem there would not be reported."
 
 WHY: dict[str, str] = {
-    # Of `claimcheck check`.
+    # The configuration, and whether its keys and stores work.
     "config-invalid": "The configuration cannot be loaded, so no producer and no consumer starts.",
     "package-missing": "Payloads cannot be sent with this setting, or received.",
     "strategy-hybrid": "While the store is down, the broker carries the whole load.",
@@ -79,8 +82,6 @@ WHY: dict[str, str] = {
     "filesystem-not-examined": _UNKNOWN,
     "filesystem-full": "When the volume is full, writes fail: external sends fail, and hybrid sends chunks instead.",
     "filesystem-permissions": "Payloads may be confidential, and a changed or deleted one cannot be delivered.",
-    "filesystem-in-memory": "A restart of the machine deletes all payloads, even those that messages still point at.",
-    "filesystem-network": "For a short time, a reader on another machine may not find a new payload.",
     # Every broker.
     "lifetime-unset": "The topics cannot be checked: payloads may be deleted before their messages.",
     # Kafka.
@@ -92,9 +93,6 @@ WHY: dict[str, str] = {
     "kafka-segment-roll": _GONE,
     "kafka-compacted": "The last message of each key stays forever, its payload does not; chunks are removed.",
     "kafka-limit": "The broker refuses these messages, and the whole batch that contains them.",
-    "kafka-replication": "If that broker is lost, so are its messages; their payloads stay behind, unused.",
-    "kafka-min-insync": "A message that only one broker has is lost with that broker.",
-    "kafka-timestamp": "Retention and lag are computed from timestamps, so messages stay longer than intended.",
     "kafka-group-unknown": "Its lag was not examined.",
     "kafka-group-lag": _GONE,
     "kafka-pointer-rejected": "A consumer with this configuration gets an error in place of the payload.",
@@ -119,10 +117,66 @@ WHY: dict[str, str] = {
 """Why a finding matters, by its id. An id never changes its meaning: CI jobs ignore findings by id."""
 
 _SHORT = 3  # characters: a text with so little hidden would be unreadable
+_TOLERANCE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result of `claimcheck.ClaimCheck.check`.
+
+    Attributes:
+        severity: ``error``: it does not work. ``warning``: it works, but is insecure or unwise. ``info``: good to know.
+        path: The key in the configuration, for example ``stores.hot.url``.
+        message: The result in one sentence, without secrets.
+        fix: What to do about it; may be empty.
+        error: The exception behind an ``error``, if there was one.
+        id: A stable name of this kind of finding, for example ``connection-plain``; the same in every release.
+        why: What happens if nothing is done; may be empty.
+    """
+
+    severity: Literal["error", "warning", "info"]
+    path: str
+    message: str
+    fix: str = ""
+    error: Exception | None = field(default=None, repr=False, compare=False)
+    id: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The result of `claimcheck.ClaimCheck.check`.
+
+    Attributes:
+        findings: Errors first, then warnings, then the rest.
+    """
+
+    findings: tuple[Finding, ...]
+
+    @classmethod
+    def of(cls, findings: Iterable[Finding]) -> CheckReport:
+        """Return a report of these findings, the most severe first."""
+        return cls(tuple(sorted(findings, key=lambda finding: ("error", "warning", "info").index(finding.severity))))
+
+    @classmethod
+    def of_error(cls, error: ConfigError) -> CheckReport:
+        """Return a report of a configuration that cannot be loaded."""
+        findings = []
+        for problem in error.problems:
+            expected, _, hint = (problem.expected or "").partition("; did you mean ")
+            message = f"found {problem.found}, expected {expected}" if problem.expected else problem.message
+            fix = f"Did you mean {hint}" if hint else "Correct the value." if problem.path else "Correct the file."
+            findings.append(finding("error", "config-invalid", problem.path, message, fix, error=error))
+        return cls(tuple(findings))
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no error; there may be warnings."""
+        return all(finding.severity != "error" for finding in self.findings)
 
 
 def finding(
-    severity: Literal["error", "warning", "info"],
+    severity: Severity,
     id: str,  # noqa: A002 - the name of the field
     path: str,
     message: str,
@@ -132,11 +186,6 @@ def finding(
 ) -> Finding:
     """Return a finding with the reason why it matters."""
     return Finding(severity, path, message, fix, error, id=id, why=WHY[id])
-
-
-def explained(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings of `claimcheck.ClaimCheck.check` with the reasons why they matter."""
-    return [replace(each, why=WHY[each.id]) for each in findings]
 
 
 def examined(vendor: str, path: str, what: str, look: Callable[[], Iterable[Finding]]) -> list[Finding]:
@@ -166,3 +215,26 @@ def hidden(text: str, secrets: Iterable[str]) -> str:
         if len(secret) > _SHORT:
             text = text.replace(secret, "***")
     return without_secrets(text)
+
+
+def reason_of(error: Exception) -> str:
+    """Return the text of an error in one line, without secrets; it names the type of an unexpected error."""
+    words = str(error) if isinstance(error, ConfigError) else without_secrets(str(error))  # ours quote no secrets
+    text = " ".join(words.split())
+    return text if isinstance(error, ClaimCheckError) else f"unexpected {type(error).__name__}: {text}"
+
+
+def skew(path: str, whose: str, theirs: float, begin: float, end: float) -> Iterator[Finding]:
+    """Yield a finding if clocks differ."""
+    ahead = begin - theirs if begin > theirs else theirs - end
+    if ahead > _TOLERANCE_SECONDS:
+        side = "ahead of" if begin > theirs else "behind"
+        message = f"this machine's clock is {duration(ahead)} {side} {whose}"
+        yield finding("warning", "clock-skew", path, message, "Synchronize the clocks of both machines with NTP.")
+
+
+def http_skew(path: str, whose: str, date: str | None, begin: float, end: float) -> Iterator[Finding]:
+    """Yield a finding if this clock differs from the ``Date`` of an HTTP response."""
+    if not date:
+        raise LookupError("the response has no Date header")
+    yield from skew(path, whose, parsedate_to_datetime(date).timestamp(), begin - 1, end)

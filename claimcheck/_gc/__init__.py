@@ -1,1 +1,0 @@
-"""Garbage collection: deletes stored payloads that no readable message of a broker points at."""

@@ -1,0 +1,200 @@
+"""What a Pulsar cluster says: topics, policies, subscriptions, and the messages from one entry to another.
+
+The web service has the topics that exist, where they end, and their policies. Messages come from readers, which receive
+unacknowledged, retained and delayed messages alike. Nothing here acknowledges a message or creates a topic.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from claimcheck.transports._common.topics import IncompleteReadError
+from claimcheck.transports.pulsar._admin import AdminClient, AdminError, topic_path, trusting
+from claimcheck.transports.pulsar._errors import vendor
+
+if TYPE_CHECKING:
+    import pulsar
+
+Entry = tuple[int, int]
+"""A ledger, and an entry in it."""
+
+NOTHING: Entry = -1, -1
+"""Before the first entry of any topic."""
+
+SECONDS = 30
+_PAUSE_SECONDS = 0.5
+_QUEUE = 100
+_DISABLED = (405, 412)  # topic-level policies are turned off
+_PARTITION = re.compile(r"(.+)-partition-(\d+)")
+_quiet = logging.getLogger(__name__)  # the client would write to standard output
+_quiet.addHandler(logging.NullHandler())
+_quiet.propagate = False
+
+
+@dataclass(frozen=True, slots=True)
+class PulsarTarget:
+    """Topics and subscriptions of a Pulsar cluster, and how to connect to it."""
+
+    url: str | None = field(repr=False)
+    admin_url: str | None = field(repr=False)
+    topics: tuple[str, ...]
+    subscriptions: tuple[str, ...] = ()
+    token: str | None = field(default=None, repr=False)
+    ca_file: str | None = None
+    listener_name: str | None = None
+
+    @property
+    def secrets(self) -> list[str]:
+        """Words that no text may contain."""
+        return (self.token or "").split()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the web service needs with each request."""
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+    def admin(self, *, seconds: float = SECONDS) -> AdminClient:
+        """Return a client for the web service."""
+        trust = trusting(self.ca_file, option="CLAIMCHECK_PULSAR_TLS_TRUST_CERTS_FILE_PATH")
+        return AdminClient(self.admin_url or "", headers=self.headers, trust=trust, timeout_seconds=seconds)
+
+    def client(self, *, seconds: int = SECONDS) -> pulsar.Client:
+        """Return a client for the broker; it connects at first use."""
+        library = vendor()
+        options: dict[str, Any] = {"operation_timeout_seconds": seconds, "logger": _quiet}
+        if self.token:
+            options["authentication"] = library.AuthenticationToken(self.token)
+        if self.listener_name:
+            options["listener_name"] = self.listener_name
+        return library.Client(self.url, tls_trust_certs_file_path=self.ca_file, tls_validate_hostname=True, **options)
+
+
+# Topics and their policies -------------------------------------------------------------------------------------
+
+
+def topics_of(admin: AdminClient, namespaces: Iterable[str]) -> list[str]:
+    """Return all topics of namespaces, sorted; one with partitions counts once."""
+    found: set[str] = set()
+    for namespace in sorted(set(namespaces)):
+        partitioned = set(admin.get(f"persistent/{namespace}/partitioned") or ())
+        single = admin.get(f"persistent/{namespace}") or ()
+        found |= partitioned | {name for name in single if split_partition(name)[0] not in partitioned}
+    return sorted(found)
+
+
+def partitions_of(admin: AdminClient, topic: str) -> list[str]:
+    """Return the names of a topic's partitions; the topic itself if it has none."""
+    count = (admin.get(f"{topic_path(topic)}/partitions") or {}).get("partitions") or 0
+    return [f"{topic}-partition-{number}" for number in range(count)] or [topic]
+
+
+def split_partition(name: str) -> tuple[str, int]:
+    """Return the topic of a partition, and its number; -1 for any other name."""
+    found = _PARTITION.fullmatch(name)
+    return (found[1], int(found[2])) if found else (name, -1)
+
+
+def topic_stats(admin: AdminClient, topic: str) -> dict[str, Any] | None:
+    """Return the statistics of a topic, with the age of each backlog; ``None`` if there is no such topic."""
+    path = topic_path(topic)
+    partitions = (admin.get(f"{path}/partitions") or {}).get("partitions")
+    which = "partitioned-stats?perPartition=true&" if partitions else "stats?"
+    stats: dict[str, Any] | None = admin.get(f"{path}/{which}getEarliestTimeInBacklog=true")
+    if stats is not None and partitions:
+        for name, each in stats.get("subscriptions", {}).items():  # their sum loses some of the times
+            parts = [part["subscriptions"].get(name, {}) for part in stats.get("partitions", {}).values()]
+            times = [part.get("earliestMsgPublishTimeInBacklog") or 0 for part in parts]
+            each["earliestMsgPublishTimeInBacklog"] = min((time for time in times if time > 0), default=0)
+    return stats
+
+
+def retention_seconds(admin: AdminClient, topic: str) -> float | None:
+    """Return how long acknowledged messages are kept; ``None`` for no limit."""
+    minutes = (policy(admin, topic, "retention") or {}).get("retentionTimeInMinutes", 0)
+    return minutes * 60.0 if minutes >= 0 else None
+
+
+def ttl_seconds(admin: AdminClient, topic: str) -> float | None:
+    """Return the time after which unacknowledged messages are dropped; ``None`` for never."""
+    return float(policy(admin, topic, "messageTTL") or 0) or None
+
+
+def policy(admin: AdminClient, topic: str, name: str) -> Any:
+    """Return the policy in effect: that of the topic, else of its namespace, else of the broker."""
+    path = topic_path(topic)
+    try:
+        return admin.get(f"{path}/{name}?applied=true")
+    except AdminError as error:
+        if error.status not in _DISABLED:
+            raise
+        return admin.get(f"namespaces/{'/'.join(path.split('/')[1:3])}/{name}")
+
+
+# Entries and messages ------------------------------------------------------------------------------------------
+
+
+def internal_stats(admin: AdminClient, name: str) -> Mapping[str, Any]:
+    """Return the ledgers, the last entry and the cursors of a partition."""
+    stats: Mapping[str, Any] | None = admin.get(f"{topic_path(name)}/internalStats")
+    if stats is None:
+        raise IncompleteReadError(f"topic {name} cannot be read: it has no statistics", destination=name)
+    return stats
+
+
+def entry_of(text: str) -> Entry:
+    """Return ledger and entry of a position as the web service writes it."""
+    ledger, _, entry = text.partition(":")
+    return int(ledger), int(entry)
+
+
+def consumed_position(admin: AdminClient, name: str) -> Entry:
+    """Return the position up to which every durable subscription has acknowledged everything."""
+    known = (admin.get(f"{topic_path(name)}/stats") or {}).get("subscriptions", {})
+    marks = [
+        entry_of(cursor["markDeletePosition"])
+        for subscription, cursor in internal_stats(admin, name).get("cursors", {}).items()
+        if known.get(urllib.parse.unquote(subscription), {}).get("durable", True)
+    ]
+    return min(marks, default=NOTHING)
+
+
+def read(client: pulsar.Client, admin: AdminClient, name: str, start: Entry, end: Entry) -> Iterator[Any]:
+    """Yield the messages of a partition after ``start`` up to ``end``."""
+    at, deadline, is_last = start, time.monotonic() + SECONDS, False
+    try:
+        with closing(_reader(client, name, start)) as reader:
+            while at < end:
+                while reader.has_message_available() and at <= end:
+                    message = reader.read_next(SECONDS * 1000)
+                    at = message.message_id().ledger_id(), message.message_id().entry_id()
+                    yield message
+                if is_last:
+                    return
+                is_last = _is_quiet(admin, name, deadline)
+    except vendor().PulsarException as error:
+        text = f"topic {name} cannot be read ({type(error).__name__})"
+        raise IncompleteReadError(text, destination=name) from error
+
+
+def _reader(client: pulsar.Client, name: str, start: Entry) -> pulsar.Reader:
+    message_id = vendor().MessageId
+    first = message_id.earliest if start[1] < 0 else message_id(split_partition(name)[1], *start, -1)
+    return client.create_reader(name, first, receiver_queue_size=_QUEUE)
+
+
+def _is_quiet(admin: AdminClient, name: str, deadline: float) -> bool:
+    """Whether no transaction is open; until it ends, no reader receives what was appended after it began."""
+    if not (admin.get(f"{topic_path(name)}/stats") or {}).get("ongoingTxnCount"):
+        return True
+    if time.monotonic() > deadline:
+        text = f"topic {name} cannot be read to its end because of an open transaction: run it again"
+        raise IncompleteReadError(text, destination=name)
+    time.sleep(_PAUSE_SECONDS)
+    return False
