@@ -60,8 +60,7 @@ def check(cc: _ClaimCheck, *, open: bool = False) -> CheckReport:  # noqa: A002 
     for name, store in cc.config.stores.items():
         findings += _store(f"stores.{name}", store)
     if open:
-        findings += _packages(cc.config)
-        findings += _open_keys(cc.config)
+        findings += _open_settings(cc.config)
         findings += _open_encryption(cc.config)
         findings += [_open_store(cc, name) for name in cc.config.stores]
     return CheckReport.of(findings)
@@ -334,16 +333,13 @@ def _directory(path: str, directory: str) -> Iterator[Finding]:
 # Opening -------------------------------------------------------------------------------------------------------
 
 
-def _packages(config: Config) -> Iterator[Finding]:
+def _open_settings(config: Config) -> Iterator[Finding]:
     """Use what settings that are not of a store need, so that a missing package is found before the first payload."""
     for path, use in package_users(config):
         try:
             use()
         except MissingDependencyError as error:
             yield _failure(path, error, id="package-missing")
-
-
-def _open_keys(config: Config) -> Iterator[Finding]:
     for name, secret in config.signing.keys.items():
         path = f"signing.keys.{name}"
         try:

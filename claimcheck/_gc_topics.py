@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from contextlib import closing
-from typing import Any, Protocol
+from typing import Any
 
 from claimcheck.errors import ConfigError
 from claimcheck.transports._common.topics import IncompleteReadError, TopicMessage, topics_to_read
@@ -19,27 +20,30 @@ _MESSAGES = 500
 _DEFAULT = "persistent://public/default/"
 
 
-class Topics(Protocol):
+class Topics(ABC):
     """The topics of one broker. Reading them changes nothing: no group is joined, nothing is acknowledged."""
 
-    @property
-    def topics(self) -> Sequence[str]:
-        """The topics whose payloads are collected, as the broker calls them."""
+    topics: tuple[str, ...]
+    """The topics whose payloads are collected, as the broker calls them."""
 
+    @abstractmethod
     def cluster(self) -> str:
         """Return the name of the broker's cluster, which no other one has."""
 
-    def known(self) -> Sequence[str]:
+    @abstractmethod
+    def known(self) -> list[str]:
         """Return all topics of the broker that can be listed."""
 
-    def names(self, topic: str) -> Sequence[str]:
+    def names(self, topic: str) -> list[str]:
         """Return all names that a producer may use for a topic."""
+        return [topic]
 
+    @abstractmethod
     def read(self) -> Iterator[TopicMessage]:
         """Yield what was appended since the last call began, up to when this one begins; at first, everything."""
 
 
-class KafkaTopics:
+class KafkaTopics(Topics):
     """Topics of a Kafka cluster, and the topics that may have copies of their messages."""
 
     def __init__(self, target: kafka.KafkaTarget, *, consumed: bool = False) -> None:
@@ -49,19 +53,12 @@ class KafkaTopics:
         self._floors = kafka.consumed_offsets(self._cluster.admin, self._partitions()) if consumed else {}
 
     def cluster(self) -> str:
-        """Return the id of the cluster."""
         return self._cluster.name()
 
     def known(self) -> list[str]:
-        """Return all topics of the cluster that may be described."""
         return sorted(self._cluster.topics())
 
-    def names(self, topic: str) -> list[str]:
-        """Return the name of a topic."""
-        return [topic]
-
     def read(self) -> Iterator[TopicMessage]:
-        """Yield what was appended since the last call began; see `Topics.read`."""
         partitions, before = self._partitions(), self._next
         lows, ends = (kafka.log_offsets(self._cluster.admin, partitions, which) for which in ("earliest", "latest"))
         floors = {} if before else {each: max(lows[each], self._floors.get(each, 0)) for each in partitions}
@@ -81,7 +78,7 @@ class KafkaTopics:
         return self._cluster.partitions(topics_to_read(self.topics, known), known)
 
 
-class PulsarTopics:
+class PulsarTopics(Topics):
     """Topics of a Pulsar cluster, and the topics that may have copies of their messages.
 
     Pulsar deletes whole ledgers, the oldest first: as long as a ledger exists, nothing that was appended to it or after
@@ -104,20 +101,16 @@ class PulsarTopics:
         self._floors = {name: pulsar.consumed_position(self._admin, name) for name in names}
 
     def cluster(self) -> str:
-        """Return the name of the cluster."""
         return self._admin.cluster()
 
     def known(self) -> list[str]:
-        """Return all topics of the namespaces; one with partitions counts once."""
         return pulsar.topics_of(self._admin, ("/".join(topic.split("/")[2:4]) for topic in self.topics))
 
     def names(self, topic: str) -> list[str]:
-        """Return the full name of a topic, and its shorter forms."""
         names = [topic, topic.removeprefix("persistent://")]
         return [*names, topic.removeprefix(_DEFAULT)] if topic.startswith(_DEFAULT) else names
 
     def read(self) -> Iterator[TopicMessage]:
-        """Yield what was appended since the last call began; see `Topics.read`."""
         starts, before = self._ends or self._floors, self._ledgers
         self._known = self.known()
         stats = {name: pulsar.internal_stats(self._admin, name) for name in self._partitions()}
@@ -146,7 +139,7 @@ class PulsarTopics:
         return (topic, f"partition {number}, ") if topic != name and topic in self._known else (name, "")
 
 
-class LocalTopics:
+class LocalTopics(Topics):
     """Topics of an embedded broker, and the topics that may have copies of their messages."""
 
     def __init__(self, broker: LocalBroker, topics: tuple[str, ...], *, consumed: bool = False) -> None:
@@ -159,19 +152,12 @@ class LocalTopics:
                 self._next = {place: consumed_offset(db, *place) for place in places}
 
     def cluster(self) -> str:
-        """Return the name of the broker."""
         return local_cluster(self._broker.database)
 
     def known(self) -> list[str]:
-        """Return all topics."""
         return self._broker.topics()
 
-    def names(self, topic: str) -> list[str]:
-        """Return the name of a topic."""
-        return [topic]
-
     def read(self) -> Iterator[TopicMessage]:
-        """Yield what was appended since the last call began; see `Topics.read`."""
         ends = {place: self._broker.end_offset(*place) for place in self._partitions()}
         for (topic, partition), end in ends.items():
             offset = self._next.get((topic, partition), 0)

@@ -14,7 +14,6 @@ from claimcheck.cli._help import COMMANDS, COMPLETION, EXIT_CODES, SUMMARY, vers
 from claimcheck.cli._options import exit_code, one_line
 from claimcheck.cli._payloads import get, inspect, put
 from claimcheck.cli._redrive import redrive
-from claimcheck.cli._schema import schema_command
 from claimcheck.cli._setup import init, lifecycle
 from claimcheck.errors import ConfigError
 
@@ -73,5 +72,5 @@ def demo(directory: Path | None) -> None:
     sys.exit(code)
 
 
-for command in (init, check, schema_command, sweep, gc, redrive, lifecycle, put, get, inspect):
+for command in (init, check, sweep, gc, redrive, lifecycle, put, get, inspect):
     commands.add_command(command)

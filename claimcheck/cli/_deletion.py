@@ -68,10 +68,10 @@ _KEPT_BY_GC = {
 @click.command(short_help=COMMANDS["sweep"])
 @config_option
 @store_option
-@yes_option
+@yes_option("Delete", "deleted")
 @grace_option("1h", "Keep expired entries this much longer.")
 @rate_option
-@limit_option
+@limit_option("this many entries")
 @click.option(
     "--unmarked-lifetime",
     metavar="TIME",
@@ -237,7 +237,7 @@ def _time(context: click.Context, parameter: click.Parameter, value: str | None)
 @topic_option("Repeatable.", required=True)
 @config_option
 @store_option
-@yes_option
+@yes_option("Delete", "deleted")
 @grace_option("24h", "Keep younger payloads: their messages may not have been sent yet.")
 @click.option("--consumed", is_flag=True, help="Also delete what every group or subscription has read.")
 @click.option("--claim", is_flag=True, help="Claim topics that no cluster has claimed in a store; needs --yes.")
@@ -250,7 +250,7 @@ def _time(context: click.Context, parameter: click.Parameter, value: str | None)
     help="Ignore messages of an unknown version that were sent earlier, such as 2026-11-22T11:30 (UTC).",
 )
 @rate_option
-@limit_option
+@limit_option("this many payloads")
 @json_option
 def gc(
     broker: BrokerOptions,

@@ -20,7 +20,6 @@ COMMANDS = {
     "put": "Store a payload and write its envelope.",
     "get": "Write the payload of an envelope.",
     "inspect": "Describe an envelope.",
-    "schema": "Print the JSON Schema of the configuration.",
 }
 
 EXIT_CODES = """Exit codes:

@@ -99,13 +99,21 @@ local_option = click.option(
     "--local", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="The file of the embedded broker."
 )
 rate_option = click.option("--rate", metavar="N/s", callback=_rate, help="At most this many entries per second.")
-limit_option = click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after this many entries.")
-yes_option = click.option("--yes", is_flag=True, help="Do it. Without it, nothing is changed, only reported.")
+
+
+def yes_option(does: str, not_done: str) -> Callable[..., Any]:
+    """Return the option without which a command only reports."""
+    return click.option("--yes", is_flag=True, help=f"{does}. Without it, nothing is {not_done}, only reported.")
 
 
 def topic_option(text: str, *, required: bool = False) -> Callable[..., Any]:
     """Return the option of the topics."""
     return click.option("--topic", "topics", metavar="TOPIC", multiple=True, required=required, help=text)
+
+
+def limit_option(what: str) -> Callable[..., Any]:
+    """Return the option of a limit."""
+    return click.option("--limit", metavar="N", type=click.IntRange(min=1), help=f"Stop after {what}.")
 
 
 def grace_option(default: str, text: str) -> Callable[..., Any]:

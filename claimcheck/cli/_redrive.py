@@ -51,11 +51,11 @@ _GROUP = "claimcheck-redrive"
     show_default=True,
     help="The group or subscription that reads the dead letters.",
 )
-@yes_option
+@yes_option("Send", "sent")
 @click.option("--force", is_flag=True, help="Send messages that are not dead letters of --to, too.")
 @click.option("--skip-unreadable", is_flag=True, help="Move past letters of a store that has the payload of none.")
 @rate_option
-@limit_option
+@limit_option("sending this many letters")
 @json_option
 def redrive(
     config: str,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from claimcheck._gc_topics import Topics
 from claimcheck.transports._common.topics import IncompleteReadError, TopicMessage, topics_to_read
 
 Place = tuple[str, int]
@@ -63,7 +64,7 @@ class Broker:
                 return
 
 
-class ModelTopics:
+class ModelTopics(Topics):
     """Reads a model broker for a garbage collection; something else happens before each partition and message."""
 
     checks_tail = True

@@ -1,4 +1,4 @@
-"""``init``, ``check``, ``schema``, shell completion and ``--json``."""
+"""``init``, ``check``, shell completion and ``--json``."""
 
 from __future__ import annotations
 
@@ -134,11 +134,7 @@ def test_check_takes_the_configuration_from_the_environment(here, monkeypatch):
     assert ok("check").stdout.splitlines()[-1].startswith("mine.yaml: ")
 
 
-# schema and completion -------------------------------------------------------------------------------------------
-
-
-def test_schema_is_json(here):
-    assert json.loads(ok("schema").stdout)["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+# completion ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

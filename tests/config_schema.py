@@ -1,4 +1,7 @@
-"""The JSON Schema of the configuration, generated from its dataclasses and the constructors of stores."""
+"""The JSON Schema of the configuration, generated from its dataclasses and the constructors of stores.
+
+python -m tests.config_schema > docs/reference/claimcheck.schema.json
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,10 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from importlib.metadata import entry_points
 from typing import Annotated, Literal
-
-import click
 
 from claimcheck._registry import KEY_PROVIDERS, STORES, STRATEGIES, load_class
 from claimcheck._validation import REST, Option, Range, constraints, options_of
-from claimcheck.cli._files import STDIO, check_output
-from claimcheck.cli._help import COMMANDS
 from claimcheck.config import OVERRIDABLE, Config
 from claimcheck.errors import ClaimCheckError
 
@@ -29,25 +27,6 @@ _SECTION = re.compile(r"^(?:Args|Attributes):\n((?:    .*\n|\n)+)", re.MULTILINE
 _ENTRY = re.compile(r"^    (\w+): ((?:.*\n)(?:     .*\n)*)", re.MULTILINE)
 _SCHEME = re.compile(r"([a-z0-9+]+)://")
 _TYPES: dict[object, str] = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
-
-
-@click.command("schema", short_help=COMMANDS["schema"])
-def schema_command() -> None:
-    """Print the JSON Schema of the configuration, for editors and CI.
-
-    It includes the stores and strategies of installed packages.
-    """
-    check_output(STDIO, force=False)
-    click.echo(json.dumps(installed_schema(), indent=2))
-
-
-def installed_schema() -> Schema:
-    """Return the schema, including the stores and strategies that installed packages register."""
-    stores, strategies = (
-        {point.name: point.value for point in entry_points(group=group)}
-        for group in ("claimcheck.stores", "claimcheck.strategies")
-    )
-    return schema(stores={**stores, **STORES}, strategies=[*strategies, *STRATEGIES])
 
 
 def schema(*, stores: Mapping[str, str] = STORES, strategies: Iterable[str] = STRATEGIES) -> Schema:
@@ -188,3 +167,7 @@ def _descriptions(target: Callable[..., object]) -> dict[str, str]:
 def _plain(text: str) -> str:
     text = " ".join(text.split()).replace("``", "`")
     return text[:1].upper() + text[1:]
+
+
+if __name__ == "__main__":
+    print(json.dumps(schema(), indent=2))
