@@ -55,17 +55,14 @@ class Expectation:
 
     def too_large(self, limit: int, default: int) -> Iterator[tuple[Literal["error", "warning"], str]]:
         """Yield what would be larger than a topic's limit: an error, or a warning if only the default is."""
-        if (self.threshold or default) > limit:
-            yield self._too_large("threshold_bytes", self.threshold, default, limit)
-        if self.chunks and (self.chunk_bytes or default) > limit:
-            yield self._too_large("chunking.max_message_bytes", self.chunk_bytes, default, limit)
-
-    def _too_large(
-        self, option: str, value: int | None, default: int, limit: int
-    ) -> tuple[Literal["error", "warning"], str]:
-        if value is None:
-            return "warning", f"{option} is auto ({default:,} bytes by default), and the topic accepts {limit:,}"
-        return "error", f"{option} is {value:,} bytes, and the topic accepts {limit:,}"
+        options = {"threshold_bytes": self.threshold}
+        if self.chunks:
+            options["chunking.max_message_bytes"] = self.chunk_bytes
+        for option, value in options.items():
+            if value is None and default > limit:
+                yield "warning", f"{option} is auto ({default:,} bytes by default), and the topic accepts {limit:,}"
+            elif value is not None and value > limit:
+                yield "error", f"{option} is {value:,} bytes, and the topic accepts {limit:,}"
 
 
 def on_command_line(path: str, option: str, address: str, fix: str) -> Iterator[Finding]:

@@ -45,6 +45,7 @@ from claimcheck._store import Store
 from claimcheck._sweep import Allowance, DeletionOptions, Deletions
 from claimcheck._texts import time_text
 from claimcheck.errors import ConfigError, EnvelopeError, StoreError, UnknownVersionError
+from claimcheck.hooks import SweepEvent
 from claimcheck.transports._common.topics import TopicMessage, topics_not_read, topics_to_read
 
 _BATCH = 1000
@@ -335,9 +336,20 @@ class StoreRun:
     def emit(self, seconds: float) -> None:
         """Emit the event of this store."""
         report = self.report
-        self._deletions.emit(
-            "gc", scanned=report.listed, expired=report.orphans, leftovers=0, seconds=seconds, error=report.error
+        event = SweepEvent(
+            kind="gc",
+            store=report.store,
+            dry_run=self._deletions.dry_run,
+            scanned=report.listed,
+            expired=report.orphans,
+            expired_bytes=report.orphan_bytes,
+            leftovers=0,
+            deleted=report.deleted,
+            failed=report.failed,
+            duration_seconds=seconds,
+            error=report.error,
         )
+        self._store.context.hooks.emit(event)
 
 
 def _time_of(message: TopicMessage) -> str:

@@ -148,32 +148,6 @@ class Deletions:
         if self._options.rate is not None:
             self._options.sleep(len(batch) / self._options.rate)
 
-    def emit(
-        self,
-        kind: Literal["sweep", "gc"],
-        *,
-        scanned: int,
-        expired: int,
-        leftovers: int,
-        seconds: float,
-        error: BaseException | None,
-    ) -> None:
-        """Emit the event about these deletions."""
-        event = SweepEvent(
-            kind=kind,
-            store=self._store.name,
-            dry_run=self.dry_run,
-            scanned=scanned,
-            expired=expired,
-            expired_bytes=self.bytes,
-            leftovers=leftovers,
-            deleted=self.outcomes["deleted"],
-            failed=self.outcomes["failed"],
-            duration_seconds=seconds,
-            error=error,
-        )
-        self._store.context.hooks.emit(event)
-
     def _note(self, errors: Sequence[Exception]) -> None:
         self.errors += errors[: _ERRORS - len(self.errors)]
 
@@ -216,14 +190,19 @@ class Sweep(DeletionOptions):
             raise
         finally:
             report = run.report(time.perf_counter() - begin)
-            run.deletions.emit(
-                "sweep",
+            event = SweepEvent(
+                store=store.name,
+                dry_run=self.dry_run,
                 scanned=report.scanned,
                 expired=report.expired,
+                expired_bytes=report.expired_bytes,
                 leftovers=report.leftovers,
-                seconds=report.duration_seconds,
+                deleted=report.deleted,
+                failed=report.failed,
+                duration_seconds=report.duration_seconds,
                 error=error,
             )
+            store.context.hooks.emit(event)
         return report
 
     def verdict(self, entry: StoreEntry, now_ms: int) -> Verdict:
