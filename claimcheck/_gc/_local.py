@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from claimcheck._gc._topics import TopicMessage, topics_to_read
 from claimcheck.transports.local._broker import LocalBroker
 from claimcheck.transports.local._database import local_cluster
-from claimcheck.transports.local._groups import consumed_offset
 
 _MESSAGES = 500
 
@@ -20,9 +19,7 @@ class LocalTopics:
         self._broker = broker
         self._next: dict[tuple[str, int], int] = {}
         if consumed:
-            places = self._partitions()
-            with broker.database.read() as db:
-                self._next = {place: consumed_offset(db, *place) for place in places}
+            self._next = {place: broker.consumed_offset(*place) for place in self._partitions()}
 
     def cluster(self) -> str:
         """Return the name of the broker."""

@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 
 import click
 
@@ -14,7 +14,7 @@ from claimcheck._client import ClaimCheck
 from claimcheck._doctor._topics import PulsarTarget
 from claimcheck._redrive import Redrive, RedriveReport
 from claimcheck._texts import printable
-from claimcheck.cli._brokers import BrokerOptions, broker_options, check_one_broker, local_broker, local_option
+from claimcheck.cli._brokers import BrokerOptions, broker_options, check_one_broker
 from claimcheck.cli._configuration import config_option, json_option, loaded
 from claimcheck.cli._exit_codes import one_line
 from claimcheck.cli._files import STDIO, check_output, live_status
@@ -30,7 +30,6 @@ _GROUP = "claimcheck-redrive"
 @click.command(short_help=COMMANDS["redrive"])
 @config_option
 @broker_options
-@local_option
 @click.option("--from", "source", metavar="TOPIC", required=True, help="The dead-letter topic.")
 @click.option("--to", "target", metavar="TOPIC", required=True, help="The topic to send to.")
 @click.option(
@@ -50,7 +49,6 @@ _GROUP = "claimcheck-redrive"
 def redrive(
     config: str,
     broker: BrokerOptions,
-    local: str | None,
     source: str,
     target: str,
     group: str,
@@ -73,7 +71,7 @@ def redrive(
     CLAIMCHECK_KAFKA_SASL_PASSWORD and CLAIMCHECK_PULSAR_TOKEN. Exits with 1 if a letter could not be read or sent, or
     is not one of --to.
     """
-    check_one_broker(broker, local)
+    check_one_broker(broker)
     if source == target:
         raise click.UsageError("--from and --to are the same topic")
     check_dry_run(yes=yes, dry_run=dry_run)
@@ -82,16 +80,14 @@ def redrive(
     report = RedriveReport(dry_run=not yes)
     problem: str | None = "interrupted"
     is_open = False
-    with loaded(config) as cc, ExitStack() as opened:
+    with loaded(config) as cc:
         try:
             topic: DeadLetterTopic
             with _as_ours():
                 if broker.kafka:
                     topic = _kafka(cc, broker, source, target, group)
-                elif broker.pulsar:
-                    topic = _pulsar(cc, broker.pulsar, broker, source, target, group)
                 else:
-                    topic = _local(cc, opened, local or "", source, target, group)
+                    topic = _pulsar(cc, broker.pulsar or "", broker, source, target, group)
             is_open = True
             with _as_ours(), closing(topic), live_status("reading ...") as show:
                 options.run(topic.letters(), report, lambda: show(_state(report)))
@@ -140,13 +136,6 @@ def _check_pulsar_topics(target: PulsarTarget, admin_url: str) -> None:
     for option, topic in zip(("--from", "--to"), target.topics, strict=True):
         if topic_stats(admin, topic) is None:
             raise ConfigError(f"there is no topic {topic}: check its name", path=option)
-
-
-def _local(cc: ClaimCheck, opened: ExitStack, path: str, source: str, target: str, group: str) -> DeadLetterTopic:
-    from claimcheck.transports.local._redrive import LocalDeadLetters
-
-    broker = opened.enter_context(local_broker(path))
-    return LocalDeadLetters(broker, cc, source=source, target=target, group=group)
 
 
 @contextlib.contextmanager
