@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import BinaryIO
 
 import click
@@ -109,28 +108,6 @@ def commands(debug: bool) -> None:
 
 
 # Setting up ----------------------------------------------------------------------------------------------------
-
-
-@commands.command(short_help=COMMANDS["demo"])
-@click.option(
-    "--dir",
-    "directory",
-    metavar="DIR",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Send these files.  [default: pyspark's own jars]",
-)
-def demo(directory: Path | None) -> None:
-    """Send every file of a directory through a small broker and read it back with Spark.
-
-    Needs no server and no configuration. Prints a table, and fails if one byte differs.
-    """
-    from claimcheck._demo import FolderError, run
-
-    try:
-        code = run(directory, console=Console())
-    except FolderError as error:
-        raise click.BadParameter(str(error), param_hint="--dir") from error
-    sys.exit(code)
 
 
 @commands.command(short_help=COMMANDS["init"])
