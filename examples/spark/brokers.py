@@ -62,7 +62,7 @@ class Topic:
         with LocalBroker(self.writing["path"]) as broker:  # which Spark only reads
             for row in messages.toLocalIterator():
                 broker.append(
-                    self.name, row.value, key=row.key, headers=[(each.key, each.value) for each in row.headers]
+                    self.name, row.value, key=row.key, headers=[(each.key, each.value) for each in row.headers or ()]
                 )
 
 

@@ -120,6 +120,8 @@ class _LocalLog:
         with LocalBroker(self.path) as broker:
             while start < offsets.end:
                 page = broker.fetch(self.topic, int(offsets.partition), start, min(limit, offsets.end - start))
+                if not page:  # the file was changed by other means
+                    return
                 yield _batch(page, schema)
                 start = page[-1].offset + 1
                 size = sum(len(message.value or b"") for message in page)
