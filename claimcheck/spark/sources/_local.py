@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from pyspark.sql.datasource import InputPartition
@@ -15,7 +15,7 @@ from claimcheck.spark._columns import HEADERS_TYPE
 from claimcheck.spark._worker import check_absolute
 from claimcheck.spark.sources._admission_control import Budget, Spent, share
 from claimcheck.spark.sources._errors import DataLossError
-from claimcheck.spark.sources._options import COUNT, TEXT, Values, choice, require
+from claimcheck.spark.sources._options import TEXT, Values, require
 from claimcheck.spark.sources._source import Checkpoint, OffsetRange, TopicSource, TopicStreamReader
 from claimcheck.transports.local import LocalBroker, LocalMessage
 from claimcheck.transports.local._database import local_cluster
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _PAGE_BYTES, _PAGE_ROWS, _FIRST_PAGE_ROWS = 8 << 20, 1000, 16
+
+_OPTIONS = ("topic", "startingPosition", "maxRowsPerTrigger")
 
 _Ends = dict[str, int]  # from a partition's number, as text, to the offset of the next message
 
@@ -41,12 +43,7 @@ class LocalSource(TopicSource):
         "timestamp": "timestamp",
         "headers": HEADERS_TYPE,
     }
-    read_options = {  # noqa: RUF012
-        "path": TEXT,
-        "topic": TEXT,
-        "startingPosition": choice("earliest", "latest"),
-        "maxRowsPerTrigger": COUNT,
-    }
+    read_options = {name: TopicSource.read_options[name] for name in _OPTIONS} | {"path": TEXT}
     write_options = read_options
 
     @classmethod
@@ -103,26 +100,17 @@ class _LocalLog:
         with LocalBroker(self.path) as broker:
             return local_cluster(broker.database)
 
-    def limited(self, start: _Ends, last: _Ends, budget: Budget) -> _Ends:
-        """Return the ends of a trigger of so many rows; of each partition, at least one row is read."""
-        if budget.unlimited:
-            return last
-
-        def end_of(name: str, begin: int, part: Budget) -> tuple[int, Spent]:
-            count = min(last[name] - begin, part.rows or 1)
-            return begin + count, Spent(count)
-
-        return share(start, {name: end for name, end in last.items() if end > start[name]}, budget, end_of)
-
     def batches(self, offsets: OffsetRange[int], schema: pa.Schema, /) -> Iterator[pa.RecordBatch]:
         """Read a range in this process, in pages of some megabytes."""
+        import pyarrow as pa
+
         start, limit = offsets.start, _FIRST_PAGE_ROWS
         with LocalBroker(self.path) as broker:
             while start < offsets.end:
                 page = broker.fetch(self.topic, int(offsets.partition), start, min(limit, offsets.end - start))
                 if not page:  # the file was changed by other means
                     return
-                yield _batch(page, schema)
+                yield pa.RecordBatch.from_pylist([_row(message) for message in page], schema)
                 start = page[-1].offset + 1
                 size = sum(len(message.value or b"") for message in page)
                 limit = max(1, min(_PAGE_ROWS, _PAGE_BYTES * len(page) // max(1, size)))
@@ -145,8 +133,16 @@ class _LocalStreamReader(TopicStreamReader[_LocalLog]):
     def latestOffset(self, start: Checkpoint, limit: ReadLimit) -> Checkpoint:  # noqa: N802
         """Return where the next trigger ends."""
         last = self._log.ends() if self._target is None else self._target
-        begun = self._checked(start, last)
-        return self._checkpoint(begun | self._log.limited(begun, last, self._budget(limit)))
+        begun, budget = self._checked(start, last), self._budget(limit)
+        if budget.unlimited:
+            return self._checkpoint(last)
+
+        def end_of(name: str, begin: int, part: Budget) -> tuple[int, Spent]:
+            count = min(last[name] - begin, part.rows or 1)
+            return begin + count, Spent(count)
+
+        behind = {name: end for name, end in last.items() if end > begun[name]}
+        return self._checkpoint(begun | share(begun, behind, budget, end_of))
 
     def partitions(self, start: Checkpoint, end: Checkpoint) -> Sequence[InputPartition]:
         """Return a task for each partition with new messages."""
@@ -169,16 +165,7 @@ class _LocalStreamReader(TopicStreamReader[_LocalLog]):
         return ends
 
 
-def _batch(page: Sequence[LocalMessage], schema: pa.Schema) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    arrays = [pa.array([_value(message, field.name) for message in page], field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _value(message: LocalMessage, name: str) -> object:
-    if name == "headers":
-        return [{"key": key, "value": value} for key, value in message.headers]
-    if name == "timestamp":
-        return round(message.timestamp * 1_000_000)
-    return getattr(message, name)
+def _row(message: LocalMessage) -> dict[str, object]:
+    headers = [{"key": key, "value": value} for key, value in message.headers]
+    row = {field.name: getattr(message, field.name) for field in fields(message)}
+    return row | {"headers": headers, "timestamp": round(message.timestamp * 1_000_000)}

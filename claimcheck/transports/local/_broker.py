@@ -12,7 +12,7 @@ import re
 import sqlite3
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,11 +21,7 @@ from claimcheck._envelope import Buffer, as_view
 from claimcheck._validation import check_int, fail
 from claimcheck.transports._common.delegation import Closing
 from claimcheck.transports.local._database import Database
-from claimcheck.transports.local._errors import (
-    MessageTooLargeError,
-    UnknownPartitionError,
-    UnknownTopicError,
-)
+from claimcheck.transports.local._errors import MessageTooLargeError, UnknownPartitionError, UnknownTopicError
 
 MESSAGE_OVERHEAD_BYTES = 32
 """What every message counts towards the size limit in addition to its value, key and headers."""
@@ -38,8 +34,7 @@ _MAX_PARTITIONS = 10_000
 _LARGEST_LIMIT = 1 << 29  # SQLite itself refuses rows of 10**9 bytes
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class MessageId:
+class MessageId(NamedTuple):
     """The position of a message; offsets of a partition begin at 0 and have no gaps."""
 
     topic: str
@@ -49,10 +44,7 @@ class MessageId:
 
 @dataclass(frozen=True, slots=True)
 class LocalMessage:
-    """A message in the broker: ``None`` as its value is a tombstone, and ``timestamp`` is in seconds since 1970.
-
-    The headers are pairs in the order of appending, duplicates kept.
-    """
+    """A message: without a value it is a tombstone, and ``timestamp`` is in seconds since 1970."""
 
     topic: str
     partition: int
@@ -63,8 +55,7 @@ class LocalMessage:
     timestamp: float
 
 
-@dataclass(frozen=True, slots=True)
-class TopicStats:
+class TopicStats(NamedTuple):
     """The number of messages appended to a topic since it was created, and their ``bytes`` as the limit counts them."""
 
     messages: int
@@ -72,7 +63,7 @@ class TopicStats:
 
 
 class LocalBroker(Closing):
-    """Topics in one SQLite file. Opened at first use; threads may share it, and it may be pickled or forked.
+    """Topics in one SQLite file. Opened at first use; threads may share it, and a forked child may use it.
 
     Args:
         path: The file; created if it does not exist. Its folder must exist, on a local disk of this machine.
@@ -100,14 +91,10 @@ class LocalBroker(Closing):
         self.database = Database(path, sleep=sleep)
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
-        """Create a topic; does nothing if it exists with the same number of partitions.
-
-        Args:
-            name: 1 to 249 of ``A-Z a-z 0-9 . _ / : -``.
-            partitions: 1 to 10,000; never changes later.
+        """Create a topic with 1 to 10,000 partitions; does nothing if it exists with the same number.
 
         Raises:
-            ConfigError: The name or the number is invalid, or it exists with another number of partitions.
+            ConfigError: An argument is invalid, or the topic has another number of partitions, which it keeps.
         """
         check_name("topic", name)
         check_int("partitions", partitions, minimum=1, maximum=_MAX_PARTITIONS)
@@ -146,7 +133,7 @@ class LocalBroker(Closing):
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> MessageId:
-        """Append one message to a partition, and return its position; once this returns, every reader sees it.
+        """Append one message, and return its position; once this returns, every reader sees it.
 
         Args:
             topic: An existing topic.
@@ -156,12 +143,10 @@ class LocalBroker(Closing):
             partition: From 0; by default chosen by the key, or each in turn without a key.
 
         Raises:
-            MessageTooLargeError: Over ``max_message_bytes``.
-            UnknownTopicError: The topic does not exist, or for `UnknownPartitionError` the partition.
-            ConfigError: The topic's name, the key or a header is invalid.
-            PayloadTypeError: The value is neither bytes-like nor ``None``.
-            BrokerCommitError: The disk failed during the commit; whether the message was appended is unknown. After
-                all other errors, nothing was written.
+            BrokerCommitError: The disk failed during the commit; whether the message was appended is unknown.
+            TransportError: The message is too large, or there is no such place; nothing was written.
+            ConfigError: The topic's name, the key or a header is invalid; nothing was written.
+            PayloadTypeError: The value is neither bytes-like nor ``None``; nothing was written.
         """
         message = encode_message(topic, value, key, headers)
         if message.size > self.max_message_bytes:
@@ -185,8 +170,7 @@ class LocalBroker(Closing):
         """Return up to ``limit`` messages of one partition from an offset on, independently of consumer groups.
 
         Raises:
-            UnknownTopicError: The topic does not exist.
-            UnknownPartitionError: The topic has no such partition.
+            UnknownTopicError: The topic does not exist, or for `UnknownPartitionError` the partition.
             ConfigError: ``offset`` or ``limit`` is not an integer from 0.
         """
         check_int("offset", offset, minimum=0)
@@ -209,13 +193,7 @@ class LocalBroker(Closing):
             return int(db.execute(query, (topic, partition)).fetchone()[0])
 
     def delete_group(self, name: str) -> None:
-        """Delete a consumer group with its positions; harmless if there is none.
-
-        Its open consumer raises `GroupTakenOverError` when it is used. A later one begins at offset 0.
-
-        Raises:
-            ConfigError: The name is invalid.
-        """
+        """Delete a group with its positions; harmless if there is none. Its open consumer cannot be used further."""
         check_name("group", name)
         with self.database.write() as db:
             db.execute("DELETE FROM positions WHERE grp = ?", (name,))
@@ -238,8 +216,7 @@ class LocalBroker(Closing):
 def check_name(kind: str, name: object) -> None:
     """Check the name of a ``topic`` or a ``group``; raises `ConfigError`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        shown = repr(name) if len(repr(name)) <= 80 else f"{repr(name)[:77]}..."
-        fail(kind, found=shown, expected="a name of 1 to 249 of A-Z a-z 0-9 . _ / : -")
+        fail(kind, found=f"{name!r:.80}", expected="a name of 1 to 249 of A-Z a-z 0-9 . _ / : -")
 
 
 def read_messages(
@@ -248,8 +225,9 @@ def read_messages(
     """Yield messages of one partition from an offset on."""
     query = "SELECT offset, value, key, headers, timestamp FROM messages WHERE topic = ? AND partition = ?"
     where = (topic, partition, offset, limit)
-    for at, value, key, headers, timestamp in db.execute(f"{query} AND offset >= ? ORDER BY offset LIMIT ?", where):
-        yield LocalMessage(topic, partition, at, value, key, unpack_headers(headers), timestamp)
+    for at, value, key, packed, timestamp in db.execute(f"{query} AND offset >= ? ORDER BY offset LIMIT ?", where):
+        headers = [(name, content.encode("latin-1")) for name, content in json.loads(packed)]
+        yield LocalMessage(topic, partition, at, value, key, headers, timestamp)
 
 
 def _partitions_and_turn(db: sqlite3.Connection, topic: str) -> tuple[int, int]:
@@ -270,21 +248,19 @@ def _choose_partition(db: sqlite3.Connection, topic: str, key: bytes | None) -> 
 
 
 def _end_offset(db: sqlite3.Connection, topic: str, partition: int) -> int:
-    query = "SELECT next_offset FROM partitions WHERE topic = ? AND partition = ?"
-    valid = isinstance(partition, int) and 0 <= partition < _MAX_PARTITIONS
-    row: tuple[int] | None = db.execute(query, (topic, partition)).fetchone() if valid else None
-    if row is None:
-        partitions, _ = _partitions_and_turn(db, topic)
+    partitions, _ = _partitions_and_turn(db, topic)
+    if not isinstance(partition, int) or not 0 <= partition < partitions:
         text = f"topic {topic} has no partition {partition!r}, only 0 to {partitions - 1}"
         raise UnknownPartitionError(text, destination=topic, partition=partition, partitions=partitions)
-    return row[0]
+    query = "SELECT next_offset FROM partitions WHERE topic = ? AND partition = ?"
+    return int(db.execute(query, (topic, partition)).fetchone()[0])
 
 
 class _StoredMessage(NamedTuple):
     """A valid message in the form in which it is stored; ``size`` counts towards the limit."""
 
     key: bytes | None
-    headers: str
+    headers: str  # JSON, with a character for each byte of a value
     value: Buffer | None
     size: int
 
@@ -295,30 +271,19 @@ def encode_message(topic: str, value: object, key: object, headers: object) -> _
     try:
         stored_key = None if key is None else _as_bytes(key)
     except (TypeError, UnicodeError):
-        fail("key", found=_type_of(key), expected="bytes or valid Unicode")
+        fail("key", found=f"an object of type {type(key).__name__}", expected="bytes or valid Unicode")
+    size, pairs = MESSAGE_OVERHEAD_BYTES + len(stored_key or b""), []
     try:
-        pairs = [(name, len(str.encode(name)), _as_bytes(content)) for name, content in hints.pairs(headers)]
+        for name, content in hints.pairs(headers):
+            stored = _as_bytes(content)
+            size += len(str.encode(name)) + len(stored)
+            pairs.append((name, stored.decode("latin-1")))
     except (TypeError, UnicodeError):
-        fail("headers", found=_type_of(headers), expected="a mapping, or pairs of a str and bytes or valid Unicode")
+        found = f"an object of type {type(headers).__name__}"
+        fail("headers", found=found, expected="a mapping, or pairs of a str and bytes or valid Unicode")
     view = None if value is None else as_view(value, expected=f"a message for {topic} must be bytes-like or None")
-    in_headers = sum(length + len(content) for _, length, content in pairs)
-    size = MESSAGE_OVERHEAD_BYTES + len(view or b"") + len(stored_key or b"") + in_headers
-    return _StoredMessage(stored_key, pack_headers((name, content) for name, _, content in pairs), view, size)
-
-
-def pack_headers(pairs: Iterable[tuple[str, bytes]]) -> str:
-    """Encode headers as they are stored: JSON, with a character for each byte of a value."""
-    return json.dumps([(name, content.decode("latin-1")) for name, content in pairs])
-
-
-def unpack_headers(packed: str) -> list[tuple[str, bytes]]:
-    """Decode the result of `pack_headers`."""
-    return [(name, content.encode("latin-1")) for name, content in json.loads(packed)]
+    return _StoredMessage(stored_key, json.dumps(pairs), view, size + len(view or b""))
 
 
 def _as_bytes(value: object) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(as_view(value))
-
-
-def _type_of(value: object) -> str:
-    return f"an object of type {type(value).__name__}"

@@ -6,7 +6,6 @@ is at least once: a position never passes the oldest payload that is not acknowl
 
 from __future__ import annotations
 
-import sqlite3
 import uuid
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -23,16 +22,8 @@ from claimcheck._wire_size import WireLimit, byte_length
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.delegation import Closing
 from claimcheck.transports._common.stored_payload import StoredPayload
-from claimcheck.transports.local._broker import (
-    MESSAGE_OVERHEAD_BYTES,
-    Headers,
-    LocalBroker,
-    LocalMessage,
-    MessageId,
-    check_name,
-    encode_message,
-    read_messages,
-)
+from claimcheck.transports.local import _broker as log
+from claimcheck.transports.local._broker import Headers, LocalBroker, LocalMessage, MessageId
 from claimcheck.transports.local._errors import BrokerClosedError, GroupTakenOverError, StaleDeliveryError
 
 if TYPE_CHECKING:
@@ -50,9 +41,6 @@ class LocalProducer:
     Args:
         broker: Payloads above its ``max_message_bytes`` are offloaded.
         cc: A `claimcheck.ClaimCheck`.
-
-    Raises:
-        ConfigError: An argument has the wrong type.
     """
 
     def __init__(self, broker: LocalBroker, cc: ClaimCheck) -> None:
@@ -71,27 +59,21 @@ class LocalProducer:
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> MessageId:
-        """Send one payload; once this returns, every reader sees it.
+        """Send bytes, a readable binary file, or ``None`` for a tombstone; once this returns, every reader sees it.
 
-        Args:
-            topic: An existing topic.
-            payload: Bytes-like, a readable binary file, or ``None`` for a tombstone.
-            key: Determines the partition unless one is given.
-            headers: A mapping or a list of pairs, of ``str`` to bytes-like or ``str``.
-            partition: From 0; by default chosen by the key, or each in turn without a key. Chunks share one.
+        The other arguments are those of `LocalBroker.append`. All chunks of a payload share a partition.
 
         Returns:
             The position of the payload's message, or of the first of its chunks.
 
         Raises:
-            ConfigError: The topic's name, the key or a header is invalid. Nothing was sent, nothing is stored.
-            TransportError: The broker refused the message; the stored payload is deleted. After a `BrokerCommitError`
-                it is kept, because the message may be in the topic.
+            BrokerCommitError: The message may be in the topic; the stored payload is kept.
+            TransportError: The broker refused the message; the stored payload is deleted.
             PartialSendError: Some chunks are or may be in the topic; an abort envelope followed if possible.
-            PayloadError: The payload cannot be read, or for `StoreError` not be stored. Nothing was sent.
+            ClaimCheckError: An argument is invalid, the payload cannot be read, or the store failed. Nothing was sent.
         """
-        encode_message(topic, None, key, headers)  # raises before anything is stored
-        block = self._cc.outbound(
+        log.encode_message(topic, None, key, headers)  # raises before anything is stored
+        with self._cc.outbound(
             payload,
             destination=topic,
             key=key,
@@ -99,19 +81,14 @@ class LocalProducer:
             limit=self._limit,
             text_key=False,
             classify=classify,
-        )
-        with block as out:
+        ) as out:
             if partition is None and out.total > 1:  # by the sender's key: that of the chunks may be generated
                 partition = self._broker.partition_for(topic, key)
-
-            def append(envelope: Envelope) -> MessageId:
-                return self._broker.append(
-                    topic, envelope.data, key=envelope.key, headers=envelope.headers, partition=partition
+            return out.send(
+                lambda each: self._broker.append(
+                    topic, each.data, key=each.key, headers=each.headers, partition=partition
                 )
-
-            out.send(append)
-        first: MessageId = out.results[0]
-        return first
+            )
 
     def __repr__(self) -> str:
         return f"<LocalProducer on {self._broker!r}>"
@@ -123,7 +100,7 @@ classify = classifier({("claimcheck", "TransportError"): frozenset(), ("claimche
 def _overhead(key: object, headers: object) -> int:
     """Return what the broker counts in addition to the value, before it is encoded."""
     in_headers = sum(byte_length(part) for pair in hints.pairs(headers) for part in pair)
-    return MESSAGE_OVERHEAD_BYTES + byte_length(key) + in_headers
+    return log.MESSAGE_OVERHEAD_BYTES + byte_length(key) + in_headers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,11 +153,6 @@ class _Delivery(NamedTuple):
     seeks: int  # in its partition, before it was read
 
 
-class _Redelivery(NamedTuple):
-    due_at: float
-    deliveries: list[_Delivery]
-
-
 class LocalConsumer(Closing):
     """The consumer of a group, which returns payloads. For one thread at a time.
 
@@ -190,12 +162,11 @@ class LocalConsumer(Closing):
         broker: The broker; it stays open when the consumer closes.
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores; it stays open, too.
         topics: Existing topics, at least one.
-        group: Its name: 1 to 249 of ``A-Z a-z 0-9 . _ / : -``. Its open consumer, if any, stops with a
-            `GroupTakenOverError`.
+        group: 1 to 249 of ``A-Z a-z 0-9 . _ / : -``. Its open consumer, if any, ends with a `GroupTakenOverError`.
         redelivery_delay_seconds: The time between a negative acknowledgement and the redelivery, from 0.
 
     Raises:
-        ConfigError: An argument is invalid; `ArgumentTypeError` for a wrong type.
+        ConfigError: An argument is invalid.
         UnknownTopicError: One of the topics does not exist.
     """
 
@@ -211,7 +182,7 @@ class LocalConsumer(Closing):
         check_type("broker", broker, valid=isinstance(broker, LocalBroker), expected="a LocalBroker")
         check_cc(cc)
         check_seconds("redelivery_delay_seconds", redelivery_delay_seconds, allow_zero=True)
-        check_name("group", group)
+        log.check_name("group", group)
         names = () if isinstance(topics, str) else tuple(dict.fromkeys(topics))
         check_type("topics", topics, valid=bool(names), expected="a list of topics, at least one")
         self._broker, self._cc, self._delay = broker, cc, redelivery_delay_seconds
@@ -219,23 +190,18 @@ class LocalConsumer(Closing):
         self._resolver = cc.resolver(clock=broker.clock)
         self._next = self._take_over()  # the next offset to read; the first partition is read first
         self._ready: deque[ReceivedMessage] = deque()
-        self._redeliveries: dict[tuple[Any, int], _Redelivery] = {}  # by the lowest offset of the payload
+        self._due: dict[tuple[Any, int], tuple[float, list[_Delivery]]] = {}  # redeliveries, by their first offset
         self._uncommitted: set[Any] = set()
         self._seeks: Counter[_Place] = Counter()
-        self._redelivers_first = self._closed = False
+        self._turn = 0
+        self._closed = False
 
     def receive(self, *, timeout: float = 1.0) -> ReceivedMessage | None:
-        """Wait for the next payload. A bad message is returned with its ``error``, never raised.
+        """Return the next payload, or ``None`` if no message arrives for ``timeout`` seconds.
 
-        A payload that stays incomplete is returned with an `IncompletePayloadError`, after
-        ``chunking.max_redeliveries``, or at once where the action is ``dead_letter``.
-
-        Args:
-            timeout: Seconds to wait while no messages arrive; 0 returns only what has arrived. Chunks that have arrived
-                are read to the end of their payload, for a second more if necessary.
-
-        Returns:
-            ``None`` if no payload arrived.
+        A bad message is returned with its ``error``, never raised. So is a payload that stays incomplete, after
+        ``chunking.max_redeliveries``, or at once where the action is ``dead_letter``. Chunks that have arrived are read
+        to the end of their payload, for a second more if necessary.
 
         Raises:
             GroupTakenOverError: Another consumer of the group was opened.
@@ -262,7 +228,6 @@ class LocalConsumer(Closing):
             GroupTakenOverError: Another consumer of the group was opened; nothing was acknowledged.
             BrokerClosedError: The consumer or the broker was closed; nothing was acknowledged.
         """
-        self._check_open()
         if self._is_stale(message):
             where = f"offset {message.offset} of partition {message.partition} of {message.topic}"
             text = f"{where} was received before a seek, which decides what is delivered next; it was not acknowledged"
@@ -271,51 +236,41 @@ class LocalConsumer(Closing):
         self._commit()
 
     def nack(self, message: ReceivedMessage) -> None:
-        """Negatively acknowledge a payload with all its chunks: it is redelivered as a whole.
-
-        Nothing happens for a message that was received before a seek.
+        """Negatively acknowledge a payload with all its chunks: it is redelivered, unless a seek came in between.
 
         Raises:
             BrokerClosedError: The consumer was closed; the payload is delivered to the next one.
         """
-        self._check_open()
         if not self._is_stale(message):
             self._redeliver(message.outcome)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Move the position of the group.
+        """Move the position of the group to an offset from 0 to the partition's end.
 
         Messages received from the partition before are stale. Chunks from before the seek never complete with chunks
         from after it; if the offset is in the middle of a payload, its other chunks expire as configured.
-
-        Args:
-            topic: One of the consumer's topics.
-            partition: From 0.
-            offset: From 0 to the partition's end.
 
         Raises:
             ConfigError: The topic is not one of the consumer's, or there is no such offset; nothing was changed.
             TransportError: There is no such partition, or the group was taken over; nothing was changed.
         """
-        self._check_open()
         if topic not in self._topics:
             fail("topic", found=repr(topic), expected=f"one of this consumer's: {', '.join(self._topics)}")
         place = (topic, partition)
         check_int("offset", offset, minimum=0, maximum=self._broker.end_offset(*place))
-        with self._broker.database.write() as db:
-            self._move(db, place, offset)
+        self._move(place, offset)
         self._next[place] = offset
         self._seeks[place] += 1
         self._resolver.clear(place)
         self._uncommitted.discard(place)
         self._ready = deque(message for message in self._ready if message.outcome.source != place)
-        self._redeliveries = {key: each for key, each in self._redeliveries.items() if key[0] != place}
+        self._due = {key: each for key, each in self._due.items() if key[0] != place}
 
     def close(self) -> None:
         """Stop; the next consumer of the group receives what is not acknowledged. Closing twice is harmless."""
         self._closed = True
         self._ready.clear()
-        self._redeliveries.clear()
+        self._due.clear()
         self._resolver.clear()
 
     def __repr__(self) -> str:
@@ -325,19 +280,17 @@ class LocalConsumer(Closing):
     # From messages to outcomes ---------------------------------------------------------------------------------
 
     def _step(self) -> bool:
-        """Take a message, or a payload whose redelivery is due; return whether there was one."""
-        self._redelivers_first = not self._redelivers_first  # a payload that is always rejected delays no others
-        if self._redelivers_first:
-            found = self._take_due() or self._take_next()
-        else:
-            found = self._take_next() or self._take_due()
+        """Take a message, or a payload whose redelivery is due, in turn; return whether there was one."""
+        self._turn ^= 1  # so that a payload that is always rejected does not delay the others
+        takes = (self._take_next, self._take_due)
+        found = takes[self._turn]() or takes[1 - self._turn]()
         if not found:
             self._process(self._resolver.tick())
         self._commit()
         return found
 
     def _take_next(self) -> bool:
-        message = self._poll()
+        message = self._read_next()
         if message is None:
             return False
         place, outcomes = (message.topic, message.partition), self._feed(message, 0)
@@ -346,27 +299,27 @@ class LocalConsumer(Closing):
         self._process(outcomes)
         return True
 
-    def _poll(self) -> LocalMessage | None:
+    def _read_next(self) -> LocalMessage | None:
         self._check_open()
         with self._broker.database.read() as db:
             owned = "SELECT count(*) FROM positions WHERE grp = ? AND owner = ?"
             if db.execute(owned, (self._group, self._owner)).fetchone()[0] != len(self._next):
                 raise self._taken_over()
             for place, offset in self._next.items():
-                for message in read_messages(db, *place, offset, 1):
+                for message in log.read_messages(db, *place, offset, 1):
                     return message
         return None
 
     def _take_due(self) -> bool:
-        key = min(self._redeliveries, key=lambda each: self._redeliveries[each].due_at, default=None)
-        if key is None or self._redeliveries[key].due_at > self._broker.clock():
+        key = min(self._due, key=lambda each: self._due[each][0], default=None)
+        if key is None or self._due[key][0] > self._broker.clock():
             return False
-        due = self._redeliveries.pop(key)
+        due = self._due.pop(key)
         try:
-            for delivery in due.deliveries:
+            for delivery in due[1]:
                 self._process(self._feed(self._original(delivery.message), delivery.redelivery_count + 1))
         except BaseException:
-            self._redeliveries.setdefault(key, due)
+            self._due.setdefault(key, due)
             raise
         return True
 
@@ -398,16 +351,16 @@ class LocalConsumer(Closing):
         error = outcome.error if isinstance(outcome, Failed) else None
         may_retry = error is not None and error.retryable and outcome.identity is None
         return ReceivedMessage(
-            topic=first.topic,
-            partition=first.partition,
-            offset=first.offset,
-            key=outcome.key,
-            headers=outcome.headers,
-            timestamp=first.timestamp,
-            redelivery_count=max(delivery.redelivery_count for delivery in outcome.handles),
-            error=error,
-            outcome=outcome,
-            _retry=StoredPayload(lambda: self._read_again(first)) if may_retry else None,
+            first.topic,
+            first.partition,
+            first.offset,
+            outcome.key,
+            outcome.headers,
+            first.timestamp,
+            max(delivery.redelivery_count for delivery in outcome.handles),
+            error,
+            outcome,
+            StoredPayload(lambda: self._read_again(first)) if may_retry else None,
         )
 
     def _read_again(self, message: LocalMessage) -> bytes:
@@ -422,44 +375,41 @@ class LocalConsumer(Closing):
     # From outcomes to positions --------------------------------------------------------------------------------
 
     def _settle(self, outcome: Outcome) -> None:
-        self._redeliveries.pop((outcome.source, outcome.positions[0]), None)
+        self._due.pop((outcome.source, outcome.positions[0]), None)
         self._resolver.settle(outcome, acked=True)
         self._uncommitted.add(outcome.source)
 
     def _redeliver(self, outcome: Outcome) -> None:
         self._resolver.settle(outcome, acked=False)
         deliveries = sorted(outcome.handles, key=lambda delivery: delivery.message.offset)
-        due = _Redelivery(self._broker.clock() + self._delay, deliveries)
-        self._redeliveries[outcome.source, outcome.positions[0]] = due
+        self._due[outcome.source, outcome.positions[0]] = self._broker.clock() + self._delay, deliveries
 
     def _commit(self) -> None:
         """Move the group's positions to the oldest messages that are not settled; on failure, with the next call."""
         for place in tuple(self._uncommitted):
             unsettled = self._resolver.safe_position(place)
-            with self._broker.database.write() as db:
-                self._move(db, place, self._next[place] if unsettled is None else unsettled)
+            self._move(place, self._next[place] if unsettled is None else unsettled)
             self._uncommitted.discard(place)
 
     def _take_over(self) -> dict[_Place, int]:
         """Become the owner of the group's positions, and return them; new ones are 0."""
         for topic in self._topics:
             self._broker.partitions(topic)  # raises where there is no such topic
+        take = """INSERT INTO positions (grp, topic, partition, offset, owner)
+            SELECT ?, topic, partition, 0, ? FROM partitions WHERE topic = ?
+            ON CONFLICT (grp, topic, partition) DO UPDATE SET owner = excluded.owner"""
+        query = "SELECT topic, partition, offset FROM positions WHERE grp = ? AND owner = ? ORDER BY topic, partition"
         with self._broker.database.write() as db:
-            for topic in self._topics:
-                db.execute(
-                    "INSERT INTO positions (grp, topic, partition, offset, owner)"
-                    " SELECT ?, topic, partition, 0, ? FROM partitions WHERE topic = ?"
-                    " ON CONFLICT (grp, topic, partition) DO UPDATE SET owner = excluded.owner",
-                    (self._group, self._owner, topic),
-                )
-            query = "SELECT topic, partition, offset FROM positions WHERE grp = ? AND owner = ?"
-            rows = db.execute(f"{query} ORDER BY topic, partition", (self._group, self._owner))
+            db.executemany(take, [(self._group, self._owner, topic) for topic in self._topics])
+            rows = db.execute(query, (self._group, self._owner))
             return {(topic, partition): offset for topic, partition, offset in rows}
 
-    def _move(self, db: sqlite3.Connection, place: _Place, offset: int) -> None:
+    def _move(self, place: _Place, offset: int) -> None:
+        self._check_open()
         query = "UPDATE positions SET offset = ? WHERE grp = ? AND topic = ? AND partition = ? AND owner = ?"
-        if not db.execute(query, (offset, self._group, *place, self._owner)).rowcount:
-            raise self._taken_over()
+        with self._broker.database.write() as db:
+            if not db.execute(query, (offset, self._group, *place, self._owner)).rowcount:
+                raise self._taken_over()
 
     def _taken_over(self) -> GroupTakenOverError:
         text = f"another consumer of group {self._group} was opened, or the group was deleted: close this consumer"
@@ -470,4 +420,5 @@ class LocalConsumer(Closing):
             raise BrokerClosedError(f"this consumer of group {self._group} was closed; create a new one to continue")
 
     def _is_stale(self, message: ReceivedMessage) -> bool:
+        self._check_open()
         return bool(message.outcome.handles[0].seeks != self._seeks[message.topic, message.partition])

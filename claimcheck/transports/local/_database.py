@@ -24,8 +24,7 @@ from claimcheck.transports.local._errors import (
 BUSY_TIMEOUT_SECONDS = 30.0
 """How long a change waits for other processes before it fails with `BrokerBusyError`."""
 
-_APPLICATION_ID = 0x636C636B  # "clck": distinguishes the broker's files from other SQLite files
-_FORMAT = 2
+_APPLICATION_ID = 0x636C6302  # "clc" and the version of the tables: distinguishes the files from other SQLite files
 _WAL_ATTEMPTS = 100
 _WAL_PAUSE_SECONDS = 0.05
 
@@ -47,17 +46,6 @@ _TABLES = (
         owner TEXT NOT NULL, PRIMARY KEY (grp, topic, partition)
     ) WITHOUT ROWID""",
 )
-
-_ERRORS: dict[int, tuple[type[BrokerStorageError], str]] = {
-    sqlite3.SQLITE_BUSY: (BrokerBusyError, "was locked by another process for too long; try again"),
-    sqlite3.SQLITE_FULL: (BrokerStorageError, "cannot grow, the disk is full; free some space and try again"),
-    sqlite3.SQLITE_NOTADB: (BrokerStorageError, "is not a SQLite database; use another path for the broker"),
-    sqlite3.SQLITE_READONLY: (
-        BrokerStorageError,
-        "cannot be written; the file and its folder have to be writable, also to read it: use the owner's account",
-    ),
-    sqlite3.SQLITE_CANTOPEN: (BrokerStorageError, "cannot be opened; its folder has to exist and be writable"),
-}
 
 _inherited: list[sqlite3.Connection] = []  # SQLite forbids even closing a parent's connection in a forked child
 
@@ -113,13 +101,19 @@ class Database:
                 raise BrokerClosedError(f"the broker on {self.path} was closed; create a new LocalBroker for it")
             if self._connection is None:
                 self._connection = _connect(self.path, self._sleep)
-            self._connection.execute(f"BEGIN {mode}")
+            db = self._connection
+            db.execute(f"BEGIN {mode}")
             try:
-                yield self._connection
+                yield db
             except BaseException:
-                _rollback(self._connection)
+                _roll_back(db)
                 raise
-            _commit(self._connection, self.path)
+            try:
+                db.execute("COMMIT")
+            except sqlite3.Error as error:
+                _roll_back(db)
+                text = f"{self.path}: a commit failed ({error}); whether the change was made is unknown"
+                raise BrokerCommitError(f"{text}: check before you try again", path=self.path) from error
 
     def _reset(self) -> None:
         self._pid = os.getpid()
@@ -136,69 +130,50 @@ class Database:
 def _connect(path: str, sleep: Callable[[float], None]) -> sqlite3.Connection:
     with contextlib.suppress(OSError):  # SQLite would create it readable to all; it reports what is wrong itself
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False)
+    db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False)
     try:
-        _create_tables(connection, path)
-        if (found := _pragma(connection, "user_version")) != _FORMAT:
-            text = f"{path} has broker format {found}, but this claimcheck supports format {_FORMAT}"
-            raise BrokerStorageError(f"{text}; use the version that created it, or a new file", path=path)
-        _enable_wal(connection, path, sleep)
-        connection.execute("PRAGMA synchronous=NORMAL")
+        if _pragma(db, "application_id") != _APPLICATION_ID:
+            _create_tables(db, path)
+        _enable_wal(db, path, sleep)
+        db.execute("PRAGMA synchronous=NORMAL")
     except BaseException:
-        connection.close()
+        db.close()
         raise
-    return connection
+    return db
 
 
-def _create_tables(connection: sqlite3.Connection, path: str) -> None:
-    if _pragma(connection, "application_id") == _APPLICATION_ID:
-        return
-    connection.execute("BEGIN IMMEDIATE")
-    if _pragma(connection, "application_id") != _APPLICATION_ID:  # no other process has created them meanwhile
-        if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            text = f"{path} is a SQLite file of another application; use a path of its own for the broker"
-            raise BrokerStorageError(text, path=path)
+def _create_tables(db: sqlite3.Connection, path: str) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    if _pragma(db, "application_id") != _APPLICATION_ID:  # no other process has created them meanwhile
+        if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            text = f"{path} is a SQLite file of another application, or of another version of claimcheck"
+            raise BrokerStorageError(f"{text}; use another path for the broker", path=path)
         for statement in _TABLES:
-            connection.execute(statement)
-        connection.execute("INSERT INTO broker (id) VALUES (?)", (str(uuid.uuid4()),))
-        connection.execute(f"PRAGMA user_version={_FORMAT}")
-        connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
-    connection.execute("COMMIT")
+            db.execute(statement)
+        db.execute("INSERT INTO broker (id) VALUES (?)", (str(uuid.uuid4()),))
+        db.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+    db.execute("COMMIT")
 
 
-def _enable_wal(connection: sqlite3.Connection, path: str, sleep: Callable[[float], None]) -> None:
-    # Changing the mode does not wait for locks as other statements do, hence this loop.
-    for attempt in range(_WAL_ATTEMPTS):
-        try:
-            mode = _pragma(connection, "journal_mode=WAL")
-            break
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or attempt == _WAL_ATTEMPTS - 1:
-                raise
-            sleep(_WAL_PAUSE_SECONDS)
-    if mode != "wal":
-        text = f"{path} is on a file system without shared memory (journal mode {mode}); put it on a local disk"
-        raise BrokerStorageError(text, path=path)
+def _enable_wal(db: sqlite3.Connection, path: str, sleep: Callable[[float], None]) -> None:
+    for _ in range(_WAL_ATTEMPTS):  # changing the mode does not wait for locks as other statements do
+        with contextlib.suppress(sqlite3.OperationalError):
+            if _pragma(db, "journal_mode=WAL") == "wal":
+                return
+        sleep(_WAL_PAUSE_SECONDS)
+    text = f"{path} is locked, or on a file system without shared memory; put it on a local disk"
+    raise BrokerStorageError(text, path=path)
 
 
-def _pragma(connection: sqlite3.Connection, text: str) -> object:
-    row: tuple[object, ...] = connection.execute(f"PRAGMA {text}").fetchone()
+def _pragma(db: sqlite3.Connection, text: str) -> object:
+    row: tuple[object, ...] = db.execute(f"PRAGMA {text}").fetchone()
     return row[0]
 
 
-def _rollback(connection: sqlite3.Connection) -> None:
+def _roll_back(db: sqlite3.Connection) -> None:
     # SQLite has often rolled back by itself; a failure here must not hide the first error.
     with contextlib.suppress(sqlite3.Error):
-        connection.rollback()
-
-
-def _commit(connection: sqlite3.Connection, path: str) -> None:
-    try:
-        connection.execute("COMMIT")
-    except sqlite3.Error as error:
-        _rollback(connection)
-        text = f"{path}: a commit failed ({error}); whether the change was made is unknown, check before you try again"
-        raise BrokerCommitError(text, path=path) from error
+        db.rollback()
 
 
 @contextlib.contextmanager
@@ -207,5 +182,9 @@ def _mapped_errors(path: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        kind, meaning = _ERRORS.get(code, (BrokerStorageError, f"cannot be used: {error}"))
-        raise kind(f"{path} {meaning}", path=path) from error
+        if code == sqlite3.SQLITE_BUSY:
+            raise BrokerBusyError(f"{path} was locked by another process for too long; try again", path=path) from error
+        text = f"{path} cannot be used as the file of a broker: {error}"
+        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+            text += "; its folder has to exist, and both have to be writable, also to read"
+        raise BrokerStorageError(text, path=path) from error
