@@ -22,8 +22,16 @@ from claimcheck._wire_size import WireLimit, byte_length
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.delegation import Closing
 from claimcheck.transports._common.stored_payload import StoredPayload
-from claimcheck.transports.local import _broker as log
-from claimcheck.transports.local._broker import Headers, LocalBroker, LocalMessage, MessageId
+from claimcheck.transports.local._broker import (
+    MESSAGE_OVERHEAD_BYTES,
+    Headers,
+    LocalBroker,
+    LocalMessage,
+    MessageId,
+    check_name,
+    encode_message,
+    read_messages,
+)
 from claimcheck.transports.local._errors import BrokerClosedError, GroupTakenOverError, StaleDeliveryError
 
 if TYPE_CHECKING:
@@ -72,7 +80,7 @@ class LocalProducer:
             PartialSendError: Some chunks are or may be in the topic; an abort envelope followed if possible.
             ClaimCheckError: An argument is invalid, the payload cannot be read, or the store failed. Nothing was sent.
         """
-        log.encode_message(topic, None, key, headers)  # raises before anything is stored
+        encode_message(topic, None, key, headers)  # raises before anything is stored
         with self._cc.outbound(
             payload,
             destination=topic,
@@ -100,7 +108,7 @@ classify = classifier({("claimcheck", "TransportError"): frozenset(), ("claimche
 def _overhead(key: object, headers: object) -> int:
     """Return what the broker counts in addition to the value, before it is encoded."""
     in_headers = sum(byte_length(part) for pair in hints.pairs(headers) for part in pair)
-    return log.MESSAGE_OVERHEAD_BYTES + byte_length(key) + in_headers
+    return MESSAGE_OVERHEAD_BYTES + byte_length(key) + in_headers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,7 +190,7 @@ class LocalConsumer(Closing):
         check_type("broker", broker, valid=isinstance(broker, LocalBroker), expected="a LocalBroker")
         check_cc(cc)
         check_seconds("redelivery_delay_seconds", redelivery_delay_seconds, allow_zero=True)
-        log.check_name("group", group)
+        check_name("group", group)
         names = () if isinstance(topics, str) else tuple(dict.fromkeys(topics))
         check_type("topics", topics, valid=bool(names), expected="a list of topics, at least one")
         self._broker, self._cc, self._delay = broker, cc, redelivery_delay_seconds
@@ -306,7 +314,7 @@ class LocalConsumer(Closing):
             if db.execute(owned, (self._group, self._owner)).fetchone()[0] != len(self._next):
                 raise self._taken_over()
             for place, offset in self._next.items():
-                for message in log.read_messages(db, *place, offset, 1):
+                for message in read_messages(db, *place, offset, 1):
                     return message
         return None
 
