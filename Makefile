@@ -40,7 +40,7 @@ SHELL       := bash
 .SHELLFLAGS := -o pipefail -c
 
 demo: $(VENV)/.demo
-	$(BIN)/claimcheck demo $(if $(DIR),--dir "$(DIR)")
+	$(BIN)/python examples/demo/demo.py $(if $(DIR),"$(DIR)")
 
 test: lint
 	$(FAST)
@@ -118,13 +118,14 @@ $(VENV)/.oldest/oldest.txt: pyproject.toml tests/oldest.py | $(VENV)/.test
 	@echo "Installing the oldest dependencies into $(VENV)/.oldest (about 400 MB) ..."
 	@$(BIN)/python tests/oldest.py $(VENV)/.oldest
 
-# One stamp file per extra. The installation is editable, so a change of the sources does not repeat it.
-$(VENV)/.demo $(VENV)/.test $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: pyproject.toml | $(BIN)/python
-	@if [ -e $@ ]; then echo "pyproject.toml has changed: updating claimcheck-messaging[$*] ..."; \
+# One stamp file for each. The installation is editable, so a change of the sources does not repeat it.
+packages = $(if $(filter demo,$*),--requirement examples/demo/requirements.txt,--editable '.[$*]')
+$(VENV)/.demo $(VENV)/.test $(VENV)/.bench $(VENV)/.docs: $(VENV)/.%: pyproject.toml examples/demo/requirements.txt | $(BIN)/python
+	@if [ -e $@ ]; then echo "Their list has changed: updating the packages of make $* ..."; \
 	 elif [ $* = docs ]; then echo "Installing claimcheck-messaging[docs] (about 100 MB) ..."; \
 	 elif [ $* = bench ]; then echo "Installing claimcheck-messaging[bench] (about 500 MB) ..."; \
-	 elif [ -e $(BIN)/claimcheck ]; then echo "Installing claimcheck-messaging[$*] (about 500 MB) ..."; \
-	 else echo "Installing claimcheck-messaging[$*] into $(VENV) (about 1 GB with Spark and a Java; takes some minutes) ..."; fi
-	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --editable '.[$*]' | \
+	 elif [ -e $(BIN)/claimcheck ]; then echo "Installing the packages of make $* (about 500 MB) ..."; \
+	 else echo "Installing the packages of make $* into $(VENV) (about 1 GB with Spark and a Java; takes some minutes) ..."; fi
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off $(packages) | \
 	  awk '/^Collecting/ { print "  " $$1, $$2; fflush() } /^(Installing|Successfully)/ { print "  " substr($$0, 1, 90); fflush() }'
 	@touch $@

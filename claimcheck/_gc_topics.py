@@ -12,7 +12,6 @@ from claimcheck.transports._common.topics import IncompleteReadError, TopicMessa
 from claimcheck.transports.kafka import _queries as kafka
 from claimcheck.transports.local._broker import LocalBroker
 from claimcheck.transports.local._database import local_cluster
-from claimcheck.transports.local._groups import consumed_offset
 from claimcheck.transports.pulsar import _queries as pulsar
 from claimcheck.transports.pulsar._admin import full_name
 
@@ -147,9 +146,7 @@ class LocalTopics(Topics):
         self._broker = broker
         self._next: dict[tuple[str, int], int] = {}
         if consumed:
-            places = self._partitions()
-            with broker.database.read() as db:
-                self._next = {place: consumed_offset(db, *place) for place in places}
+            self._next = {place: broker.consumed_offset(*place) for place in self._partitions()}
 
     def cluster(self) -> str:
         return local_cluster(self._broker.database)

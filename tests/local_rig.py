@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import claimcheck
 from claimcheck._envelope import Chunk, decode, encode_chunk
 from claimcheck.transports.local import (
     LocalBroker,
     LocalConsumer,
+    LocalProducer,
+    MessageId,
 )
 
 LIMIT = 4096
@@ -28,6 +31,26 @@ def drain(consumer: LocalConsumer, *, timeout: float = 0.0) -> list:
         found.append(message)
         consumer.ack(message)
     return found
+
+
+def acknowledge(broker: LocalBroker, cc: claimcheck.ClaimCheck, group: str, count: int, topic: str = "orders") -> None:
+    """Let a group receive and acknowledge some messages of a topic."""
+    with LocalConsumer(broker, cc, topics=[topic], group=group) as consumer:
+        for _ in range(count):
+            message = consumer.receive(timeout=5)
+            assert message is not None
+            consumer.ack(message)
+
+
+def send(broker: LocalBroker, cc: claimcheck.ClaimCheck, topic: str, payload: Any, **more: Any) -> list[MessageId]:
+    """Send one payload; return the positions of its messages."""
+    before = [broker.end_offset(topic, number) for number in range(broker.partitions(topic))]
+    LocalProducer(broker, cc).send(topic, payload, **more)
+    return [
+        MessageId(topic, number, offset)
+        for number, end in enumerate(before)
+        for offset in range(end, broker.end_offset(topic, number))
+    ]
 
 
 def append_chunks(broker: LocalBroker, cc: claimcheck.ClaimCheck, payload: bytes, numbers: slice | None = None) -> int:

@@ -57,7 +57,6 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     ),
     "base": (1650, ("errors", "hooks", "config", "_validation", "_registry", "_yaml_file", "_texts")),
     "front": (750, ("", "__main__", "_client", "strategies", "_opened", "_plans")),
-    "leaving": (0, ("_compare", "_demo")),
 }
 LATER = ("_pointer_check",)  # of the room store, whose names begin like those of another room
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import click
-from rich.console import Console
 
 from claimcheck.cli._check import check
 from claimcheck.cli._deletion import gc, sweep
@@ -48,28 +44,6 @@ class Commands(click.Group):
 @click.version_option(version(), "--version", prog_name="claimcheck")
 def commands(debug: bool) -> None:
     """Carry the options of all commands."""
-
-
-@commands.command(short_help=COMMANDS["demo"])
-@click.option(
-    "--dir",
-    "directory",
-    metavar="DIR",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Send these files.  [default: pyspark's own jars]",
-)
-def demo(directory: Path | None) -> None:
-    """Send every file of a directory through a small broker and read it back with Spark.
-
-    Needs no server and no configuration. Prints a table, and fails if one byte differs.
-    """
-    from claimcheck._demo import FolderError, run
-
-    try:
-        code = run(directory, console=Console())
-    except FolderError as error:
-        raise click.BadParameter(str(error), param_hint="--dir") from error
-    sys.exit(code)
 
 
 for command in (init, check, sweep, gc, redrive, lifecycle, put, get, inspect):

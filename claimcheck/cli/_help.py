@@ -10,7 +10,6 @@ from claimcheck._registry import distribution_name
 SUMMARY = "Send payloads of any size through Kafka and Pulsar."
 
 COMMANDS = {
-    "demo": "Send files through a small broker and read them with Spark.",
     "init": "Write a configuration file.",
     "check": "Find what is wrong with a configuration, its stores and its topics.",
     "sweep": "Delete expired payloads, and what interrupted writes left behind.",
@@ -24,7 +23,7 @@ COMMANDS = {
 
 EXIT_CODES = """Exit codes:
   0    done
-  1    any other error, or Ctrl-C; a demo whose payloads came back wrong; a sweep or gc with failed entries;
+  1    any other error, or Ctrl-C; a sweep or gc with failed entries;
        a redrive with letters that cannot be read
   2    wrong usage
   3    the configuration is wrong, or a package that it needs is missing

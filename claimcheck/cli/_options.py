@@ -203,10 +203,10 @@ def broker_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def check_one_broker(broker: BrokerOptions, local: str | None) -> None:
-    """Raise `click.UsageError` unless exactly one broker is named."""
-    if sum(each is not None for each in (broker.kafka, broker.pulsar, local)) != 1:
-        raise click.UsageError("name one broker: --kafka, --pulsar or --local")
+def check_one_broker(broker: BrokerOptions, *local: str | None) -> None:
+    """Raise `click.UsageError` unless exactly one broker is named; ``local`` is the value of ``--local``, if any."""
+    if sum(each is not None for each in (broker.kafka, broker.pulsar, *local)) != 1:
+        raise click.UsageError(f"name one broker: --kafka{', --pulsar or --local' if local else ' or --pulsar'}")
 
 
 def local_broker(path: str) -> LocalBroker:

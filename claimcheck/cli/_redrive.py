@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 
 import click
 
@@ -24,8 +24,6 @@ from claimcheck.cli._options import (
     json_option,
     limit_option,
     loaded,
-    local_broker,
-    local_option,
     one_line,
     rate_option,
     yes_option,
@@ -41,7 +39,6 @@ _GROUP = "claimcheck-redrive"
 @click.command(short_help=COMMANDS["redrive"])
 @config_option
 @broker_options
-@local_option
 @click.option("--from", "source", metavar="TOPIC", required=True, help="The dead-letter topic.")
 @click.option("--to", "target", metavar="TOPIC", required=True, help="The topic to send to.")
 @click.option(
@@ -60,7 +57,6 @@ _GROUP = "claimcheck-redrive"
 def redrive(
     config: str,
     broker: BrokerOptions,
-    local: str | None,
     source: str,
     target: str,
     group: str,
@@ -82,7 +78,7 @@ def redrive(
     CLAIMCHECK_KAFKA_SASL_PASSWORD and CLAIMCHECK_PULSAR_TOKEN. Exits with 1 if a letter could not be read or sent, or
     is not one of --to.
     """
-    check_one_broker(broker, local)
+    check_one_broker(broker)
     if source == target:
         raise click.UsageError("--from and --to are the same topic")
     check_output(STDIO, force=False)
@@ -90,10 +86,10 @@ def redrive(
     report = RedriveReport(dry_run=not yes)
     problem: str | None = "interrupted"
     is_open = False
-    with loaded(config) as cc, ExitStack() as opened:
+    with loaded(config) as cc:
         try:
             with _as_ours():
-                topic = _opened(cc, opened, broker, local, (source, target), group)
+                topic = _opened(cc, broker, (source, target), group)
             is_open = True
             with _as_ours(), closing(topic), live_status("reading ...") as show:
                 options.run(topic.letters(), report, lambda: show(_state(report)))
@@ -107,14 +103,7 @@ def redrive(
     sys.exit(int(bool(report.unreadable or report.foreign)))
 
 
-def _opened(
-    cc: ClaimCheck, opened: ExitStack, broker: BrokerOptions, local: str | None, topics: tuple[str, str], group: str
-) -> DeadLetterTopic:
-    if local is not None:
-        from claimcheck.transports.local._redrive import LocalDeadLetters
-
-        file, (source, target) = opened.enter_context(local_broker(local)), topics
-        return LocalDeadLetters(file, cc, source=source, target=target, group=group)
+def _opened(cc: ClaimCheck, broker: BrokerOptions, topics: tuple[str, str], group: str) -> DeadLetterTopic:
     place = broker.target(topics)
     if isinstance(place, KafkaTarget):
         from claimcheck.transports.kafka._redrive import KafkaDeadLetters

@@ -61,9 +61,7 @@ def pulsar_places(connection: Connection, topics: tuple[str, ...]) -> Places:
 def local_places(path: str, topics: tuple[str, ...]) -> Places:
     """Return what every group of an embedded broker has acknowledged."""
     from claimcheck.transports.local import LocalBroker
-    from claimcheck.transports.local._groups import consumed_offset
 
     with LocalBroker(path) as broker:
         places = [(topic, number) for topic in topics for number in range(broker.partitions(topic))]
-        with broker.database.read() as db:
-            return {place: consumed_offset(db, *place) for place in places}
+        return {place: broker.consumed_offset(*place) for place in places}

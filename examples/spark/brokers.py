@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from claimcheck.spark import ensure_java
 from claimcheck.spark.sources import register
+from claimcheck.transports.local import LocalBroker, LocalProducer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,7 +35,7 @@ class Topic:
         name: Name of the topic.
         source: Spark's name of the source and the sink.
         reading: Options of the source.
-        writing: Options of the sink.
+        writing: Options of the sink, or the place of the embedded broker.
         limit: The source's option that limits the rows per trigger.
     """
 
@@ -55,7 +56,14 @@ class Topic:
 
     def write(self, messages: DataFrame) -> None:
         """Write the messages that `offload` returned."""
-        messages.write.format(self.source).options(**self.writing).mode("append").save()
+        if self.source != "claimcheck_local":
+            messages.write.format(self.source).options(**self.writing).mode("append").save()
+            return
+        with LocalBroker(self.writing["path"]) as broker:  # which Spark only reads
+            for row in messages.toLocalIterator():
+                broker.append(
+                    self.name, row.value, key=row.key, headers=[(each.key, each.value) for each in row.headers or ()]
+                )
 
 
 def arguments_of(text: str | None) -> argparse.ArgumentParser:
@@ -89,8 +97,6 @@ def create(arguments: argparse.Namespace, topic: Topic) -> None:
         admin = AdminClient({"bootstrap.servers": arguments.kafka})
         admin.create_topics([NewTopic(topic.name, PARTITIONS, 1)])[topic.name].result()
     elif not arguments.pulsar:
-        from claimcheck.transports.local import LocalBroker
-
         with LocalBroker(topic.reading["path"]) as broker:
             broker.create_topic(topic.name, PARTITIONS)
 
@@ -116,8 +122,6 @@ def send(arguments: argparse.Namespace, topic: Topic, cc: claimcheck.ClaimCheck,
             for file in files:
                 producer.produce(topic.name, file.read_bytes(), file.name)
     else:
-        from claimcheck.transports.local import LocalBroker, LocalProducer
-
         with LocalBroker(topic.reading["path"]) as broker:
             producer = LocalProducer(broker, cc)
             for file in files:

@@ -25,7 +25,9 @@ class LocalConformance(TransportConformance):
     limit_bytes = 4096
     refusal = MessageTooLargeError
     unknown = BrokerCommitError
+    acks_are_immediate = False  # a position: what lies beyond an unacknowledged message comes again
     has_look_ahead = False
+    has_dead_letters = False
 
     @pytest.fixture
     def broker(self, tmp_path, clock):
@@ -45,12 +47,10 @@ class LocalConformance(TransportConformance):
         return [message.value for part, end in places for message in self.native.fetch(topic, part, 0, end)]
 
     def backlog(self, topic):
+        query = "SELECT coalesce(sum(offset), 0) FROM positions WHERE grp = 'g' AND topic = ?"
         with self.native.database.read() as connection:
-            messages = "SELECT count(*) FROM messages WHERE topic = ?"
-            below = "SELECT coalesce(sum(floor), 0) FROM leases WHERE grp = 'g' AND topic = ?"
-            acks = "SELECT count(*) FROM acks WHERE grp = 'g' AND topic = ?"
-            total, floors, single = (connection.execute(q, (topic,)).fetchone()[0] for q in (messages, below, acks))
-        return total - floors - single
+            (position,) = connection.execute(query, (topic,)).fetchone()
+        return self.native.stats(topic).messages - position
 
     # Sending ---------------------------------------------------------------------------------------------------
 
@@ -77,10 +77,7 @@ class LocalConformance(TransportConformance):
     # Receiving -------------------------------------------------------------------------------------------------
 
     def open_consumer(self, cc, topic, *, clock, look_ahead, dead_letters):
-        limits = {"max_redeliveries": 2} if dead_letters else {}
-        return LocalConsumer(
-            self.native, cc, topics=[topic], group="g", lease_seconds=1e9, redelivery_delay_seconds=0, **limits
-        )
+        return LocalConsumer(self.native, cc, topics=[topic], group="g", redelivery_delay_seconds=0)
 
     def receive(self, consumer, seconds):
         return consumer.receive(timeout=seconds)
@@ -96,13 +93,6 @@ class LocalConformance(TransportConformance):
 
     def give_back(self, consumer, message):
         consumer.nack(message)
-
-    def dead_letter(self, consumer, message):
-        consumer.dead_letter(message)
-
-    def dead_letters(self, topic):
-        place = f"{topic}.dead_letter"
-        return self.messages(place) if place in self.native.topics() else []
 
     def seek(self, consumer, topic, position):
         consumer.seek(topic, 0, position)

@@ -1,4 +1,4 @@
-"""Dead letters of the embedded broker keep their payloads: `dead_letter_ttl_seconds`."""
+"""Dead letters keep their payloads: `dead_letter_ttl_seconds`, for what the transports share."""
 
 import logging
 
@@ -8,6 +8,7 @@ import claimcheck
 from claimcheck.errors import StoreUnavailableError
 from claimcheck.testing import FaultyStore
 from claimcheck.transports.local import LocalBroker, LocalConsumer, LocalProducer
+from tests.local_letters import dead_letter
 from tests.local_rig import BIG, LIMIT
 
 KEY = {"key_id": "a", "keys": {"a": "0123456789abcdef"}}
@@ -52,7 +53,7 @@ def test_the_payload_of_a_dead_letter_lives_longer(broker, configure):
     consumer, message = send_and_receive(broker, cc)
     before = cc.pointer(broker.fetch("orders", 0, 0, 1)[0].value, destination="orders")
 
-    consumer.dead_letter(message, reason="no sense in it")
+    dead_letter(broker, cc, consumer, message, "no sense in it")
 
     letter = letter_of(broker)
     pointer = cc.pointer(letter.value, destination="orders")  # which verifies the new signature
@@ -64,9 +65,10 @@ def test_the_payload_of_a_dead_letter_lives_longer(broker, configure):
 
 
 def test_without_the_option_the_message_is_unchanged(broker, configure):
-    consumer, message = send_and_receive(broker, configure())
+    cc = configure()
+    consumer, message = send_and_receive(broker, cc)
 
-    consumer.dead_letter(message)
+    dead_letter(broker, cc, consumer, message)
 
     assert letter_of(broker).value == broker.fetch("orders", 0, 0, 1)[0].value
 
@@ -79,7 +81,7 @@ def test_a_lost_payload_does_not_keep_the_message(broker, configure, tmp_path, c
     path.unlink() if loss == "gone" else path.write_bytes(bytes(len(BIG)))
 
     with caplog.at_level(logging.WARNING):
-        consumer.dead_letter(message)
+        dead_letter(broker, cc, consumer, message)
 
     assert letter_of(broker).value == broker.fetch("orders", 0, 0, 1)[0].value
     assert "orders: the lifetime of a dead letter's payload was not extended" in caplog.text
@@ -89,15 +91,14 @@ def test_a_store_that_is_down_delays_the_dead_letter(broker, configure):
     cc = configure(dead_letter_ttl_seconds=3600)
     cc._open.stores["disk"] = store = FaultyStore(store=cc.store("disk"))
     store.context = store.inner.context
-    consumer, message = send_and_receive(broker, cc, max_redeliveries=0)
+    consumer, message = send_and_receive(broker, cc)
     store.fail("write")
 
     with pytest.raises(StoreUnavailableError):
-        consumer.dead_letter(message)
-    consumer.nack(message)
+        dead_letter(broker, cc, consumer, message)
     assert broker.stats("orders.dead_letter").messages == 0
     store.heal()
-    consumer.nack(consumer.receive(timeout=0))
+    dead_letter(broker, cc, consumer, message)
 
     assert cc.resolve(letter_of(broker).value) == BIG
     assert consumer.receive(timeout=0) is None
@@ -107,7 +108,7 @@ def test_a_destination_has_its_own_lifetime(broker, configure):
     cc = configure(dead_letter_ttl_seconds=10, destinations={"orders": {"dead_letter_ttl_seconds": 7200}})
     consumer, message = send_and_receive(broker, cc)
 
-    consumer.dead_letter(message)
+    dead_letter(broker, cc, consumer, message)
 
     pointer = cc.pointer(letter_of(broker).value)
     assert pointer.expires_ms - pointer.created_ms == 2 * HOUR_MS
@@ -120,7 +121,7 @@ def test_a_consumer_that_cannot_sign_leaves_the_message_unchanged(broker, config
     reader = configure(dead_letter_ttl_seconds=3600, signing={"keys": KEY["keys"]})
     consumer = LocalConsumer(broker, reader, topics=["orders"], group="h")
 
-    consumer.dead_letter(consumer.receive(timeout=0))
+    dead_letter(broker, reader, consumer, consumer.receive(timeout=0))
 
     assert reader.resolve(letter_of(broker).value, destination="orders") == BIG
     assert "signing.key_id is not set" in caplog.text

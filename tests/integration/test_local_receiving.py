@@ -1,25 +1,22 @@
-"""Consumers of the embedded broker: ack, nack, seek, bad messages and dead letters. Time is injected."""
+"""Consumers of the embedded broker: ack, nack, seek, and bad messages. Time is injected."""
 
 from __future__ import annotations
 
 import json
-import logging
 
 import pytest
 
 import claimcheck
 from claimcheck import HEADER
 from claimcheck._envelope import encode_pointer
-from claimcheck.errors import IncompletePayloadError
 from claimcheck.transports.local import (
     BrokerClosedError,
-    BrokerStorageError,
     LocalBroker,
     LocalConsumer,
     LocalProducer,
     StaleDeliveryError,
 )
-from tests.local_rig import BIG, STRATEGIES, append_chunks, drain, rest_of, stored
+from tests.local_rig import BIG, STRATEGIES, append_chunks, drain, rest_of, send, stored
 
 # Ack, nack, redelivery
 
@@ -34,7 +31,8 @@ def test_what_was_given_back_comes_again_whole_and_counted(broker, configure, co
         consumer.nack(message)
         assert consumer.receive(timeout=0) is None
         clock.now += 5
-    consumer.nack(consumer.receive(timeout=0), delay_seconds=0)
+    consumer.nack(consumer.receive(timeout=0))
+    clock.now += 5
     assert len(drain(consumer)) == 1
     assert drain(consume()) == []
 
@@ -50,7 +48,7 @@ def test_the_next_payload_does_not_wait_for_one_that_was_given_back(broker, conf
 
 
 def test_an_acknowledgement_is_for_all_chunks(broker, configure, consume):
-    ids = LocalProducer(broker, configure("chunking")).send_all("orders", BIG)
+    ids = send(broker, configure("chunking"), "orders", BIG)
     consumer = consume()
     message = consumer.receive(timeout=0)
     assert message.positions == tuple(each.offset for each in ids)
@@ -93,9 +91,8 @@ def test_a_seek_brings_everything_again(broker, configure, consume):
 
 def test_a_seek_into_the_middle_of_chunks_gives_no_half_payload(broker, configure, consume, clock):
     cc = configure("chunking", chunking={"on_expire": "ack"})
-    producer = LocalProducer(broker, cc)
-    ids = producer.send_all("orders", BIG)
-    producer.send("orders", b"next")
+    ids = send(broker, cc, "orders", BIG)
+    LocalProducer(broker, cc).send("orders", b"next")
     consumer = consume(cc=cc)
     drain(consumer)
     consumer.seek("orders", 0, ids[1].offset)
@@ -190,70 +187,6 @@ def test_two_chunks_for_one_place_fail_and_the_others_go_on(broker, configure, c
     assert found[1].positions == (0, 1, 2)
 
 
-# Dead letters
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_dead_letters_are_the_original_messages(broker, configure, consume, strategy):
-    LocalProducer(broker, configure(strategy)).send("orders", BIG, key=b"k", headers={"h": b"1"})
-    originals = broker.fetch("orders", 0, 0, 100)
-    consumer = consume()
-    consumer.dead_letter(consumer.receive(timeout=0), reason="not today")
-    consumer.close()
-    assert consume().receive(timeout=0) is None
-    letters = broker.fetch("orders.dead_letter", 0, 0, 100)
-    assert [(m.value, m.key) for m in letters] == [(m.value, m.key) for m in originals]
-    assert [m.headers[: len(o.headers)] for m, o in zip(letters, originals, strict=True)] == [
-        o.headers for o in originals
-    ]
-    last = dict(letters[-1].headers)
-    assert last["dead-letter-topic"] == b"orders"
-    assert last["dead-letter-offset"] == str(originals[-1].offset).encode()
-    assert last["dead-letter-reason"] == b"not today"
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_dead_letters_can_be_read_like_any_topic(broker, configure, consume, strategy):
-    LocalProducer(broker, configure(strategy)).send("orders", BIG, key=b"k")
-    consumer = consume()
-    consumer.dead_letter(consumer.receive(timeout=0))
-    assert [m.value for m in drain(consume("orders.dead_letter"))] == [BIG]
-
-
-def test_the_reason_of_a_dead_letter_is_the_error(broker, consume):
-    broker.append("orders", HEADER + b"\x09what is this")
-    consumer = consume()
-    consumer.dead_letter(consumer.receive(timeout=0))
-    headers = dict(broker.fetch("orders.dead_letter", 0, 0, 1)[0].headers)
-    assert headers["dead-letter-reason"].startswith(b"rejected: EnvelopeError: unknown envelope type 9")
-
-
-def test_a_dead_letter_topic_may_have_more_partitions(broker, configure, consume):
-    broker.create_topic("orders.dead_letter", partitions=3)
-    LocalProducer(broker, configure("chunking")).send("orders", BIG, key=b"k")
-    consumer = consume()
-    consumer.dead_letter(consumer.receive(timeout=0))
-    filled = [n for n in range(3) if broker.end_offset("orders.dead_letter", n)]
-    assert len(filled) == 1
-
-
-def test_chunks_that_cannot_be_dead_lettered_are_reported(broker, configure, consume, monkeypatch, caplog):
-    cc = configure("chunking", chunking={"expire_after_seconds": 10, "on_expire": "dead_letter"})
-    append_chunks(broker, cc, BIG, slice(2))
-    consumer = consume(cc=cc)
-
-    def create_topic(*args: object) -> None:
-        raise BrokerStorageError("the disk is full", path="broker.sqlite")
-
-    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(broker, "create_topic", create_topic)
-        message = consumer.receive(timeout=12)
-    assert isinstance(message.error, IncompletePayloadError)
-    assert "could not be sent to the dead-letter topic" in caplog.text
-    consumer.dead_letter(message)
-    assert broker.end_offset("orders.dead_letter", 0) == 2
-
-
 # The consumer itself
 
 
@@ -271,16 +204,9 @@ def test_waiting_ends_when_the_clock_stands_still(tmp_path, configure):
             assert consumer.receive(timeout=5) is None
 
 
-def test_iterating_ends_when_the_consumer_is_closed(broker, configure, consume):
-    for n in range(3):
-        LocalProducer(broker, configure()).send("orders", b"%d" % n)
-    consumer, found = consume(), []
-    for message in consumer:
-        found.append(message.value)
-        consumer.ack(message)
-        if len(found) == 3:
-            consumer.close()
-    assert found == [b"0", b"1", b"2"]
+def test_a_closed_consumer_receives_nothing(consume):
+    consumer = consume()
+    consumer.close()
     with pytest.raises(BrokerClosedError):
         consumer.receive(timeout=0)
     consumer.close()

@@ -10,7 +10,7 @@ from claimcheck._envelope import HEADER, decode, encode_abort
 from claimcheck._redrive import Redrive, RedriveReport
 from claimcheck.errors import PointerRejectedError
 from claimcheck.transports.local import LocalConsumer, LocalProducer
-from claimcheck.transports.local._redrive import LocalDeadLetters
+from tests.local_letters import LocalLetters, dead_letter
 from tests.local_rig import BIG, LIMIT, drain
 
 SIGNING = {"key_id": "k1", "keys": {"k1": "a secret of ours"}}
@@ -111,14 +111,14 @@ def test_dead_letters_go_back_without_further_configuration(broker, configure, t
         LocalProducer(broker, cc).send(topic, payload, key="k", headers={"a": "b"})
     with LocalConsumer(broker, cc, topics=[topic], group="app") as consumer:
         while (message := consumer.receive(timeout=0)) is not None:
-            consumer.dead_letter(message)
+            dead_letter(broker, cc, consumer, message)
     with LocalConsumer(broker, cc, topics=[letters], group="app") as consumer:
         assert consumer.receive(timeout=0).error.reason == "destination"
     reader = configure(signing=SIGNING | {"accept_from": {"*.dead_letter": [topic]}})
     with LocalConsumer(broker, reader, topics=[letters], group="other") as consumer:
         assert [message.value for message in drain(consumer)] == PAYLOADS
 
-    dead, report = LocalDeadLetters(broker, cc, source=letters, target=topic, group="redrive"), RedriveReport(False)
+    dead, report = LocalLetters(broker, cc, source=letters, target=topic, group="redrive"), RedriveReport(False)
     Redrive(dry_run=False).run(dead.letters(), report, lambda: None)
     dead.close()
 
@@ -135,7 +135,7 @@ def test_a_redrive_signs_no_message_of_a_third_topic(broker, signed):
     origin = [("dead-letter-topic", b"orders")]
     resend(broker, "salaries", "orders.dead_letter", keep=lambda headers: [*headers, *origin])
 
-    topic = LocalDeadLetters(broker, signed, source="orders.dead_letter", target="orders", group="redrive")
+    topic = LocalLetters(broker, signed, source="orders.dead_letter", target="orders", group="redrive")
     report = RedriveReport(dry_run=False)
     Redrive(dry_run=False).run(topic.letters(), report, lambda: None)
     topic.close()
@@ -151,7 +151,7 @@ def test_an_unsigned_pointer_gets_no_signature_with_its_dead_letter(broker, conf
     forged = replace(pointer, destination="salaries", expires_ms=pointer.created_ms)
     broker.append("orders", configure().seal(forged), key=b"k")
     with LocalConsumer(broker, lenient, topics=["orders"], group="app") as consumer:
-        consumer.dead_letter(consumer.receive(timeout=0))
+        dead_letter(broker, lenient, consumer, consumer.receive(timeout=0))
 
     (letter,) = broker.fetch("orders.dead_letter", 0, 0, 9)
 

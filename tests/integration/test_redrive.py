@@ -13,13 +13,12 @@ import claimcheck
 from claimcheck._envelope import HEADER
 from claimcheck._redrive import Redrive, RedriveReport
 from claimcheck.cli._commands import commands
-from claimcheck.errors import ConfigError, PayloadNotFoundError, StoreError, StoreUnavailableError, TransportError
+from claimcheck.errors import ConfigError, PayloadNotFoundError, StoreError, StoreUnavailableError
 from claimcheck.testing import FaultyStore
 from claimcheck.transports._common.redrive import Letter, foreign
 from claimcheck.transports.local import LocalBroker, LocalConsumer, LocalProducer
-from claimcheck.transports.local._groups import GroupMember
-from claimcheck.transports.local._redrive import LocalDeadLetters
 from claimcheck.transports.pulsar._redrive import _topic_of
+from tests.local_letters import LocalLetters, dead_letter
 from tests.local_rig import LIMIT, append_chunks, drain
 
 PAYLOADS = [b"small", bytes(10_000), None, b"x" * 20_000, b"last"]
@@ -42,12 +41,12 @@ def dead_letters(broker, cc):
             LocalProducer(broker, cc).send(topic, payload, key="k", headers={"a": "b"})
     with LocalConsumer(broker, cc, topics=["orders"], group="app") as consumer:
         while (message := consumer.receive(timeout=0)) is not None:
-            consumer.dead_letter(message, reason="no sense in it")
+            dead_letter(broker, cc, consumer, message, "no sense in it")
     return "orders.dead_letter"
 
 
 def opened(broker, cc, source="orders.dead_letter", target="wide"):
-    return LocalDeadLetters(broker, cc, source=source, target=target, group="redrive")
+    return LocalLetters(broker, cc, source=source, target=target, group="redrive")
 
 
 def run(broker, cc, *, within=lambda letters: letters, close=True, target="again", **options):
@@ -92,7 +91,7 @@ def test_letters_of_another_topic_stay_and_those_of_the_topic_do_not(broker, cc,
 def test_full_chunks_are_known_as_dead_letters(broker, cc):
     LocalProducer(broker, cc).send("orders", bytes(3 * LIMIT))
     with LocalConsumer(broker, cc, topics=["orders"], group="app") as consumer:
-        consumer.dead_letter(consumer.receive(timeout=0), reason="x" * 500)
+        dead_letter(broker, cc, consumer, consumer.receive(timeout=0), "x" * 500)
 
     report = run(broker, cc, target="orders", force=False)
 
@@ -102,7 +101,7 @@ def test_full_chunks_are_known_as_dead_letters(broker, cc):
 def test_the_count_goes_up(broker, cc, dead_letters):
     run(broker, cc, target="orders")
     with LocalConsumer(broker, cc, topics=["orders"], group="app") as consumer:
-        consumer.dead_letter(consumer.receive(timeout=0))
+        dead_letter(broker, cc, consumer, consumer.receive(timeout=0))
 
     run(broker, cc)
 
@@ -185,24 +184,12 @@ def test_it_stops_at_the_end_that_the_topic_had(broker, cc):
     assert report.sent == 1
 
 
-def test_partitions_that_another_member_took_are_an_error(broker, cc, dead_letters):
-    broker.create_topic("again", partitions=2)
-    LocalProducer(broker, cc).send("again", b"first", partition=0)
-    LocalProducer(broker, cc).send("again", b"second", partition=1)
-    with closing(opened(broker, cc, "again")) as topic:
-        other = GroupMember(broker, "redrive", ["again"])
-        topic._consumer._member._renew()  # releases one
-        with pytest.raises(TransportError, match="another redrive of again is running"):
-            list(topic.letters())
-        other.close()
-
-
 def test_a_store_that_is_down_ends_the_run(broker, configure):
     cc = configure("external", stores={"m": {"type": "claimcheck.testing:FaultyStore", "store": {"type": "memory"}}})
     LocalProducer(broker, cc).send("orders", bytes(10_000))
     broker.append("orders", b"later")
     topic, report = opened(broker, cc, "orders"), RedriveReport(dry_run=False)
-    store = topic._reader.store("m")
+    store = topic.reader.store("m")
     assert isinstance(store, FaultyStore)
     store.fail("read")
 
@@ -261,8 +248,8 @@ def test_the_headers_name_the_topic_of_a_letter(headers, target, reason):
 
 
 @pytest.fixture
-def invoke(tmp_path):
-    """Runs the command on a broker with one stored and one plain dead letter."""
+def invoke(tmp_path, monkeypatch):
+    """Runs the command on an embedded broker, in place of Kafka, with one stored and one plain dead letter."""
     store = tmp_path / "store"
     config = tmp_path / "claimcheck.yaml"
     config.write_text(f"strategy: external\nstores: {{disk: {{type: filesystem, path: {store}, create: true}}}}\n")
@@ -274,11 +261,16 @@ def invoke(tmp_path):
             LocalProducer(broker, cc).send("orders.dlq", payload, headers={"dead-letter-topic": "orders"})
 
     def invoke(*arguments):
-        common = ["redrive", "--config", str(config), "--local", str(file), "--from", "orders.dlq", "--to", "orders"]
+        common = ["redrive", "--config", str(config), "--kafka", "b:1", "--from", "orders.dlq", "--to", "orders"]
         return CliRunner().invoke(commands, [*common, *arguments])
 
     invoke.store, invoke.file, invoke.config = store, file, config
-    return invoke
+    with LocalBroker(file, max_message_bytes=LIMIT) as broker:
+        monkeypatch.setattr(
+            "claimcheck.cli._redrive._kafka",
+            lambda cc, _, source, target, group: LocalLetters(broker, cc, source=source, target=target, group=group),
+        )
+        yield invoke
 
 
 def test_the_command_sends_only_with_yes(invoke):
@@ -311,7 +303,7 @@ def test_the_command_names_what_stays(invoke):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--kafka", "a:1"], "name one broker"),
+        (["--pulsar", "pulsar://a:1"], "run the command for one broker"),
         (["--to", "orders.dlq"], "the same topic"),
     ],
 )
@@ -320,17 +312,6 @@ def test_wrong_usage(invoke, arguments, text):
 
     assert result.exit_code == 2
     assert text in result.stderr
-
-
-def test_a_file_that_is_no_broker_is_refused_and_stays_as_it_is(invoke, tmp_path):
-    """SQLite would make a broker of an empty file."""
-    empty = tmp_path / "empty"
-    empty.touch()
-
-    result = invoke("--local", str(empty), "--yes")
-
-    assert (result.exit_code, result.stdout, empty.stat().st_size) == (3, "", 0)
-    assert "empty is not the file of an embedded broker: check its name" in result.stderr
 
 
 @pytest.mark.parametrize("option", ["--from", "--to"])
@@ -360,19 +341,6 @@ def test_messages_that_are_not_dead_letters_of_the_topic_stay(invoke, arguments)
     forced = json.loads(invoke(*arguments, "--yes", "--force", "--json").stdout)
     assert (forced["ok"], forced["sent"], forced["foreign"]) == (True, facts["foreign"], 0)
     assert forced["sent"]
-
-
-@pytest.mark.parametrize("arguments", [[], ["--yes"]])
-def test_a_second_redrive_at_the_same_time_is_an_error(invoke, monkeypatch, arguments):
-    monkeypatch.setattr("claimcheck.transports.local._redrive._LEASE_SECONDS", 1.0)
-    with LocalBroker(invoke.file) as broker:
-        running = GroupMember(broker, "claimcheck-redrive", ["orders.dlq"])
-        result = invoke(*arguments)
-        running.close()
-
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "another redrive of orders.dlq is running" in result.stderr
-    assert json.loads(invoke("--json").stdout)["read"] == 2
 
 
 def test_the_limit_counts_letters_that_were_sent(invoke):

@@ -36,7 +36,6 @@ def steps(spark: SparkSession, config: Any, broker: str, yaml: str) -> dict[str,
         "reassemble": lambda: df.transform(reassemble("value", config=config)),
         "resolver": lambda: resolver(config),
         "local source": lambda: spark.read.format("claimcheck_local").options(**local).load(),
-        "local sink": lambda: sink("claimcheck_local", local),
         "pulsar sink": lambda: sink("claimcheck_pulsar", topic),
     }
 

@@ -1,6 +1,6 @@
 """A streaming query in a process of its own, to be killed: it prints how far it is, and then waits.
 
-sources_child.py read|write FOLDER FORMAT OPTIONS [before|after N]
+sources_child.py read FOLDER FORMAT OPTIONS [before|after N]
 """
 
 from __future__ import annotations
@@ -50,23 +50,9 @@ def read(df: DataFrame, folder: Path, stop: str = "") -> None:
     query.trigger(availableNow=True).start().awaitTermination()
 
 
-def write(df: DataFrame, folder: Path, stop: str = "") -> None:
-    """Copy to the topic ``copies``; stop as if killed between the commit of the sink and that of Spark."""
-    query = df.writeStream.format("claimcheck_local").options(path=str(folder / "broker.sqlite"), topic="copies")
-    query.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start().awaitTermination()
-    if not stop:
-        return
-    last = int(stop.split()[1])
-    for log, first in (("commits", last), ("offsets", last + 1)):
-        for path in (folder / "checkpoint" / log).iterdir():
-            if int(path.name.strip(".").removesuffix(".crc")) >= first:
-                path.unlink()
-    wait_at(stop, stop)
-
-
 if __name__ == "__main__":
-    what, place, form, options, where = sys.argv[1:6]
+    place, form, options, where = sys.argv[2:6]
     frame = session().readStream.format(form).options(**json.loads(options)).load()
-    {"read": read, "write": write}[what](frame, Path(place), where)
+    read(frame, Path(place), where)
     say("done")
     time.sleep(600)

@@ -7,7 +7,6 @@ import os
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,9 +21,9 @@ from claimcheck._store_context import StoreContext
 from claimcheck.errors import ConfigError, ScanNotSupportedError, TransportError, UnknownVersionError
 from claimcheck.spark import collect_garbage, delete_garbage
 from claimcheck.spark._whole_topics import WholeTopics
-from claimcheck.transports.local import LocalBroker
+from claimcheck.transports.local import LocalBroker, LocalConsumer
 from claimcheck.transports.local._database import local_cluster
-from claimcheck.transports.local._groups import GroupMember
+from tests.local_rig import acknowledge
 
 DAY = 86_400
 PAYLOAD = b"payload" * 1000
@@ -241,8 +240,7 @@ class TestConsumed:
         """Four messages of one partition, of which the groups have acknowledged three and two; and one dead letter."""
         pointers = [rig.send(rig.write()) for _ in range(4)] + [rig.send(rig.write(), "orders.dlq")]
         for group, count in (("fast", 3), ("slow", 2)):
-            with closing(GroupMember(rig.broker, group, ["orders"])) as member:
-                member.ack(member.poll(limit=count, timeout=5).deliveries)
+            acknowledge(rig.broker, rig.cc, group, count)
         return pointers
 
     def test_only_what_all_groups_have_read_goes_and_topics_without_a_group_stay(self, rig, pointers):
@@ -258,8 +256,8 @@ class TestConsumed:
         place = next(n for n in range(2) if rig.broker.end_offset("orders", n))
         with rig.collect(consumed=True) as report:
             assert report.count == 2
-            with closing(GroupMember(rig.broker, "slow", ["orders"])) as member:
-                member.seek("orders", place, 1)
+            with LocalConsumer(rig.broker, rig.cc, topics=["orders"], group="slow") as consumer:
+                consumer.seek("orders", place, 1)
             deletion = report.delete()
         assert (deletion.deleted, deletion.kept) == (1, 1)
         assert rig.readable(*pointers[:2]) == [False, True]

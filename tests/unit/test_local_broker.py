@@ -1,4 +1,4 @@
-"""The embedded broker: topics, messages, limits and failures. Groups are in groups/."""
+"""The embedded broker: topics, messages, limits and failures. Groups are in test_local_groups.py."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import sqlite3
+import tempfile
 import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -25,14 +26,11 @@ from claimcheck.transports.local import (
     LocalBroker,
     MessageId,
     MessageTooLargeError,
-    TopicExistsError,
     TopicStats,
     UnknownPartitionError,
     UnknownTopicError,
-    message_size,
 )
 from claimcheck.transports.local import _database as database
-from claimcheck.transports.local._broker import pack_headers, unpack_headers
 
 
 @pytest.fixture
@@ -71,9 +69,8 @@ def test_creating_a_topic_again_with_the_same_partitions_changes_nothing(broker)
 
 
 def test_creating_a_topic_again_with_other_partitions_is_refused(broker):
-    with pytest.raises(TopicExistsError, match="has 2 partitions, not 3") as caught:
+    with pytest.raises(ConfigError, match="partitions: found 3, expected 2, which topic orders has"):
         broker.create_topic("orders", partitions=3)
-    assert (caught.value.destination, caught.value.partitions) == ("orders", 2)
     assert broker.partitions("orders") == 2
 
 
@@ -133,7 +130,7 @@ def test_a_message_comes_back_as_it_was_appended(broker):
     headers = [("h", b"1"), ("h", "zwei ä"), ("", b"")]
     where = broker.append("orders", b"value", key=b"k", headers=headers, partition=1)
     (message,) = broker.fetch("orders", 1, 0, 10)
-    assert message.message_id == where == MessageId("orders", 1, 0)
+    assert where == MessageId("orders", 1, 0)
     assert (message.value, message.key, message.timestamp) == (b"value", b"k", 1000.5)
     assert message.headers == [("h", b"1"), ("h", "zwei ä".encode()), ("", b"")]
 
@@ -159,7 +156,10 @@ def test_headers_may_be_a_mapping_and_are_left_unchanged(broker):
 
 @given(st.lists(st.tuples(st.text(st.characters(exclude_categories=["Cs"])), st.binary())))
 def test_headers_survive_storage(pairs):
-    assert unpack_headers(pack_headers(pairs)) == pairs
+    with tempfile.TemporaryDirectory() as folder, LocalBroker(Path(folder) / "b") as broker:
+        broker.create_topic("t")
+        broker.append("t", b"", headers=pairs)
+        assert broker.fetch("t", 0, 0, 1)[0].headers == pairs
 
 
 @pytest.mark.parametrize("headers", [5, "ab", [("a",)], [("a", 1)], [(b"a", b"")], {"a": None}, [("\ud800", b"")]])
@@ -258,13 +258,6 @@ def test_the_limit_counts_value_key_headers_and_overhead(path):
     assert not caught.value.retryable
 
 
-def test_message_size_agrees_with_the_limit(broker):
-    size = message_size(memoryview(b"abc"), b"k", [("ä", b"12")])
-    assert size == 3 + 1 + 2 + 2 + MESSAGE_OVERHEAD_BYTES
-    broker.append("orders", memoryview(b"abc"), key=b"k", headers=[("ä", b"12")])
-    assert broker.stats("orders") == TopicStats(messages=1, bytes=size)
-
-
 def test_a_memoryview_is_counted_in_bytes(path):
     with LocalBroker(path, max_message_bytes=MESSAGE_OVERHEAD_BYTES + 15) as broker:
         broker.create_topic("t")
@@ -323,14 +316,6 @@ def test_a_relative_path_is_fixed_when_the_broker_is_made(tmp_path, monkeypatch)
     assert (tmp_path / "b.sqlite").exists()
 
 
-def test_a_broker_pickles_as_its_settings(path):
-    with LocalBroker(path, max_message_bytes=1000) as broker:
-        broker.create_topic("t")
-        with pickle.loads(pickle.dumps(broker)) as copy:
-            assert copy.max_message_bytes == 1000
-            assert copy.topics() == ["t"]
-
-
 def test_repr_says_file_and_limit(broker, path):
     assert repr(broker) == f"<LocalBroker {path} max_message_bytes=1048576>"
 
@@ -348,7 +333,7 @@ def test_a_folder_that_is_missing_is_said(tmp_path):
 
 def test_a_file_that_is_no_database_is_refused_and_left_alone(path):
     path.write_bytes(b"my diary" * 1000)
-    with pytest.raises(BrokerStorageError, match="is not a SQLite database"):
+    with pytest.raises(BrokerStorageError, match="cannot be used as the file of a broker: file is not a database"):
         LocalBroker(path).create_topic("t")
     assert path.read_bytes() == b"my diary" * 1000
 
@@ -356,7 +341,9 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(path):
 def test_a_file_that_cannot_be_written_is_reported(broker):
     with broker.database.read() as db:
         db.execute("PRAGMA query_only=ON")
-    with pytest.raises(BrokerStorageError, match="cannot be written; the file and its folder have to be writable"):
+    with pytest.raises(
+        BrokerStorageError, match="readonly database; its folder has to exist, and both have to be writable"
+    ):
         broker.create_topic("t")
 
 
@@ -373,9 +360,9 @@ def test_somebody_elses_database_is_refused_and_left_alone(path):
 def test_a_newer_format_is_refused(broker, path):
     broker.close()
     connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version=2")
+    connection.execute(f"PRAGMA application_id={database._APPLICATION_ID + 1}")
     connection.close()
-    with pytest.raises(BrokerStorageError, match="format 2, but this claimcheck supports format 1"):
+    with pytest.raises(BrokerStorageError, match="of another version of claimcheck"):
         LocalBroker(path).topics()
 
 

@@ -1,4 +1,4 @@
-"""Sources and sinks for Spark, in pure Python: Pulsar topics, and the embedded broker, which needs no server.
+"""A source and a sink for Pulsar topics, and a source for the embedded broker, in pure Python.
 
 >>> register(spark)                                                              # doctest: +SKIP
 >>> spark.readStream.format("claimcheck_pulsar").option("serviceUrl", "...")     # doctest: +SKIP

@@ -6,22 +6,19 @@ from claimcheck.transports.local._broker import (
     LocalMessage,
     MessageId,
     TopicStats,
-    message_size,
 )
-from claimcheck.transports.local._consumer import LocalConsumer, ReceivedMessage
+from claimcheck.transports.local._clients import LocalConsumer, LocalProducer, ReceivedMessage
 from claimcheck.transports.local._errors import (
     BrokerBusyError,
     BrokerClosedError,
     BrokerCommitError,
     BrokerStorageError,
+    GroupTakenOverError,
     MessageTooLargeError,
-    OffsetOutOfRangeError,
     StaleDeliveryError,
-    TopicExistsError,
     UnknownPartitionError,
     UnknownTopicError,
 )
-from claimcheck.transports.local._producer import LocalProducer
 
 __all__ = [
     "MESSAGE_OVERHEAD_BYTES",
@@ -29,18 +26,16 @@ __all__ = [
     "BrokerClosedError",
     "BrokerCommitError",
     "BrokerStorageError",
+    "GroupTakenOverError",
     "LocalBroker",
     "LocalConsumer",
     "LocalMessage",
     "LocalProducer",
     "MessageId",
     "MessageTooLargeError",
-    "OffsetOutOfRangeError",
     "ReceivedMessage",
     "StaleDeliveryError",
-    "TopicExistsError",
     "TopicStats",
     "UnknownPartitionError",
     "UnknownTopicError",
-    "message_size",
 ]

@@ -2,8 +2,7 @@
 
 The file is in WAL mode: readers never wait for a writer, and writers wait for each other. A committed change survives
 the crash of any process; after a loss of power the last few changes may be missing (``synchronous=NORMAL``), but the
-file is intact. WAL needs shared memory: every process has to run on the machine that has the disk, and network file
-systems are refused.
+file is intact. WAL needs shared memory: every process has to run on the machine that has the disk.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import os
 import sqlite3
 import threading
 import uuid
-import weakref
 from collections.abc import Callable, Iterator
 
 from claimcheck.transports.local._errors import (
@@ -26,12 +24,12 @@ from claimcheck.transports.local._errors import (
 BUSY_TIMEOUT_SECONDS = 30.0
 """How long a change waits for other processes before it fails with `BrokerBusyError`."""
 
-_APPLICATION_ID = 0x636C636B  # "clck": distinguishes the broker's files from other SQLite files
-_SCHEMA_VERSION = 1
+_APPLICATION_ID = 0x636C6302  # "clc" and the version of the tables: distinguishes the files from other SQLite files
 _WAL_ATTEMPTS = 100
 _WAL_PAUSE_SECONDS = 0.05
 
-_SCHEMA = (
+_TABLES = (
+    "CREATE TABLE broker (id TEXT NOT NULL)",
     """CREATE TABLE topics (
         topic TEXT PRIMARY KEY, partitions INTEGER NOT NULL, turn INTEGER NOT NULL DEFAULT 0
     ) WITHOUT ROWID""",
@@ -41,37 +39,13 @@ _SCHEMA = (
     ) WITHOUT ROWID""",
     """CREATE TABLE messages (
         id INTEGER PRIMARY KEY, topic TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL,
-        timestamp REAL NOT NULL, key BLOB, headers BLOB NOT NULL, value BLOB, UNIQUE (topic, partition, offset)
+        timestamp REAL NOT NULL, key BLOB, headers TEXT NOT NULL, value BLOB, UNIQUE (topic, partition, offset)
     )""",
-    # AUTOINCREMENT: partitions are assigned in the order of joining, so ids must never be reused.
-    """CREATE TABLE members (
-        id INTEGER PRIMARY KEY AUTOINCREMENT, grp TEXT NOT NULL, topic TEXT NOT NULL, member TEXT NOT NULL,
-        expires_at REAL NOT NULL, UNIQUE (grp, topic, member)
-    )""",
-    """CREATE TABLE leases (
-        grp TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, member TEXT,
-        epoch INTEGER NOT NULL DEFAULT 0, floor INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (grp, topic, partition)
-    ) WITHOUT ROWID""",
-    """CREATE TABLE acks (
+    """CREATE TABLE positions (
         grp TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL,
-        PRIMARY KEY (grp, topic, partition, offset)
-    ) WITHOUT ROWID""",
-    """CREATE TABLE redeliveries (
-        grp TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL,
-        count INTEGER NOT NULL, due_at REAL, PRIMARY KEY (grp, topic, partition, offset)
+        owner TEXT NOT NULL, PRIMARY KEY (grp, topic, partition)
     ) WITHOUT ROWID""",
 )
-
-_ERRORS: dict[int, tuple[type[BrokerStorageError], str]] = {
-    sqlite3.SQLITE_BUSY: (BrokerBusyError, "was locked by another process for too long; try again"),
-    sqlite3.SQLITE_FULL: (BrokerStorageError, "cannot grow, the disk is full; free some space and try again"),
-    sqlite3.SQLITE_NOTADB: (BrokerStorageError, "is not a SQLite database; use another path for the broker"),
-    sqlite3.SQLITE_READONLY: (
-        BrokerStorageError,
-        "cannot be written; the file and its folder have to be writable, also to read it: use the owner's account",
-    ),
-    sqlite3.SQLITE_CANTOPEN: (BrokerStorageError, "cannot be opened; its folder has to exist and be writable"),
-}
 
 _inherited: list[sqlite3.Connection] = []  # SQLite forbids even closing a parent's connection in a forked child
 
@@ -81,6 +55,12 @@ def is_broker_file(path: str | os.PathLike[str]) -> bool:
     with open(path, "rb") as file:
         header = file.read(72)
     return header[:16] == b"SQLite format 3\0" and header[68:] == _APPLICATION_ID.to_bytes(4, "big")
+
+
+def local_cluster(database: Database) -> str:
+    """Return the name of a broker, which no other one has."""
+    with database.read() as db:
+        return f"local:{db.execute('SELECT id FROM broker').fetchone()[0]}"
 
 
 class Database:
@@ -111,26 +91,29 @@ class Database:
             if connection is not None:
                 connection.close()
 
+    __del__ = close
+
     @contextlib.contextmanager
     def _transaction(self, mode: str) -> Iterator[sqlite3.Connection]:
         self._leave_parents_connection()
         with self._lock, _mapped_errors(self.path):
-            connection = self._open()
-            connection.execute(f"BEGIN {mode}")
+            if self._closed:
+                raise BrokerClosedError(f"the broker on {self.path} was closed; create a new LocalBroker for it")
+            if self._connection is None:
+                self._connection = _connect(self.path, self._sleep)
+            db = self._connection
+            db.execute(f"BEGIN {mode}")
             try:
-                yield connection
+                yield db
             except BaseException:
-                _rollback(connection)
+                _roll_back(db)
                 raise
-            _commit(connection, self.path)
-
-    def _open(self) -> sqlite3.Connection:
-        if self._closed:
-            raise BrokerClosedError(f"the broker on {self.path} was closed; create a new LocalBroker on the same path")
-        if self._connection is None:
-            self._connection = _connect(self.path, self._sleep)
-            weakref.finalize(self, _close_own, self._connection, os.getpid())
-        return self._connection
+            try:
+                db.execute("COMMIT")
+            except sqlite3.Error as error:
+                _roll_back(db)
+                text = f"{self.path}: a commit failed ({error}); whether the change was made is unknown"
+                raise BrokerCommitError(f"{text}: check before you try again", path=self.path) from error
 
     def _reset(self) -> None:
         self._pid = os.getpid()
@@ -144,96 +127,53 @@ class Database:
             self._reset()  # the lock, too: a thread that only exists in the parent may have held it
 
 
-def local_cluster(database: Database) -> str:
-    """Return the name of a broker, which no other one has. It is created at the first call, and kept in the file."""
-    with database.write() as db:  # also in the files of earlier releases, which have no such table
-        db.execute("CREATE TABLE IF NOT EXISTS broker (id TEXT NOT NULL)")
-        row = db.execute("SELECT id FROM broker").fetchone()
-        if row is None:
-            row = (str(uuid.uuid4()),)
-            db.execute("INSERT INTO broker (id) VALUES (?)", row)
-    return f"local:{row[0]}"
-
-
-def _close_own(connection: sqlite3.Connection, pid: int) -> None:
-    if pid == os.getpid():
-        connection.close()
-    else:
-        _inherited.append(connection)
-
-
 def _connect(path: str, sleep: Callable[[float], None]) -> sqlite3.Connection:
     with contextlib.suppress(OSError):  # SQLite would create it readable to all; it reports what is wrong itself
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False)
+    db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False)
     try:
-        _prepare(connection, path)
-        _enable_wal(connection, path, sleep)
-        connection.execute("PRAGMA synchronous=NORMAL")
+        if _pragma(db, "application_id") != _APPLICATION_ID:
+            _create_tables(db, path)
+        _enable_wal(db, path, sleep)
+        db.execute("PRAGMA synchronous=NORMAL")
     except BaseException:
-        connection.close()
+        db.close()
         raise
-    return connection
+    return db
 
 
-def _prepare(connection: sqlite3.Connection, path: str) -> None:
-    if _pragma(connection, "application_id") != _APPLICATION_ID:
-        connection.execute("BEGIN IMMEDIATE")
-        if _pragma(connection, "application_id") != _APPLICATION_ID:  # no other process has created them meanwhile
-            _create_tables(connection, path)
-        connection.execute("COMMIT")
-    version = _pragma(connection, "user_version")
-    if version != _SCHEMA_VERSION:
-        text = (
-            f"{path} has broker format {version}, but this claimcheck supports format {_SCHEMA_VERSION};"
-            " use the version that created it"
-        )
-        raise BrokerStorageError(text, path=path)
+def _create_tables(db: sqlite3.Connection, path: str) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    if _pragma(db, "application_id") != _APPLICATION_ID:  # no other process has created them meanwhile
+        if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            text = f"{path} is a SQLite file of another application, or of another version of claimcheck"
+            raise BrokerStorageError(f"{text}; use another path for the broker", path=path)
+        for statement in _TABLES:
+            db.execute(statement)
+        db.execute("INSERT INTO broker (id) VALUES (?)", (str(uuid.uuid4()),))
+        db.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+    db.execute("COMMIT")
 
 
-def _create_tables(connection: sqlite3.Connection, path: str) -> None:
-    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        text = f"{path} is a SQLite file of another application; use a path of its own for the broker"
-        raise BrokerStorageError(text, path=path)
-    for statement in _SCHEMA:
-        connection.execute(statement)
-    connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
-    connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+def _enable_wal(db: sqlite3.Connection, path: str, sleep: Callable[[float], None]) -> None:
+    for _ in range(_WAL_ATTEMPTS):  # changing the mode does not wait for locks as other statements do
+        with contextlib.suppress(sqlite3.OperationalError):
+            if _pragma(db, "journal_mode=WAL") == "wal":
+                return
+        sleep(_WAL_PAUSE_SECONDS)
+    text = f"{path} is locked, or on a file system without shared memory; put it on a local disk"
+    raise BrokerStorageError(text, path=path)
 
 
-def _enable_wal(connection: sqlite3.Connection, path: str, sleep: Callable[[float], None]) -> None:
-    # Changing the mode does not wait for locks as other statements do, hence this loop.
-    for attempt in range(_WAL_ATTEMPTS):
-        try:
-            mode = _pragma(connection, "journal_mode=WAL")
-            break
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or attempt == _WAL_ATTEMPTS - 1:
-                raise
-            sleep(_WAL_PAUSE_SECONDS)
-    if mode != "wal":
-        text = f"{path} is on a file system without shared memory (journal mode {mode}); put it on a local disk"
-        raise BrokerStorageError(text, path=path)
-
-
-def _pragma(connection: sqlite3.Connection, text: str) -> object:
-    row: tuple[object, ...] = connection.execute(f"PRAGMA {text}").fetchone()
+def _pragma(db: sqlite3.Connection, text: str) -> object:
+    row: tuple[object, ...] = db.execute(f"PRAGMA {text}").fetchone()
     return row[0]
 
 
-def _rollback(connection: sqlite3.Connection) -> None:
+def _roll_back(db: sqlite3.Connection) -> None:
     # SQLite has often rolled back by itself; a failure here must not hide the first error.
     with contextlib.suppress(sqlite3.Error):
-        connection.rollback()
-
-
-def _commit(connection: sqlite3.Connection, path: str) -> None:
-    try:
-        connection.execute("COMMIT")
-    except sqlite3.Error as error:
-        _rollback(connection)
-        text = f"{path}: a commit failed ({error}); whether the change was made is unknown, check before you try again"
-        raise BrokerCommitError(text, path=path) from error
+        db.rollback()
 
 
 @contextlib.contextmanager
@@ -242,5 +182,9 @@ def _mapped_errors(path: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        kind, meaning = _ERRORS.get(code, (BrokerStorageError, f"cannot be used: {error}"))
-        raise kind(f"{path} {meaning}", path=path) from error
+        if code == sqlite3.SQLITE_BUSY:
+            raise BrokerBusyError(f"{path} was locked by another process for too long; try again", path=path) from error
+        text = f"{path} cannot be used as the file of a broker: {error}"
+        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+            text += "; its folder has to exist, and both have to be writable, also to read"
+        raise BrokerStorageError(text, path=path) from error

@@ -20,32 +20,16 @@ class UnknownPartitionError(TransportError):
     partitions: int | None = None
 
 
-class TopicExistsError(TransportError):
-    """The topic exists with another number of ``partitions``; it was not changed."""
-
-    partitions: int | None = None
-
-
-class OffsetOutOfRangeError(TransportError):
-    """The ``partition`` has no such ``offset``, only 0 to ``end``, that of its next message; nothing was changed."""
-
-    partition: int | None = None
-    offset: int | None = None
-    end: int | None = None
-
-
 class StaleDeliveryError(TransportError):
-    """The message is redelivered: its partition was leased to another member, or a seek moved the group's position.
+    """The message was received before a seek, which decides what is delivered next; nothing was acknowledged."""
 
-    Nothing was acknowledged. ``offset`` is the lowest offset of the delivery in its ``partition``.
-    """
 
-    partition: int | None = None
-    offset: int | None = None
+class GroupTakenOverError(TransportError):
+    """Another consumer of the group was opened, or the group was deleted; nothing was changed."""
 
 
 class BrokerClosedError(TransportError):
-    """The broker or the group member was closed; nothing was changed."""
+    """The broker or the consumer was closed; nothing was changed."""
 
 
 class BrokerStorageError(TransportError):

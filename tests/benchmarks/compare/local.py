@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from claimcheck.transports.local import (
     MessageId,
     ReceivedMessage,
 )
-from claimcheck.transports.local._groups import Delivery, GroupMember
 from tests.benchmarks.compare.broker import BrokerAddress, Consumer, Done, Producer, Received, TopicSettings
 from tests.benchmarks.compare.model import CompareError, Mode
 from tests.benchmarks.compare.sampling import PayloadSizes
@@ -25,7 +25,7 @@ from tests.benchmarks.compare.sampling import PayloadSizes
 LIMIT_BYTES = 1 << 20
 """The largest message by default."""
 
-_LEASE_SECONDS = 30.0
+_POLL_SECONDS = 0.05
 _FILES = ("", "-wal", "-shm")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
@@ -118,10 +118,10 @@ class EmbeddedBroker:
         self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
     ) -> Consumer:
         """Return a consumer; ``native`` reads messages unchanged."""
-        broker, lease = LocalBroker(self._path(topic)), session_seconds or _LEASE_SECONDS
+        broker = LocalBroker(self._path(topic))
         if mode == "native":
-            return _NativeConsumer(broker, GroupMember(broker, group, [topic], lease_seconds=lease), topic)
-        return _Consumer(broker, LocalConsumer(broker, cc, topics=[topic], group=group, lease_seconds=lease), topic)
+            return _NativeConsumer(broker, group, topic)
+        return _Consumer(broker, LocalConsumer(broker, cc, topics=[topic], group=group), topic)
 
     def close(self) -> None:
         """Do nothing: files are opened for each operation."""
@@ -192,24 +192,34 @@ class _Consumer:
 
 
 class _NativeConsumer:
-    def __init__(self, broker: LocalBroker, member: GroupMember, topic: str) -> None:
-        self._broker = broker
-        self._member = member
-        self._topic = topic
+    """Reads messages in order, and keeps a position for each partition in the broker's file."""
+
+    def __init__(self, broker: LocalBroker, group: str, topic: str) -> None:
+        self._broker, self._group, self._topic = broker, group, topic
+        with broker.database.write() as db:
+            db.execute("CREATE TABLE IF NOT EXISTS native (grp, partition, offset, PRIMARY KEY (grp, partition))")
+            known = dict(db.execute("SELECT partition, offset FROM native WHERE grp = ?", (group,)).fetchall())
+        self._next = {partition: known.get(partition, 0) for partition in range(broker.partitions(topic))}
 
     def receive(self, timeout: float) -> Received | None:
-        for delivery in self._member.poll(timeout=timeout).deliveries:
-            message = delivery.message
-            return Received(message.value, None, message.partition, message.offset, delivery)
-        return None
+        end = time.monotonic() + timeout
+        while True:
+            for partition, offset in self._next.items():
+                for message in self._broker.fetch(self._topic, partition, offset, 1):
+                    del self._next[partition]
+                    self._next[partition] = offset + 1
+                    return Received(message.value, None, partition, offset, message)
+            if time.monotonic() >= end:
+                return None
+            time.sleep(_POLL_SECONDS)
 
     def commit(self, received: Received) -> None:
-        assert isinstance(received.handle, Delivery)
-        self._member.ack([received.handle])
+        row = (self._group, received.partition, int(received.position) + 1)
+        with self._broker.database.write() as db:
+            db.execute("INSERT OR REPLACE INTO native (grp, partition, offset) VALUES (?, ?, ?)", row)
 
     def seek(self, partition: int, position: int | str) -> None:
-        self._member.seek(self._topic, partition, int(position))
+        self._next[partition] = int(position)
 
     def close(self) -> None:
-        self._member.close()
         self._broker.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import time
@@ -17,11 +16,10 @@ from claimcheck._envelope import encode_pointer
 from claimcheck._gc_collection import Collection
 from claimcheck._gc_topics import LocalTopics
 from claimcheck._store_context import StoreContext
-from claimcheck.errors import TransportError
 from claimcheck.transports._common.topics import topics_not_read, topics_to_read
 from claimcheck.transports.local import LocalBroker
 from claimcheck.transports.local._database import local_cluster
-from claimcheck.transports.local._groups import GroupMember
+from tests.local_rig import acknowledge
 from tests.unit.cli.rig import ok, run
 
 CONFIG = """
@@ -206,8 +204,7 @@ def test_what_every_group_has_acknowledged_goes_only_if_that_is_wanted(lab):
     for pointer in pointers:
         lab.broker.append("orders", lab.cc.seal(pointer), partition=0)
     for group, count in (("fast", 2), ("slow", 1)):
-        with contextlib.closing(GroupMember(lab.broker, group, ["orders"])) as member:
-            member.ack(member.poll(limit=count, timeout=5).deliveries)
+        acknowledge(lab.broker, lab.cc, group, count)
     ok(*GC, "--yes", "--claim")
     assert len(lab.stored) == 2
     ok(*GC, "--yes", "--claim", "--consumed")
@@ -216,28 +213,23 @@ def test_what_every_group_has_acknowledged_goes_only_if_that_is_wanted(lab):
 
 def test_when_everything_was_read_only_the_claim_says_that_it_is_the_right_broker(lab):
     lab.send(pointer := lab.write())
-    with contextlib.closing(GroupMember(lab.broker, "g", ["orders"])) as member:
-        member.ack(member.poll(limit=9, timeout=1).deliveries)
-        assert "no message in orders points at any payload" in run(*GC, "--yes", "--claim", "--consumed").stderr
-        assert run(*GC, "--yes", "--consumed").exit_code == 3, "nothing was claimed"
-        assert lab.stored == {pointer.key}
-        ok(*GC, "--yes", "--claim", "--consumed", "--force")
-        assert not lab.stored
+    acknowledge(lab.broker, lab.cc, "g", 1)
+    assert "no message in orders points at any payload" in run(*GC, "--yes", "--claim", "--consumed").stderr
+    assert run(*GC, "--yes", "--consumed").exit_code == 3, "nothing was claimed"
+    assert lab.stored == {pointer.key}
+    ok(*GC, "--yes", "--claim", "--consumed", "--force")
+    assert not lab.stored
 
-        lab.send(lab.write())
-        member.ack(member.poll(limit=9, timeout=1).deliveries)
-        ok(*GC, "--yes", "--consumed")
+    lab.send(lab.write())
+    acknowledge(lab.broker, lab.cc, "g", 1)
+    ok(*GC, "--yes", "--consumed")
     assert not lab.stored
 
 
 def test_a_deleted_group_keeps_nothing(lab):
     lab.send(lab.write())
-    unused = GroupMember(lab.broker, "unused", ["orders"])
-    with pytest.raises(TransportError, match="group unused has 1 members"):
-        lab.broker.delete_group("unused")
-    unused.close()
-    with contextlib.closing(GroupMember(lab.broker, "used", ["orders"])) as member:
-        member.ack(member.poll(limit=9, timeout=1).deliveries)
+    acknowledge(lab.broker, lab.cc, "unused", 0)
+    acknowledge(lab.broker, lab.cc, "used", 1)
     ok(*GC, "--yes", "--claim", "--consumed")
     assert lab.stored
 

@@ -1,21 +1,14 @@
-"""The command line on a terminal, and its demo."""
+"""The command line on a terminal."""
 
 from __future__ import annotations
 
-import inspect
 import os
 import pty
 import subprocess
 
-import pytest
-
-from claimcheck._demo.send import DemoError
 from tests.unit.cli.rig import (
     command,
-    is_one_line,
-    ok,
     put,
-    run,
 )
 
 
@@ -64,35 +57,3 @@ def test_a_terminal_gets_a_table(here):
     code, shown = on_terminal("inspect", "envelope", "--read")
     assert code == 0
     assert "read and verified" in shown
-
-
-def test_the_demo_is_run_with_its_folder_and_its_code(here, monkeypatch):
-    demo = pytest.importorskip("claimcheck._demo")
-    seen = []
-
-    def fake(directory, *, console):
-        seen.append(directory)
-        return 1 if directory else 0
-
-    assert list(inspect.signature(demo.run).parameters) == list(inspect.signature(fake).parameters)
-    monkeypatch.setattr(demo, "run", fake)
-    ok("demo")
-    assert run("demo", "--dir", here).exit_code == 1
-    assert run("demo", "--dir", "nowhere").exit_code == 2
-    assert seen == [None, here]
-
-
-def test_a_folder_that_cannot_be_used_is_wrong_usage_and_other_troubles_of_the_demo_are_not(here, monkeypatch):
-    pytest.importorskip("pyspark")
-    demo = pytest.importorskip("claimcheck._demo")
-    (here / "void").mkdir()
-    result = run("demo", "--dir", "void")
-    assert result.exit_code == 2
-    assert "it holds no files" in result.stderr
-
-    def fake(directory, *, console):
-        raise DemoError("Spark did not start")
-
-    monkeypatch.setattr(demo, "run", fake)
-    result = run("demo")
-    assert (result.exit_code, is_one_line(result)) == (1, True)
