@@ -11,18 +11,10 @@ from typing import Any, Literal, NoReturn
 from claimcheck._envelope import Buffer
 from claimcheck._resolver import Dropped, Failed, Resolved, Resolver
 from claimcheck._validation import check_value
-from claimcheck.config import Config
 from claimcheck.errors import ChunkError, ClaimCheckError, IncompletePayloadError, PayloadTypeError
-from claimcheck.spark._fetching import (
-    MAX_INFLIGHT_BYTES,
-    Concurrency,
-    Outcome,
-    ReadFrom,
-    check_limits,
-    is_bad_message,
-    outcomes,
-)
-from claimcheck.spark._origin import check_destination
+from claimcheck.spark._columns import Origin, check_destination
+from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, Concurrency, Outcome, ReadFrom, is_bad_message, outcomes
+from claimcheck.spark._reading import Reading
 from claimcheck.spark._worker import (
     AnyConfig,
     active_session,
@@ -79,46 +71,40 @@ def resolver(
     check_value("on_error", on_error, OnError)
     check_value("chunks", chunks, Chunks)
     check_value("keyed", keyed, bool)
-    check_limits(concurrency=concurrency, max_inflight_bytes=max_inflight_bytes)
     checked = as_config(config)
     check_destination(checked, destination)
     if session := active_session():
         check_paths(checked, session)
-    return PartitionResolver(
+    reading = Reading(
         config=checked,
-        skip_errors=on_error == "skip",
-        reassemble=chunks == "reassemble",
-        keyed=keyed,
-        destination=destination,
         concurrency=concurrency,
         max_inflight_bytes=max_inflight_bytes,
+        origin=Origin(destination),
     )
+    return PartitionResolver(reading, skip_errors=on_error == "skip", reassemble=chunks == "reassemble", keyed=keyed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PartitionResolver:
     """The result of `resolver`: pickled and sent to the workers, where it is called once per partition."""
 
-    config: Config
+    reading: Reading
     skip_errors: bool
     reassemble: bool
     keyed: bool
-    destination: str | None
-    concurrency: Concurrency
-    max_inflight_bytes: int
 
     def __call__(self, elements: Iterable[Any]) -> Iterator[Any]:
         """Resolve one partition."""
-        origin = ReadFrom(self.destination)
+        reading, origin = self.reading, ReadFrom(self.reading.origin.destination)
         results = outcomes(
             map(_keyed if self.keyed else _unkeyed, elements),
-            claim_check(self.config),
-            concurrency=adaptive_concurrency(self.config, self.concurrency),
-            max_inflight_bytes=self.max_inflight_bytes,
+            claim_check(reading.config),
+            concurrency=adaptive_concurrency(reading.config, reading.concurrency),
+            max_inflight_bytes=reading.max_inflight_bytes,
             read_from=lambda item: origin,
         )
         if self.reassemble:
-            results = _Reassembly(self.config, self.destination, partition=partition_id()).run(results)
+            results = _Reassembly(reading, partition=partition_id()).run(results)
         with closing(results):
             for key, _, outcome in results:
                 if isinstance(outcome, ClaimCheckError):
@@ -130,7 +116,7 @@ class PartitionResolver:
     def _handle(self, error: ClaimCheckError) -> None:
         if isinstance(error, ChunkError) and not self.reassemble:
             error.add_note('In Spark: resolver(..., chunks="reassemble"), if all chunks are in one partition.')
-        if not self.skip_errors or not is_bad_message(error, self.config):
+        if not self.skip_errors or not is_bad_message(error, self.reading.config):
             raise error
         _log.warning("skipped a message: %s: %s", type(error).__name__, error)
 
@@ -156,8 +142,8 @@ def _message(value: object) -> Buffer | None:
 class _Reassembly:
     """Joins the chunks of one partition."""
 
-    def __init__(self, config: Config, destination: str | None, *, partition: int) -> None:
-        self._partition, self._destination = partition, destination
+    def __init__(self, reading: Reading, *, partition: int) -> None:
+        config, self._destination, self._partition = reading.config, reading.origin.destination, partition
         self._now = 0.0
         # Nothing is redelivered in a batch, and everything expires when `_now` passes one second, at the end.
         chunking = replace(config.chunks, expire_after_seconds=1.0, on_expire="ack", on_evict="ack")
@@ -194,19 +180,18 @@ class _Reassembly:
             elif isinstance(result, Failed) or result.reason == "evicted":
                 yield key, None, result.error
             elif result.reason == "expired":
-                yield key, None, self._incomplete(result)
+                yield key, None, _incomplete(result, self._partition)
             else:  # aborted by the writer, or a duplicate: no payload is missing
                 _log.info("partition %d: dropped chunks of %s: %s", self._partition, result.uuid, result.reason)
 
-    def _incomplete(self, dropped: Dropped) -> IncompletePayloadError:
-        seen, total = getattr(dropped.error, "seen", None), getattr(dropped.error, "total", None)
-        return IncompletePayloadError(
-            f"partition {self._partition} ended with {seen} of {total} chunks of {dropped.uuid}: the others are in "
-            "another partition of this RDD, outside the data that was read, or were never sent",
-            uuid=dropped.uuid,
-            seen=seen,
-            total=total,
-        )
+
+def _incomplete(dropped: Dropped, partition: int) -> IncompletePayloadError:
+    seen, total = getattr(dropped.error, "seen", None), getattr(dropped.error, "total", None)
+    text = (
+        f"partition {partition} ended with {seen} of {total} chunks of {dropped.uuid}: the others are in another "
+        "partition of this RDD, outside the data that was read, or were never sent"
+    )
+    return IncompletePayloadError(text, uuid=dropped.uuid, seen=seen, total=total)
 
 
 def _not_called(data: bytes) -> NoReturn:

@@ -193,8 +193,10 @@ def batch_of(payloads):
 
 def stage_of(config):
     from claimcheck.spark import _offload as offloading
+    from claimcheck.spark._reading import Reading
     from claimcheck.spark._worker import as_config
 
+    reading = Reading(config=as_config(config), concurrency=1, max_inflight_bytes=1 << 20)
     columns = offloading._Columns(
         payload=0,
         key=None,
@@ -204,7 +206,7 @@ def stage_of(config):
         text_key=False,
         all_names=("payload",),
     )
-    return offloading._OffloadStage(as_config(config), uuid.uuid4().bytes, columns, "orders", None, 1, 1 << 20, None)
+    return offloading._OffloadStage(reading, uuid.uuid4().bytes, columns, "orders", None)
 
 
 def stage_rows(stage, place, batches):

@@ -105,7 +105,7 @@ def test_one_worker_process_opens_a_configuration_once(sc, config, send):
         from claimcheck.spark import _worker as worker
 
         total = sum(len(payload) for payload in resolve(elements))
-        yield os.getpid(), id(worker.claim_check(resolve.config)), total
+        yield os.getpid(), id(worker.claim_check(resolve.reading.config)), total
 
     seen = [each for _ in range(3) for each in sc.parallelize(messages, 4).mapPartitions(identity).collect()]
 

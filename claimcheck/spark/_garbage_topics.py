@@ -11,21 +11,21 @@ from claimcheck._garbage import same_slug
 from claimcheck._pointer import slug
 from claimcheck._validation import did_you_mean, fail
 from claimcheck.errors import ConfigError
-from claimcheck.spark._consumed import (
-    ADMIN,
-    Places,
-    admin_settings,
-    kafka_cluster,
-    kafka_places,
-    local_places,
-    pulsar_places,
-)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from claimcheck.spark.sources._pulsar.connection import Connection
 
+ADMIN = "admin"
+"""The key of settings for the client that looks at the groups of Kafka."""
+
+Places = Mapping[tuple[str, int], int]
+"""The position below which everything is consumed, by topic and partition."""
+
+_LEDGER = 1 << 32
+_SECONDS = 30.0
+_SERVERS, _SECURITY = "kafka.bootstrap.servers", ("kafka.security.protocol", "kafka.sasl.", "kafka.ssl.")
 _PLACE = "concat('topic ', topic, ', partition ', `partition`) AS place"  # see `_unread`
 _SLUG_CHARACTERS = 64
 
@@ -235,3 +235,56 @@ def _similar(name: str) -> str:
 
 def _quoted(name: str) -> str:
     return name.replace(".", r"\.")  # the other characters of names mean themselves
+
+
+# How far groups have read, as the driver asks their broker ------------------------------------------------------
+
+
+def admin_settings(given: object, options: Mapping[str, str], *, path: str) -> dict[str, Any]:
+    """Return the settings of the client that looks at groups: it is another one than Spark's, which Java runs."""
+    if given is not None and not isinstance(given, Mapping):
+        fail(path, found=f"a {type(given).__name__}", expected="a mapping of settings of librdkafka")
+    lower = {name.lower(): value for name, value in options.items()}
+    secure = next((name for name in lower if name.startswith(_SECURITY)), None)
+    if given is None and secure is not None:
+        expected = f"settings of librdkafka that replace {secure!r} and the like, to look at the groups"
+        fail(path, found="nothing", expected=expected)
+    return {"bootstrap.servers": lower.get(_SERVERS, ""), **(given or {})}
+
+
+def kafka_cluster(settings: Mapping[str, Any], *, path: str) -> str:
+    """Return the name of a Kafka cluster; raises as `kafka_places`."""
+    from claimcheck.transports.kafka._cluster import Cluster
+
+    return Cluster(settings, path=path).name(timeout=_SECONDS)
+
+
+def kafka_places(settings: Mapping[str, Any], topics: tuple[str, ...], *, path: str) -> Places:
+    """Return what every group of Kafka has read; see `claimcheck.transports.kafka._groups.consumed_offsets`."""
+    from claimcheck.transports.kafka._cluster import Cluster
+    from claimcheck.transports.kafka._groups import consumed_offsets
+
+    cluster = Cluster(settings, path=path)
+    known = cluster.metadata(timeout=_SECONDS).topics
+    places = [(name, number) for name in topics if name in known for number in known[name].partitions]
+    return consumed_offsets(cluster.admin, places)
+
+
+def pulsar_places(connection: Connection, topics: tuple[str, ...]) -> Places:
+    """Return what every durable subscription has acknowledged."""
+    from claimcheck.spark.sources._pulsar.client import consumed_positions
+    from claimcheck.spark.sources._pulsar.reader import split_name
+
+    found = consumed_positions(connection, topics)
+    return {split_name(name): ledger * _LEDGER + entry + 1 for name, (ledger, entry) in found.items()}
+
+
+def local_places(path: str, topics: tuple[str, ...]) -> Places:
+    """Return what every group of an embedded broker has acknowledged."""
+    from claimcheck.transports.local import LocalBroker
+    from claimcheck.transports.local._groups import consumed_offset
+
+    with LocalBroker(path) as broker:
+        places = [(topic, number) for topic in topics for number in range(broker.partitions(topic))]
+        with broker.database.read() as db:
+            return {place: consumed_offset(db, *place) for place in places}
