@@ -98,13 +98,12 @@ class _Stage:
         watch = Watch(self.console, self.folder, counter)
         sent = watch.over(f"{self.strategy:<9} write", partial(self._send, counter), cancel=self._stop.touch)
         topic, config = Topic(self.scratch / "broker.sqlite"), self._config()
-        chunked = self.strategy == "chunking"
-        as_rdd = partial(read_as_rdd, self.spark, topic, config, counter, chunks="reassemble" if chunked else "refuse")
-        cancel = self.spark.sparkContext.cancelAllJobs
-        readings = [watch.over(f"{self.strategy:<9} RDD", as_rdd, cancel=cancel)]
-        if not chunked:  # a row is one message; chunks are several
-            as_dataframe = partial(read_as_dataframe, self.spark, topic, config)
-            readings.append(watch.over(f"{self.strategy:<9} DataFrame", as_dataframe, cancel=cancel, counted=False))
+        chunked, cancel, readings = self.strategy == "chunking", self.spark.sparkContext.cancelAllJobs, []
+        if not chunked:  # a payload is one message
+            as_rdd = partial(read_as_rdd, self.spark, topic, config, counter)
+            readings.append(watch.over(f"{self.strategy:<9} RDD", as_rdd, cancel=cancel))
+        as_dataframe = partial(read_as_dataframe, self.spark, topic, config, chunked=chunked)
+        readings.append(watch.over(f"{self.strategy:<9} DataFrame", as_dataframe, cancel=cancel, counted=False))
         return Run(self.strategy, sent, tuple(readings))
 
     def _send(self, counter: FileCounter) -> Sent:

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from claimcheck._demo.send import PARTITIONS, TOPIC, DemoError, FileCounter
-from claimcheck.spark import ensure_java, resolve, resolver
+from claimcheck.spark import ensure_java, reassemble, resolve, resolver
 from claimcheck.transports.local import LocalBroker
 
 if TYPE_CHECKING:
@@ -92,20 +92,18 @@ def read_as_rdd(
     topic: Topic,
     config: dict[str, object],
     counter: FileCounter,
-    *,
-    chunks: Literal["refuse", "reassemble"],
 ) -> ReadResult:
     """Resolve with ``rdd.mapPartitions(resolver(...))`` and examine the payloads in the workers."""
     begin = time.perf_counter()
-    payloads = topic.rdd(spark).mapPartitions(resolver(config, keyed=True, chunks=chunks))
+    payloads = topic.rdd(spark).mapPartitions(resolver(config, keyed=True))
     return ReadResult("RDD", payloads.map(_Look(counter)).collect(), time.perf_counter() - begin)
 
 
-def read_as_dataframe(spark: SparkSession, topic: Topic, config: dict[str, object]) -> ReadResult:
-    """Resolve with ``df.transform(resolve(...))`` and use Spark's own functions on the payload column."""
+def read_as_dataframe(spark: SparkSession, topic: Topic, config: dict[str, object], *, chunked: bool) -> ReadResult:
+    """Resolve with ``df.transform(resolve(...))``, or join chunks; then use Spark's own functions."""
     begin = time.perf_counter()
     messages = spark.createDataFrame(topic.rdd(spark), "key binary, value binary")
-    payloads = messages.transform(resolve("value", config=config))
+    payloads = messages.transform((reassemble if chunked else resolve)("value", config=config))
     return ReadResult("DataFrame", _digests(payloads), time.perf_counter() - begin)
 
 

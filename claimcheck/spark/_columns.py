@@ -109,11 +109,8 @@ def map_batches(
     df: DataFrame, function: BatchFunction, *, kept: Sequence[int], added: Mapping[str, DataType]
 ) -> DataFrame:
     """Run a function on the Arrow batches of a DataFrame; it finds columns by index, and Spark names its output."""
-    check_types(df)
-    names = {name.lower() for name in df.columns}
-    usable = len(names) == len(df.columns) and not any(name == "" or set(name) & set(".`*") for name in names)
     fields = [df.schema.fields[index] for index in kept]
-    return (df if usable else with_index_names(df)).mapInArrow(function, with_fields(fields, **added))
+    return with_index_names(df).mapInArrow(function, with_fields(fields, **added))
 
 
 def map_rows(df: DataFrame, function: RowFunction, columns: Mapping[str, str]) -> DataFrame:
@@ -146,24 +143,6 @@ def batch_of(rows: Sequence[tuple[Any, ...]], columns: Mapping[str, str]) -> pa.
 def with_index_names(df: DataFrame) -> DataFrame:
     """Rename the columns to ``c0``, ``c1`` and so on, because names may contain dots or occur twice."""
     return df.toDF(*(f"c{index}" for index in range(len(df.columns))))
-
-
-def check_types(df: DataFrame) -> None:
-    """Check that Spark can pass every column to a Python worker, or raise a `ConfigError` that names the column."""
-    for field in df.schema.fields:
-        if _has_months(field.dataType):
-            kind = field.dataType.simpleString()
-            expected = "no year-month or calendar interval, which Python workers cannot receive: cast it to string"
-            fail("df", found=f"the column {field.name!r} of type {kind}", expected=f"{expected}, or drop the column")
-
-
-def _has_months(kind: DataType) -> bool:
-    """Whether a type is, or contains, an interval that is not a plain duration."""
-    if type(kind).__name__ in ("CalendarIntervalType", "YearMonthIntervalType"):  # some versions lack the second
-        return True
-    parts = [getattr(kind, name, None) for name in ("elementType", "keyType", "valueType")]
-    parts += [field.dataType for field in getattr(kind, "fields", ())]
-    return any(_has_months(part) for part in parts if part is not None)
 
 
 def error_type() -> StructType:

@@ -15,7 +15,7 @@ from claimcheck.errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from claimcheck.spark.sources._pulsar.connection import Connection
+    from claimcheck.spark.sources._pulsar_client import Connection
 
 ADMIN = "admin"
 """The key of settings for the client that looks at the groups of Kafka."""
@@ -125,9 +125,10 @@ class WholeTopics:
             path = f"{self.path}.{ADMIN}"
             return kafka_cluster(admin_settings(self.admin, self.options, path=path), path=path)
         if self.form == "claimcheck_pulsar":
-            from claimcheck.spark.sources._pulsar.client import cluster_name
+            from claimcheck.spark.sources._pulsar_client import web_service
 
-            return cluster_name(self._connection())
+            with web_service(self._connection()) as admin:
+                return admin.cluster()
         from claimcheck.transports.local import LocalBroker
         from claimcheck.transports.local._database import local_cluster
 
@@ -160,13 +161,19 @@ class WholeTopics:
 
             with LocalBroker(self._option("path") or "") as broker:
                 return broker.topics()
-        from claimcheck.spark.sources._pulsar.client import similar_topics
+        from claimcheck.spark.sources._pulsar_client import web_service
+        from claimcheck.spark.sources._pulsar_reader import split_name
+        from claimcheck.transports.pulsar._admin import topic_path
 
-        return similar_topics(self._connection(), self.names)
+        found = set[str]()
+        with web_service(self._connection()) as admin:
+            for namespace in {topic_path(name).rpartition("/")[0] for name in self.names}:
+                found |= {*(admin.get(namespace) or ()), *(admin.get(f"{namespace}/partitioned") or ())}
+        return sorted({split_name(name)[0] for name in found})
 
     def _connection(self) -> Connection:
         from claimcheck.spark.sources._options import parse
-        from claimcheck.spark.sources._pulsar.connection import CONNECTION_OPTIONS, Connection
+        from claimcheck.spark.sources._pulsar_client import CONNECTION_OPTIONS, Connection
 
         given = {name: value for name in CONNECTION_OPTIONS if (value := self._option(name)) is not None}
         return Connection.of(parse(given, CONNECTION_OPTIONS), timeout_seconds=60.0)
@@ -272,10 +279,13 @@ def kafka_places(settings: Mapping[str, Any], topics: tuple[str, ...], *, path: 
 
 def pulsar_places(connection: Connection, topics: tuple[str, ...]) -> Places:
     """Return what every durable subscription has acknowledged."""
-    from claimcheck.spark.sources._pulsar.client import consumed_positions
-    from claimcheck.spark.sources._pulsar.reader import split_name
+    from claimcheck.spark.sources._pulsar_client import web_service
+    from claimcheck.spark.sources._pulsar_reader import split_name
+    from claimcheck.transports.pulsar._cursors import consumed_position, partitions_of
 
-    found = consumed_positions(connection, topics)
+    with web_service(connection) as admin:
+        names = [name for topic in topics for name in partitions_of(admin, topic)]
+        found = {name: consumed_position(admin, name) for name in names}
     return {split_name(name): ledger * _LEDGER + entry + 1 for name, (ledger, entry) in found.items()}
 
 

@@ -182,8 +182,7 @@ class Reading:
 
 def _with_advice(error: ChunkError) -> ChunkError:
     advised = ChunkError(
-        f"a chunk of {error.uuid} cannot be resolved by itself: use df.transform(reassemble(...)), or, if all chunks "
-        'of a payload are in one partition of an RDD, mapPartitions(resolver(..., chunks="reassemble"))',
+        f"a chunk of {error.uuid} cannot be resolved by itself: use df.transform(reassemble(...))",
         uuid=error.uuid,
         total=error.total,
     )

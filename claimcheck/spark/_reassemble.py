@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from claimcheck._validation import MAX_SECONDS, Range, check_value
-from claimcheck.spark._columns import check_new, check_types, error_type, require_arrow, with_fields, with_index_names
+from claimcheck.spark._columns import check_new, error_type, require_arrow, with_fields, with_index_names
 from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, Concurrency
 from claimcheck.spark._metrics import Metrics
 from claimcheck.spark._reading import Reading
@@ -109,7 +109,6 @@ def reassemble(
     def transform(df: DataFrame) -> DataFrame:
         placed = reading.at(df, destination)
         check_new(df.columns, uuid="uuid", payload=payload, error="error")
-        check_types(df)
         columns = ColumnIndexes.find(df, column, source, headers)
         placed = replace(placed, origin=replace(placed.origin, headers=columns.headers))
         options = Options(placed, float(expire), expire_by, delete_chunks)

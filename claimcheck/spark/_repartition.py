@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from claimcheck._validation import check_int, fail
 from claimcheck.errors import ClaimCheckError
 from claimcheck.spark._columns import (
-    check_types,
     described,
     find_column,
     map_batches,
@@ -60,7 +59,6 @@ def repartition_by_payload(
         spark = session_of(df)
         if df.isStreaming:
             fail("df", found="a stream", expected="a batch; a stream's source limits the bytes of a trigger")
-        check_types(df)
         packing = _Packing(checked, find_column(df, "column", column), target_bytes)
         with described(spark, "repartition_by_payload: read the sizes of payloads"):
             ranges, count = _bin_ranges(df, packing)

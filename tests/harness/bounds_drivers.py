@@ -309,7 +309,7 @@ def spark_resolver(config: Config, messages: list[bytes], folder: Path) -> Itera
     """Drive the function of `claimcheck.spark.resolver`, which raises errors: message by message."""
     from claimcheck.spark._resolver import resolver
 
-    resolve = resolver(config=config, chunks="reassemble", concurrency=4, max_inflight_bytes=LIMIT)
+    resolve = resolver(config=config, concurrency=4, max_inflight_bytes=LIMIT)
     payloads = iter(resolve(messages))
     for _ in messages:
         yield result_of(lambda: next(payloads))
@@ -379,7 +379,7 @@ DRIVERS: dict[str, tuple[Driver, tuple[str, ...]]] = {
     "local_consumer": (local_consumer, WHOLE + CHUNKS),
     "spark_resolve": (spark_resolve, WHOLE),
     "spark_map_payloads": (spark_map_payloads, WHOLE),
-    "spark_resolver": (spark_resolver, ("many_that_decompress", "many_stored", *CHUNKS)),
+    "spark_resolver": (spark_resolver, ("many_that_decompress", "many_stored")),
     "spark_reassemble_batch": (spark_reassemble_batch, WHOLE + CHUNKS),
     "spark_reassemble_stream": (spark_reassemble_stream, CHUNKS),
 }

@@ -164,9 +164,9 @@ def test_spark_and_the_decoder_read_heads_alike(spark):
     ]:
         sent.append(chunk[:44] + b"".join(n.to_bytes(4, "big") for n in numbers))
     df = spark.createDataFrame([(message,) for message in sent], "value binary")
-    head = read_header(df.value, header)
+    uuid, position = read_header(df.value, header)
 
-    rows = df.select(head.uuid.alias("uuid"), head.position.alias("position")).collect()
+    rows = df.select(uuid.alias("uuid"), position.alias("position")).collect()
 
     assert [(row.uuid, row.position) for row in rows] == [decoded(message, header) for message in sent]
 

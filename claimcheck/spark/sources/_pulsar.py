@@ -21,8 +21,9 @@ from claimcheck.spark._worker import as_config
 from claimcheck.spark.sources._admission_control import Budget, Scale
 from claimcheck.spark.sources._errors import SubscriptionBusyError
 from claimcheck.spark.sources._options import COUNT, SECONDS, TEXT, TRUTH, Values, require, sink_config
-from claimcheck.spark.sources._pulsar.admission import limited, newer
-from claimcheck.spark.sources._pulsar.client import (
+from claimcheck.spark.sources._pulsar_client import (
+    CONNECTION_OPTIONS,
+    Connection,
     check_topic,
     client_errors,
     in_parallel,
@@ -31,19 +32,23 @@ from claimcheck.spark.sources._pulsar.client import (
     open_client,
     retry,
 )
-from claimcheck.spark.sources._pulsar.connection import CONNECTION_OPTIONS, Connection
-from claimcheck.spark.sources._pulsar.ranges import NOTHING, Offsets, Position, split
-from claimcheck.spark.sources._pulsar.reader import (
+from claimcheck.spark.sources._pulsar_reader import (
     COLUMNS,
+    NOTHING,
     NativeId,
+    Offsets,
+    Position,
     PulsarLog,
     from_json,
+    limited,
     message_id_at,
+    newer,
+    split,
     split_name,
     to_json,
     unfiltered,
 )
-from claimcheck.spark.sources._pulsar.writer import PulsarSink
+from claimcheck.spark.sources._pulsar_sink import PulsarSink
 from claimcheck.spark.sources._rows import Columns
 from claimcheck.spark.sources._source import Checkpoint, OffsetRange, TopicSource, TopicStreamReader
 from claimcheck.transports.pulsar._admin import MAX_MESSAGE_BYTES, full_name
