@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from claimcheck import _envelope as envelope
 from claimcheck import _pointer as pointer
@@ -49,20 +49,14 @@ class Budget:
         return rows and (self.size is None or spent.size <= self.size)
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
+class Spent(NamedTuple):
     """The rows and bytes that are read."""
 
     rows: int = 0
     size: int = 0
 
-    def plus(self, rows: int, size: int) -> Spent:
-        """Return the sum."""
-        return Spent(self.rows + rows, self.size + size)
 
-
-@dataclass(frozen=True, slots=True)
-class Entry(Generic[P]):
+class Entry(NamedTuple, Generic[P]):
     """Messages that are read together or not at all: their position, their number, and the bytes of their payloads."""
 
     position: P
@@ -74,7 +68,7 @@ def take(entries: Iterable[Entry[P]], budget: Budget, *, least: int = 1) -> Iter
     """Go through a partition as far as its share allows, but at least over ``least`` entries."""
     spent = Spent()
     for number, entry in enumerate(entries):
-        spent = spent.plus(entry.rows, entry.size)
+        spent = Spent(spent.rows + entry.rows, spent.size + entry.size)
         if number >= least and not budget.allows(spent):
             return
         yield entry.position, spent

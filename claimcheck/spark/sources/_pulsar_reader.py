@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from claimcheck.spark._columns import MAP_TYPE
@@ -291,7 +290,7 @@ def _column(field: pa.Field, received: Sequence[Received], topic: tuple[str, int
     if field.name in ("topic", "partition"):
         return pa.repeat(pa.scalar(topic[field.name == "partition"], field.type), len(received))
     if field.name == "properties":
-        return _properties([message.properties() for _, _, message in received], field.type)
+        return pa.array([list(message.properties().items()) for _, _, message in received], field.type)
     values = _VALUES[field.name](received)
     if field.name.endswith("_time"):
         return pa.array(values, pa.timestamp("ms", field.type.tz)).cast(field.type)
@@ -306,18 +305,6 @@ def _moment(millis: int) -> int | None:
 def _value(message: NativeMessage) -> bytes | None:
     data = message.data()
     return data if data or not message.has_null_value() else None
-
-
-def _properties(each: list[dict[str, str]], kind: pa.DataType) -> pa.Array:
-    import pyarrow as pa
-
-    offsets, end = [0], 0
-    for properties in each:
-        end += len(properties)
-        offsets.append(end)
-    names = pa.array(list(chain.from_iterable(each)), pa.string())
-    values = pa.array(list(chain.from_iterable(map(dict.values, each))), pa.string())
-    return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), names, values).cast(kind)
 
 
 # Messages that this source cannot read ------------------------------------------------------------------------------
@@ -336,16 +323,11 @@ def check_readable(message: NativeMessage, message_id: NativeId, partition: str)
         _refuse(message_id, partition, "is encrypted, and this source has no keys")
     if message_id.batch_index() >= 0:  # never in chunks, and its id has fields of the batch
         return
+    place = message_id.partition(), message_id.ledger_id(), message_id.entry_id()
     encoded = message_id.serialize()
-    if _FIRST_CHUNK in encoded and encoded != _without_chunks(message_id):
+    if _FIRST_CHUNK in encoded and encoded != vendor().MessageId(*place, -1).serialize():
         why = "ends a payload in chunks of the client's own (chunking_enabled), of which a batch could hold a part"
         _refuse(message_id, partition, f"{why}; send it with claimcheck, as a pointer or in its chunks")
-
-
-def _without_chunks(message_id: NativeId) -> bytes:
-    place = message_id.partition(), message_id.ledger_id(), message_id.entry_id()
-    encoded: bytes = vendor().MessageId(*place, -1).serialize()
-    return encoded
 
 
 def _refuse(message_id: NativeId, partition: str, why: str) -> NoReturn:
@@ -449,7 +431,7 @@ def _end(
         last = offsets.end[1] if is_last else sizes(offsets.partition).get(end[0], 0) - 1
         if is_last or end[1] + wanted <= last:
             more = min(wanted, last - end[1])
-            return (end[0], end[1] + more), spent.plus(more * spent.rows // number, 0)
+            return (end[0], end[1] + more), Spent(spent.rows + more * spent.rows // number, spent.size)
     return end, spent
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict, cast
+from typing import TYPE_CHECKING, Any
 
 from claimcheck._validation import fail
 from claimcheck.spark._columns import HEADERS_TYPE, MAP_TYPE, row_source
@@ -21,19 +21,6 @@ _KINDS = {
     "properties": (MAP_TYPE,),
     "headers": (HEADERS_TYPE,),
 }
-
-
-class _Header(TypedDict):
-    key: str | None
-    value: bytes | None
-
-
-class _Parts(TypedDict, total=False):
-    value: bytes | None
-    key: str | bytes | None
-    topic: str | None
-    properties: list[tuple[str, str | None]] | None
-    headers: list[_Header | None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +80,7 @@ class Columns:
         for batch in batches:
             columns = {name: batch.column(place) for name, place in self.places.items()}
             for index in range(batch.num_rows):
-                parts = cast(_Parts, {name: column[index].as_py() for name, column in columns.items()})
+                parts = {name: column[index].as_py() for name, column in columns.items()}
                 topic = self.topic or parts.get("topic") or ""
                 row = SinkRow(number, topic, parts["value"], parts.get("key"), _headers(parts), batch, index)
                 if not row.topic:
@@ -102,7 +89,7 @@ class Columns:
                 number += 1
 
 
-def _headers(parts: _Parts) -> list[tuple[str, str | bytes]]:
+def _headers(parts: dict[str, Any]) -> list[tuple[str, str | bytes]]:
     pairs: list[tuple[str | None, str | bytes | None]] = [*(parts.get("properties") or ())]
     pairs += [(each["key"], each["value"]) for each in parts.get("headers") or () if each is not None]
     return [(name, b"" if value is None else value) for name, value in pairs if name is not None]

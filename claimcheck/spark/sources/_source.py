@@ -164,32 +164,26 @@ class _BatchReader(DataSourceReader):
         return iter(())  # all partitions are empty
 
 
-class _BatchWriter(DataSourceArrowWriter):
+class _Writer:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._sink.write(iterator)
 
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._sink.commit(messages, None)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._sink.abort(messages)
-
-
-class _StreamWriter(DataSourceStreamArrowWriter):
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._sink.write(iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803
         self._sink.commit(messages, batchId)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803
         self._sink.abort(messages)
+
+
+class _BatchWriter(_Writer, DataSourceArrowWriter):
+    pass
+
+
+class _StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    pass
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:
