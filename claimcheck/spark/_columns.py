@@ -132,7 +132,6 @@ class _RowStage:
 
 
 def batch_of(rows: Sequence[tuple[Any, ...]], columns: Mapping[str, str]) -> pa.RecordBatch:
-    """Return rows as a batch of columns with these types of Spark."""
     import pyarrow as pa
 
     kinds = {"string": pa.string(), "binary": pa.binary(), "int": pa.int32(), "bigint": pa.int64()}
@@ -153,14 +152,12 @@ def error_type() -> StructType:
 
 
 def arrow_error_type() -> pa.DataType:
-    """Return `error_type` for Arrow."""
     import pyarrow as pa
 
     return pa.struct([(name, pa.string()) for name in _ERROR])
 
 
 def error_value(error: BaseException) -> dict[str, str | None]:
-    """Return an error as a value of an error column."""
     try:
         message = str(error)[:_MESSAGE_CHARACTERS]
     except Exception as second:  # a third-party error may fail to format itself
@@ -190,7 +187,6 @@ class Origin:
 
     @classmethod
     def find(cls, df: DataFrame, config: Config, destination: str | None) -> Origin:
-        """Find the columns on the driver."""
         headers = next(
             (at for name, kind in DEFAULT_HEADERS.items() if (at := _index(df, name, kind)) is not None), None
         )
@@ -201,7 +197,6 @@ class Origin:
         return cls(destination, topic, headers)
 
     def read_from(self, batch: pa.RecordBatch, number: int) -> ReadFrom:
-        """Return where a row was read from."""
         headers = None if self.headers is None else partial(_pairs, batch, self.headers, number)
         return ReadFrom(self.destination_of(batch, number), headers)
 

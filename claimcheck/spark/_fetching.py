@@ -224,7 +224,6 @@ def outcomes(
 
 
 def payload_size(outcome: object) -> int:
-    """Return the payload bytes of an outcome."""
     return len(outcome) if isinstance(outcome, bytes) else 0
 
 

@@ -266,7 +266,6 @@ class _Scope:
 
 
 def _messages(df: DataFrame, column: str = "value") -> DataFrame:
-    """Return the column of messages alone."""
     index = find_column(df, "keep", column)
     return with_index_names(df).select(f"c{index}")
 

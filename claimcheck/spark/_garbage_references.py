@@ -106,8 +106,6 @@ def _refresh(spark: SparkSession, df: DataFrame, *, path: str) -> None:
 
 
 class Pass(NamedTuple):
-    """The result of reading all topics and tables once."""
-
     left: DataFrame
     size: int
     spans: Spans

@@ -80,7 +80,6 @@ class WholeTopics:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], *, path: str) -> WholeTopics:
-        """Check the options of a source."""
         if not isinstance(given, Mapping):
             fail(path, found=f"a {type(given).__name__}", expected="a mapping of 'format' and the source's options")
         form = str(given.get("format")).replace("-", "_")

@@ -94,8 +94,6 @@ class Metrics:
 
 
 class _Sum:
-    """Adds counts by name, for Spark's accumulators."""
-
     def zero(self, value: Mapping[str, float]) -> dict[str, float]:
         return {}
 
@@ -124,7 +122,6 @@ class Tally:
             self._sums[_ERRORS + error] += 1
 
     def close(self, waited_seconds: float = 0.0) -> None:
-        """Send the counts to the driver."""
         if self._counts is not None:
             self._counts.add({**self._sums, _WAITING: waited_seconds})
 

@@ -175,7 +175,6 @@ class _OffloadStage(Stage[Envelope]):
     limit: WireLimit | None
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Envelope, int]]:
-        """Yield a row for each message."""
         writer, tally = _Writer(self, *task_id()), Tally(self.reading.metrics)
         inputs = chain.from_iterable(map(self._inputs, batches))  # no loop: its variable would keep the last batch
         with closing(self.reading.written((writer.job(*each) for each in enumerate(inputs)), tally)) as written:
@@ -200,7 +199,6 @@ class _OffloadStage(Stage[Envelope]):
             )
 
     def output(self, group: RowGroup[Envelope]) -> pa.RecordBatch:
-        """Return a batch of messages."""
         import pyarrow as pa
 
         columns, batch, envelopes = self.columns, group.batch, group.values
@@ -223,8 +221,6 @@ def _without(batch: pa.RecordBatch, index: int) -> pa.RecordBatch:
 
 
 class _Writer:
-    """Offloads the payloads of one task."""
-
     def __init__(self, stage: _OffloadStage, micro_batch: str, partition: int) -> None:
         self._stage, self._cc = stage, claim_check(stage.reading.config)
         self._run, self._partition = micro_batch.encode() or stage.run, partition

@@ -111,7 +111,6 @@ class _PinStage(Stage[_Pinned]):
                     yield row, shown, 0
 
     def output(self, group: RowGroup[_Pinned]) -> pa.RecordBatch:
-        """Return a batch with the new messages."""
         import pyarrow as pa
 
         batch = group.with_columns([error_array(group.values)] if self.reading.on_error == "null" else [])
@@ -121,8 +120,6 @@ class _PinStage(Stage[_Pinned]):
 
 
 class _Copier:
-    """Copies the payloads of one task."""
-
     def __init__(self, cc: ClaimCheck, target: str) -> None:
         self._cc, self._target = cc, target
 

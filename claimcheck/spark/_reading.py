@@ -91,11 +91,9 @@ class Row(NamedTuple):
     names: tuple[str, ...] = ()
 
     def values(self) -> dict[str, object]:
-        """Return all columns by name, as Python objects."""
         return self.values_of(range(self.batch.num_columns))
 
     def values_of(self, columns: Iterable[int]) -> dict[str, object]:
-        """Return some columns, chosen by index."""
         return {self.names[index]: self.batch.column(index)[self.number].as_py() for index in columns}
 
 
@@ -161,7 +159,6 @@ class Reading:
         *,
         instead: Callable[[Buffer, Pointer], Outcome] | None = reject_oversized,
     ) -> Generator[tuple[Row, Buffer | None, Outcome]]:
-        """Yield each row, its message and its outcome; see `claimcheck.spark._fetching.outcomes`."""
         cc, tally = claim_check(self.config), Tally(self.metrics)
         results = outcomes(
             messages,
@@ -246,11 +243,9 @@ class Stage(Generic[T]):
             yield from map(self.output, groups)
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, T, int]]:
-        """Yield every row that stays, its value, and the bytes of the value."""
         raise NotImplementedError
 
     def output(self, group: RowGroup[T]) -> pa.RecordBatch:
-        """Return a batch of the result."""
         raise NotImplementedError
 
 
@@ -289,7 +284,6 @@ def binary_array(values: list[Buffer | None], kind: pa.DataType) -> pa.Array:
 
 
 def error_array(values: Iterable[object]) -> pa.Array:
-    """Return the error column for values, some of which are errors."""
     import pyarrow as pa
 
     errors = [error_value(value) if isinstance(value, Exception) else None for value in values]

@@ -172,7 +172,6 @@ class _ReassembleStage(Stage[Joined]):
     columns: ColumnIndexes
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Joined, int]]:
-        """Messages that are not chunks come first: they have no uuid, and nulls sort first."""
         messages = self._messages(batches)
         first_chunk = list[_Message]()
         with closing(self._resolved(messages, first_chunk)) as resolved:
@@ -243,7 +242,6 @@ class _ReassembleStage(Stage[Joined]):
         return first.row, joined, sum(map(len, payload.pieces))
 
     def output(self, group: RowGroup[Joined]) -> pa.RecordBatch:
-        """Return the input columns of rows, without the messages of payloads in chunks, and the results."""
         import pyarrow as pa
 
         fields = list(group.batch.schema)[:-_HELPERS]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -48,19 +48,6 @@ class Limits:
     inline: bytes
     release: bool
     behind_ms: int = 0
-
-
-class _InputRow(Protocol):
-    """One row of the operator's input."""
-
-    position: int
-    total: int
-    size: int
-    digest: bytes
-    reference: bytes | None
-    row: bytes
-    declared: str | None
-    arrived: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +117,7 @@ class Reassembler(StatefulProcessor):
             yield from self._drop(payload, rows, now)
             return
         uuid, batch = _uuid(key), _MicroBatch(payload)
-        for row in cast("Iterator[_InputRow]", rows):
+        for row in rows:
             batch.now = max(batch.now, int(row.arrived) - self._limits.behind_ms)
             self._note_stored(row, batch.stored)
             self._add(uuid, row, batch, waited=state is not None)
@@ -171,7 +158,7 @@ class Reassembler(StatefulProcessor):
         by_data = self._limits.behind_ms
         return int(values.getCurrentWatermarkInMs() if by_data else values.getCurrentProcessingTimeInMs())
 
-    def _add(self, uuid: str, row: _InputRow, batch: _MicroBatch, *, waited: bool) -> None:
+    def _add(self, uuid: str, row: Row, batch: _MicroBatch, *, waited: bool) -> None:
         """Add a chunk, unless it is a duplicate, or does not fit to those before it."""
         if row.position < 0:
             batch.aborted = True
@@ -242,7 +229,7 @@ class Reassembler(StatefulProcessor):
     def _drop(self, payload: _PayloadState, rows: Iterator[Row], now: int) -> Iterator[Row]:
         """Drop late chunks of a payload that has ended: they were stored again, and are released again."""
         late: dict[bytes, bytes] = {}
-        for row in cast("Iterator[_InputRow]", rows):
+        for row in rows:
             self._note_stored(row, late)
         if not late or not self._limits.release:
             return
@@ -252,7 +239,7 @@ class Reassembler(StatefulProcessor):
             payload = _PayloadState(done=True)
         self._end(now + 1, [*_unpack(payload.row), *late.values()], waited=payload.count > 0)
 
-    def _note_stored(self, row: _InputRow, stored: dict[bytes, bytes]) -> None:
+    def _note_stored(self, row: Row, stored: dict[bytes, bytes]) -> None:
         """Note the reference to a chunk, unless it is the chunk itself; duplicates are stored under the same name."""
         if row.reference is not None and not bytes(row.reference).startswith(self._limits.inline):
             stored[bytes(row.digest)] = bytes(row.reference)

@@ -122,7 +122,6 @@ def _check_store(options: Options) -> None:
 
 
 def _messages(df: DataFrame, columns: ColumnIndexes, options: Options) -> DataFrame:
-    """Resolve the messages that are not chunks."""
     from pyspark.sql import functions as F  # noqa: N812 - the usual alias
     from pyspark.sql.types import BinaryType
 
@@ -329,7 +328,6 @@ class _FetchStage(Stage[Joined]):
     names: tuple[str, ...]
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Joined, int]]:
-        """Yield every payload, and its size."""
         reading, tally = self.reading, Tally(self.reading.metrics)
         cleanup = ChunkCleanup(cc := claim_check(reading.config))
         origin, internal = reading.origin.without_column(self.columns.message), ReadFrom(is_internal=True)
@@ -425,7 +423,6 @@ class ChunkCleanup:
             self._delete(batch)
 
     def finish(self) -> None:
-        """Delete the last batch."""
         if self._waiting:
             self._delete(self._waiting)
         self._waiting = []

@@ -112,14 +112,11 @@ def _with_results(df: DataFrame, stage: Stage[Any], added: dict[str, str], types
 
 @dataclass(frozen=True, slots=True)
 class ResolveStage(Stage["Outcome | Exception"]):
-    """Adds the payloads."""
-
     reading: Reading
     index: int
     names: tuple[str, ...]
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Outcome | Exception, int]]:
-        """Yield every row that stays, its payload or error, and the size of the payload."""
         with closing(self.reading.rows(messages_of(batches, self.index, self.names))) as rows:
             for row, _, outcome in rows:
                 if not isinstance(outcome, Exception):
@@ -129,7 +126,6 @@ class ResolveStage(Stage["Outcome | Exception"]):
                 del outcome
 
     def output(self, group: RowGroup[Outcome | Exception]) -> pa.RecordBatch:
-        """Return a batch; releases the payloads."""
         errors = [error_array(group.values)] if self.reading.on_error == "null" else []
         payloads: list[Buffer | None] = [value if isinstance(value, bytes) else None for value in group.values]
         group.values.clear()  # the only references to the payloads are in the list that is emptied now
@@ -242,7 +238,6 @@ class _MapStage(Stage[_Result]):
     with_row: bool
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, _Result, int]]:
-        """Yield every row that stays, its result, and the result's size."""
         reader, messages = _RowReader(self.names), messages_of(batches, self.index, self.names)
         with closing(self.reading.rows(messages, instead=self._opener if self.as_file else None)) as rows:
             for row, _, outcome in rows:
@@ -299,7 +294,6 @@ class _MapStage(Stage[_Result]):
         return result
 
     def output(self, group: RowGroup[_Result]) -> pa.RecordBatch:
-        """Return a batch."""
         import pyarrow as pa
 
         large = group.batch.schema.field(self.index).type == pa.large_binary()
@@ -338,7 +332,6 @@ class _RowReader:
         self._values: list[list[object]] = []
 
     def values_of(self, row: Row) -> dict[str, object]:
-        """Return all columns of a row by name."""
         if row.batch is not self._batch or not self._start <= row.number < self._stop:
             self._read(row)
         return dict(zip(self._names, (column[row.number - self._start] for column in self._values), strict=True))
@@ -351,7 +344,6 @@ class _RowReader:
 
 
 def _arrays(results: list[_Result], fields: list[pa.Field]) -> list[pa.Array]:
-    """Return the columns of results."""
     return [_array([result.values[index] for result in results], field) for index, field in enumerate(fields)]
 
 
@@ -377,7 +369,6 @@ def _arrow_fields(schema: StructType, *, large: bool) -> list[pa.Field]:
 
 
 def _field_names(result: tuple[object, ...]) -> list[str]:
-    """Return the field names of a Spark Row or a named tuple."""
     return [*(getattr(result, "__fields__", None) or getattr(result, "_fields", None) or ())]
 
 

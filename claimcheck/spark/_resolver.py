@@ -83,7 +83,6 @@ class PartitionResolver:
     keyed: bool
 
     def __call__(self, elements: Iterable[Any]) -> Iterator[Any]:
-        """Resolve one partition."""
         reading, origin = self.reading, ReadFrom(self.reading.origin.destination)
         results = outcomes(
             map(_keyed if self.keyed else _unkeyed, elements),

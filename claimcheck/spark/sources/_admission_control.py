@@ -27,7 +27,6 @@ class Budget:
 
     @property
     def unlimited(self) -> bool:
-        """Whether there is no limit at all."""
         return self.rows is None and self.size is None
 
     def divided(self, parts: int) -> Budget:
@@ -35,23 +34,18 @@ class Budget:
         return Budget(*(None if each is None else max(1, each // parts) for each in (self.rows, self.size)))
 
     def covers(self, parts: int) -> bool:
-        """Whether every part of `divided` is within the budget."""
         return all(each is None or each >= parts for each in (self.rows, self.size))
 
     def without(self, spent: Spent) -> Budget:
-        """Return the rest."""
         rows = None if self.rows is None else max(0, self.rows - spent.rows)
         return Budget(rows, None if self.size is None else max(0, self.size - spent.size))
 
     def allows(self, spent: Spent) -> bool:
-        """Whether so much may be read."""
         rows = self.rows is None or spent.rows <= self.rows
         return rows and (self.size is None or spent.size <= self.size)
 
 
 class Spent(NamedTuple):
-    """The rows and bytes that are read."""
-
     rows: int = 0
     size: int = 0
 
@@ -103,7 +97,6 @@ class Scale:
 
     @classmethod
     def of(cls, config: Config | None) -> Scale:
-        """Return the scale for a configuration, or for the defaults."""
         return cls() if config is None else cls(config.header, config.limits.max_pointer_bytes)
 
     @property
@@ -112,7 +105,6 @@ class Scale:
         return len(self.header) + self.max_pointer_bytes + CHUNK_OVERHEAD_BYTES
 
     def weigh(self, head: bytes | None, size: int) -> int:
-        """Return how many bytes resolving one message loads."""
         if head is None or not head.startswith(self.header):
             return size
         try:

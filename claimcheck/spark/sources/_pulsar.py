@@ -80,7 +80,6 @@ class PulsarSource(TopicSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for ``format``."""
         return "claimcheck_pulsar"
 
     def _log_of(self, values: Values) -> PulsarLog:
@@ -154,7 +153,6 @@ class _PulsarStreamReader(TopicStreamReader[PulsarLog]):
         return to_json(begun | limited(self._subscriptions.client, begun, last, self._budget(limit), self._log))
 
     def reportLatestOffset(self) -> Checkpoint | None:  # noqa: N802
-        """Return the latest known offsets, for the query's progress."""
         return None if self._last is None else to_json(self._last)
 
     def partitions(self, start: Checkpoint, end: Checkpoint) -> Sequence[InputPartition]:
@@ -166,11 +164,9 @@ class _PulsarStreamReader(TopicStreamReader[PulsarLog]):
         return split(ranges, self._log.min_partitions, partial(ledger_sizes, self._log.connection))
 
     def commit(self, end: Checkpoint) -> None:
-        """Acknowledge what Spark has committed."""
         self._subscriptions.release(from_json(end))
 
     def stop(self) -> None:
-        """Close the client; the subscriptions stay."""
         if self._opened is not None:
             self._opened.close()
 

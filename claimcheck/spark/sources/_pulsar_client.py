@@ -64,7 +64,6 @@ class Connection:
 
     @classmethod
     def of(cls, values: Values, *, timeout_seconds: float) -> Connection:
-        """Return the connection that parsed options describe."""
         url = values.get("serviceUrl")
         if (
             url is None
@@ -88,12 +87,10 @@ class Connection:
 
     @property
     def hosts(self) -> str:
-        """The brokers' hosts and ports, for error messages."""
         return self.service_url.partition("://")[2].rstrip("/").replace(",", ", ")
 
     @property
     def tls(self) -> bool:
-        """Whether the broker is connected with TLS."""
         return self.service_url.startswith("pulsar+ssl:")
 
     def token(self) -> str | None:
@@ -211,7 +208,6 @@ def client_errors(connection: Connection, topic: str, what: str) -> Iterator[Non
 
 
 def transport_error(connection: Connection, topic: str, what: str, error: Exception) -> TransportError:
-    """Return the `TransportError` for an error of the client."""
     kinds = vendor().exceptions
     text = f"{topic}: {what}: {type(error).__name__}"
     if isinstance(error, kinds.AuthorizationError):

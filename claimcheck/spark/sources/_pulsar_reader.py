@@ -108,8 +108,6 @@ def message_id_at(partition: str, position: Position) -> pulsar.MessageId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PulsarLog:
-    """The options of a query that reads."""
-
     connection: Connection
     topics: tuple[str, ...] = ()
     timeout_seconds: float = 60.0
@@ -142,7 +140,6 @@ class PulsarLog:
         return split(ranges, self.min_partitions, partial(ledger_sizes, self.connection))
 
     def batches(self, offsets: Range, schema: pa.Schema, /) -> Iterator[pa.RecordBatch]:
-        """Read a range in this process."""
         topic = split_name(offsets.partition)
         received: list[Received] = []
         size = 0

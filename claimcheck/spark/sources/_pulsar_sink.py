@@ -40,15 +40,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Sent(WriterCommitMessage):
-    """The result of a task: how many rows it sent."""
-
     rows: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PulsarSink:
-    """The options of a sink."""
-
     connection: Connection
     columns: Columns
     config: Config | None
@@ -69,12 +65,10 @@ class PulsarSink:
         """Do nothing: the broker has all messages."""
 
     def abort(self, results: TaskResults) -> None:
-        """Log how many rows stay in the topics."""
         sent = sum(result.rows for result in results if isinstance(result, _Sent))
         _log.warning("the job was aborted; %d rows of completed tasks stay in their topics", sent)
 
     def producer(self, client: pulsar.Client, topic: str) -> BoundedProducer | PulsarProducer:
-        """Open a producer, which batches."""
         limit = self.max_message_bytes
         if self.connection.admin_url is not None:
             with web_service(self.connection) as admin:

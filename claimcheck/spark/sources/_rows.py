@@ -25,8 +25,6 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class SinkRow:
-    """One message to be sent."""
-
     number: int
     topic: str
     value: bytes | None
@@ -37,14 +35,12 @@ class SinkRow:
 
     @property
     def source(self) -> str:
-        """The description of the row in errors."""
         columns = self.batch.slice(self.index, 1)
         names = [n for n in ("topic", "partition", "offset", "ledger_id", "entry_id") if n in columns.schema.names]
         origin = row_source(columns.select(names).to_pylist()[0]) if names else ""
         return f"row {self.number} of this task" + (f" ({origin})" if origin else "")
 
     def error(self, why: str) -> RowSendError:
-        """Return the error that ends a task here."""
         text = f"{self.topic}: {self.source} was not sent: {why}"
         return RowSendError(text, destination=self.topic, row=self.number)
 

@@ -97,7 +97,6 @@ class TopicSource(DataSource):
         return _as_ddl(self.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a batch, from the beginning of the topics to their end."""
         values = parse(self.options, self.read_options)
         for name in ("maxRowsPerTrigger", "maxPayloadBytesPerTrigger", "subscription"):
             if name in values:
@@ -107,17 +106,14 @@ class TopicSource(DataSource):
         return _BatchReader(self._log_of(values), _checked(schema, self.columns))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """Return the reader of a stream."""
         return self._stream_reader(parse(self.options, self.read_options), _checked(schema, self.columns))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the writer of a batch."""
         if overwrite:
             fail("mode", found="'overwrite'", expected="'append': topics are append-only")
         return _BatchWriter(self._sink_of(parse(self.options, self.write_options), schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """Return the writer of a stream."""
         return _StreamWriter(self._sink_of(parse(self.options, self.write_options), schema))
 
     def _log_of(self, values: Values) -> Log:
@@ -144,7 +140,6 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Gen
         return ReadAllAvailable() if budget.size is None else ReadMaxBytes(budget.size)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one range, on an executor."""
         return self._log.batches(partition, _arrow_schema(self._schema))
 
     def _budget(self, limit: ReadLimit) -> Budget:
