@@ -36,19 +36,10 @@ def fault_of(
     max_bytes: int,
     option: str = "max_payload_bytes",
 ) -> Fault | None:
-    """Return why a chunk does not fit to those before it, if so.
+    """Return why a chunk does not fit to the ``seen`` ones before it, if so.
 
-    Args:
-        uuid: The payload.
-        position: The chunk's position.
-        count: The number of chunks that it declares.
-        total: What the chunks before it declare.
-        seen: How many of them there are.
-        size: The bytes of all of them, and of this one if it is new.
-        same: Whether its bytes are those of an earlier chunk in its position; ``None`` if there is none.
-        max_chunks: The limit on chunks.
-        max_bytes: The limit on bytes.
-        option: The option that sets ``max_bytes``.
+    Those declare ``total`` chunks; ``size`` are the bytes of all of them, and of this one if it is new; ``same`` is
+    whether its bytes are those of an earlier chunk in its position, and ``None`` if there is none.
     """
     if count != total:
         return conflict(uuid, position, f"declares {count} chunks, but an earlier one {total}", seen, total)

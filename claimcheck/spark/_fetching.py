@@ -108,9 +108,6 @@ class AdaptiveConcurrency:
             if len(self._samples) == _SAMPLES:
                 self._measured, self._measured_at = _threads_for(self._samples), self._wall()
 
-    def __repr__(self) -> str:
-        return f"<AdaptiveConcurrency threads={self.threads} samples={len(self._samples)}>"
-
 
 def _threads_for(samples: list[tuple[float, float]]) -> int:
     wall = sum(sample[0] for sample in samples) / len(samples)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
-from claimcheck._pointer import Pointer
 from claimcheck._validation import MAX_SECONDS, Range, check_value, fail
 from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.spark._fetching import MESSAGE_ERRORS
@@ -124,17 +123,6 @@ class Tally:
     def close(self, waited_seconds: float = 0.0) -> None:
         if self._counts is not None:
             self._counts.add({**self._sums, _WAITING: waited_seconds})
-
-
-def check_metrics(metrics: object) -> None:
-    """Check that an option is a `Metrics` or ``None``, or raise a `ConfigError`."""
-    if metrics is not None and not isinstance(metrics, Metrics):
-        fail("metrics", found=f"a {type(metrics).__name__}", expected="a claimcheck.spark.Metrics")
-
-
-def store_of(pointer: Pointer | None) -> str | None:
-    """Return the name under which a pointer's store is counted."""
-    return None if pointer is None else pointer.store or "pointer of version 1"
 
 
 def measures(*, payload: str = "payload", error: str | None = None) -> list[Column]:

@@ -47,7 +47,6 @@ def offload(
     config: AnyConfig,
     key: str | None = None,
     headers: str | None = None,
-    into: str = "value",
     max_message_bytes: int | None = None,
     concurrency: Concurrency = "auto",
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
@@ -56,7 +55,7 @@ def offload(
     """Return a function that turns a column of payloads into messages, for ``df.transform``.
 
     A payload becomes one row, or one row for each of its chunks, in order. The columns are those of Spark's Kafka sink
-    and of our sinks: the message, ``key`` and ``headers``, and all other columns of the payload's row.
+    and of our sinks: the message, ``value``, ``key`` and ``headers``, and all other columns of the payload's row.
 
     When Spark reruns a task, or runs two attempts at once, the same payload in the same position is written under the
     same name. This needs rows in the same order each time; otherwise payloads of failed attempts stay until they
@@ -71,7 +70,6 @@ def offload(
         key: The column of keys, binary or text. Where payloads may be chunked and the key is null, the payload's uuid
             replaces it, so that the chunks stay together; without ``key`` a binary column ``key`` is added for that.
         headers: The column of headers, in the form of Kafka headers. Without it, ``headers`` is added for our hints.
-        into: Name of the column of messages.
         max_message_bytes: The broker's limit, counted as Kafka does; 1,000,000 unless the configuration sets another.
         concurrency: Concurrent writes per task, 1 to 64, or ``auto``: threads where writing means waiting.
         max_inflight_bytes: Bound on the payload bytes being written at once.
@@ -97,7 +95,7 @@ def offload(
     def transform(df: DataFrame) -> DataFrame:
         check_paths(own, session_of(df))
         may_chunk = ClaimCheck(checked).may_chunk(destination)
-        columns = _Columns.find(df, column, key, headers, into, may_chunk=may_chunk)
+        columns = _Columns.find(df, column, key, headers, may_chunk=may_chunk)
         stage = _OffloadStage(reading, run.bytes, columns, destination, limit)
         return map_batches(df, stage, kept=columns.kept, added=columns.added())
 
@@ -117,14 +115,12 @@ class _Columns:
     all_names: tuple[str, ...]
 
     @classmethod
-    def find(
-        cls, df: DataFrame, payload: str, key: str | None, headers: str | None, into: str, *, may_chunk: bool
-    ) -> _Columns:
+    def find(cls, df: DataFrame, payload: str, key: str | None, headers: str | None, *, may_chunk: bool) -> _Columns:
         index = find_column(df, "column", payload)
         key_index = None if key is None else find_column(df, "key", key, "binary", "string")
         headers_index = None if headers is None else find_column(df, "headers", headers, HEADERS_TYPE)
         kept = tuple(i for i in range(len(df.columns)) if i not in (index, key_index, headers_index))
-        named = {"into": into}
+        named = {"value": "value"}
         if key is not None or may_chunk:
             named["key"] = key or "key"
         named["headers"] = headers or "headers"

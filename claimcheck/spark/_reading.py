@@ -34,7 +34,7 @@ from claimcheck.spark._fetching import (
     outcomes,
     payload_size,
 )
-from claimcheck.spark._metrics import Metrics, Tally, check_metrics, store_of
+from claimcheck.spark._metrics import Metrics, Tally
 from claimcheck.spark._worker import adaptive_concurrency, check_paths, claim_check
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Reading:
     def __post_init__(self) -> None:
         if self.on_error not in ("fail", "null") and not callable(self.on_error):
             fail("on_error", found=repr(self.on_error), expected="'fail', 'null' or a function of a DeadLetter")
-        check_metrics(self.metrics)
+        check_value("metrics", self.metrics, Metrics | None)
         check_value("concurrency", self.concurrency, Concurrency)
         check_int("max_inflight_bytes", self.max_inflight_bytes, minimum=1)
 
@@ -195,10 +195,9 @@ def _counted(
             if isinstance(outcome, Exception):
                 tally.row(0, error=type(outcome).__name__)
             else:
-                tally.row(
-                    payload_size(outcome),
-                    store=store_of(None if message is None else cc._messages.pointer_from_anywhere(message)),
-                )
+                pointer = None if message is None else cc._messages.pointer_from_anywhere(message)
+                store = None if pointer is None else pointer.store or "pointer of version 1"
+                tally.row(payload_size(outcome), store=store)
             yield row, message, outcome
             del outcome
 

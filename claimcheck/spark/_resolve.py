@@ -328,19 +328,17 @@ class _RowReader:
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
         self._batch: pa.RecordBatch | None = None
-        self._start = self._stop = 0
-        self._values: list[list[object]] = []
+        self._numbers = range(0)
+        self._rows: list[dict[str, object]] = []
 
     def values_of(self, row: Row) -> dict[str, object]:
-        if row.batch is not self._batch or not self._start <= row.number < self._stop:
-            self._read(row)
-        return dict(zip(self._names, (column[row.number - self._start] for column in self._values), strict=True))
-
-    def _read(self, row: Row) -> None:
-        batch, self._start = row.batch, row.number
-        count = min(_ROWS_AT_ONCE, max(1, _BYTES_AT_ONCE * len(batch) // max(1, batch.nbytes)))
-        self._batch, self._stop = batch, min(len(batch), row.number + count)
-        self._values = [column.slice(self._start, count).to_pylist() for column in batch.columns]
+        batch, start = row.batch, row.number
+        if batch is not self._batch or start not in self._numbers:
+            count = min(_ROWS_AT_ONCE, max(1, _BYTES_AT_ONCE * len(batch) // max(1, batch.nbytes)))
+            columns = [column.slice(start, count).to_pylist() for column in batch.columns]
+            self._rows = [dict(zip(self._names, values, strict=True)) for values in zip(*columns, strict=True)]
+            self._batch, self._numbers = batch, range(start, start + len(self._rows))
+        return self._rows[start - self._numbers.start]
 
 
 def _arrays(results: list[_Result], fields: list[pa.Field]) -> list[pa.Array]:

@@ -49,10 +49,10 @@ def test_keys_and_headers_go_along(spark, config):
     df = frame(spark, [(*row,) for row in rows], schema)
 
     [large, small] = df.transform(
-        offload("payload", destination="orders", config=config, key="key", headers="h", into="message")
+        offload("payload", destination="orders", config=config, key="key", headers="h")
     ).collect()
 
-    assert large.asDict().keys() == {"topic", "message", "key", "h"}
+    assert large.asDict().keys() == {"topic", "value", "key", "h"}
     assert (large.key, large.topic, small.key, small.h) == ("k", "orders", None, None)
     assert [(pair.key, pair.value) for pair in large.h][:2] == [("a", b"1"), ("a", None)]
     assert {pair.key for pair in large.h[2:]} == {"claimcheck-type", "claimcheck-size"}
@@ -167,7 +167,6 @@ def test_a_payload_over_the_limit_fails_the_task_and_names_its_row(spark, config
         ({"column": "n"}, "of type int"),
         ({"key": "n"}, "of type int, expected a column of type binary or string"),
         ({"headers": "payload"}, "of type binary"),
-        ({"into": "n"}, "'n', which is taken"),
         ({"destination": ""}, "destination"),
         ({"max_message_bytes": 0}, "max_message_bytes"),
         ({"concurrency": 0}, "concurrency"),
