@@ -117,7 +117,6 @@ def collect_garbage(
     clusters = [each.cluster() for each in whole]
     claims = claims_of((name, (name,), at) for each, at in zip(whole, clusters, strict=True) for name in each.names)
     scope = _Scope(checked, references, grace_seconds, tuple(claims))
-    scope.check_claims()
     with described(spark, "collect_garbage: find orphans"):
         return _report(spark, scope)
 
@@ -208,13 +207,13 @@ class GarbageReport:
             check_value("rate", rate, Annotated[float, Range(0.001, 1_000_000)])
         scope = self._scope
         with described(self.orphans.sparkSession, "collect_garbage: delete orphans"):
-            scope.check_claims()
+            scope.parts()
             left = scope.references.without_referenced(self._rows, after=self._spans)
             try:
                 if self.count and not left.references and not force:
                     text = "found no pointer in any of them, expected those of this store's broker, or force=True"
                     raise ConfigError(f"topics: {text} to delete", path="topics")
-                scope.check_claims(delete=True, claim=claim)
+                scope.parts(delete=True, claim=claim)
                 counts = _counts(left.left, _Deletion(scope.config, scope.candidates(), rate))
             finally:
                 left.left.unpersist()
@@ -243,21 +242,24 @@ class _Scope:
     grace_seconds: float
     claims: tuple[Claim, ...]
 
-    def check_claims(self, *, delete: bool = False, claim: bool = False) -> None:
-        """Ask an executor whether this collection may delete payloads; see `claimcheck._gc._claims`."""
-        check = _ClaimCheck(self.config, self.claims, delete, claim, time.time())
-        columns, unclaimed = dict.fromkeys(("store", "topic", "error"), "string"), dict[str, list[str]]()
-        for store, topic, error in map_rows(self.stores(), check, columns).collect():
+    def parts(self, *, delete: bool = False, claim: bool = False) -> list[tuple[str, str | None]]:
+        """Ask an executor for the parts of all stores, and whether this collection may delete payloads in them."""
+        spark, names = self.references.spark, [(name,) for name in sorted(self.config.stores)]
+        tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
+        stores = spark.createDataFrame(names, "store string").coalesce(1)
+        look = _StoreCheck(self.config, self.claims, delete, claim, time.time(), tasks)
+        parts, unclaimed = list[tuple[str, str | None]](), dict[str, list[str]]()
+        columns = dict.fromkeys(("store", "part", "topic", "error"), "string")
+        for store, part, topic, error in map_rows(stores, look, columns).collect():
             if error is not None:
                 raise ConfigError(error, path=f"stores.{store}")
-            unclaimed.setdefault(store, []).append(topic)
+            if topic is None:
+                parts.append((store, part))
+            else:
+                unclaimed.setdefault(store, []).append(topic)
         if unclaimed and delete:
             raise unclaimed_error(unclaimed, option="claim=True")
-
-    def stores(self) -> DataFrame:
-        """Return the names of all stores, in one partition."""
-        names = [(name,) for name in sorted(self.config.stores)]
-        return self.references.spark.createDataFrame(names, "store string").coalesce(1)
+        return parts
 
     def candidates(self) -> Candidates:
         """Return which entries may be garbage now."""
@@ -271,30 +273,31 @@ def _messages(df: DataFrame, column: str = "value") -> DataFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class _ClaimCheck:
-    """Yields the topics that no cluster has claimed, and errors, by store; pickled and sent to a worker."""
+class _StoreCheck:
+    """Yields the parts of each store, the topics that no cluster has claimed in it, and errors; runs in a worker."""
 
     config: Config
     claims: tuple[Claim, ...]
     delete: bool
     claim: bool
     now: float
+    count: int
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, str | None, str | None]]:
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str | None, ...]]:
         for batch in batches:
             for name in batch.column(0).to_pylist():
                 try:
-                    yield from ((name, topic, None) for topic in self._unclaimed(claim_check(self.config).store(name)))
+                    store = claim_check(self.config).store(name)
+                    next(store.scan(), None)
+                    if self.delete:
+                        check_clock(store, self.now)
+                    unclaimed = check_claims(store, self.claims, delete=self.delete, claim=self.claim)
+                    yield from ((name, None, topic, None) for topic in unclaimed)
+                    yield from ((name, part, None, None) for part in store.partitions(self.count))
                 except ScanNotSupportedError:
-                    pass
+                    yield name, None, None, None
                 except ConfigError as error:  # Spark would wrap it
-                    yield name, None, str(error)
-
-    def _unclaimed(self, store: Store) -> Iterable[str]:
-        next(store.scan(), None)
-        if self.delete:
-            check_clock(store, self.now)
-        return check_claims(store, self.claims, delete=self.delete, claim=self.claim)
+                    yield name, None, None, str(error)
 
 
 # Listing ------------------------------------------------------------------------------------------------------------
@@ -336,34 +339,14 @@ def _report(spark: SparkSession, scope: _Scope) -> GarbageReport:
 
 def _listing(spark: SparkSession, scope: _Scope, candidates: Candidates) -> tuple[DataFrame, tuple[str, ...]]:
     """Return the candidates in all stores, and the stores that cannot be listed."""
-    tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
-    planned = map_rows(scope.stores(), _Parts(scope.config, tasks), {"store": "string", "part": "string"})
-    found = [(store, part) for store, part in planned.collect()]
-    not_listed = tuple(store for store, part in found if part is None)
-    if len(not_listed) == len(scope.config.stores):
+    found = scope.parts()
+    parts, not_listed = [each for each in found if each[1] is not None], [name for name, part in found if part is None]
+    if not parts:
         text = "no store of this configuration can be listed, so no garbage can be found in it"
         raise ScanNotSupportedError(text, store=next(iter(not_listed), None))
-    parts = [(store, part) for store, part in found if part is not None]
+    tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
     work = spark.createDataFrame(parts, "store string, part string").repartition(min(tasks, len(parts)))
-    return map_rows(work, _Listing(scope.config, candidates), _LISTED), not_listed
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """Divides the listing of each store into parts; yields ``None`` for a store that cannot be listed."""
-
-    config: Config
-    count: int
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, str | None]]:
-        for batch in batches:
-            for name in batch.column(0).to_pylist():
-                store = claim_check(self.config, uses_keys=False).store(name)
-                try:
-                    next(store.scan(), None)
-                    yield from ((name, part) for part in store.partitions(self.count))
-                except ScanNotSupportedError:
-                    yield name, None
+    return map_rows(work, _Listing(scope.config, candidates), _LISTED), tuple(not_listed)
 
 
 @dataclass(frozen=True, slots=True)
