@@ -23,11 +23,12 @@ from typing import Literal, NamedTuple
 from claimcheck import _hints as hints
 from claimcheck._acknowledgement import Handle, Position
 from claimcheck._checksum import crc32
+from claimcheck._chunk_rules import conflict, error_of, fault_of, incomplete, too_large
 from claimcheck._digest import Crc32
 from claimcheck._envelope import Chunk
 from claimcheck._pieces import Pieces
 from claimcheck.config import Action, ChunkingConfig
-from claimcheck.errors import ChunkConflictError, ClaimCheckError, IncompletePayloadError, PayloadTooLargeError
+from claimcheck.errors import ClaimCheckError, IncompletePayloadError
 
 _REMEMBERED = 10_000  # finished payloads, and payloads that were redelivered
 _REMEMBERED_POSITIONS = 1_000_000  # of the messages of finished payloads
@@ -39,6 +40,9 @@ class Assembler:
     def __init__(self, config: ChunkingConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
         self._clock = clock
+        self._max_bytes, self._max_bytes_option = min(
+            (config.max_payload_bytes, "max_payload_bytes"), (config.max_pending_bytes, "max_pending_bytes")
+        )
         self._open: OrderedDict[Identity, Record] = OrderedDict()  # oldest first
         self._closed: OrderedDict[Identity, Record] = OrderedDict()
         self._waiting = list[AssemblyEvent]()  # for the next `tick`
@@ -183,25 +187,24 @@ class Assembler:
 
     def _check(self, record: Record, chunk: Chunk) -> None:
         """Fail a payload that contradicts itself or alone exceeds a bound; its other chunks are only counted."""
-        limits, messages = self._config, self._config.max_pending_messages
-        pieces = record.pieces
-        size = pieces.size + (0 if chunk.position in pieces else len(chunk.piece))
-        bound, name = min(
-            (limits.max_payload_bytes, "max_payload_bytes"), (limits.max_pending_bytes, "max_pending_bytes")
+        pieces, messages = record.pieces, self._config.max_pending_messages
+        known = chunk.position in pieces
+        fault = fault_of(
+            chunk.uuid,
+            chunk.position,
+            chunk.count,
+            total=record.count,
+            seen=len(record.numbers),
+            size=pieces.size + (0 if known else len(chunk.piece)),
+            same=pieces[chunk.position] == chunk.piece if known else None,
+            max_chunks=self._config.max_chunks,
+            max_bytes=self._max_bytes,
+            option=self._max_bytes_option,
         )
-        if chunk.count != record.count:
-            why = f"declares {chunk.count} chunks, but an earlier chunk declares {record.count}"
-            self._fail(record, _conflict(chunk, why, seen=len(record.numbers), total=record.count))
-        elif chunk.position in pieces and pieces[chunk.position] != chunk.piece:
-            why = "arrived twice with different bytes"
-            self._fail(record, _conflict(chunk, why, seen=len(record.numbers), total=record.count))
-        elif chunk.count > limits.max_chunks:
-            self._fail(record, _too_large(record, chunk.count, limits.max_chunks, "chunks, but chunking.max_chunks"))
-        elif size > bound:
-            self._fail(record, _too_large(record, size, bound, f"bytes or more, but chunking.{name}"))
-        elif len(record.slots) > messages:
-            what = "messages, but chunking.max_pending_messages"
-            self._fail(record, _too_large(record, len(record.slots), messages, what))
+        if fault is None and len(record.slots) > messages:
+            fault = too_large(chunk.uuid, len(record.slots), messages, "messages (chunking.max_pending_messages)")
+        if fault is not None:
+            self._fail(record, error_of(fault))
 
     def _store(self, record: Record, chunk: Chunk) -> list[AssemblyEvent]:
         if chunk.position in record.pieces:
@@ -345,7 +348,7 @@ class Assembler:
         record.pieces = _NO_PIECES
 
 
-def _contradiction(record: Record, chunk: Chunk) -> ChunkConflictError | None:
+def _contradiction(record: Record, chunk: Chunk) -> ClaimCheckError | None:
     """Return the error for a chunk that contradicts a delivered payload, if it does."""
     known = record.crc32s
     if chunk.count != record.count:
@@ -354,28 +357,11 @@ def _contradiction(record: Record, chunk: Chunk) -> ChunkConflictError | None:
         why = "differs from that of the delivered payload"
     else:
         return None
-    return _conflict(chunk, why, seen=record.count, total=record.count)
+    return error_of(conflict(chunk.uuid, chunk.position, why, record.count, record.count))
 
 
-def _conflict(chunk: Chunk, why: str, *, seen: int, total: int) -> ChunkConflictError:
-    return ChunkConflictError(
-        f"chunk {chunk.position} of {chunk.uuid} {why}: two writers, or damage",
-        uuid=chunk.uuid,
-        position=chunk.position,
-        seen=seen,
-        total=total,
-    )
-
-
-def _too_large(record: Record, size: int, limit: int, what: str) -> PayloadTooLargeError:
-    text = f"the payload {record.identity.uuid} has {size} {what} is {limit}"
-    return PayloadTooLargeError(text, size=size, limit=limit)
-
-
-def _incomplete(record: Record, why: str) -> IncompletePayloadError:
-    seen, uuid = len(record.numbers), record.identity.uuid
-    text = f"only {seen} of {record.count} chunks of {uuid} arrived: {why}"
-    return IncompletePayloadError(text, uuid=uuid, seen=seen, total=record.count)
+def _incomplete(record: Record, why: str) -> ClaimCheckError:
+    return error_of(incomplete(record.identity.uuid, record.numbers, record.count, why))
 
 
 _NO_PIECES = Pieces()  # of payloads that have ended; never changed

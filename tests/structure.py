@@ -49,7 +49,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "send": (1300, ("_decorator", "_strateg", "_outbound", "_sending")),
     "receive": (
         1250,
-        ("_assembler", "_resolver", "_acknowledgement", "_pieces", "_message_reader", "_resolve_many"),
+        ("_assembler", "_chunk_rules", "_resolver", "_acknowledgement", "_pieces", "_message_reader", "_resolve_many"),
     ),
     "store": (
         1900,

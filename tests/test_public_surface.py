@@ -119,7 +119,6 @@ PUBLIC: dict[str, list[str]] = {
         "Metrics",
         "ResultError",
         "collect_garbage",
-        "delete_garbage",
         "ensure_java",
         "map_payloads",
         "measures",

@@ -7,18 +7,16 @@ Importing this package does not import pyspark; if pyspark is missing, its first
 naming the extra to install. On a machine without Java, call `ensure_java` before the first ``SparkSession``.
 """
 
-from claimcheck.spark._collect_garbage import GarbageReport, collect_garbage
-from claimcheck.spark._delete_garbage import GarbageDeletion, delete_garbage
+from claimcheck.spark._garbage import GarbageDeletion, GarbageReport, collect_garbage
 from claimcheck.spark._java import ensure_java
-from claimcheck.spark._map_payloads import map_payloads
 from claimcheck.spark._metrics import Metrics, measures, progress
 from claimcheck.spark._offload import offload
 from claimcheck.spark._pin import pin
+from claimcheck.spark._reading import DeadLetter, ResultError
 from claimcheck.spark._reassemble import reassemble
-from claimcheck.spark._repartition_by_payload import repartition_by_payload
-from claimcheck.spark._resolve import resolve
+from claimcheck.spark._repartition import repartition_by_payload
+from claimcheck.spark._resolve import map_payloads, resolve
 from claimcheck.spark._resolver import resolver
-from claimcheck.spark._rows import DeadLetter, ResultError
 
 __all__ = [
     "DeadLetter",
@@ -27,7 +25,6 @@ __all__ = [
     "Metrics",
     "ResultError",
     "collect_garbage",
-    "delete_garbage",
     "ensure_java",
     "map_payloads",
     "measures",

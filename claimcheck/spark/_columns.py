@@ -1,14 +1,19 @@
-"""The columns that the functions of this package read and add, checked on the driver."""
+"""The columns that the functions of this package read and add, checked on the driver, and the batches between them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from claimcheck._registry import import_vendor
 from claimcheck._validation import check_type, fail
+from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError
+from claimcheck.spark._fetching import ReadFrom
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -16,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructField, StructType
 
     BatchFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+    RowFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterable[tuple[Any, ...]]]
 
 MAX_COLUMN_BYTES = 2040 << 20
 """The largest payload that fits into a column: JVM arrays end below 2 GiB, and 2100 MiB failed in tests."""
@@ -26,6 +32,10 @@ HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 MAP_TYPE = "map<string,string>"
 """The type of headers with unique names, such as Pulsar properties."""
 
+DEFAULT_HEADERS = {"headers": HEADERS_TYPE, "properties": MAP_TYPE}
+"""The columns of headers of Spark's Kafka source and of our sources."""
+
+_BATCH_ROWS = 8192
 _DESCRIPTION = "spark.job.description"
 _SOURCE = ("topic", "partition", "offset", "message_id", "ledger_id", "entry_id", "batch_index")
 _MESSAGE_CHARACTERS = 2000
@@ -88,14 +98,6 @@ def check_new(taken: Iterable[str], **added: object) -> None:
         names.append(name.lower())
 
 
-def check_distinct(names: Sequence[str], option: str) -> None:
-    """Check that column names are unique, because ``option`` turns rows into dictionaries."""
-    duplicate = next((name for name in names if names.count(name) > 1), None)
-    if duplicate is not None:
-        expected = "columns with different names: each row becomes a dictionary"
-        fail(option, found=f"several columns {duplicate!r}", expected=expected)
-
-
 def with_fields(kept: Iterable[StructField], /, **added: DataType) -> StructType:
     """Return a schema of existing columns followed by new, nullable ones."""
     from pyspark.sql.types import StructField, StructType
@@ -107,34 +109,39 @@ def map_batches(
     df: DataFrame, function: BatchFunction, *, kept: Sequence[int], added: Mapping[str, DataType]
 ) -> DataFrame:
     """Run a function on the Arrow batches of a DataFrame; it finds columns by index, and Spark names its output."""
-    check_types(df)
-    names = {name.lower() for name in df.columns}
-    usable = len(names) == len(df.columns) and not any(name == "" or set(name) & set(".`*") for name in names)
     fields = [df.schema.fields[index] for index in kept]
-    return (df if usable else with_index_names(df)).mapInArrow(function, with_fields(fields, **added))
+    return with_index_names(df).mapInArrow(function, with_fields(fields, **added))
+
+
+def map_rows(df: DataFrame, function: RowFunction, columns: Mapping[str, str]) -> DataFrame:
+    """Run a function on the Arrow batches of one of our own DataFrames; it yields rows of these columns."""
+    return df.mapInArrow(_RowStage(function, columns), ", ".join(f"{name} {kind}" for name, kind in columns.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class _RowStage:
+    """Pickled and sent to the workers, where it is called once per partition."""
+
+    function: RowFunction
+    columns: Mapping[str, str]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = iter(self.function(batches))
+        while some := list(islice(rows, _BATCH_ROWS)):
+            yield batch_of(some, self.columns)
+
+
+def batch_of(rows: Sequence[tuple[Any, ...]], columns: Mapping[str, str]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    kinds = {"string": pa.string(), "binary": pa.binary(), "int": pa.int32(), "bigint": pa.int64()}
+    arrays = [pa.array([row[n] for row in rows], kinds[kind]) for n, kind in enumerate(columns.values())]
+    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
 def with_index_names(df: DataFrame) -> DataFrame:
     """Rename the columns to ``c0``, ``c1`` and so on, because names may contain dots or occur twice."""
     return df.toDF(*(f"c{index}" for index in range(len(df.columns))))
-
-
-def check_types(df: DataFrame) -> None:
-    """Check that Spark can pass every column to a Python worker, or raise a `ConfigError` that names the column."""
-    for field in df.schema.fields:
-        if _has_months(field.dataType):
-            kind = field.dataType.simpleString()
-            expected = "no year-month or calendar interval, which Python workers cannot receive: cast it to string"
-            fail("df", found=f"the column {field.name!r} of type {kind}", expected=f"{expected}, or drop the column")
-
-
-def _has_months(kind: DataType) -> bool:
-    """Whether a type is, or contains, an interval that is not a plain duration."""
-    if type(kind).__name__ in ("CalendarIntervalType", "YearMonthIntervalType"):  # some versions lack the second
-        return True
-    parts = [getattr(kind, name, None) for name in ("elementType", "keyType", "valueType")]
-    parts += [field.dataType for field in getattr(kind, "fields", ())]
-    return any(_has_months(part) for part in parts if part is not None)
 
 
 def error_type() -> StructType:
@@ -145,29 +152,19 @@ def error_type() -> StructType:
 
 
 def arrow_error_type() -> pa.DataType:
-    """Return `error_type` for Arrow."""
     import pyarrow as pa
 
     return pa.struct([(name, pa.string()) for name in _ERROR])
 
 
 def error_value(error: BaseException) -> dict[str, str | None]:
-    """Return an error as a value of an error column."""
-    store, key = getattr(error, "store", None), getattr(error, "key", None)
-    ours = isinstance(error, ClaimCheckError)
-    return {
-        "type": type(error).__name__,
-        "message": _message(error),
-        "store": str(store) if ours and store else None,
-        "key": str(key) if ours and key else None,
-    }
-
-
-def _message(error: BaseException) -> str:
     try:
-        return str(error)[:_MESSAGE_CHARACTERS]
+        message = str(error)[:_MESSAGE_CHARACTERS]
     except Exception as second:  # a third-party error may fail to format itself
-        return f"no message: str() raised {type(second).__name__}"
+        message = f"no message: str() raised {type(second).__name__}"
+    values = (getattr(error, name, None) if isinstance(error, ClaimCheckError) else None for name in ("store", "key"))
+    store, key = (str(value) if value else None for value in values)
+    return {"type": type(error).__name__, "message": message, "store": store, "key": key}
 
 
 def row_source(row: Mapping[str, object]) -> str:
@@ -175,3 +172,60 @@ def row_source(row: Mapping[str, object]) -> str:
     values = {name.lower(): value for name, value in row.items()}
     parts = [f"{name} {values[name]}" for name in _SOURCE if isinstance(values.get(name), (str, int))]
     return ", ".join(parts)
+
+
+# Where the messages of a DataFrame were read from, for the check of their signatures and of their stores -------------
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where rows were read from: one topic, or the topic in a column."""
+
+    destination: str | None = None
+    topic: int | None = None
+    headers: int | None = None
+
+    @classmethod
+    def find(cls, df: DataFrame, config: Config, destination: str | None) -> Origin:
+        headers = next(
+            (at for name, kind in DEFAULT_HEADERS.items() if (at := _index(df, name, kind)) is not None), None
+        )
+        topic = _index(df, "topic", "string") if destination is None else None
+        check_destination(config, destination, is_known=topic is not None)
+        if not config.signing.keys and not config.destinations:
+            return cls()
+        return cls(destination, topic, headers)
+
+    def read_from(self, batch: pa.RecordBatch, number: int) -> ReadFrom:
+        headers = None if self.headers is None else partial(_pairs, batch, self.headers, number)
+        return ReadFrom(self.destination_of(batch, number), headers)
+
+    def destination_of(self, batch: pa.RecordBatch, number: int) -> str | None:
+        """Return the topic of a row; ``None`` if it is not known."""
+        return self.destination if self.topic is None else batch.column(self.topic)[number].as_py()
+
+    def without_column(self, index: int) -> Origin:
+        """Return the same for rows without a column."""
+        topic = None if self.topic is None else self.topic - (index < self.topic)
+        return Origin(self.destination, topic)
+
+
+def check_destination(config: Config, destination: object, *, is_known: bool = False) -> None:
+    """Check the option ``destination`` on the driver; ``is_known``: whether a column has the topics."""
+    expected = "the topic that the messages were read from"
+    if destination is not None and (not isinstance(destination, str) or not destination):
+        fail("destination", found=repr(destination), expected=expected)
+    if destination is None and not is_known and config.signing.keys and config.signing.bind_destination:
+        fail("destination", found="nothing", expected=f"{expected}, because signatures cover it, or a column topic")
+
+
+def _index(df: DataFrame, name: str, kind: str) -> int | None:
+    """Return the index of a column, if there is exactly one of that name, and it has this type."""
+    found = [index for index, (column, _) in enumerate(df.dtypes) if column.lower() == name]
+    return found[0] if len(found) == 1 and df.dtypes[found[0]][1] == kind else None
+
+
+def _pairs(batch: pa.RecordBatch, index: int, number: int) -> list[tuple[str, object]]:
+    """Return the headers of a row: Kafka's are structs, and those of a map are pairs."""
+    value = batch.column(index)[number].as_py() or ()
+    return [(each["key"], each["value"]) if isinstance(each, dict) else tuple(each) for each in value]

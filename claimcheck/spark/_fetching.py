@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, BinaryIO, Generic, TypeVar
@@ -20,7 +21,7 @@ from claimcheck._client import ClaimCheck
 from claimcheck._envelope import Buffer, Literal, as_view, decode, is_lookalike
 from claimcheck._pointer import Pointer
 from claimcheck._registry import UNUSABLE
-from claimcheck._validation import Range, check_int, check_value
+from claimcheck._validation import Range
 from claimcheck.config import Config
 from claimcheck.errors import (
     ChunkError,
@@ -36,7 +37,7 @@ from claimcheck.errors import (
 T = TypeVar("T")
 R = TypeVar("R")
 
-Concurrency = OneOf["auto"] | int
+Concurrency = OneOf["auto"] | Annotated[int, Range(1, 64)]
 """Concurrent requests: 1 to 64, or ``auto`` to measure what pays."""
 
 Outcome = bytes | None | ClaimCheckError | Callable[[], BinaryIO]
@@ -107,9 +108,6 @@ class AdaptiveConcurrency:
             if len(self._samples) == _SAMPLES:
                 self._measured, self._measured_at = _threads_for(self._samples), self._wall()
 
-    def __repr__(self) -> str:
-        return f"<AdaptiveConcurrency threads={self.threads} samples={len(self._samples)}>"
-
 
 def _threads_for(samples: list[tuple[float, float]]) -> int:
     wall = sum(sample[0] for sample in samples) / len(samples)
@@ -120,76 +118,75 @@ def _threads_for(samples: list[tuple[float, float]]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Job(Generic[R]):
-    """One piece of work for an `OrderedExecutor`."""
+class Job(Generic[T, R]):
+    """One piece of work for an `OrderedExecutor`, and the item that it is for."""
 
+    item: T
     work: Callable[[], R]
-    size: int | None
-    waits: bool
+    size: int | None = 0
+    waits: bool = False
 
 
-class OrderedExecutor(Generic[R]):
-    """Runs jobs ahead, in threads where that pays, and yields their results in order."""
+class OrderedExecutor(Generic[T, R]):
+    """Runs jobs ahead, in threads where that pays, and yields their items and results in order."""
 
-    def __init__(self, concurrency: AdaptiveConcurrency, max_bytes: int, *, measure: Callable[[R], int]) -> None:
-        self._concurrency, self._max_bytes, self._measure = concurrency, max_bytes, measure
+    def __init__(self, concurrency: AdaptiveConcurrency, max_bytes: int) -> None:
+        self._concurrency, self._max_bytes = concurrency, max_bytes
         self._pool: ThreadPoolExecutor | None = None
-        self._started: deque[tuple[int, Job[R], Callable[[], R]]] = deque()
+        self._started: deque[tuple[int, Job[T, R], Callable[[], R]]] = deque()
         self._held = self._yielded = 0
         self._largest_unknown: int | None = None
-        self.waited_seconds = 0.0
+        self._waited_seconds = 0.0
 
-    def run(self, jobs: Iterable[Job[R]]) -> Iterator[R]:
-        """Yield the results; takes no more jobs ahead than it can start."""
+    def run(self, jobs: Iterable[Job[T, R]], waited: Callable[[float], object] | None = None) -> Generator[tuple[T, R]]:
+        """Take no more jobs ahead than can start; closing cancels those that have not, and waits for the others."""
         remaining = iter(jobs)
-        job = next(remaining, None)
-        while job or self._started:
-            while job and self._fits(job):
-                self._start(job)
-                job = next(remaining, None) if self._concurrency.threads > 1 else None
-            yield self._take()  # no local name: it would keep the payload alive during the next fetch
-            self._held -= self._yielded
-            job = job or next(remaining, None)
+        try:
+            job = next(remaining, None)
+            while job or self._started:
+                while job and self._fits(job):
+                    self._start(job)
+                    job = next(remaining, None) if self._concurrency.threads > 1 else None
+                yield self._take()  # no local name: it would keep the payload alive during the next fetch
+                self._held -= self._yielded
+                job = job or next(remaining, None)
+        finally:
+            if self._pool is not None:
+                self._pool.shutdown(wait=True, cancel_futures=True)
+            if waited is not None:
+                waited(self._waited_seconds)
 
-    def close(self) -> None:
-        """Cancel the jobs that have not started, and wait for the others."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def _fits(self, job: Job[R]) -> bool:
+    def _fits(self, job: Job[T, R]) -> bool:
         room = _QUEUE_PER_THREAD * self._concurrency.threads if self._concurrency.threads > 1 else 1
         fits = len(self._started) < room and self._held + self._size(job) <= self._max_bytes
         return fits or not self._started
 
-    def _size(self, job: Job[R]) -> int:
+    def _size(self, job: Job[T, R]) -> int:
         """The bytes of a job. Pointers of version 1 declare none: the first runs alone, others count as the largest."""
         if job.size is not None:
             return job.size
         return self._max_bytes if self._largest_unknown is None else self._largest_unknown
 
-    def _start(self, job: Job[R]) -> None:
+    def _start(self, job: Job[T, R]) -> None:
         work = job.work
         if job.waits and self._concurrency.threads > 1:
-            work = self._threads().submit(work).result
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._concurrency.threads, thread_name_prefix="claimcheck-store")
+            work = self._pool.submit(work).result
         elif job.waits:
             work = partial(self._concurrency.measure, work)
         size = self._size(job)
         self._held += size
         self._started.append((size, job, work))
 
-    def _take(self) -> R:
+    def _take(self) -> tuple[T, R]:
         self._yielded, job, work = self._started.popleft()
         begin = time.perf_counter()
         result = work()
-        self.waited_seconds += time.perf_counter() - begin
+        self._waited_seconds += time.perf_counter() - begin
         if job.size is None:
-            self._largest_unknown = max(self._largest_unknown or 0, self._measure(result))
-        return result
-
-    def _threads(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._concurrency.threads, thread_name_prefix="claimcheck-store")
-        return self._pool
+            self._largest_unknown = max(self._largest_unknown or 0, payload_size(result))
+        return job.item, result
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,37 +212,33 @@ def outcomes(
     read_from: Callable[[T], ReadFrom] = lambda item: _NOWHERE,
 ) -> Generator[tuple[T, Buffer | None, Outcome]]:
     """Resolve messages one by one, in order; nothing happens before the first result is requested."""
-    ahead: deque[tuple[T, Buffer | None]] = deque()
-
-    def jobs() -> Iterator[Job[Outcome]]:
-        for pair in messages:
-            ahead.append(pair)
-            yield _job(cc, pair[1], read_from(pair[0]), instead)
-
-    executor = OrderedExecutor[Outcome](concurrency, max_inflight_bytes, measure=payload_size)
-    try:
-        for outcome in executor.run(jobs()):
-            yield (*ahead.popleft(), outcome)
+    jobs = (_job(cc, item, message, read_from(item), instead) for item, message in messages)
+    executor = OrderedExecutor[tuple[T, Buffer | None], Outcome](concurrency, max_inflight_bytes)
+    with closing(executor.run(jobs, waited)) as results:
+        for (item, message), outcome in results:
+            yield item, message, outcome
             del outcome  # it would keep the payload alive during the next fetch
-    finally:
-        executor.close()
-        if waited is not None:
-            waited(executor.waited_seconds)
 
 
-def payload_size(outcome: Outcome) -> int:
-    """Return the payload bytes of an outcome."""
+def payload_size(outcome: object) -> int:
     return len(outcome) if isinstance(outcome, bytes) else 0
+
+
+def same(result: T) -> T:
+    """Return the argument: the work of a job whose result is known."""
+    return result
 
 
 def _job(
     cc: ClaimCheck,
+    item: T,
     message: Buffer | None,
     origin: ReadFrom,
     instead: Callable[[Buffer, Pointer], Outcome] | None,
-) -> Job[Outcome]:
+) -> Job[tuple[T, Buffer | None], Outcome]:
+    pair = item, message
     if message is None:
-        return Job(partial(_same, None), 0, waits=False)
+        return Job(pair, partial(same, None))
     try:
         if origin.is_internal:
             pointer = cc._messages.pointer_from_anywhere(message)
@@ -253,14 +246,13 @@ def _job(
             pointer = cc.pointer(message, destination=origin.destination)
         result = instead(message, pointer) if pointer is not None and instead is not None else None
     except ClaimCheckError as error:
-        return Job(partial(_same, error), 0, waits=False)
+        return Job(pair, partial(same, error))
     if result is not None:
-        return Job(partial(_same, result), 0, waits=False)
-    if pointer is None:
-        size = cc._messages.unpacker.encoded_size(message)
-        work = partial(_outcome, partial(_in_band, cc, origin), message)
-        return Job(work, len(message) if size is None else size, waits=False)
-    return Job(partial(_outcome, cc.read, pointer), pointer.size, waits=True)
+        return Job(pair, partial(same, result))
+    if pointer is not None:
+        return Job(pair, partial(_outcome, cc.read, pointer), pointer.size, waits=True)
+    size = cc._messages.unpacker.encoded_size(message)
+    return Job(pair, partial(_outcome, partial(_in_band, cc, origin), message), len(message) if size is None else size)
 
 
 def _in_band(cc: ClaimCheck, origin: ReadFrom, message: Buffer) -> Buffer | None:
@@ -282,10 +274,6 @@ def _outcome(work: Callable[[T], Buffer | None], argument: T) -> Outcome:
         return error
 
 
-def _same(outcome: Outcome) -> Outcome:
-    return outcome
-
-
 def is_bad_message(error: ClaimCheckError, config: Config) -> bool:
     """Return whether an error concerns one message only, so that a task may continue without it."""
     return isinstance(error, MESSAGE_ERRORS) and not error.retryable and not _lacks_needed_store(error, config)
@@ -296,10 +284,3 @@ def _lacks_needed_store(error: ClaimCheckError, config: Config) -> bool:
         return False
     needed = {config.store, *(config.reads_from or ())}
     return isinstance(error.__cause__, UNUSABLE) and error.store in needed
-
-
-def check_limits(*, concurrency: Concurrency, **byte_counts: int) -> None:
-    """Check the concurrency and options that are numbers of bytes, before they fail in every task."""
-    check_value("concurrency", concurrency, OneOf["auto"] | Annotated[int, Range(1, 64)])
-    for name, value in byte_counts.items():
-        check_int(name, value, minimum=1)

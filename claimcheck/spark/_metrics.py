@@ -9,9 +9,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
-from claimcheck._pointer import Pointer
 from claimcheck._validation import MAX_SECONDS, Range, check_value, fail
 from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.spark._fetching import MESSAGE_ERRORS
@@ -24,13 +23,9 @@ _ROWS, _BYTES, _WAITING = "rows", "payload_bytes", "waiting_seconds"
 _ERRORS, _STORES = "errors.", "store_bytes."
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
+T = TypeVar("T")
+
 _log = logging.getLogger(__name__)
-
-
-class _Counts(Protocol):
-    """An accumulator, which receives the counts of a task when it ends."""
-
-    def add(self, counts: Mapping[str, float], /) -> object: ...
 
 
 class Metrics:
@@ -87,7 +82,7 @@ class Metrics:
         return self._by(_STORES)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _as_counts, (self._counts,)  # a worker needs nothing else
+        return _as_counts, (self._counts,)  # a worker needs nothing but the accumulator
 
     def __repr__(self) -> str:
         return f"<Metrics {self.rows} rows, {self.payload_bytes} bytes, {sum(self.errors.values())} errors>"
@@ -98,8 +93,6 @@ class Metrics:
 
 
 class _Sum:
-    """Adds counts by name, for Spark's accumulators."""
-
     def zero(self, value: Mapping[str, float]) -> dict[str, float]:
         return {}
 
@@ -107,7 +100,7 @@ class _Sum:
         return dict(Counter(one) + Counter(other))
 
 
-def _as_counts(counts: _Counts) -> _Counts:
+def _as_counts(counts: T) -> T:
     return counts
 
 
@@ -115,7 +108,7 @@ class Tally:
     """The counts of one task; in a worker ``metrics`` is an accumulator: see `Metrics.__reduce__`."""
 
     def __init__(self, metrics: Metrics | None) -> None:
-        self._counts = cast("_Counts | None", metrics)
+        self._counts = cast("Accumulator[dict[str, float]] | None", metrics)
         self._sums: Counter[str] = Counter()
 
     def row(self, size: int, *, store: str | None = None, error: str | None = None) -> None:
@@ -128,25 +121,11 @@ class Tally:
             self._sums[_ERRORS + error] += 1
 
     def close(self, waited_seconds: float = 0.0) -> None:
-        """Send the counts to the driver."""
         if self._counts is not None:
             self._counts.add({**self._sums, _WAITING: waited_seconds})
 
 
-def check_metrics(metrics: object) -> None:
-    """Check that an option is a `Metrics` or ``None``, or raise a `ConfigError`."""
-    if metrics is not None and not isinstance(metrics, Metrics):
-        fail("metrics", found=f"a {type(metrics).__name__}", expected="a claimcheck.spark.Metrics")
-
-
-def store_of(pointer: Pointer | None) -> str | None:
-    """Return the name under which a pointer's store is counted."""
-    return None if pointer is None else pointer.store or "pointer of version 1"
-
-
-def measures(
-    *, payload: str = "payload", error: str | None = None, types: Iterable[type[ClaimCheckError]] = ()
-) -> list[Column]:
+def measures(*, payload: str = "payload", error: str | None = None) -> list[Column]:
     """Return the columns to observe the result of `resolve`: ``df.observe("claims", *measures())``.
 
     Spark counts each row of the result exactly once; also with Spark Connect, and for each micro-batch of a stream.
@@ -154,10 +133,9 @@ def measures(
     Args:
         payload: The column of payloads.
         error: The column of errors, if there is one.
-        types: Errors to count one by one; by default those that a message can have.
 
     Returns:
-        ``rows``, ``payload_bytes`` and, with ``error``, ``errors`` and one column named after each type.
+        ``rows``, ``payload_bytes`` and, with ``error``, ``errors`` and one column named after each type of error.
 
     Raises:
         ConfigError: A name is not text.
@@ -171,7 +149,7 @@ def measures(
     if error is not None:
         kind = F.col(f"{error}.type")
         columns.append(F.count(kind).alias("errors"))
-        names = sorted(each.__name__ for each in types or _with_subclasses(MESSAGE_ERRORS))
+        names = sorted(each.__name__ for each in _with_subclasses(MESSAGE_ERRORS))
         columns += [F.count(F.when(kind == name, 1)).alias(name) for name in names]
     return columns
 
@@ -203,12 +181,9 @@ def progress(
     check_value("every_seconds", every_seconds, Annotated[float, Range(0.01, MAX_SECONDS)])
     write, done, begin, before = say or _default_output(), threading.Event(), time.monotonic(), _totals(metrics)
 
-    def report() -> None:
-        write(_line(metrics, before, time.monotonic() - begin))
-
     def watch() -> None:
         while not done.wait(every_seconds):
-            report()
+            write(_line(metrics, before, time.monotonic() - begin))
 
     watcher = threading.Thread(target=watch, name="claimcheck-progress", daemon=True)
     watcher.start()
@@ -217,7 +192,7 @@ def progress(
     finally:
         done.set()
         watcher.join()
-        report()
+        write(_line(metrics, before, time.monotonic() - begin))
         if say is None and sys.stderr.isatty():
             sys.stderr.write("\n")
 
@@ -237,9 +212,7 @@ def _line(metrics: Metrics, before: tuple[float, ...], seconds: float) -> str:
     rows, size, waited, errors = (now - then for now, then in zip(_totals(metrics), before, strict=True))
     rate = _size_text(size / max(seconds, 1e-3))
     parts = [_tasks(metrics), f"{rows:,} payloads", _size_text(size), f"{rate}/s", f"waited {waited:,.1f} s"]
-    if errors:
-        parts.append(f"{errors:,} errors")
-    return ", ".join(part for part in parts if part)
+    return ", ".join(part for part in [*parts, f"{errors:,} errors" if errors else ""] if part)
 
 
 def _size_text(size: float) -> str:

@@ -29,32 +29,15 @@ from claimcheck.spark._columns import (
     row_source,
     session_of,
 )
-from claimcheck.spark._fetching import (
-    MAX_INFLIGHT_BYTES,
-    OUT_BATCH_BYTES,
-    Concurrency,
-    Job,
-    OrderedExecutor,
-    check_limits,
-)
-from claimcheck.spark._metrics import Metrics, Tally, check_metrics
-from claimcheck.spark._rows import Row, RowGroup, grouped, views
-from claimcheck.spark._worker import (
-    AnyConfig,
-    adaptive_concurrency,
-    as_config,
-    check_paths,
-    check_writing,
-    claim_check,
-    task_id,
-)
+from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, Concurrency, Job
+from claimcheck.spark._metrics import Metrics, Tally
+from claimcheck.spark._reading import Reading, Row, RowGroup, Stage, views
+from claimcheck.spark._worker import AnyConfig, as_config, check_paths, check_writing, claim_check, task_id
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
-
-    from claimcheck.config import Config
 
 
 def offload(
@@ -64,7 +47,6 @@ def offload(
     config: AnyConfig,
     key: str | None = None,
     headers: str | None = None,
-    into: str = "value",
     max_message_bytes: int | None = None,
     concurrency: Concurrency = "auto",
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
@@ -73,7 +55,7 @@ def offload(
     """Return a function that turns a column of payloads into messages, for ``df.transform``.
 
     A payload becomes one row, or one row for each of its chunks, in order. The columns are those of Spark's Kafka sink
-    and of our sinks: the message, ``key`` and ``headers``, and all other columns of the payload's row.
+    and of our sinks: the message, ``value``, ``key`` and ``headers``, and all other columns of the payload's row.
 
     When Spark reruns a task, or runs two attempts at once, the same payload in the same position is written under the
     same name. This needs rows in the same order each time; otherwise payloads of failed attempts stay until they
@@ -88,7 +70,6 @@ def offload(
         key: The column of keys, binary or text. Where payloads may be chunked and the key is null, the payload's uuid
             replaces it, so that the chunks stay together; without ``key`` a binary column ``key`` is added for that.
         headers: The column of headers, in the form of Kafka headers. Without it, ``headers`` is added for our hints.
-        into: Name of the column of messages.
         max_message_bytes: The broker's limit, counted as Kafka does; 1,000,000 unless the configuration sets another.
         concurrency: Concurrent writes per task, 1 to 64, or ``auto``: threads where writing means waiting.
         max_inflight_bytes: Bound on the payload bytes being written at once.
@@ -102,21 +83,20 @@ def offload(
         MissingDependencyError: pyspark, pyarrow or pandas is missing.
     """
     require_arrow()
-    check_metrics(metrics)
-    check_limits(concurrency=concurrency, max_inflight_bytes=max_inflight_bytes)
     if not isinstance(destination, str) or not destination:
         fail("destination", found=repr(destination), expected="the name of a topic")
     if max_message_bytes is not None:
         check_int("max_message_bytes", max_message_bytes, minimum=1)
     checked, run = as_config(config), uuid.uuid4()
+    reading = Reading(config=checked, concurrency=concurrency, max_inflight_bytes=max_inflight_bytes, metrics=metrics)
     check_writing(own := checked.for_destination(destination))
     limit = None if max_message_bytes is None else WireLimit(max_message_bytes, kafka_overhead)
 
     def transform(df: DataFrame) -> DataFrame:
         check_paths(own, session_of(df))
         may_chunk = ClaimCheck(checked).may_chunk(destination)
-        columns = _Columns.find(df, column, key, headers, into, may_chunk=may_chunk)
-        stage = _OffloadStage(checked, run.bytes, columns, destination, limit, concurrency, max_inflight_bytes, metrics)
+        columns = _Columns.find(df, column, key, headers, may_chunk=may_chunk)
+        stage = _OffloadStage(reading, run.bytes, columns, destination, limit)
         return map_batches(df, stage, kept=columns.kept, added=columns.added())
 
     return transform
@@ -135,14 +115,12 @@ class _Columns:
     all_names: tuple[str, ...]
 
     @classmethod
-    def find(
-        cls, df: DataFrame, payload: str, key: str | None, headers: str | None, into: str, *, may_chunk: bool
-    ) -> _Columns:
+    def find(cls, df: DataFrame, payload: str, key: str | None, headers: str | None, *, may_chunk: bool) -> _Columns:
         index = find_column(df, "column", payload)
         key_index = None if key is None else find_column(df, "key", key, "binary", "string")
         headers_index = None if headers is None else find_column(df, "headers", headers, HEADERS_TYPE)
         kept = tuple(i for i in range(len(df.columns)) if i not in (index, key_index, headers_index))
-        named = {"into": into}
+        named = {"value": "value"}
         if key is not None or may_chunk:
             named["key"] = key or "key"
         named["headers"] = headers or "headers"
@@ -182,40 +160,25 @@ class _Input(NamedTuple):
         return 0 if self.payload is None else len(self.payload)
 
 
-_Offloaded = tuple[_Input, list[Envelope]]
-
-
 @dataclass(frozen=True, slots=True)
-class _OffloadStage:
-    """Pickled and sent to the workers, where it is called once per partition."""
+class _OffloadStage(Stage[Envelope]):
+    """Replaces the payloads by messages."""
 
-    config: Config
+    reading: Reading
     run: bytes
     columns: _Columns
     destination: str
     limit: WireLimit | None
-    concurrency: Concurrency
-    max_inflight_bytes: int
-    metrics: Metrics | None
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with closing(self._messages(batches)) as messages:
-            yield from map(self._output, grouped(messages, max_bytes=OUT_BATCH_BYTES))
-
-    def _messages(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Envelope, int]]:
-        writer, tally = _Writer(self, *task_id()), Tally(self.metrics)
-        concurrency = adaptive_concurrency(self.config, self.concurrency, "write")
-        executor = OrderedExecutor[_Offloaded](concurrency, self.max_inflight_bytes, measure=lambda offloaded: 0)
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Envelope, int]]:
+        writer, tally = _Writer(self, *task_id()), Tally(self.reading.metrics)
         inputs = chain.from_iterable(map(self._inputs, batches))  # no loop: its variable would keep the last batch
-        try:
-            for item, envelopes in executor.run(writer.job(*each) for each in enumerate(inputs)):
+        with closing(self.reading.written((writer.job(*each) for each in enumerate(inputs)), tally)) as written:
+            for item, envelopes in written:
                 tally.row(item.size, store=writer.store if envelopes[0].kind == Kind.POINTER else None)
                 for envelope in envelopes:
                     yield item.row, envelope, len(envelope.data or b"")
                 del item
-        finally:
-            executor.close()
-            tally.close(executor.waited_seconds)
 
     def _inputs(self, batch: pa.RecordBatch) -> Iterator[_Input]:
         columns = self.columns
@@ -231,7 +194,7 @@ class _OffloadStage:
                 None if pairs is None else [(pair["key"], pair["value"]) for pair in pairs],
             )
 
-    def _output(self, group: RowGroup[Envelope]) -> pa.RecordBatch:
+    def output(self, group: RowGroup[Envelope]) -> pa.RecordBatch:
         import pyarrow as pa
 
         columns, batch, envelopes = self.columns, group.batch, group.values
@@ -254,19 +217,17 @@ def _without(batch: pa.RecordBatch, index: int) -> pa.RecordBatch:
 
 
 class _Writer:
-    """Offloads the payloads of one task."""
-
     def __init__(self, stage: _OffloadStage, micro_batch: str, partition: int) -> None:
-        self._stage, self._cc = stage, claim_check(stage.config)
+        self._stage, self._cc = stage, claim_check(stage.reading.config)
         self._run, self._partition = micro_batch.encode() or stage.run, partition
         self._threshold = self._cc.threshold(stage.destination, stage.limit)
         self._overhead = (stage.limit or DEFAULT_LIMIT).overhead
         self.store = self._cc.config.for_destination(stage.destination).store
 
-    def job(self, number: int, item: _Input) -> Job[_Offloaded]:
+    def job(self, number: int, item: _Input) -> Job[_Input, list[Envelope]]:
         """Return the job that offloads the payload of the task's row ``number``."""
         plain = self._is_plain(item)
-        return Job(partial(self._offload, item, None if plain else number), item.size, waits=not plain)
+        return Job(item, partial(self._offload, item, None if plain else number), item.size, waits=not plain)
 
     def _is_plain(self, item: _Input) -> bool:
         """Whether the payload is sent unchanged, without writing to a store."""
@@ -275,7 +236,7 @@ class _Writer:
         fits = item.size + self._overhead(item.key, item.headers) <= self._threshold
         return fits and not is_lookalike(item.payload, header=self._cc.config.header)
 
-    def _offload(self, item: _Input, number: int | None) -> _Offloaded:
+    def _offload(self, item: _Input, number: int | None) -> list[Envelope]:
         try:
             with self._cc.outbound(
                 item.payload,
@@ -286,7 +247,7 @@ class _Writer:
                 text_key=self._stage.columns.text_key,
                 identity=None if number is None else self._identity(item, number),
             ) as out:
-                return item, list(out.envelopes)
+                return list(out.envelopes)
         except Exception as error:
             if source := row_source(item.row.values_of(self._stage.columns.kept)):
                 error.add_note(f"Row: {source}")

@@ -7,8 +7,7 @@ payload, write one object.
 from __future__ import annotations
 
 import uuid
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,26 +20,10 @@ from claimcheck._store import Store
 from claimcheck._validation import fail
 from claimcheck.errors import ClaimCheckError
 from claimcheck.spark._columns import check_new, error_type, find_column, map_batches, require_arrow, session_of
-from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency, Job, OrderedExecutor
+from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, Concurrency, Job, same
 from claimcheck.spark._metrics import Metrics, Tally
-from claimcheck.spark._rows import (
-    DeadLetter,
-    OnError,
-    Reading,
-    Row,
-    RowGroup,
-    error_array,
-    grouped,
-    messages_of,
-)
-from claimcheck.spark._worker import (
-    AnyConfig,
-    adaptive_concurrency,
-    as_config,
-    check_paths,
-    check_reached,
-    claim_check,
-)
+from claimcheck.spark._reading import OnError, Reading, Row, RowGroup, Stage, error_array, messages_of
+from claimcheck.spark._worker import AnyConfig, as_config, check_paths, check_reached, claim_check
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,8 +41,6 @@ def pin(
     config: AnyConfig,
     store: str = "archive",
     on_error: OnError = "fail",
-    error: str = "error",
-    dead_letter: Callable[[DeadLetter], object] | None = None,
     concurrency: Concurrency = "auto",
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
     metrics: Metrics | None = None,
@@ -77,8 +58,6 @@ def pin(
         config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`, with both stores.
         store: The name of the long-lived store.
         on_error: As for `claimcheck.spark.resolve`. With ``null`` the message becomes null.
-        error: Name of the error column.
-        dead_letter: Called in the worker with each bad row.
         concurrency: Concurrent copies per task, 1 to 64, or ``auto``.
         max_inflight_bytes: Bound on the payload bytes in memory; a payload of more than 8 MiB passes through a
             temporary file.
@@ -97,89 +76,64 @@ def pin(
         config=checked,
         concurrency=concurrency,
         max_inflight_bytes=max_inflight_bytes,
-        out_batch_bytes=OUT_BATCH_BYTES,
         on_error=on_error,
-        dead_letter=dead_letter,
         metrics=metrics,
     )
-    check_paths(replace(checked, store=store), session_of(df))
-    check_paths(checked, df.sparkSession)
-    if on_error == "null":
-        check_new(df.columns, error=error)
-    added = {error: error_type()} if on_error == "null" else {}
+    for each in (replace(checked, store=store), checked):
+        check_paths(each, session_of(df))
+    added = {"error": error_type()} if on_error == "null" else {}
+    check_new(df.columns, **dict(zip(added, added, strict=True)))
     stage = _PinStage(reading, find_column(df, "column", column), tuple(df.columns), store)
     return map_batches(df, stage, kept=range(len(df.columns)), added=added)
 
 
 @dataclass(frozen=True, slots=True)
-class _PinStage:
-    """Pickled and sent to the workers, where it is called once per partition."""
+class _PinStage(Stage[_Pinned]):
+    """Replaces messages by those of the copies."""
 
     reading: Reading
     index: int
     names: tuple[str, ...]
     store: str
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with closing(self._rows(batches)) as rows:
-            for group in grouped(rows, max_bytes=self.reading.out_batch_bytes):
-                yield self._output(group)
-
-    def _rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, _Pinned, int]]:
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, _Pinned, int]]:
         """Yield every row that stays, its new message or error, and the size of the message."""
-        reading, tally, waiting = self.reading, Tally(self.reading.metrics), deque[tuple[Row, int]]()
-        copier = _Copier(claim_check(reading.config), self.store)
-
-        def jobs() -> Iterator[Job[_Pinned]]:
-            for row, message in messages_of(batches, self.index, self.names):
-                job, size = copier.job(message)
-                waiting.append((row, size))
-                yield job
-
-        concurrency = adaptive_concurrency(reading.config, reading.concurrency, "write")
-        executor = OrderedExecutor[_Pinned](concurrency, reading.max_inflight_bytes, measure=lambda pinned: 0)
-        try:
-            for result in executor.run(jobs()):
-                row, size = waiting.popleft()
+        tally, copier = Tally(self.reading.metrics), _Copier(claim_check(self.reading.config), self.store)
+        jobs = (copier.job(*each) for each in messages_of(batches, self.index, self.names))
+        with closing(self.reading.written(jobs, tally)) as written:
+            for (row, size), result in written:
                 if not isinstance(result, Exception):
                     tally.row(size, store=self.store if size else None)
                     yield row, result, len(result or b"")
                     continue
                 tally.row(0, error=type(result).__name__)
-                if (shown := reading.handle(row, result)) is not None:
+                if (shown := self.reading.handle(row, result)) is not None:
                     yield row, shown, 0
-        finally:
-            executor.close()
-            tally.close(executor.waited_seconds)
 
-    def _output(self, group: RowGroup[_Pinned]) -> pa.RecordBatch:
+    def output(self, group: RowGroup[_Pinned]) -> pa.RecordBatch:
         import pyarrow as pa
 
-        added = [error_array(group.values)] if self.reading.on_error == "null" else []
-        batch = group.with_columns(added)
+        batch = group.with_columns([error_array(group.values)] if self.reading.on_error == "null" else [])
         messages = [None if isinstance(value, Exception) else value for value in group.values]
-        columns = list(batch.columns)
-        columns[self.index] = pa.array(messages, type=columns[self.index].type)
-        return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+        kind = batch.schema.field(self.index)
+        return batch.set_column(self.index, kind, pa.array(messages, type=kind.type))
 
 
 class _Copier:
-    """Copies the payloads of one task."""
-
     def __init__(self, cc: ClaimCheck, target: str) -> None:
         self._cc, self._target = cc, target
 
-    def job(self, message: bytes | None) -> tuple[Job[_Pinned], int]:
-        """Return the job that returns the new message, and the bytes that it copies."""
+    def job(self, row: Row, message: bytes | None) -> Job[tuple[Row, int], _Pinned]:
+        """Return the job that returns the new message, for a row and the bytes that it copies."""
         try:
             pointer = None if message is None else self._cc._messages.pointer_from_anywhere(message)
             source = None if pointer is None else self._cc._messages.store_of(pointer)
         except ClaimCheckError as error:
-            return Job(partial(_same, error), 0, waits=False), 0
+            return Job((row, 0), partial(same, error))
         if pointer is None or source is None or source.name == self._target:
-            return Job(partial(_same, message), 0, waits=False), 0
+            return Job((row, 0), partial(same, message))
         size = pointer.size or 0
-        return Job(partial(self._copy, pointer, source), min(size, _COPY_BYTES), waits=True), size
+        return Job((row, size), partial(self._copy, pointer, source), min(size, _COPY_BYTES), waits=True)
 
     def _copy(self, pointer: Pointer, source: Store) -> _Pinned:
         # Not below the name of any topic: a garbage collection does not touch the copy.
@@ -191,7 +145,3 @@ class _Copier:
             return self._cc._reseal(copy, original=pointer)
         except ClaimCheckError as error:
             return error
-
-
-def _same(result: _Pinned) -> _Pinned:
-    return result

@@ -7,23 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from claimcheck._validation import MAX_SECONDS, Range, check_value
-from claimcheck.spark._columns import (
-    check_new,
-    check_types,
-    error_type,
-    require_arrow,
-    session_of,
-    with_fields,
-    with_index_names,
-)
-from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency
+from claimcheck.spark._columns import check_new, error_type, require_arrow, with_fields, with_index_names
+from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, Concurrency
 from claimcheck.spark._metrics import Metrics
-from claimcheck.spark._origin import Origin
+from claimcheck.spark._reading import Reading
 from claimcheck.spark._reassemble_batch import reassemble_batch
 from claimcheck.spark._reassemble_common import ColumnIndexes, ExpireBy, Options
 from claimcheck.spark._reassemble_stream import reassemble_stream
-from claimcheck.spark._rows import Reading
-from claimcheck.spark._worker import AnyConfig, as_config, check_paths
+from claimcheck.spark._worker import AnyConfig, as_config
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -35,27 +26,25 @@ def reassemble(
     *,
     config: AnyConfig,
     payload: str = "payload",
-    error: str = "error",
-    uuid: str = "uuid",
     source: Sequence[str] | None = None,
     headers: str | None = None,
     destination: str | None = None,
     expire_after_seconds: float | None = None,
     expire_by: ExpireBy = "clock",
-    remember_seconds: float = 3600.0,
     delete_chunks: bool = True,
     concurrency: Concurrency = "auto",
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
     metrics: Metrics | None = None,
-    out_batch_bytes: int = OUT_BATCH_BYTES,
 ) -> Callable[[DataFrame], DataFrame]:
     """Return a function that joins chunks into payloads, for ``df.transform``; on a batch and on a stream.
 
-    Returns one row per payload, in no particular order. A payload in chunks gets the row of its first chunk, with a
-    null ``column``, since no single message is the payload. Plain messages, literals, pointers and nulls in the same
-    column are resolved as by `claimcheck.spark.resolve` and keep their rows. Bad messages become rows with an error: a
-    damaged envelope, a payload that is gone or too large, chunks that conflict or are missing. A payload aborted by
-    its writer becomes no row. Errors that are not specific to one row (a store that is down) fail the task.
+    Returns one row per payload, in no particular order, with two more columns: ``uuid``, text that is null for rows
+    that did not come as chunks, and ``error``, a struct of ``type``, ``message``, ``store`` and ``key``. A payload in
+    chunks gets the row of its first chunk, with a null ``column``, since no single message is the payload. Plain
+    messages, literals, pointers and nulls in the same column are resolved as by `claimcheck.spark.resolve` and keep
+    their rows. Bad messages become rows with an error: a damaged envelope, a payload that is gone or too large, chunks
+    that conflict or are missing. A payload aborted by its writer becomes no row. Errors that are not specific to one
+    row (a store that is down) fail the task.
 
     The checksum and the signature of a payload in chunks are in the headers of its last message, not in the chunks.
     They are checked if the DataFrame has the headers; without them, bytes changed inside a chunk after sending go
@@ -77,8 +66,6 @@ def reassemble(
         config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`. The limits in
             ``chunking`` on one payload apply, and ``limits``; those on pending payloads do not.
         payload: Name of the binary column to add.
-        error: Name of the error column to add, a struct of ``type``, ``message``, ``store`` and ``key``.
-        uuid: Name of the text column to add; null for rows that did not come as chunks.
         source: The columns that identify where messages came from and who sent them: text, whole numbers or binary.
             Chunks of different sources never mix, and an abort envelope applies only to its own source. ``None`` for
             those of ``topic``, ``partition`` and ``key`` that the DataFrame has, ``()`` for none.
@@ -91,14 +78,11 @@ def reassemble(
         expire_by: On a stream: ``clock`` uses the machine's time, which also passes while no messages arrive; in Spark
             a query with ``trigger(availableNow=True)`` then never ends. ``data`` uses the arrival of messages
             of any kind: the query ends, and leaves incomplete payloads to the next run.
-        remember_seconds: On a stream: how long a finished payload is remembered, to drop late duplicates of its
-            chunks; later duplicates count as chunks of a payload that never completes.
         delete_chunks: On a stream: whether stored chunks are deleted. ``False`` leaves them to expire, so that an older
             copy of the checkpoint can be used again, or two copies at once.
         concurrency: Payloads or chunks that one task reads or writes at once, 1 to 64, or ``auto``.
         max_inflight_bytes: Bound on their bytes.
         metrics: Counts the rows of the result.
-        out_batch_bytes: Payload bytes per Arrow batch; a larger payload is a batch of its own.
 
     Returns:
         A function from DataFrame to DataFrame, which checks the columns when called and reads nothing yet.
@@ -114,34 +98,30 @@ def reassemble(
     expire = checked.chunks.expire_after_seconds if expire_after_seconds is None else expire_after_seconds
     check_value("expire_after_seconds", expire, Annotated[float, Range(0, MAX_SECONDS)])
     check_value("delete_chunks", delete_chunks, bool)
-    check_value("remember_seconds", remember_seconds, Annotated[float, Range(1, MAX_SECONDS)])
     reading = Reading(
         config=checked,
         concurrency=concurrency,
         max_inflight_bytes=max_inflight_bytes,
-        out_batch_bytes=out_batch_bytes,
         on_error="null",
         metrics=metrics,
     )
-    options = Options(reading, float(expire), expire_by, float(remember_seconds), delete_chunks)
 
     def transform(df: DataFrame) -> DataFrame:
-        check_paths(checked, session_of(df))
-        check_new(df.columns, uuid=uuid, payload=payload, error=error)
-        check_types(df)
+        placed = reading.at(df, destination)
+        check_new(df.columns, uuid="uuid", payload=payload, error="error")
         columns = ColumnIndexes.find(df, column, source, headers)
+        placed = replace(placed, origin=replace(placed.origin, headers=columns.headers))
+        options = Options(placed, float(expire), expire_by, delete_chunks)
         function = reassemble_stream if df.isStreaming else reassemble_batch
-        origin = replace(Origin.find(df, checked, destination), headers=columns.headers)
-        placed = replace(options, reading=replace(reading, origin=origin))
-        return function(with_index_names(df), columns, placed, _schema(df, columns, uuid, payload, error))
+        return function(with_index_names(df), columns, options, _schema(df, columns, payload))
 
     return transform
 
 
-def _schema(df: DataFrame, columns: ColumnIndexes, uuid: str, payload: str, error: str) -> StructType:
+def _schema(df: DataFrame, columns: ColumnIndexes, payload: str) -> StructType:
     """Return the columns of the input, with nullable messages, and those that are added."""
     from pyspark.sql.types import BinaryType, StringType, StructField
 
     kept = list(df.schema.fields)
     kept[columns.message] = StructField(kept[columns.message].name, BinaryType())
-    return with_fields(kept, **{uuid: StringType(), payload: BinaryType(), error: error_type()})
+    return with_fields(kept, **{"uuid": StringType(), payload: BinaryType(), "error": error_type()})

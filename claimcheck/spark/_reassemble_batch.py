@@ -8,37 +8,26 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, NamedTuple
 
+from claimcheck._chunk_rules import Fault, error_of, fault_of, incomplete
 from claimcheck._content import Unpacker
 from claimcheck._envelope import Abort, Buffer, Chunk, decode
 from claimcheck._signing import Seal
 from claimcheck.config import Config
-from claimcheck.errors import (
-    ChunkConflictError,
-    ClaimCheckError,
-    IncompletePayloadError,
-    PayloadTooLargeError,
-)
+from claimcheck.errors import ClaimCheckError
 from claimcheck.spark._columns import error_value
 from claimcheck.spark._fetching import is_bad_message
 from claimcheck.spark._metrics import Tally
-from claimcheck.spark._reassemble_chunks import (
-    conflict_text,
-    declared_claims,
-    incomplete_text,
-    read_header,
-    too_large_text,
-)
+from claimcheck.spark._reading import Reading, Row, RowGroup, Stage, views
 from claimcheck.spark._reassemble_common import (
     ColumnIndexes,
+    Joined,
     Options,
-    OutputRow,
     added_columns,
-    count,
-    cut,
+    declared_claims,
     decoded,
     is_genuine,
+    read_header,
 )
-from claimcheck.spark._rows import Row, views
 from claimcheck.spark._worker import claim_check
 
 if TYPE_CHECKING:
@@ -54,12 +43,12 @@ _HASHED = ("string", "binary", "tinyint", "smallint", "int", "bigint", "timestam
 def reassemble_batch(df: DataFrame, columns: ColumnIndexes, options: Options, schema: StructType) -> DataFrame:
     """Join the chunks of a batch whose column names need no quotes; returns a DataFrame with this schema."""
     names = df.columns
-    header = read_header(df[names[columns.message]], options.config.header)
+    uuid, position = read_header(df[names[columns.message]], options.config.header)
     declared = declared_claims(df, columns.headers).alias(_DECLARED)
-    parsed = df.select("*", header.uuid.alias(_UUID), header.position.alias(_POSITION), declared)
+    parsed = df.select("*", uuid.alias(_UUID), position.alias(_POSITION), declared)
     source = [names[index] for index in columns.source]
     sorted_rows = parsed.repartition(_partition_key(parsed, source)).sortWithinPartitions(_UUID, *source, _POSITION)
-    return sorted_rows.mapInArrow(_ReassembleStage(options, columns), schema)
+    return sorted_rows.mapInArrow(_ReassembleStage(options.reading, options, columns), schema)
 
 
 def _partition_key(df: DataFrame, source: list[str]) -> Column:
@@ -88,12 +77,11 @@ class BatchAssembler:
         self._seal, self._destination = seal or Seal(config), destination
         self._header, self._max_chunks, self._max_bytes = config.header, config.chunks.max_chunks, max_bytes
         self._positions: list[int] = []
-        self._count = 0
-        self._last: memoryview | None = None
+        self._count = self._size = 0
+        self._last = memoryview(b"")
         self._aborted = False
         self._declared: str | None = None
         self.pieces: list[Buffer] = []
-        self.size = 0
         self.error: ClaimCheckError | None = None
 
     @property
@@ -120,11 +108,9 @@ class BatchAssembler:
         """End the payload: chunks that are still missing are an error."""
         if self.error is not None:
             return
-        seen = len(self._positions)
-        if seen < self._count:
+        if len(self._positions) < self._count:
             why = "the others are not in this DataFrame, or were never sent"
-            text = incomplete_text(self._uuid, self._positions, self._count, why)
-            self._fail(IncompletePayloadError(text, uuid=self._uuid, seen=seen, total=self._count))
+            self._fail(error_of(incomplete(self._uuid, self._positions, self._count, why)))
             return
         payload = decoded(
             self._seal, self._unpacker, self._declared, self.pieces, uuid=self._uuid, destination=self._destination
@@ -132,40 +118,39 @@ class BatchAssembler:
         if isinstance(payload, ClaimCheckError):
             self._fail(payload)
         else:
-            self.pieces, self.size = payload, sum(map(len, payload))
+            self.pieces = payload
 
     def _add(self, chunk: Chunk) -> None:
         self._count = self._count or chunk.count
-        if chunk.count != self._count:
-            self._conflict(chunk, f"declares {chunk.count} chunks, but an earlier one {self._count}")
-        elif chunk.count > self._max_chunks:
-            self._too_large(chunk.count, self._max_chunks, "chunks (chunking.max_chunks)")
-        elif self._positions and self._positions[-1] == chunk.position:
-            if self._last is None or bytes(self._last) != bytes(chunk.piece):  # comparing views is ten times slower
-                self._conflict(chunk, "arrived twice with different bytes")
-        else:
-            self._keep(chunk)
+        same: bool | None = None
+        if self._positions and self._positions[-1] == chunk.position:
+            same = bytes(self._last) == bytes(chunk.piece)  # comparing views is ten times slower
+        size = self._size + (len(chunk.piece) if same is None else 0)
+        if (fault := self._fault(chunk, size, same)) is not None:
+            self._fail(error_of(fault))
+        elif same is None:
+            self._positions.append(chunk.position)
+            self._last, self._size = chunk.piece, size
+            if chunk.position == len(self._positions) - 1:
+                self.pieces.append(chunk.piece)
+            else:  # a chunk is missing, so the payload cannot become complete
+                self.pieces = []
 
-    def _keep(self, chunk: Chunk) -> None:
-        self._positions.append(chunk.position)
-        self._last = chunk.piece
-        self.size += len(chunk.piece)
-        if self.size > self._max_bytes:
-            self._too_large(self.size, self._max_bytes, "bytes or more (chunking.max_payload_bytes)")
-        elif chunk.position == len(self._positions) - 1:
-            self.pieces.append(chunk.piece)
-        else:  # a chunk is missing, so the payload cannot become complete
-            self.pieces = []
-
-    def _conflict(self, chunk: Chunk, why: str) -> None:
-        text, seen = conflict_text(self._uuid, chunk.position, why), len(self._positions)
-        self._fail(ChunkConflictError(text, uuid=self._uuid, position=chunk.position, seen=seen, total=self._count))
-
-    def _too_large(self, size: int, limit: int, what: str) -> None:
-        self._fail(PayloadTooLargeError(too_large_text(self._uuid, size, limit, what), size=size, limit=limit))
+    def _fault(self, chunk: Chunk, size: int, same: bool | None) -> Fault | None:
+        return fault_of(
+            self._uuid,
+            chunk.position,
+            chunk.count,
+            total=self._count,
+            seen=len(self._positions),
+            size=size,
+            same=same,
+            max_chunks=self._max_chunks,
+            max_bytes=self._max_bytes,
+        )
 
     def _fail(self, error: ClaimCheckError) -> None:
-        self.error, self.pieces, self._last = error, [], None
+        self.error, self.pieces, self._last = error, [], memoryview(b"")
 
 
 class _Message(NamedTuple):
@@ -179,30 +164,25 @@ class _Message(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _ReassembleStage:
-    """Pickled and sent to the workers, where it is called once per partition."""
+class _ReassembleStage(Stage[Joined]):
+    """Joins the payloads of one partition, and resolves its other messages."""
 
+    reading: Reading
     options: Options
     columns: ColumnIndexes
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with closing(self._output_rows(batches)) as rows:
-            # not a loop, whose variable would keep the payloads alive
-            yield from map(self._output, cut(rows, max_bytes=self.options.reading.out_batch_bytes))
-
-    def _output_rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[OutputRow]:
-        """Messages that are not chunks come first: they have no uuid, and nulls sort first."""
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Joined, int]]:
         messages = self._messages(batches)
         first_chunk = list[_Message]()
         with closing(self._resolved(messages, first_chunk)) as resolved:
             yield from resolved
-        with closing(Tally(self.options.reading.metrics)) as tally:
+        with closing(Tally(self.reading.metrics)) as tally:
             for _, chunks in groupby(chain(first_chunk, messages), key=lambda each: (each.uuid, each.source)):
-                row = self._joined(chunks)
-                if row is not None:
-                    count(tally, row)
-                    yield row
-                    del row
+                found = self._joined(chunks)
+                if found is not None:
+                    found[1].counted(tally)
+                    yield found
+                    del found
 
     def _messages(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_Message]:
         for batch in batches:
@@ -214,7 +194,9 @@ class _ReassembleStage:
                 source = tuple(column[number] for column in sources)
                 yield _Message(Row(batch, number), uuid, source, message, declared[number])
 
-    def _resolved(self, messages: Iterator[_Message], first_chunk: list[_Message]) -> Generator[OutputRow]:
+    def _resolved(
+        self, messages: Iterator[_Message], first_chunk: list[_Message]
+    ) -> Generator[tuple[Row, Joined, int]]:
         """Resolve messages up to the first chunk, which is appended to ``first_chunk``."""
 
         def plain() -> Iterator[tuple[Row, bytes | None]]:
@@ -224,21 +206,22 @@ class _ReassembleStage:
                     return
                 yield each.row, None if each.message is None else bytes(each.message)
 
-        config = self.options.config
-        with closing(self.options.reading.rows(plain())) as rows:
+        with closing(self.reading.rows(plain())) as rows:
             for row, message, outcome in rows:
-                size, error, pieces = len(message or b""), None, None
+                size = len(message or b"")
                 if isinstance(outcome, ClaimCheckError):
-                    if not is_bad_message(outcome, config):
+                    if not is_bad_message(outcome, self.reading.config):
                         raise outcome
-                    error = error_value(outcome)
+                    yield row, Joined(None, None, error_value(outcome)), size
                 elif isinstance(outcome, bytes):
-                    size, pieces = size + len(outcome), [outcome]
-                yield OutputRow(row.batch, row.number, True, None, pieces, error, size)
+                    yield row, Joined(None, [outcome], None), size + len(outcome)
+                else:
+                    yield row, Joined(None, None, None), size
+                del outcome
 
-    def _joined(self, messages: Iterator[_Message]) -> OutputRow | None:
+    def _joined(self, messages: Iterator[_Message]) -> tuple[Row, Joined, int] | None:
         """Join one payload; its row is that of its first chunk."""
-        payload, first, reading = None, None, self.options.reading
+        payload, first, reading = None, None, self.reading
         cc = claim_check(reading.config)
         for each in messages:
             payload = payload or BatchAssembler(
@@ -255,26 +238,17 @@ class _ReassembleStage:
             return None
         payload.finish()
         error = None if payload.error is None else error_value(payload.error)
-        pieces = None if error else payload.pieces
-        return OutputRow(first.row.batch, first.row.number, False, first.uuid, pieces, error, payload.size)
+        joined = Joined(first.uuid, None if error else payload.pieces, error)
+        return first.row, joined, sum(map(len, payload.pieces))
 
-    def _output(self, rows: list[OutputRow]) -> pa.RecordBatch:
+    def output(self, group: RowGroup[Joined]) -> pa.RecordBatch:
         import pyarrow as pa
 
-        kept = pa.Table.from_batches(list(self._kept(rows))).combine_chunks()
-        columns = [column.chunk(0) for column in kept.columns]
-        columns += added_columns(rows, columns[self.columns.message].type)
-        return pa.RecordBatch.from_arrays(columns, names=[*kept.column_names, "uuid", "payload", "error"])
-
-    def _kept(self, rows: list[OutputRow]) -> Iterator[pa.RecordBatch]:
-        """Yield the input columns of rows, without the messages of payloads in chunks."""
-        import pyarrow as pa
-
-        for _, run in groupby(rows, key=lambda row: id(row.batch)):
-            same = list(run)
-            batch, fields = same[0].batch, list(same[0].batch.schema)[:-_HELPERS]
-            numbers = pa.array([row.number for row in same], type=pa.int64())
-            messages = pa.array([row.number if row.keeps_message else None for row in same], type=pa.int64())
-            taken = [messages if index == self.columns.message else numbers for index in range(len(fields))]
-            kept = [batch.column(index).take(which) for index, which in enumerate(taken)]
-            yield pa.RecordBatch.from_arrays(kept, names=[each.name for each in fields])
+        fields = list(group.batch.schema)[:-_HELPERS]
+        numbers = pa.array(group.numbers, type=pa.int64())
+        pairs = zip(group.numbers, group.values, strict=True)
+        messages = pa.array([n if value.uuid is None else None for n, value in pairs], type=pa.int64())
+        taken = [messages if index == self.columns.message else numbers for index in range(len(fields))]
+        columns = [group.batch.column(index).take(which) for index, which in enumerate(taken)]
+        columns += added_columns(group.values, fields[self.columns.message].type)
+        return pa.RecordBatch.from_arrays(columns, names=[*(f.name for f in fields), "uuid", "payload", "error"])

@@ -1,38 +1,54 @@
-"""What `reassemble` does alike on a batch and on a stream: its options, its input columns and its output."""
+"""What `reassemble` does alike on a batch and on a stream: options, input columns, the headers of chunks, and output.
+
+Spark itself reads the headers of chunks, so that no byte of a payload passes through Python for it. These expressions
+select chunks and abort envelopes; every other message is left to `claimcheck._envelope.decode`, which knows what it is
+or what is wrong with it.
+"""
 
 from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from claimcheck import _hints as hints
 from claimcheck._content import Unpacker
-from claimcheck._envelope import Buffer
+from claimcheck._digest import digest_of
+from claimcheck._envelope import CHUNK_OVERHEAD_BYTES, Buffer, Kind
 from claimcheck._signing import Seal
 from claimcheck._validation import fail
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError, PointerRejectedError
-from claimcheck.spark._columns import HEADERS_TYPE, MAP_TYPE, MAX_COLUMN_BYTES, arrow_error_type, find_column
+from claimcheck.spark._columns import (
+    DEFAULT_HEADERS,
+    HEADERS_TYPE,
+    MAP_TYPE,
+    MAX_COLUMN_BYTES,
+    arrow_error_type,
+    find_column,
+)
 from claimcheck.spark._fetching import MESSAGE_ERRORS
 from claimcheck.spark._metrics import Tally
-from claimcheck.spark._origin import DEFAULT_HEADERS
-from claimcheck.spark._reassemble_chunks import checksum_error, split_claims
-from claimcheck.spark._rows import Reading
+from claimcheck.spark._reading import Reading
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 _log = logging.getLogger(__name__)
+
+ABORT = -1
+"""The position of an abort envelope: it sorts before all chunks."""
 
 ExpireBy = Literal["clock", "data"]
 """Which time expires payloads: the machine's, or that of arriving messages."""
 
 _SOURCE_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "binary")
 _DEFAULT_SOURCE = ("topic", "partition", "key")  # in a topic, the key is all that distinguishes writers
-_MAX_ROWS = 1 << 14
+_UUID = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
+_UUID_BYTES = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +58,6 @@ class Options:
     reading: Reading
     expire_after_seconds: float
     expire_by: ExpireBy
-    remember_seconds: float
     delete_chunks: bool = True
 
     @property
@@ -83,28 +98,99 @@ def _source_index(df: DataFrame, types: dict[str, str], name: object) -> int:
     return find_column(df, "source", name, kind if kind in _SOURCE_TYPES else "string, binary or a whole number")
 
 
-@dataclass(frozen=True, slots=True)
-class OutputRow:
-    """One row of the result; its other columns are those of row ``number`` in ``batch``."""
+# The headers of chunks ---------------------------------------------------------------------------------------------
 
-    batch: pa.RecordBatch
-    number: int
-    keeps_message: bool
+
+def read_header(message: Column, header: bytes) -> tuple[Column, Column]:
+    """Return the uuid and the position of chunks and abort envelopes; null for every other message."""
+    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+
+    start = len(header) + 1
+    uuid = F.substring(message, start + 1, _UUID_BYTES).cast("string")
+    position = _number(F.substring(message, start + 1 + _UUID_BYTES, 4))
+    count = _number(F.substring(message, start + 5 + _UUID_BYTES, 4))
+    ours = (F.substring(message, 1, len(header)) == _literal(header)) & uuid.rlike(_UUID)
+    size, kind = F.length(message), F.substring(message, start, 1)
+    chunk = ours & (kind == _literal(bytes([Kind.CHUNK]))) & (size >= len(header) + CHUNK_OVERHEAD_BYTES)
+    chunk &= (position < count) & (count <= 0x7FFFFFFF)
+    abort = ours & (kind == _literal(bytes([Kind.ABORT]))) & (size == start + _UUID_BYTES)
+    positions = F.when(abort, F.lit(ABORT)).when(chunk, position.cast("int"))
+    return F.when(chunk | abort, uuid), positions
+
+
+def declared_claims(df: DataFrame, headers: int | None) -> Column:
+    """Read the checksum and the signature from the Kafka or Pulsar headers of each message; null if there are none."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if headers is None:
+        return F.lit(None).cast("string")
+    # One character more than allowed: enough to be rejected.
+    checksum = F.substring(_header(df, headers, hints.CHECKSUM), 1, hints.MAX_CHECKSUM_CHARACTERS + 1)
+    signature = F.substring(_header(df, headers, hints.SIGNATURE), 1, hints.MAX_SIGNATURE_CHARACTERS + 1)
+    both = F.concat(F.coalesce(checksum, F.lit("")), F.lit("\n"), signature)
+    return F.when(signature.isNull(), checksum).otherwise(both)
+
+
+def _header(df: DataFrame, headers: int, wanted: str) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    name, kind = df.dtypes[headers]
+    if kind == MAP_TYPE:
+        return F.try_element_at(df[name], F.lit(wanted))
+    pairs = F.filter(df[name], lambda pair: pair["key"] == F.lit(wanted))
+    return F.try_element_at(pairs, F.lit(-1))["value"].cast("string")
+
+
+def _split(declared: str | None) -> tuple[str | None, list[str]]:
+    """Return the checksum and the signatures in a value of `declared_claims`."""
+    checksum, separator, signature = (declared or "").partition("\n")
+    return checksum or None, [signature] if separator else []
+
+
+def _number(four: Column) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.conv(F.hex(four), 16, 10).cast("bigint")
+
+
+def _literal(value: bytes) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.expr(f"X'{value.hex()}'")
+
+
+# The result -----------------------------------------------------------------------------------------------------------
+
+
+class Joined(NamedTuple):
+    """What a row of the result has besides its input row, which is ``row`` if it comes from Spark's state."""
+
     uuid: str | None
-    pieces: Sequence[Buffer] | None = field(repr=False)
+    pieces: Sequence[Buffer] | None
     error: dict[str, str | None] | None
-    size: int
+    row: pa.RecordBatch | None = None
+
+    def counted(self, tally: Tally, *, store: str | None = None) -> None:
+        """Count a payload that came as chunks, read from ``store``."""
+        if self.error is not None:
+            tally.row(0, error=self.error["type"])
+        else:
+            tally.row(sum(map(len, self.pieces or ())), store=store)
 
 
 def decoded(
     seal: Seal, unpacker: Unpacker, declared: str | None, pieces: list[Buffer], *, uuid: str, destination: str | None
 ) -> list[Buffer] | ClaimCheckError:
     """Return the payload of complete chunks: signature and checksum verified, decompressed and decrypted."""
-    checksum, signatures = split_claims(declared)
+    checksum, signatures = _split(declared)
+    claims = set() if checksum is None else {(hints.CHECKSUM, checksum)}
     try:
         seal.check_chunks(signatures, uuid=uuid, count=len(pieces), pieces=pieces, destination=destination)
-        error = checksum_error(checksum, pieces)
-        return unpacker.pieces(pieces, uuid, destination=destination) if error is None else error
+        try:
+            hints.check(claims, size=None, checksum=lambda name: digest_of(*pieces, algorithm=name))
+        except ClaimCheckError as error:  # also one that this worker cannot compute
+            return error
+        return unpacker.pieces(pieces, uuid, destination=destination)
     except MESSAGE_ERRORS as error:
         return error
 
@@ -112,39 +198,14 @@ def decoded(
 def is_genuine(seal: Seal, declared: str | None, *, uuid: str, destination: str | None) -> bool:
     """Whether an abort envelope is signed as the configuration requires; otherwise it is ignored, which is logged."""
     try:
-        seal.check_abort(split_claims(declared)[1], uuid=uuid, destination=destination)
+        seal.check_abort(_split(declared)[1], uuid=uuid, destination=destination)
     except PointerRejectedError as error:
         _log.warning("ignored a message: %s", error)
         return False
     return True
 
 
-def count(tally: Tally, row: OutputRow, *, store: str | None = None) -> None:
-    """Count a payload that came as chunks, read from ``store``."""
-    if row.error is not None:
-        tally.row(0, error=row.error["type"])
-    else:
-        tally.row(row.size, store=store)
-
-
-def cut(rows: Iterable[OutputRow], *, max_bytes: int) -> Iterator[list[OutputRow]]:
-    """Group rows into batches by bytes; a larger row is a batch of its own."""
-    batches, held, limit = [list[OutputRow]()], 0, min(max_bytes, MAX_COLUMN_BYTES)
-    for row in rows:
-        if batches[0] and held + row.size > limit:
-            yield batches.pop()
-            batches, held = [[]], 0
-        batches[0].append(row)
-        held += row.size
-        del row
-        if held >= limit or len(batches[0]) >= _MAX_ROWS:
-            yield batches.pop()
-            batches, held = [[]], 0
-    if batches[0]:
-        yield batches.pop()
-
-
-def added_columns(rows: Sequence[OutputRow], kind: pa.DataType) -> list[pa.Array]:
+def added_columns(rows: Sequence[Joined], kind: pa.DataType) -> list[pa.Array]:
     """Return the columns for uuid, payload and error; ``kind`` is ``large_binary`` where Spark uses it."""
     import pyarrow as pa
 

@@ -1,8 +1,8 @@
 """The stateful operator of `reassemble` on a stream: tracks the chunks of payloads in Spark's state.
 
 It is pickled as code, not by name: the process that plans a stateful operator on the driver does not see ``--py-files``
-or ``addArtifacts``. Nothing of claimcheck may be imported here except the functions that format errors, which are
-pickled the same way. The names of arguments are Spark's: it passes them by keyword.
+or ``addArtifacts``. Nothing of claimcheck may be imported here except the rules for chunks, which are pickled the
+same way. The names of arguments are Spark's: it passes them by keyword.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from claimcheck.spark._reassemble_chunks import conflict_text, incomplete_text, too_large_text
+from claimcheck._chunk_rules import Fault, fault_of, incomplete
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import (
@@ -50,19 +50,6 @@ class Limits:
     behind_ms: int = 0
 
 
-class _InputRow(Protocol):
-    """One row of the operator's input."""
-
-    position: int
-    total: int
-    size: int
-    digest: bytes
-    reference: bytes | None
-    row: bytes
-    declared: str | None
-    arrived: int
-
-
 @dataclass(frozen=True, slots=True)
 class _PayloadState:
     """The state of one payload."""
@@ -94,7 +81,7 @@ class _MicroBatch:
     stored: dict[bytes, bytes] = field(default_factory=dict)
     aborted: bool = False
     now: int = 0
-    error: tuple[str, str] | None = None
+    error: Fault | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -130,14 +117,14 @@ class Reassembler(StatefulProcessor):
             yield from self._drop(payload, rows, now)
             return
         uuid, batch = _uuid(key), _MicroBatch(payload)
-        for row in cast("Iterator[_InputRow]", rows):
+        for row in rows:
             batch.now = max(batch.now, int(row.arrived) - self._limits.behind_ms)
             self._note_stored(row, batch.stored)
             self._add(uuid, row, batch, waited=state is not None)
         if batch.is_complete:
             yield self._complete(uuid, batch, waited=state is not None)
         elif batch.error is not None:
-            yield _failed(uuid, batch.payload.row, *batch.error)
+            yield _failed(uuid, batch.payload.row, batch.error)
         elif not batch.aborted:
             self._wait(batch, is_new=state is None)
             return
@@ -171,46 +158,35 @@ class Reassembler(StatefulProcessor):
         by_data = self._limits.behind_ms
         return int(values.getCurrentWatermarkInMs() if by_data else values.getCurrentProcessingTimeInMs())
 
-    def _add(self, uuid: str, row: _InputRow, batch: _MicroBatch, *, waited: bool) -> None:
+    def _add(self, uuid: str, row: Row, batch: _MicroBatch, *, waited: bool) -> None:
+        """Add a chunk, unless it is a duplicate, or does not fit to those before it."""
         if row.position < 0:
             batch.aborted = True
-        elif batch.error is None:
-            batch.error = self._conflict(uuid, row, batch, waited=waited) or self._excess(uuid, row, batch)
-
-    def _conflict(self, uuid: str, row: _InputRow, batch: _MicroBatch, *, waited: bool) -> tuple[str, str] | None:
-        """Add a chunk unless it is a duplicate; returns the error if it conflicts with others."""
+        if row.position < 0 or batch.error is not None:
+            return
         payload, position, digest = batch.payload, row.position, bytes(row.digest)
-        if payload.count and row.total != payload.count:
-            why = f"declares {row.total} chunks, but an earlier one {payload.count}"
-            return "ChunkConflictError", conflict_text(uuid, position, why)
         earlier = batch.chunks.get(position)
         if earlier is None and waited:
             earlier = self._chunks.getValue((position,))
-        if earlier is not None:
-            same, why = bytes(earlier[0]) == digest, "arrived twice with different bytes"
-            return None if same else ("ChunkConflictError", conflict_text(uuid, position, why))
-        batch.chunks[position] = (digest, row.reference)
-        first = position < payload.lowest
-        batch.payload = replace(
-            payload,
-            count=row.total,
-            seen=payload.seen + 1,
-            size=payload.size + row.size,
-            lowest=position if first else payload.lowest,
-            row=bytes(row.row) if first else payload.row,
-            declared=payload.declared or row.declared,
+        is_new = earlier is None
+        size = payload.size + (row.size if is_new else 0)
+        batch.error = fault_of(
+            uuid,
+            position,
+            row.total,
+            total=payload.count or row.total,
+            seen=payload.seen,
+            size=size,
+            same=None if earlier is None else bytes(earlier[0]) == digest,
+            max_chunks=self._limits.max_chunks,
+            max_bytes=self._limits.max_bytes,
         )
-        return None
-
-    def _excess(self, uuid: str, row: _InputRow, batch: _MicroBatch) -> tuple[str, str] | None:
-        size, count, limits = batch.payload.size, row.total, self._limits
-        if count > limits.max_chunks:
-            text = too_large_text(uuid, count, limits.max_chunks, "chunks (chunking.max_chunks)")
-        elif size > limits.max_bytes:
-            text = too_large_text(uuid, size, limits.max_bytes, "bytes or more (chunking.max_payload_bytes)")
-        else:
-            return None
-        return "PayloadTooLargeError", text
+        if payload.row is None or (is_new and batch.error is None and position < payload.lowest):
+            batch.payload = payload = replace(payload, lowest=position, row=bytes(row.row))
+        if is_new and batch.error is None:
+            batch.chunks[position] = (digest, row.reference)
+            declared = payload.declared or row.declared
+            batch.payload = replace(payload, count=row.total, seen=payload.seen + 1, size=size, declared=declared)
 
     def _complete(self, uuid: str, batch: _MicroBatch, *, waited: bool) -> Row:
         payload = batch.payload
@@ -229,11 +205,9 @@ class Reassembler(StatefulProcessor):
         self._payload.update(batch.payload.values())
 
     def _expired(self, uuid: str, payload: _PayloadState) -> Row:
-        positions = sorted(position for (position,) in self._chunks.keys())  # noqa: SIM118 - not a dictionary
+        positions = [position for (position,) in self._chunks.keys()]  # noqa: SIM118 - not a dictionary
         why = f"expire_after_seconds ({self._limits.expire_ms / 1000:g}) passed"
-        return _failed(
-            uuid, payload.row, "IncompletePayloadError", incomplete_text(uuid, positions, payload.count, why)
-        )
+        return _failed(uuid, payload.row, incomplete(uuid, positions, payload.count, why))
 
     # Payloads that have ended --------------------------------------------------------------------------------------
 
@@ -255,7 +229,7 @@ class Reassembler(StatefulProcessor):
     def _drop(self, payload: _PayloadState, rows: Iterator[Row], now: int) -> Iterator[Row]:
         """Drop late chunks of a payload that has ended: they were stored again, and are released again."""
         late: dict[bytes, bytes] = {}
-        for row in cast("Iterator[_InputRow]", rows):
+        for row in rows:
             self._note_stored(row, late)
         if not late or not self._limits.release:
             return
@@ -265,7 +239,7 @@ class Reassembler(StatefulProcessor):
             payload = _PayloadState(done=True)
         self._end(now + 1, [*_unpack(payload.row), *late.values()], waited=payload.count > 0)
 
-    def _note_stored(self, row: _InputRow, stored: dict[bytes, bytes]) -> None:
+    def _note_stored(self, row: Row, stored: dict[bytes, bytes]) -> None:
         """Note the reference to a chunk, unless it is the chunk itself; duplicates are stored under the same name."""
         if row.reference is not None and not bytes(row.reference).startswith(self._limits.inline):
             stored[bytes(row.digest)] = bytes(row.reference)
@@ -284,8 +258,8 @@ def _uuid(key: tuple[str]) -> str:
     return str(json.loads(key[0])[-1])
 
 
-def _failed(uuid: str, row: bytes | None, kind: str, text: str) -> Row:
-    return _row(uuid=uuid, row=row, error_type=kind, error_message=text)
+def _failed(uuid: str, row: bytes | None, fault: Fault) -> Row:
+    return _row(uuid=uuid, row=row, error_type=fault.kind, error_message=fault.text)
 
 
 def _row(

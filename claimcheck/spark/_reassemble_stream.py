@@ -4,7 +4,8 @@
 chunk's piece, either a pointer envelope or, for a piece no larger than a pointer, a literal. When Spark reruns a task,
 or replays a micro-batch after the driver died, the same chunks are written under the same names, so nothing is left
 over. `claimcheck.spark._reassemble_state` tracks the chunks. `_FetchStage` reads the chunks of complete payloads, and
-deletes the chunks of payloads that an earlier micro-batch completed or gave up.
+`ChunkCleanup` deletes those of payloads that an earlier micro-batch completed or gave up: Spark has committed that one
+by then, so it is never replayed. A replay of the later one deletes the same chunks once more, which has no effect.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import importlib
 import io
 import json
+import logging
 import re
 import uuid
 from collections.abc import Generator, Iterable, Iterator
@@ -21,35 +23,31 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from claimcheck import _chunk_rules
 from claimcheck._client import ClaimCheck
 from claimcheck._envelope import Abort, Buffer, Chunk, decode, encode_literal
+from claimcheck._listing import StoreEntry
+from claimcheck._pointer import Pointer
 from claimcheck._store import Store
 from claimcheck._validation import fail
 from claimcheck.config import Config
-from claimcheck.errors import (
-    ClaimCheckError,
-    ConfigError,
-    MissingDependencyError,
-)
-from claimcheck.spark import _reassemble_chunks
-from claimcheck.spark._columns import error_type, error_value, map_batches
-from claimcheck.spark._fetching import Job, OrderedExecutor, Outcome, ReadFrom, is_bad_message, outcomes
+from claimcheck.errors import ClaimCheckError, ConfigError, MissingDependencyError
+from claimcheck.spark._columns import Origin, error_type, error_value, map_batches, map_rows
+from claimcheck.spark._fetching import Job, Outcome, ReadFrom, is_bad_message, outcomes, same
 from claimcheck.spark._metrics import Tally
-from claimcheck.spark._origin import Origin
-from claimcheck.spark._reassemble_chunks import ABORT, declared_claims, read_header
-from claimcheck.spark._reassemble_cleanup import ChunkCleanup
+from claimcheck.spark._reading import Reading, Row, RowGroup, Stage, views
 from claimcheck.spark._reassemble_common import (
+    ABORT,
     ColumnIndexes,
+    Joined,
     Options,
-    OutputRow,
     added_columns,
-    count,
-    cut,
+    declared_claims,
     decoded,
     is_genuine,
+    read_header,
 )
 from claimcheck.spark._resolve import ResolveStage
-from claimcheck.spark._rows import views
 from claimcheck.spark._worker import adaptive_concurrency, check_reached, claim_check, query_id
 
 if TYPE_CHECKING:
@@ -61,14 +59,25 @@ _MIN_PYSPARK = (4, 1)
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _BEHIND_SECONDS = 3600  # how far a driver's clock may be set back without chunks counting as late
-_STORED = (
-    "key string, position int, total int, size bigint, digest binary, reference binary, row binary, declared string"
-)
+_STORED = {
+    "key": "string",
+    "position": "int",
+    "total": "int",
+    "size": "bigint",
+    "digest": "binary",
+    "reference": "binary",
+    "row": "binary",
+    "declared": "string",
+}
 _TIME = "_claimcheck_time"
 _INLINE_BYTES = 512
 _DIGEST_BYTES = 16
-_MAX_ROWS = 1024
+_REMEMBER_SECONDS = 3600  # how long late duplicates of a payload that has ended are recognized
+_DELETED_AT_ONCE = 1000  # as in S3's DeleteObjects
 _NO_ERROR: dict[str, str | None] = {"type": None, "message": None, "store": None, "key": None}
+
+_log = logging.getLogger(__name__)
+_logged: set[str] = set()
 
 
 def reassemble_stream(df: DataFrame, columns: ColumnIndexes, options: Options, schema: StructType) -> DataFrame:
@@ -76,7 +85,7 @@ def reassemble_stream(df: DataFrame, columns: ColumnIndexes, options: Options, s
     _check_pyspark()
     _check_state_store(df)
     _check_store(options)
-    is_chunk = read_header(df[df.columns[columns.message]], options.config.header).uuid.isNotNull()
+    is_chunk = read_header(df[df.columns[columns.message]], options.config.header)[0].isNotNull()
     only_chunks = _timed_chunks(df, is_chunk) if options.expire_by == "data" else df.filter(is_chunk)
     chunks = _chunks(only_chunks, columns, options, schema)
     return _messages(df.filter(~is_chunk), columns, options).union(chunks).toDF(*schema.names)
@@ -113,7 +122,6 @@ def _check_store(options: Options) -> None:
 
 
 def _messages(df: DataFrame, columns: ColumnIndexes, options: Options) -> DataFrame:
-    """Resolve the messages that are not chunks."""
     from pyspark.sql import functions as F  # noqa: N812 - the usual alias
     from pyspark.sql.types import BinaryType
 
@@ -138,28 +146,29 @@ def _chunks(df: DataFrame, columns: ColumnIndexes, options: Options, schema: Str
     from pyspark.sql import functions as F  # noqa: N812
 
     state = importlib.import_module("claimcheck.spark._reassemble_state")  # imports pyspark 4
-    for module in (state, _reassemble_chunks):  # see there
+    for module in (state, _chunk_rules):  # see there
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     by_data = options.expire_by == "data"
     limits = state.Limits(
         max_chunks=options.config.chunks.max_chunks,
         max_bytes=options.max_payload_bytes,
         expire_ms=int(options.expire_after_seconds * 1000),
-        remember_ms=int(options.remember_seconds * 1000),
+        remember_ms=_REMEMBER_SECONDS * 1000,
         inline=encode_literal(b"", header=options.config.header),
         release=options.delete_chunks,
         behind_ms=_BEHIND_SECONDS * 1000 if by_data else 0,
     )
     now = F.current_timestamp()  # of the micro-batch, the same when it is replayed
     declared = df.select("*", declared_claims(df, columns.headers).alias("declared"))
-    stored = declared.mapInArrow(_StoreStage(options, columns), _STORED).withColumn("arrived", F.unix_millis(now))
+    stored = map_rows(declared, _StoreStage(options, columns), _STORED).withColumn("arrived", F.unix_millis(now))
     tracked = stored.groupBy("key").transformWithState(
         statefulProcessor=state.Reassembler(limits),
         outputStructType=state.OUTPUT,
         outputMode="Append",
         timeMode="EventTime" if by_data else "ProcessingTime",
     )
-    return tracked.mapInArrow(_FetchStage(options, columns, (*df.columns, "uuid", "payload", "error")), schema)
+    names = (*df.columns, "uuid", "payload", "error")
+    return tracked.mapInArrow(_FetchStage(options.reading, columns, names), schema)
 
 
 # Storing chunks --------------------------------------------------------------------------------------------------
@@ -185,25 +194,11 @@ class _StoreStage:
     options: Options
     columns: ColumnIndexes
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with closing(self._stored(batches)) as stored:
-            rows = list[_ChunkRow]()
-            for row in stored:
-                rows.append(row)
-                if len(rows) >= _MAX_ROWS:
-                    yield _chunk_batch(rows)
-                    rows = []
-        if rows:
-            yield _chunk_batch(rows)
-
-    def _stored(self, batches: Iterable[pa.RecordBatch]) -> Generator[_ChunkRow]:
-        reading, writer = self.options.reading, _ChunkWriter(self.options, self.columns)
-        concurrency = adaptive_concurrency(reading.config, reading.concurrency, "write")
-        executor = OrderedExecutor[_ChunkRow](concurrency, reading.max_inflight_bytes, measure=lambda row: 0)
-        try:
-            yield from executor.run(writer.job(row, part) for row, part in self._parts(batches))
-        finally:
-            executor.close()
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_ChunkRow]:
+        writer = _ChunkWriter(self.options, self.columns)
+        jobs = (writer.job(row, part) for row, part in self._parts(batches))
+        with closing(self.options.reading.written(jobs, Tally(None))) as stored:
+            yield from (row for _, row in stored)
 
     def _parts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[_ChunkRow, Chunk | Abort]]:
         for batch in batches:
@@ -236,15 +231,15 @@ class _ChunkWriter:
     def __init__(self, options: Options, columns: ColumnIndexes) -> None:
         self._cc, self._query = claim_check(options.config), query_id() or ""
         self._store = _store(self._cc, options)
-        limits = (options.expire_after_seconds, options.expire_by, options.remember_seconds, options.delete_chunks)
+        limits = options.expire_after_seconds, options.expire_by, float(_REMEMBER_SECONDS), options.delete_chunks
         self._operator = repr((columns, limits, options.config.chunks.max_chunks, options.max_payload_bytes)).encode()
         self._max_chunks, self._max_bytes = options.config.chunks.max_chunks, options.max_payload_bytes
 
-    def job(self, row: _ChunkRow, part: Chunk | Abort) -> Job[_ChunkRow]:
+    def job(self, row: _ChunkRow, part: Chunk | Abort) -> Job[None, _ChunkRow]:
         """Return the job that stores a chunk and completes its row."""
         if isinstance(part, Abort) or row.total > self._max_chunks or row.size > self._max_bytes:
-            return Job(lambda: row, 0, waits=False)  # the stateful operator rejects payloads over a limit
-        return Job(partial(self._write, row, part), row.size, waits=row.size > _INLINE_BYTES)
+            return Job(None, partial(same, row))  # the stateful operator rejects payloads over a limit
+        return Job(None, partial(self._write, row, part), row.size, waits=row.size > _INLINE_BYTES)
 
     def _write(self, row: _ChunkRow, chunk: Chunk) -> _ChunkRow:
         place = json.dumps([self._query, row.key, chunk.position, chunk.count]).encode()
@@ -277,14 +272,6 @@ def _key(source: list[object], uuid: str) -> str:
     return json.dumps([value.hex() if isinstance(value, bytes) else value for value in source] + [uuid])
 
 
-def _chunk_batch(rows: list[_ChunkRow]) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    types = (pa.string(), pa.int32(), pa.int32(), pa.int64(), pa.binary(), pa.binary(), pa.binary(), pa.string())
-    columns = [pa.array(values, type=kind) for values, kind in zip(zip(*rows, strict=True), types, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, names=list(_ChunkRow._fields))
-
-
 def _packed(row: pa.RecordBatch) -> bytes:
     """Serialize the other columns of a row, so that the state does not depend on their types."""
     import pyarrow as pa
@@ -300,8 +287,9 @@ def _packed(row: pa.RecordBatch) -> bytes:
 
 @dataclass(slots=True)
 class _FetchedPayload:
-    """A payload whose pieces are being fetched."""
+    """A payload whose pieces are being fetched, and the row of its first chunk."""
 
+    place: Row
     uuid: str
     row: pa.RecordBatch
     waiting: int
@@ -318,47 +306,29 @@ class _FetchedPayload:
         elif self.error is None and isinstance(outcome, bytes):
             self.pieces.append(outcome)
 
-    def finish(self, cc: ClaimCheck, origin: Origin) -> OutputRow:
-        if self.error is None:
-            destination, current = origin.destination_of(self.row, 0), cc._current()
-            payload = decoded(
-                current.seal, current.unpacker, self.declared, self.pieces, uuid=self.uuid, destination=destination
-            )
-            if isinstance(payload, ClaimCheckError):
-                self.error, self.pieces = error_value(payload), []
-            else:
-                self.pieces = payload
+    def finish(self, cc: ClaimCheck, origin: Origin) -> Joined:
         pieces, self.pieces = self.pieces, []
-        size = sum(map(len, pieces))
-        return OutputRow(self.row, 0, False, self.uuid, None if self.error else pieces, self.error, size)
+        if self.error is not None:
+            return Joined(self.uuid, None, self.error, self.row)
+        destination, current = origin.destination_of(self.row, 0), cc._current()
+        payload = decoded(
+            current.seal, current.unpacker, self.declared, pieces, uuid=self.uuid, destination=destination
+        )
+        if isinstance(payload, ClaimCheckError):
+            return Joined(self.uuid, None, error_value(payload), self.row)
+        return Joined(self.uuid, payload, None, self.row)
 
 
 @dataclass(frozen=True, slots=True)
-class _FetchStage:
+class _FetchStage(Stage[Joined]):
     """Joins the payloads of one partition of the stateful operator's output."""
 
-    options: Options
+    reading: Reading
     columns: ColumnIndexes
     names: tuple[str, ...]
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        kind: pa.DataType | None = None
-
-        def seen() -> Iterator[pa.RecordBatch]:
-            nonlocal kind
-            for batch in batches:
-                kind = batch.schema.field("row").type
-                yield batch
-
-        def output(rows: list[OutputRow]) -> pa.RecordBatch:
-            return self._output(rows, kind)
-
-        with closing(self._joined(seen())) as joined:
-            # not a loop, whose variable would keep the payloads alive
-            yield from map(output, cut(joined, max_bytes=self.options.reading.out_batch_bytes))
-
-    def _joined(self, batches: Iterable[pa.RecordBatch]) -> Generator[OutputRow]:
-        reading, tally = self.options.reading, Tally(self.options.reading.metrics)
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Joined, int]]:
+        reading, tally = self.reading, Tally(self.reading.metrics)
         cleanup = ChunkCleanup(cc := claim_check(reading.config))
         origin, internal = reading.origin.without_column(self.columns.message), ReadFrom(is_internal=True)
         results = outcomes(
@@ -372,11 +342,12 @@ class _FetchStage:
         with closing(results):
             for payload, _, outcome in results:
                 payload.add(outcome, reading.config)
+                del outcome
                 if payload.waiting == 0:
-                    row = payload.finish(cc, origin)
-                    count(tally, row, store=reading.config.store)
-                    yield row
-                    del row, payload
+                    joined = payload.finish(cc, origin)
+                    joined.counted(tally, store=reading.config.store)
+                    yield payload.place, joined, sum(map(len, joined.pieces or ()))
+                    del joined, payload
         cleanup.finish()
 
     def _references(
@@ -395,7 +366,7 @@ class _FetchStage:
                 pieces = [None] if kind else references[number].as_py()
                 if kind:
                     error = _NO_ERROR | {"type": kind, "message": text}
-                payload = _FetchedPayload(identity, row, len(pieces), error, declared)
+                payload = _FetchedPayload(Row(batch, number), identity, row, len(pieces), error, declared)
                 yield from ((payload, reference) for reference in pieces)
 
     def _unpacked(self, packed: bytes) -> pa.RecordBatch:
@@ -412,14 +383,16 @@ class _FetchStage:
             )
         return row
 
-    def _output(self, rows: list[OutputRow], kind: pa.DataType) -> pa.RecordBatch:
+    def output(self, group: RowGroup[Joined]) -> pa.RecordBatch:
+        """Return the columns of the first chunks, without their messages, and the results."""
         import pyarrow as pa
 
-        first = rows[0].batch.schema
-        kept = pa.Table.from_batches([_with_schema(row.batch, first) for row in rows]).combine_chunks()
+        rows = [value.row for value in group.values if value.row is not None]
+        kept = pa.Table.from_batches([_with_schema(row, rows[0].schema) for row in rows]).combine_chunks()
         columns = [column.chunk(0) for column in kept.columns]
+        kind = group.batch.schema.field("row").type
         columns.insert(self.columns.message, pa.nulls(len(rows), kind))
-        return pa.RecordBatch.from_arrays([*columns, *added_columns(rows, kind)], names=list(self.names))
+        return pa.RecordBatch.from_arrays([*columns, *added_columns(group.values, kind)], names=list(self.names))
 
 
 def _with_schema(row: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -430,3 +403,67 @@ def _with_schema(row: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         return row
     columns = [column.cast(kind.type) for column, kind in zip(row.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+# Deleting chunks -----------------------------------------------------------------------------------------------------
+
+
+class ChunkCleanup:
+    """Deletes the chunks of one task, in batches; never raises an error of the store."""
+
+    def __init__(self, cc: ClaimCheck) -> None:
+        self._cc = cc
+        self._waiting: list[bytes] = []
+
+    def add(self, references: Iterable[bytes]) -> None:
+        """Delete the chunks with these references, now or in a later call."""
+        self._waiting += references
+        while len(self._waiting) >= _DELETED_AT_ONCE:
+            batch, self._waiting = self._waiting[:_DELETED_AT_ONCE], self._waiting[_DELETED_AT_ONCE:]
+            self._delete(batch)
+
+    def finish(self) -> None:
+        if self._waiting:
+            self._delete(self._waiting)
+        self._waiting = []
+
+    def _delete(self, references: list[bytes]) -> None:
+        by_store: dict[str, dict[str, Pointer]] = {}
+        for reference in references:
+            try:
+                pointer = self._cc._messages.pointer_from_anywhere(reference)
+            except ClaimCheckError as error:  # for example, its signing key was removed from the configuration
+                _log_once("", error)
+                continue
+            if pointer is not None:
+                name = pointer.store or self._cc.config.store or ""
+                by_store.setdefault(name, {})[pointer.key] = pointer
+        for name, pointers in by_store.items():
+            try:
+                _delete_from(self._cc.store(name), [pointers[key] for key in sorted(pointers)])
+            except ClaimCheckError as error:
+                _log_once(name, error)
+
+
+def _delete_from(store: Store, pointers: list[Pointer]) -> None:
+    """Delete chunks with as few requests as the store allows; raises the first error."""
+    if type(store)._scan is Store._scan or pointers[0].version == 1:  # it cannot delete by key alone
+        for pointer in pointers:
+            store.rollback(pointer)
+        return
+    for deletion in store.delete(map(_entry, pointers)):
+        if deletion.error is not None:
+            raise deletion.error
+
+
+def _entry(pointer: Pointer) -> StoreEntry:
+    """Return the entry to delete: whatever attempt of this query wrote it last."""
+    size = pointer.size_in_store if pointer.segments == 1 else None
+    return StoreEntry(key=pointer.key, size=size, is_immutable=True)
+
+
+def _log_once(store: str, error: Exception) -> None:
+    """Log the first error of a store in this process; micro-batches would repeat it."""
+    if store not in _logged:
+        _logged.add(store)
+        _log.warning("reassemble cannot delete chunks, which stay until they expire: %s", error)

@@ -1,44 +1,45 @@
 """For DataFrames: ``df.transform(resolve("value", config="claimcheck.yaml"))`` adds a column with the payloads.
 
-Works on Arrow batches (``mapInArrow``): batch and streaming, also with Spark Connect. Only the workers access stores.
+`map_payloads` runs a function on each payload instead. Payloads then never leave the Python worker; only the function's
+results go to Spark. That avoids copying every payload to the JVM and back, and the 2 GiB limit of a column. Both work
+on Arrow batches (``mapInArrow``): batch and streaming, also with Spark Connect. Only the workers access stores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+import inspect
+import io
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
 
 from claimcheck._envelope import Buffer
-from claimcheck.spark._columns import (
-    check_new,
-    error_type,
-    find_column,
-    map_batches,
-    require_arrow,
-    session_of,
-)
-from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, OUT_BATCH_BYTES, Concurrency, Outcome, payload_size
+from claimcheck._pointer import Pointer
+from claimcheck._validation import check_value, fail
+from claimcheck.spark._columns import check_new, error_type, find_column, map_batches, require_arrow
+from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, Concurrency, Outcome, payload_size
 from claimcheck.spark._metrics import Metrics
-from claimcheck.spark._origin import Origin
-from claimcheck.spark._rows import (
-    DeadLetter,
+from claimcheck.spark._reading import (
     OnError,
     Reading,
+    ResultError,
     Row,
     RowGroup,
+    Stage,
     binary_array,
     error_array,
-    grouped,
     messages_of,
 )
-from claimcheck.spark._worker import AnyConfig, as_config, check_paths
+from claimcheck.spark._worker import AnyConfig, as_config, claim_check
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType
+    from pyspark.sql.types import DataType, StructType
+
+_ROWS_AT_ONCE, _BYTES_AT_ONCE = 256, 1 << 20
 
 
 def resolve(
@@ -48,12 +49,9 @@ def resolve(
     payload: str = "payload",
     destination: str | None = None,
     on_error: OnError = "fail",
-    error: str = "error",
-    dead_letter: Callable[[DeadLetter], object] | None = None,
     concurrency: Concurrency = "auto",
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
     metrics: Metrics | None = None,
-    out_batch_bytes: int = OUT_BATCH_BYTES,
 ) -> Callable[[DataFrame], DataFrame]:
     """Return a function that resolves a column of messages, for ``df.transform``.
 
@@ -67,18 +65,15 @@ def resolve(
         destination: The topic that all messages were read from, for the check of signatures. ``None`` uses the column
             ``topic`` of each row.
         on_error: ``fail`` raises the first error, which fails the task. ``null`` leaves the payload null and adds a
-            column with the error, a struct of ``type``, ``message``, ``store`` and ``key`` that is null for every row
-            without an error. ``dead_letter`` passes the row to a function and drops it. Errors that are not specific
-            to one row always fail the task, so that an outage never becomes data: a store that is down, a driver or
-            variable that the worker lacks for the configuration's ``store`` or one listed in ``reads_from``, or a key
-            that it lacks.
-        error: Name of the error column.
-        dead_letter: Called in the worker with each bad row, and again if Spark reruns the task. It is pickled; its
-            exceptions fail the task.
+            column ``error``, a struct of ``type``, ``message``, ``store`` and ``key`` that is null for every row
+            without an error. A function gets each bad row as a `DeadLetter`, in the worker, and the row is dropped;
+            the function is pickled, runs again if Spark reruns the task, and its exceptions fail the task. Errors that
+            are not specific to one row always fail the task, so that an outage never becomes data: a store that is
+            down, a driver or variable that the worker lacks for the configuration's ``store`` or one listed in
+            ``reads_from``, or a key that it lacks.
         concurrency: Concurrent fetches per task, 1 to 64, or ``auto``: threads where fetching means waiting.
         max_inflight_bytes: Bound on the payload bytes that a task fetches ahead.
         metrics: Counts what tasks do.
-        out_batch_bytes: Payload bytes per Arrow batch; a larger payload is a batch of its own.
 
     Returns:
         A function from DataFrame to DataFrame, which checks the columns when called and reads nothing yet.
@@ -92,42 +87,36 @@ def resolve(
         config=as_config(config),
         concurrency=concurrency,
         max_inflight_bytes=max_inflight_bytes,
-        out_batch_bytes=out_batch_bytes,
         on_error=on_error,
-        dead_letter=dead_letter,
         metrics=metrics,
     )
-    added = {"payload": payload} | ({"error": error} if on_error == "null" else {})
 
     def transform(df: DataFrame) -> DataFrame:
         from pyspark.sql.types import BinaryType
 
-        check_paths(reading.config, session_of(df))
-        index = find_column(df, "column", column)
-        placed = replace(reading, origin=Origin.find(df, reading.config, destination))
-        check_new(df.columns, **added)
-        types: dict[str, DataType] = dict(zip(added.values(), (BinaryType(), error_type()), strict=False))
+        placed, index = reading.at(df, destination), find_column(df, "column", column)
         stage = ResolveStage(placed, index, tuple(df.columns))
-        return map_batches(df, stage, kept=range(len(df.columns)), added=types)
+        return _with_results(df, stage, {"payload": payload}, [BinaryType()])
 
     return transform
 
 
-@dataclass(frozen=True, slots=True)
-class ResolveStage:
-    """Pickled and sent to the workers, where it is called once per partition."""
+def _with_results(df: DataFrame, stage: Stage[Any], added: dict[str, str], types: Sequence[DataType]) -> DataFrame:
+    """Return a DataFrame with columns, by option, and with one for errors if there is one."""
+    if stage.reading.on_error == "null":
+        added, types = added | {"error": "error"}, [*types, error_type()]
+    check_new(df.columns, **added)
+    names = dict(zip(added.values(), types, strict=True))
+    return map_batches(df, stage, kept=range(len(df.columns)), added=names)
 
+
+@dataclass(frozen=True, slots=True)
+class ResolveStage(Stage["Outcome | Exception"]):
     reading: Reading
     index: int
     names: tuple[str, ...]
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with closing(self._rows(batches)) as rows:
-            # not a loop, whose variable would keep the payloads alive while Spark writes the batch
-            yield from map(self._output, grouped(rows, max_bytes=self.reading.out_batch_bytes))
-
-    def _rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Outcome | Exception, int]]:
-        """Yield every row that stays, its payload or error, and the size of the payload."""
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Outcome | Exception, int]]:
         with closing(self.reading.rows(messages_of(batches, self.index, self.names))) as rows:
             for row, _, outcome in rows:
                 if not isinstance(outcome, Exception):
@@ -136,9 +125,250 @@ class ResolveStage:
                     yield row, error, 0
                 del outcome
 
-    def _output(self, group: RowGroup[Outcome | Exception]) -> pa.RecordBatch:
+    def output(self, group: RowGroup[Outcome | Exception]) -> pa.RecordBatch:
         errors = [error_array(group.values)] if self.reading.on_error == "null" else []
         payloads: list[Buffer | None] = [value if isinstance(value, bytes) else None for value in group.values]
         group.values.clear()  # the only references to the payloads are in the list that is emptied now
         kind = group.batch.schema.field(self.index).type  # large_binary where Spark uses it
         return group.with_columns([binary_array(payloads, kind), *errors])
+
+
+# A function of each payload -------------------------------------------------------------------------------------
+
+
+def map_payloads(
+    fn: Callable[..., object],
+    schema: str | StructType,
+    *,
+    column: str,
+    config: AnyConfig,
+    as_file: bool = False,
+    with_row: bool = False,
+    destination: str | None = None,
+    on_error: OnError = "fail",
+    concurrency: Concurrency = "auto",
+    max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
+    metrics: Metrics | None = None,
+) -> Callable[[DataFrame], DataFrame]:
+    """Return a function that adds the results of ``fn`` for each payload, for ``df.transform``.
+
+    Keeps all other columns, and the order within a partition.
+
+    Args:
+        fn: Called in the worker with the payload, once for each row that has one; it is pickled. Returns a mapping by
+            column name, a tuple in column order (a Row or named tuple is matched by name), or, for a single column, its
+            value; ``None`` for nulls. Times without a zone are taken as UTC.
+        schema: The columns to add, as text or as Spark's type.
+        column: A binary column of envelopes and plain messages. Where it is null, the added columns are null.
+        config: As in `resolve`.
+        as_file: Whether ``fn`` receives a binary file instead of bytes. Payloads of more than ``max_inflight_bytes``
+            are read from their store while ``fn`` reads, in bounded memory, and are verified before their last byte;
+            a payload that ``fn`` does not read to the end is not verified.
+        with_row: Whether ``fn`` receives the row as a second argument: a dictionary of all columns, whose names must
+            be unique.
+        destination: As in `resolve`, like all others below.
+        on_error: Exceptions of ``fn`` count as errors of the row, too.
+        concurrency: Concurrent fetches per task.
+        max_inflight_bytes: Bound on the payload bytes that a task fetches ahead.
+        metrics: Counts what tasks do.
+
+    Returns:
+        A function from DataFrame to DataFrame, which checks the columns when called and reads nothing yet.
+
+    Raises:
+        ConfigError: The configuration or an option is invalid; the function raises it for columns.
+        MissingDependencyError: pyspark, pyarrow or pandas is missing.
+    """
+    require_arrow()
+    check_value("as_file", as_file, bool)
+    check_value("with_row", with_row, bool)
+    if not callable(fn):
+        fail("fn", found=repr(fn), expected="a function of a payload")
+    reading = Reading(
+        config=as_config(config),
+        concurrency=concurrency,
+        max_inflight_bytes=max_inflight_bytes,
+        on_error=on_error,
+        metrics=metrics,
+    )
+
+    def transform(df: DataFrame) -> DataFrame:
+        placed = reading.at(df, destination)
+        twice = next((name for name in df.columns if df.columns.count(name) > 1), None)
+        if with_row and twice is not None:
+            expected = "columns with different names: each row becomes a dictionary"
+            fail("with_row", found=f"several columns {twice!r}", expected=expected)
+        index, parsed = find_column(df, "column", column), _parsed(df, schema)
+        added = {f"schema.{field.name}": field.name for field in parsed.fields}
+        stage = _MapStage(placed, index, tuple(df.columns), parsed, fn, as_file, with_row)
+        return _with_results(df, stage, added, [field.dataType for field in parsed.fields])
+
+    return transform
+
+
+def _parsed(df: DataFrame, schema: str | StructType) -> StructType:
+    """Parse a schema in a way that works with Spark Connect and in every version."""
+    if isinstance(schema, str) and schema.strip():
+        schema = df.sparkSession.createDataFrame([], schema).schema
+    names = [] if isinstance(schema, str) else getattr(schema, "names", [])
+    if isinstance(schema, str) or not names or len({name.lower() for name in names}) < len(names):
+        fail("schema", found=repr(schema), expected="columns, each once, as 'width int, height int' or a StructType")
+    return schema
+
+
+class _Result(NamedTuple):
+    """The function's result for one payload, as values in column order, or the error."""
+
+    values: Sequence[object]
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _MapStage(Stage[_Result]):
+    """Adds the results of a function."""
+
+    max_rows: ClassVar[int] = 1024
+
+    reading: Reading
+    index: int
+    names: tuple[str, ...]
+    schema: StructType
+    fn: Callable[..., object]
+    as_file: bool
+    with_row: bool
+
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, _Result, int]]:
+        reader, messages = _RowReader(self.names), messages_of(batches, self.index, self.names)
+        with closing(self.reading.rows(messages, instead=self._opener if self.as_file else None)) as rows:
+            for row, _, outcome in rows:
+                result = self._result(row, outcome, reader)
+                del outcome  # it would keep the payload alive during the next fetch
+                if result is not None:
+                    yield row, result, sum(map(_size, result.values))
+
+    def _opener(self, message: Buffer, pointer: Pointer) -> Callable[[], BinaryIO] | None:
+        """Return a function that opens a payload that is too large to fetch ahead."""
+        small = pointer.size is not None and pointer.size <= self.reading.max_inflight_bytes
+        return None if small else partial(claim_check(self.reading.config)._messages.open, pointer)
+
+    def _result(self, row: Row, outcome: Outcome, reader: _RowReader) -> _Result | None:
+        if outcome is None:
+            return _Result(self._nulls())
+        if isinstance(outcome, Exception):
+            return self._error_result(row, outcome)
+        try:
+            return _Result(self._call(outcome, (reader.values_of(row),) if self.with_row else ()))
+        except MemoryError:  # a problem of this worker, not of this row
+            raise
+        except Exception as error:
+            return self._error_result(row, error)
+
+    def _error_result(self, row: Row, error: Exception) -> _Result | None:
+        shown = self.reading.handle(row, error)
+        return None if shown is None else _Result(self._nulls(), shown)
+
+    def _nulls(self) -> tuple[None, ...]:
+        return (None,) * len(self.schema)
+
+    def _call(self, payload: bytes | Callable[[], BinaryIO], row: tuple[dict[str, object], ...]) -> Sequence[object]:
+        if not self.as_file:
+            return self._values(self.fn(payload, *row))
+        with io.BytesIO(payload) if isinstance(payload, bytes) else payload() as file:
+            return self._values(self.fn(file, *row))
+
+    def _values(self, result: object) -> Sequence[object]:
+        names = self.schema.names
+        if result is None:
+            return self._nulls()
+        if isinstance(result, tuple) and set(fields := _field_names(result)) == set(names):
+            return [result[fields.index(name)] for name in names]
+        if isinstance(result, Mapping) and (len(names) > 1 or set(result) == set(names)):
+            if unknown := set(result) - set(names):
+                raise ResultError(f"the function returned {sorted(unknown)}, but the schema has {names}")
+            return [result.get(name) for name in names]
+        if len(names) == 1 and not (type(result) is tuple and len(result) == 1):
+            return (result,)
+        if not isinstance(result, tuple) or len(result) != len(names):
+            returned = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
+            raise ResultError(f"the function returned {returned}, expected a mapping or a tuple of {names}")
+        return result
+
+    def output(self, group: RowGroup[_Result]) -> pa.RecordBatch:
+        import pyarrow as pa
+
+        large = group.batch.schema.field(self.index).type == pa.large_binary()
+        fields = _arrow_fields(self.schema, large=large)
+        try:
+            columns = _arrays(group.values, fields)
+        except ResultError:
+            group = self._without_misfits(group, fields)
+            columns = _arrays(group.values, fields)
+        if self.reading.on_error == "null":
+            columns.append(error_array(result.error for result in group.values))
+        return group.with_columns(columns)
+
+    def _without_misfits(self, group: RowGroup[_Result], fields: list[pa.Field]) -> RowGroup[_Result]:
+        """Handle results that do not fit their columns as errors of their rows."""
+        fitting = RowGroup[_Result](group.batch, [], [])
+        for number, result in zip(group.numbers, group.values, strict=True):
+            kept: _Result | None = result
+            try:
+                _arrays([result], fields)
+            except ResultError as error:
+                kept = self._error_result(Row(group.batch, number, self.names), error)
+            if kept is not None:
+                fitting.numbers.append(number)
+                fitting.values.append(kept)
+        return fitting
+
+
+class _RowReader:
+    """Converts successive rows to dictionaries, many at a time, which is much faster than one by one."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+        self._batch: pa.RecordBatch | None = None
+        self._numbers = range(0)
+        self._rows: list[dict[str, object]] = []
+
+    def values_of(self, row: Row) -> dict[str, object]:
+        batch, start = row.batch, row.number
+        if batch is not self._batch or start not in self._numbers:
+            count = min(_ROWS_AT_ONCE, max(1, _BYTES_AT_ONCE * len(batch) // max(1, batch.nbytes)))
+            columns = [column.slice(start, count).to_pylist() for column in batch.columns]
+            self._rows = [dict(zip(self._names, values, strict=True)) for values in zip(*columns, strict=True)]
+            self._batch, self._numbers = batch, range(start, start + len(self._rows))
+        return self._rows[start - self._numbers.start]
+
+
+def _arrays(results: list[_Result], fields: list[pa.Field]) -> list[pa.Array]:
+    return [_array([result.values[index] for result in results], field) for index, field in enumerate(fields)]
+
+
+def _array(values: list[object], field: pa.Field) -> pa.Array:
+    import pyarrow as pa
+
+    try:
+        if pa.types.is_integer(field.type) and any(isinstance(value, float) and value % 1 for value in values):
+            raise ValueError("a number with a fraction, which Arrow would drop")
+        return pa.array(values, type=field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        text = f"the function's result does not fit column {field.name!r} of type {field.type}: {str(error)[:300]}"
+        raise ResultError(text) from error
+
+
+def _arrow_fields(schema: StructType, *, large: bool) -> list[pa.Field]:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    options: dict[str, Any] = {"prefers_large_types": True} if large else {}
+    if "timezone" in inspect.signature(to_arrow_schema).parameters:  # required by some versions
+        options["timezone"] = "UTC"
+    return list(to_arrow_schema(schema, **options))
+
+
+def _field_names(result: tuple[object, ...]) -> list[str]:
+    return [*(getattr(result, "__fields__", None) or getattr(result, "_fields", None) or ())]
+
+
+def _size(value: object) -> int:
+    return len(value) if isinstance(value, (bytes, bytearray, str, list, tuple, dict)) else 8

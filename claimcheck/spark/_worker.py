@@ -24,6 +24,7 @@ from claimcheck.errors import ConfigError
 from claimcheck.spark._fetching import AdaptiveConcurrency, Concurrency
 
 if TYPE_CHECKING:
+    from pyspark import TaskContext
     from pyspark.sql import SparkSession
 
 AnyConfig = str | os.PathLike[str] | Mapping[str, Any] | Config | ClaimCheck
@@ -80,9 +81,7 @@ def claim_check(config: Config, *, uses_keys: bool = True) -> ClaimCheck:
 
 def _tune_worker() -> None:
     """Adapt a Python worker of Spark, at the start of its first two tasks; the user's own process stays as it is."""
-    from pyspark import TaskContext
-
-    if (context := TaskContext.get()) is None or len(_tuned_in) == 2 or (task := context.taskAttemptId()) in _tuned_in:
+    if (context := _task()) is None or len(_tuned_in) == 2 or (task := context.taskAttemptId()) in _tuned_in:
         return
     if not _tuned_in:
         _return_memory()
@@ -117,9 +116,15 @@ def _process_key(config: Config) -> tuple[int, bytes]:
     return os.getpid(), pickle.dumps(config)
 
 
+def _task() -> TaskContext | None:
+    from pyspark import TaskContext
+
+    return TaskContext.get()
+
+
 def task_id() -> tuple[str, int]:
     """Return what identifies this task in every attempt: query and micro-batch (empty for a batch), and partition."""
-    query, batch = query_id(), _local_property("streaming.sql.batchId")
+    query, batch = _local_property("sql.streaming.queryId"), _local_property("streaming.sql.batchId")
     return f"{query}/{batch}" if query and batch else "", partition_id()
 
 
@@ -130,17 +135,11 @@ def query_id() -> str | None:
 
 def partition_id() -> int:
     """Return the number of this task's partition; 0 outside Spark."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    return 0 if context is None else int(context.partitionId())
+    return 0 if (context := _task()) is None else int(context.partitionId())
 
 
 def _local_property(name: str) -> str | None:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    return None if context is None else context.getLocalProperty(name)
+    return None if (context := _task()) is None else context.getLocalProperty(name)
 
 
 def check_paths(config: Config, spark: SparkSession) -> None:
@@ -182,14 +181,9 @@ def active_session() -> SparkSession | None:
 
 def _is_relative(store: StoreConfig) -> bool:
     """Whether a path is relative, with the variables of this process or without any."""
-    if store.type != "filesystem":
-        return False
-    path = store.options.get("path")
-    return _expands_to_relative(path, os.environ) or _expands_to_relative(path, {})
-
-
-def _expands_to_relative(path: object, environ: Mapping[str, str]) -> bool:
-    try:
-        return not os.path.isabs(str(expand(path, path="path", environ=environ)))
-    except ConfigError:  # a variable that is set only on the executors
-        return False
+    environs: tuple[Mapping[str, str], ...] = (os.environ, {})
+    for environ in environs if store.type == "filesystem" else ():
+        with contextlib.suppress(ConfigError):  # a variable that is set only on the executors
+            if not os.path.isabs(str(expand(store.options.get("path"), path="path", environ=environ))):
+                return True
+    return False

@@ -178,7 +178,7 @@ def _partitioned(lab: Lab, partitions: int) -> str:
 
 
 def _source(lab: Lab, topic: str, **options: Any) -> Any:
-    from claimcheck.spark.sources._pulsar.source import PulsarSource
+    from claimcheck.spark.sources._pulsar import PulsarSource
 
     told = {"serviceUrl": lab.pulsar_url, "topic": topic, **options}
     return PulsarSource({name: str(value) for name, value in told.items()})

@@ -257,7 +257,7 @@ def local_consumer(config: Config, messages: list[bytes], folder: Path) -> Itera
 
 
 def _reading(config: Config) -> Any:
-    from claimcheck.spark._rows import Reading
+    from claimcheck.spark._reading import Reading
     from claimcheck.spark._worker import as_config
 
     return Reading(
@@ -298,7 +298,7 @@ def spark_map_payloads(config: Config, messages: list[bytes], folder: Path) -> I
     """Drive the function of `claimcheck.spark.map_payloads`."""
     from pyspark.sql.types import LongType, StructField, StructType
 
-    from claimcheck.spark._map_payloads import _MapStage
+    from claimcheck.spark._resolve import _MapStage
 
     schema = StructType([StructField("n", LongType())])
     stage = _MapStage(_reading(config), 0, ("value",), schema, len, as_file=False, with_row=False)
@@ -309,7 +309,7 @@ def spark_resolver(config: Config, messages: list[bytes], folder: Path) -> Itera
     """Drive the function of `claimcheck.spark.resolver`, which raises errors: message by message."""
     from claimcheck.spark._resolver import resolver
 
-    resolve = resolver(config=config, chunks="reassemble", concurrency=4, max_inflight_bytes=LIMIT)
+    resolve = resolver(config=config, concurrency=4, max_inflight_bytes=LIMIT)
     payloads = iter(resolve(messages))
     for _ in messages:
         yield result_of(lambda: next(payloads))
@@ -328,13 +328,13 @@ def spark_reassemble_batch(config: Config, messages: list[bytes], folder: Path) 
         position=([0] * len(values), "int32"),
         declared=([None] * len(values), "string"),
     )
-    stage = _ReassembleStage(Options(_reading(config), 60.0, "clock", 3600.0), ColumnIndexes(0, ()))
+    stage = _ReassembleStage(reading := _reading(config), Options(reading, 60.0, "clock"), ColumnIndexes(0, ()))
     return _rows(stage([batch]), 2, 3)
 
 
 def spark_reassemble_stream(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
     """Drive the last function of `claimcheck.spark.reassemble` on a stream, for chunks that were stored."""
-    from claimcheck.spark._reassemble_common import ColumnIndexes, Options
+    from claimcheck.spark._reassemble_common import ColumnIndexes
     from claimcheck.spark._reassemble_stream import _FetchStage, _packed
 
     pieces = [decode(message).piece for message in messages if _uuid_of(message)]  # type: ignore[union-attr]
@@ -349,7 +349,7 @@ def spark_reassemble_stream(config: Config, messages: list[bytes], folder: Path)
     ]
     names = ["uuid", "row", "pieces", "error_type", "error_message", "declared"]
     stage = _FetchStage(
-        Options(_reading(config), 60.0, "clock", 3600.0),
+        _reading(config),
         ColumnIndexes(0, ()),
         ("value", "n", "uuid", "payload", "error"),
     )
@@ -379,7 +379,7 @@ DRIVERS: dict[str, tuple[Driver, tuple[str, ...]]] = {
     "local_consumer": (local_consumer, WHOLE + CHUNKS),
     "spark_resolve": (spark_resolve, WHOLE),
     "spark_map_payloads": (spark_map_payloads, WHOLE),
-    "spark_resolver": (spark_resolver, ("many_that_decompress", "many_stored", *CHUNKS)),
+    "spark_resolver": (spark_resolver, ("many_that_decompress", "many_stored")),
     "spark_reassemble_batch": (spark_reassemble_batch, WHOLE + CHUNKS),
     "spark_reassemble_stream": (spark_reassemble_stream, CHUNKS),
 }

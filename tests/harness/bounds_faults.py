@@ -64,9 +64,10 @@ def ignores_the_end() -> None:
 
 def holds_all_rows() -> None:
     """Pass on a partition as one batch."""
-    from claimcheck.spark import _resolve, _rows
+    from claimcheck.spark import _reading
 
-    _plant(_resolve, "grouped", lambda rows, *, max_bytes: _rows.grouped(rows, max_bytes=1 << 60))
+    grouped = _reading.grouped
+    _plant(_reading, "grouped", lambda rows, **limits: grouped(rows, max_bytes=1 << 60, max_rows=1 << 60))
 
 
 FAULTS: dict[str, Callable[[], None]] = {

@@ -68,9 +68,8 @@ class Job:
 
         topics = [{"format": "kafka", **self.given["kafka"], "subscribe": name} for name in self.given["topics"]]
         options = {"config": self.given["config"], "topics": topics, "consumed": self.given.get("consumed", False)}
-        with collect_garbage(self.spark, **options, dry_run=False, claim=True) as report:
-            assert report.deletion is not None
-            return {"pointers": report.pointers, **asdict(report.deletion)}
+        with collect_garbage(self.spark, **options) as report:
+            return {"pointers": report.pointers, **asdict(report.delete(claim=True))}
 
     def _options(self, topic: str) -> dict[str, str]:
         read = {"subscribe": topic, "startingOffsets": "earliest", "includeHeaders": "true"}

@@ -267,8 +267,8 @@ def invoke(tmp_path, monkeypatch):
     invoke.store, invoke.file, invoke.config = store, file, config
     with LocalBroker(file, max_message_bytes=LIMIT) as broker:
         monkeypatch.setattr(
-            "claimcheck.cli._redrive._kafka",
-            lambda cc, _, source, target, group: LocalLetters(broker, cc, source=source, target=target, group=group),
+            "claimcheck.cli._redrive._opened",
+            lambda cc, _, topics, group: LocalLetters(broker, cc, source=topics[0], target=topics[1], group=group),
         )
         yield invoke
 

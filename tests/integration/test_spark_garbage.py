@@ -65,7 +65,8 @@ def test_pulsar_and_s3(spark_sources, spark_topic, pulsar_client, config, s3_res
     with pytest.raises(Exception, match="does not exist"):
         collect_garbage(spark_sources, config=config, topics=[{**topics[0], "topic": f"{spark_topic.name}-none"}])
 
-    with collect_garbage(spark_sources, config=config, topics=topics, dry_run=False, claim=True) as report:
+    with collect_garbage(spark_sources, config=config, topics=topics) as report:
+        report.delete(claim=True)
         assert (report.listed, report.candidates, report.count, report.pointers) == (41, 40, 20, 21)
         assert report.deletion is not None
         assert (report.deletion.deleted, report.deletion.failed) == (20, 0)
@@ -101,8 +102,8 @@ def test_what_every_subscription_has_acknowledged(spark_sources, spark_topic, pu
 
         options = {"serviceUrl": spark_topic.broker.service_url, "adminUrl": spark_topic.broker.admin_url}
         topics = [{"format": "claimcheck_pulsar", **options, "topic": spark_topic.name}]
-        deleting = {"dry_run": False, "claim": True}
-        with collect_garbage(spark_sources, config=config, topics=topics, consumed=True, **deleting) as report:
+        with collect_garbage(spark_sources, config=config, topics=topics, consumed=True) as report:
+            report.delete(claim=True)
             assert (report.count, report.pointers) == (3, 9)
         assert {entry.key for entry in store.scan()} == stayed
     reader.close()

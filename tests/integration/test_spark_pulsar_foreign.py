@@ -6,9 +6,9 @@ import pulsar
 import pytest
 
 from claimcheck.errors import TransportError
-from claimcheck.spark.sources._pulsar.connection import Connection
-from claimcheck.spark.sources._pulsar.reader import PulsarLog, _retry_connecting, check_readable
-from claimcheck.spark.sources._pulsar.source import _retry_while_created
+from claimcheck.spark.sources._pulsar import _retry_while_created
+from claimcheck.spark.sources._pulsar_client import Connection
+from claimcheck.spark.sources._pulsar_reader import PulsarLog, _retry_connecting, check_readable
 from tests.spark.sources_rig import batches_of, failure, stream, values
 
 PULSAR = "claimcheck_pulsar"

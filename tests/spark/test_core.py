@@ -15,7 +15,8 @@ from claimcheck._pointer import Pointer
 from claimcheck.config import from_dict
 from claimcheck.errors import ConfigError, PayloadNotFoundError, PayloadTypeError
 from claimcheck.spark import _fetching as fetching
-from claimcheck.spark._fetching import AdaptiveConcurrency, check_limits
+from claimcheck.spark._fetching import AdaptiveConcurrency
+from claimcheck.spark._reading import Reading
 
 
 class Getter:
@@ -352,12 +353,10 @@ def test_a_number_is_taken_as_it_is():
 @pytest.mark.parametrize("concurrency", [0, -1, 65, 1.5, "many", None, True])
 def test_concurrency_that_cannot_be_meant(concurrency):
     with pytest.raises(ConfigError, match="concurrency"):
-        check_limits(concurrency=concurrency, max_inflight_bytes=1)
+        Reading(config=from_dict({}), concurrency=concurrency)
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, "64MB", None, True])
 def test_bytes_that_cannot_be_meant(number):
     with pytest.raises(ConfigError, match="max_inflight_bytes"):
-        check_limits(concurrency="auto", max_inflight_bytes=number)
-    with pytest.raises(ConfigError, match="out_batch_bytes"):
-        check_limits(concurrency="auto", out_batch_bytes=number)
+        Reading(config=from_dict({}), max_inflight_bytes=number)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from claimcheck.errors import ArgumentTypeError
-from claimcheck.spark import _repartition_by_payload as repartitioning
-from claimcheck.spark import delete_garbage, map_payloads, offload, pin, reassemble, repartition_by_payload, resolve
+from claimcheck.spark import _repartition as repartitioning
+from claimcheck.spark import map_payloads, offload, pin, reassemble, repartition_by_payload, resolve
 from tests.spark.rig import frame
 
 DESCRIPTION = "spark.job.description"
@@ -20,7 +20,6 @@ FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "reassemble": lambda df, config: reassemble("value", config=config)(df),
     "repartition_by_payload": lambda df, config: repartition_by_payload("value", config=config)(df),
     "pin": lambda df, config: pin(df, config=config, store="disk"),
-    "delete_garbage": lambda df, config: delete_garbage(df, config=config, topics=[]),
 }
 
 

@@ -19,8 +19,8 @@ from claimcheck._envelope import encode_pointer
 from claimcheck._gc_claims import check_claims, claims_of
 from claimcheck._store_context import StoreContext
 from claimcheck.errors import ConfigError, ScanNotSupportedError, TransportError, UnknownVersionError
-from claimcheck.spark import collect_garbage, delete_garbage
-from claimcheck.spark._whole_topics import WholeTopics
+from claimcheck.spark import collect_garbage
+from claimcheck.spark._garbage_topics import WholeTopics
 from claimcheck.transports.local import LocalBroker, LocalConsumer
 from claimcheck.transports.local._database import local_cluster
 from tests.local_rig import acknowledge
@@ -55,6 +55,12 @@ class Rig:
 
     def collect(self, *, topics=("orders", "orders.dlq"), **more):
         return collect_garbage(self.spark, config=self.config, topics=self.topics(*topics), **more)
+
+    def delete(self, *, force: bool = False, **more):
+        """Collect, and delete at once."""
+        with self.collect(**more) as report:
+            report.delete(force=force)
+        return report
 
     def readable(self, *pointers) -> list[bool]:
         store = self.cc.store("disk")
@@ -115,16 +121,6 @@ def test_orphans_are_reported_and_then_deleted(rig):
     assert all(rig.readable(*sent, *dead, other, young))
 
 
-def test_without_a_dry_run_it_deletes_at_once(rig):
-    lost, kept = rig.write(), rig.send(rig.write())
-
-    with rig.collect(dry_run=False) as report:
-        assert report.deletion is not None
-        assert (report.deletion.deleted, report.deletion.kept) == (1, 0)
-
-    assert rig.readable(lost, kept) == [False, True]
-
-
 def test_a_topic_that_no_cluster_has_claimed_is_only_reported(rig):
     (rig.folder / "claims" / "gc-orders.gc-owner").unlink()
     lost = rig.write()
@@ -138,7 +134,7 @@ def test_a_topic_that_no_cluster_has_claimed_is_only_reported(rig):
         assert report.delete(claim=True).deleted == 1
 
     rig.write()
-    assert rig.collect(dry_run=False).deletion.deleted == 1
+    assert rig.delete().deletion.deleted == 1
 
 
 def test_the_payloads_of_another_cluster_are_refused(rig):
@@ -147,15 +143,10 @@ def test_the_payloads_of_another_cluster_are_refused(rig):
         other.create_topic("orders")
         other.append("orders", rig.cc.seal(rig.write()))
         topics = [{"format": "claimcheck_local", "path": other.database.path, "topic": "orders"}]
-        with rig.collect() as report:
-            for collect in (
-                lambda: collect_garbage(rig.spark, config=rig.config, topics=topics),
-                lambda: delete_garbage(report.orphans, config=rig.config, topics=topics, claim=True),
-            ):
-                with pytest.raises(ConfigError, match=f"belong to {local_cluster(rig.broker.database)}, and this"):
-                    collect()
-        both = collect_garbage(rig.spark, config=rig.config, topics=rig.topics("orders") + topics, dry_run=False)
-    assert both.deletion.deleted == 0
+        with pytest.raises(ConfigError, match=f"belong to {local_cluster(rig.broker.database)}, and this"):
+            collect_garbage(rig.spark, config=rig.config, topics=topics)
+        with collect_garbage(rig.spark, config=rig.config, topics=rig.topics("orders") + topics) as both:
+            assert both.delete().deleted == 0
     assert rig.readable(live) == [True]
 
 
@@ -246,8 +237,9 @@ class TestConsumed:
     def test_only_what_all_groups_have_read_goes_and_topics_without_a_group_stay(self, rig, pointers):
         with rig.collect() as report:
             assert (report.count, report.pointers) == (0, 5)
-        with rig.collect(consumed=True, dry_run=False) as report:
+        with rig.collect(consumed=True) as report:
             assert (report.count, report.pointers) == (2, 3)
+            report.delete()
             assert report.deletion is not None
             assert (report.deletion.deleted, report.deletion.kept) == (2, 0)
         assert rig.readable(*pointers) == [False, False, True, True, True]
@@ -262,17 +254,11 @@ class TestConsumed:
         assert (deletion.deleted, deletion.kept) == (1, 1)
         assert rig.readable(*pointers[:2]) == [False, True]
 
-    def test_a_saved_report_is_deleted_only_with_the_same_option(self, rig, pointers):
-        options = {"config": rig.config, "topics": rig.topics("orders", "orders.dlq")}
-        with rig.collect(consumed=True) as report:
-            kept = delete_garbage(report.orphans, **options)
-            deleted = delete_garbage(report.orphans, **options, consumed=True)
-        assert (kept.deleted, kept.kept, deleted.deleted) == (0, 2, 2)
-
     def test_a_copy_that_is_unread_keeps_the_payload_of_a_message_that_was_read(self, rig, pointers):
         rig.send(pointers[0], "orders.dlq")
-        with rig.collect(consumed=True, dry_run=False) as report:
+        with rig.collect(consumed=True) as report:
             assert report.count == 1
+            report.delete()
         assert rig.readable(*pointers[:2]) == [True, False]
 
 
@@ -318,8 +304,9 @@ def test_tables_keep_their_payloads(rig, tmp_path):
     rig.spark.createDataFrame([(1, rig.cc.seal(archived))], "n int, `the pointer` binary").write.parquet(table)
     other = rig.spark.createDataFrame([(rig.cc.seal(unnamed),), (None,)], "value binary")
 
-    with rig.collect(keep=[(rig.spark.read.parquet(table), "the pointer"), other], dry_run=False) as report:
+    with rig.collect(keep=[(rig.spark.read.parquet(table), "the pointer"), other]) as report:
         assert report.pointers == 2
+        report.delete()
 
     assert rig.readable(archived, lost, unnamed) == [True, False, True]
 
@@ -354,8 +341,8 @@ class TestTablesThatOthersAppendTo:
         with rig.collect(keep=[df]) as report:
             assert (report.count, report.pointers) == (0, 2)
             lost, second = rig.write(), self.append(rig, table)
-        with rig.collect(keep=[df], dry_run=False) as report:
-            assert report.deletion.deleted == 1
+        with rig.collect(keep=[df]) as report:
+            assert report.delete().deleted == 1
         assert rig.readable(first, second, lost) == [True, True, False]
 
     def test_a_message_that_is_appended_after_the_report_keeps_its_payload(self, rig, table):
@@ -394,7 +381,7 @@ def test_what_a_newer_version_wrote_may_point_at_anything(rig, damage):
     rig.broker.append("orders.dlq", rig.cc.config.header + damage, key=b"k")
 
     with pytest.raises(UnknownVersionError, match=r"topic orders\.dlq, partition \d, position 0"):
-        rig.collect(dry_run=False)
+        rig.delete()
 
     assert rig.readable(lost) == [True]
 
@@ -403,26 +390,21 @@ def test_a_damaged_pointer_is_counted_and_ignored(rig):
     lost = rig.write()
     rig.broker.append("orders", rig.cc.seal(lost)[:-9])
 
-    with rig.collect(dry_run=False, force=True) as report:
-        assert (report.damaged, report.pointers) == (1, 0)
+    report = rig.delete(force=True)
+
+    assert (report.damaged, report.pointers) == (1, 0)
 
     assert rig.readable(lost) == [False]
 
 
-def test_a_report_can_be_deleted_from_a_table(rig, tmp_path):
-    """Rows that are no orphans any more, of other topics, or too young, are kept, whatever the table says."""
-    lost, late, other, young = rig.write(), rig.write(), rig.write("bills"), rig.write(days=0.5)
-    with rig.collect(topics=("orders", "orders.dlq", "bills"), grace_seconds=1000) as report:
-        report.orphans.union(report.orphans).write.parquet(str(tmp_path / "report"))
-    rig.send(late)
-    rows = rig.spark.read.parquet(str(tmp_path / "report"))
-    scope = {"config": rig.config, "topics": rig.topics("orders", "orders.dlq")}
+def test_it_deletes_at_a_rate(rig):
+    lost, late = rig.write(), rig.write()
+    with rig.collect() as report:
+        rig.send(late)
+        deletion = report.delete(rate=500)
 
-    deletion = delete_garbage(rows, **scope, rate=500)
-
-    assert asdict(deletion) == {"deleted": 1, "gone": 0, "changed": 0, "kept": 3, "failed": 0, "error": None}
-    assert rig.readable(lost, late, other, young) == [False, True, True, True]
-    assert delete_garbage(rows, **scope).gone == 1
+    assert asdict(deletion) == {"deleted": 1, "gone": 0, "changed": 0, "kept": 1, "failed": 0, "error": None}
+    assert rig.readable(lost, late) == [False, True]
 
 
 def test_a_payload_that_cannot_be_deleted_is_counted_and_keeps_no_other(rig, monkeypatch):
@@ -447,7 +429,7 @@ def test_nothing_stays_in_sparks_cache(rig):
 
     with rig.collect() as report:
         report.delete(force=True)
-    delete_garbage(rig.collect().orphans, config=rig.config, topics=rig.topics("orders"))
+    rig.collect()
 
     assert rig.spark.sparkContext._jsc.getPersistentRDDs().size() <= before + 1  # of the report that was not closed
 
@@ -459,8 +441,8 @@ def test_similar_topics_are_refused(rig):
 
     with pytest.raises(ConfigError, match=r"name this topic, too"):
         rig.collect()
-    with rig.collect(topics=("orders", "orders.", "orders.dlq"), dry_run=False) as report:
-        assert report.count == 0
+    with rig.collect(topics=("orders", "orders.", "orders.dlq")) as report:
+        assert (report.count, report.delete().deleted) == (0, 0)
 
     assert rig.readable(pointer) == [True]
 

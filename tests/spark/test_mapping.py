@@ -12,7 +12,7 @@ import pytest
 import claimcheck
 from claimcheck.errors import ConfigError
 from claimcheck.spark import DeadLetter, ResultError, map_payloads
-from claimcheck.spark import _map_payloads as mapping
+from claimcheck.spark import _resolve as mapping
 from claimcheck.spark._worker import as_config, claim_check
 from tests.spark.rig import batch_of, frame, remove_stored
 
@@ -102,11 +102,11 @@ def test_what_is_wrong_with_one_row_is_told_in_that_row(spark, config, send):
     remove_stored(config)
     messages = [*send(b"[1, 2]"), *gone, *send(b"no json"), b"PRF_wdkafcli_header_\x09"]
 
-    stage = map_payloads(json.loads, "items array<int>", column="value", config=config, on_error="null", error="why")
+    stage = map_payloads(json.loads, "items array<int>", column="value", config=config, on_error="null")
     df = frame(spark, messages).transform(stage)
 
-    assert df.columns == ["n", "value", "items", "why"]
-    assert rows_of(df.select("items", "why.type"), "items", "type") == [
+    assert df.columns == ["n", "value", "items", "error"]
+    assert rows_of(df.select("items", "error.type"), "items", "type") == [
         ([1, 2], None),
         (None, "PayloadNotFoundError"),
         (None, "JSONDecodeError"),
@@ -119,7 +119,7 @@ def test_dead_letters_leave_and_are_handed_over_with_all_they_had(spark, config,
         (tmp_path / f"{letter.row['n']}").write_text(f"{type(letter.error).__name__} {letter.row['value']!r}")
 
     messages = [*send(b"1"), *send(b"x"), *send(b"y"), *send(b"2")]
-    stage = map_payloads(int, "number int", column="value", config=config, on_error="dead_letter", dead_letter=bury)
+    stage = map_payloads(int, "number int", column="value", config=config, on_error=bury)
 
     assert rows_of(frame(spark, messages).transform(stage), "n", "number") == [(0, 1), (3, 2)]
     assert {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()} == {
@@ -245,7 +245,7 @@ def test_a_chunk_says_where_chunks_belong(spark, config, send):
         ({"schema": " "}, "schema"),
         ({"schema": 5}, "schema"),
         ({"schema": "a int, a int"}, "each once"),
-        ({"schema": "why int", "on_error": "null", "error": "why"}, "'why', which is taken"),
+        ({"schema": "error int", "on_error": "null"}, "'error', which is taken"),
         ({"column": "n"}, "of type int"),
         ({"as_file": "yes"}, "as_file"),
         ({"max_inflight_bytes": 0}, "max_inflight_bytes"),
@@ -287,7 +287,7 @@ def stage_of(config, fn, **options):
     """Return the stage of `map_payloads` for one column."""
     from pyspark.sql.types import IntegerType, StructField, StructType
 
-    from claimcheck.spark._rows import Reading
+    from claimcheck.spark._reading import Reading
     from claimcheck.spark._worker import as_config
 
     reading = Reading(config=as_config(config), concurrency=1, max_inflight_bytes=1 << 20, out_batch_bytes=1 << 20)

@@ -49,10 +49,10 @@ def test_keys_and_headers_go_along(spark, config):
     df = frame(spark, [(*row,) for row in rows], schema)
 
     [large, small] = df.transform(
-        offload("payload", destination="orders", config=config, key="key", headers="h", into="message")
+        offload("payload", destination="orders", config=config, key="key", headers="h")
     ).collect()
 
-    assert large.asDict().keys() == {"topic", "message", "key", "h"}
+    assert large.asDict().keys() == {"topic", "value", "key", "h"}
     assert (large.key, large.topic, small.key, small.h) == ("k", "orders", None, None)
     assert [(pair.key, pair.value) for pair in large.h][:2] == [("a", b"1"), ("a", None)]
     assert {pair.key for pair in large.h[2:]} == {"claimcheck-type", "claimcheck-size"}
@@ -167,7 +167,6 @@ def test_a_payload_over_the_limit_fails_the_task_and_names_its_row(spark, config
         ({"column": "n"}, "of type int"),
         ({"key": "n"}, "of type int, expected a column of type binary or string"),
         ({"headers": "payload"}, "of type binary"),
-        ({"into": "n"}, "'n', which is taken"),
         ({"destination": ""}, "destination"),
         ({"max_message_bytes": 0}, "max_message_bytes"),
         ({"concurrency": 0}, "concurrency"),
@@ -193,8 +192,10 @@ def batch_of(payloads):
 
 def stage_of(config):
     from claimcheck.spark import _offload as offloading
+    from claimcheck.spark._reading import Reading
     from claimcheck.spark._worker import as_config
 
+    reading = Reading(config=as_config(config), concurrency=1, max_inflight_bytes=1 << 20)
     columns = offloading._Columns(
         payload=0,
         key=None,
@@ -204,7 +205,7 @@ def stage_of(config):
         text_key=False,
         all_names=("payload",),
     )
-    return offloading._OffloadStage(as_config(config), uuid.uuid4().bytes, columns, "orders", None, 1, 1 << 20, None)
+    return offloading._OffloadStage(reading, uuid.uuid4().bytes, columns, "orders", None)
 
 
 def stage_rows(stage, place, batches):

@@ -68,9 +68,9 @@ def test_a_payload_that_is_gone_is_an_error_of_its_row(spark, pinning, send, tmp
 
     with pytest.raises(Exception, match="PayloadNotFoundError"):
         pin(df, config=pinning).collect()
-    rows = pin(df, config=pinning, on_error="null", error="why").sort("n").collect()
+    rows = pin(df, config=pinning, on_error="null").sort("n").collect()
 
-    assert (rows[0].value, rows[0].why.type, rows[1].why) == (None, "PayloadNotFoundError", None)
+    assert (rows[0].value, rows[0].error.type, rows[1].error) == (None, "PayloadNotFoundError", None)
     assert len(files(tmp_path / "archive")) == 1
 
 
@@ -92,7 +92,8 @@ def test_garbage_collection_does_not_touch_what_is_pinned(spark, pinning, send, 
         broker.create_topic(topic)
     topics = [{"format": "claimcheck_local", "path": str(tmp_path / "broker.sqlite"), "topic": topic}]
 
-    with collect_garbage(spark, config=pinning, topics=topics, dry_run=False, claim=True, force=True) as report:
+    with collect_garbage(spark, config=pinning, topics=topics) as report:
+        report.delete(claim=True, force=True)
         assert (report.listed, report.candidates) == (2, 0)
 
     with claimcheck.from_dict(pinning) as cc:
@@ -106,5 +107,5 @@ def test_arguments_are_checked_at_once(spark, config, pinning):
         pin(df, config=config)
     with pytest.raises(ConfigError, match="column"):
         pin(df, "nothing", config=pinning)
-    with pytest.raises(ConfigError, match="error: found 'n', which is taken"):
-        pin(df, config=pinning, on_error="null", error="n")
+    with pytest.raises(ConfigError, match="error: found 'error', which is taken"):
+        pin(df.withColumnRenamed("n", "error"), config=pinning, on_error="null")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import pickle
 import random
@@ -16,10 +15,7 @@ from claimcheck.errors import (
     ChunkError,
     ConfigError,
     EnvelopeError,
-    IncompletePayloadError,
-    IntegrityError,
     PayloadNotFoundError,
-    PayloadTooLargeError,
     PayloadTypeError,
     PointerRejectedError,
     StoreError,
@@ -105,29 +101,12 @@ def test_one_worker_process_opens_a_configuration_once(sc, config, send):
         from claimcheck.spark import _worker as worker
 
         total = sum(len(payload) for payload in resolve(elements))
-        yield os.getpid(), id(worker.claim_check(resolve.config)), total
+        yield os.getpid(), id(worker.claim_check(resolve.reading.config)), total
 
     seen = [each for _ in range(3) for each in sc.parallelize(messages, 4).mapPartitions(identity).collect()]
 
     assert sum(total for *_, total in seen) == 3 * 8 * 2000
     assert len({pid for pid, *_ in seen}) == len({(pid, place) for pid, place, _ in seen})
-
-
-def test_chunks_of_one_partition_are_put_together_in_any_order(sc, config, send):
-    wanted = [random.Random(n).randbytes(20_000) for n in range(5)] + [b"small"]
-    messages = [message for payload in wanted for message in send(payload, **CHUNKING)]
-    random.Random(1).shuffle(messages)
-
-    got = sc.parallelize(messages, 1).mapPartitions(resolver(config, chunks="reassemble")).collect()
-
-    assert sorted(got) == sorted(wanted)
-
-
-def test_chunks_spread_over_partitions_are_refused_with_words(sc, config, send):
-    messages = send(bytes(20_000), **CHUNKING)
-
-    with pytest.raises(Exception, match=r"IncompletePayloadError: partition \d ended with \d+ of \d+ chunks"):
-        sc.parallelize(messages, 2).mapPartitions(resolver(config, chunks="reassemble")).collect()
 
 
 # The callable ---------------------------------------------------------------------------------------------------
@@ -163,7 +142,6 @@ def test_bytearrays_as_older_sparks_hand_them_out(config, send):
 
 def test_no_messages_no_payloads(config):
     assert list(resolver(config)([])) == []
-    assert list(resolver(config, chunks="reassemble")([])) == []
 
 
 def test_it_pickles_as_names_and_stays_small(config):
@@ -217,7 +195,7 @@ def test_a_chunk_is_refused_and_the_way_out_is_named(config, send):
     with pytest.raises(ChunkError) as caught:
         list(resolver(config)(send(bytes(3000), **CHUNKING)))
 
-    assert 'chunks="reassemble"' in "".join(caught.value.__notes__)
+    assert "reassemble(...)" in "".join(caught.value.__notes__)
 
 
 @pytest.mark.parametrize("element", ["text", 5, ("key", b"value")])
@@ -232,111 +210,6 @@ def test_elements_that_are_no_pairs(config, element):
         list(resolver(config, keyed=True)([element]))
 
 
-# Chunks ---------------------------------------------------------------------------------------------------------
-
-
-def reassemble(config, messages, **options):
-    return list(resolver(config, chunks="reassemble", **options)(messages))
-
-
-def test_chunks_among_pointers_and_plain_messages(config, send):
-    big, other = random.Random(3).randbytes(5000), random.Random(4).randbytes(5000)
-    first, *rest = send(big, **CHUNKING)
-
-    got = reassemble(config, [first, b"plain", *send(other), *rest, None])
-
-    assert got == [b"plain", other, big, None]
-
-
-def test_duplicated_chunks_give_one_payload(config, send):
-    messages = send(bytes(5000), **CHUNKING)
-
-    assert reassemble(config, [*messages, *messages, messages[0]]) == [bytes(5000)]
-    assert reassemble(config, [messages[0], messages[0], *messages]) == [bytes(5000)]
-
-
-def test_what_stands_beside_the_first_chunk_stands_beside_the_payload(config, send):
-    messages = send(bytes(5000), **CHUNKING)
-
-    assert reassemble(config, list(enumerate(messages, 10)), keyed=True) == [(10, bytes(5000))]
-
-
-def test_a_stored_payload_that_looks_like_a_chunk_is_a_payload(config, send):
-    chunk = send(bytes(5000), **CHUNKING)[0]
-    [pointer] = send(chunk + bytes(2000))
-
-    assert reassemble(config, [pointer]) == [chunk + bytes(2000)]
-
-
-def test_a_missing_chunk_is_an_error_at_the_end_that_says_how_many_came(config, send):
-    *messages, _ = send(bytes(5000), **CHUNKING)
-
-    with pytest.raises(IncompletePayloadError, match="partition 0 ended with") as caught:
-        reassemble(config, messages)
-
-    assert (caught.value.seen, caught.value.total) == (len(messages), len(messages) + 1)
-
-
-@pytest.mark.parametrize("expiry", [0, 60])
-def test_whole_payloads_are_delivered_before_a_missing_chunk_fails(config, send, expiry):
-    broken, whole = send(bytes(5000), **CHUNKING)[:-1], send(b"w" * 5000, **CHUNKING)
-    config["chunking"] = {"expire_after_seconds": expiry}
-    results = resolver(config, chunks="reassemble")([*broken, *whole])
-
-    assert next(results) == b"w" * 5000
-    with pytest.raises(IncompletePayloadError):
-        next(results)
-    assert reassemble(config, [*broken, *whole], on_error="skip") == [b"w" * 5000]
-
-
-def test_what_its_writer_gave_up_is_missed_by_nobody(config, send):
-    chunk = send(bytes(5000), **CHUNKING)[0]
-    abort = b"PRF_wdkafcli_header_\x03" + chunk[21:57]
-
-    assert reassemble(config, [chunk, abort, b"next"]) == [b"next"]
-
-
-@pytest.mark.parametrize("section", ["chunking", "limits"])
-def test_a_compressed_payload_is_bounded_by_what_it_decompresses_to(config, send, section):
-    pytest.importorskip("zstandard")
-    messages = send(bytes(200_000), compression={"min_bytes": 10}, **CHUNKING)
-    assert reassemble(config, messages) == [bytes(200_000)]
-    config[section] = {"max_payload_bytes": 100_000}
-
-    with pytest.raises(PayloadTooLargeError):
-        reassemble(config, messages)
-
-
-def test_chunks_are_decrypted_with_the_keys_of_the_configuration(config, send):
-    pytest.importorskip("cryptography")
-    plain = send(bytes(5000), **CHUNKING)
-    config["encryption"] = {"key_id": "k", "keys": {"k": base64.b64encode(bytes(range(32))).decode()}}
-    messages = send(bytes(5000), encryption=config["encryption"], **CHUNKING)
-    given = {"config": config, "chunks": "reassemble", "destination": "orders"}
-
-    assert list(resolver(**given)(messages)) == [bytes(5000)]
-    with pytest.raises(IntegrityError, match=r"encryption\.require"):
-        list(resolver(**given)(plain))
-
-
-@pytest.mark.parametrize("section", ["chunking", "limits"])
-def test_a_payload_over_the_limit_fails_once(config, send, section):
-    messages = send(bytes(5000), **CHUNKING)
-    config[section] = {"max_payload_bytes": 2000}
-
-    with pytest.raises(PayloadTooLargeError):
-        reassemble(config, messages)
-    assert reassemble(config, [*messages, b"next"], on_error="skip") == [b"next"]
-
-
-def test_payloads_that_have_to_make_room_say_which_bound(config, send):
-    started = [send(bytes(5000), **CHUNKING)[0] for _ in range(4)]
-    config["chunking"] = {"max_pending_payloads": 2}
-
-    with pytest.raises(IncompletePayloadError, match="max_pending"):
-        reassemble(config, started)
-
-
 # Options --------------------------------------------------------------------------------------------------------
 
 
@@ -344,7 +217,6 @@ def test_payloads_that_have_to_make_room_say_which_bound(config, send):
     "options",
     [
         {"on_error": "null"},
-        {"chunks": "maybe"},
         {"concurrency": 0},
         {"max_inflight_bytes": 0},
     ],

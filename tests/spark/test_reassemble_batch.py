@@ -17,10 +17,9 @@ from claimcheck._envelope import HEADER, Abort, Chunk, decode, encode_abort, enc
 from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.spark import _reassemble_batch as on_batch
 from claimcheck.spark import reassemble
+from claimcheck.spark._reading import Reading
 from claimcheck.spark._reassemble_batch import BatchAssembler
-from claimcheck.spark._reassemble_chunks import read_header
-from claimcheck.spark._reassemble_common import ColumnIndexes, Options
-from claimcheck.spark._rows import Reading
+from claimcheck.spark._reassemble_common import ColumnIndexes, Options, read_header
 from claimcheck.spark._worker import as_config
 from tests.spark.rig import in_chunks
 
@@ -165,9 +164,9 @@ def test_spark_and_the_decoder_read_heads_alike(spark):
     ]:
         sent.append(chunk[:44] + b"".join(n.to_bytes(4, "big") for n in numbers))
     df = spark.createDataFrame([(message,) for message in sent], "value binary")
-    head = read_header(df.value, header)
+    uuid, position = read_header(df.value, header)
 
-    rows = df.select(head.uuid.alias("uuid"), head.position.alias("position")).collect()
+    rows = df.select(uuid.alias("uuid"), position.alias("position")).collect()
 
     assert [(row.uuid, row.position) for row in rows] == [decoded(message, header) for message in sent]
 
@@ -204,7 +203,7 @@ def test_columns_of_every_kind_and_name(spark, config):
         [row, plain, *((None,) * 6 + (chunk, None, None) for chunk in others)], schema
     ).withColumnRenamed("nothing", "A.B")  # Spark allows ambiguous names that are not used
 
-    after = before.transform(reassemble("value", config=config, payload="p", error="e", uuid="u")).collect()
+    after = before.transform(reassemble("value", config=config, payload="p")).collect()
 
     expected = [(*row[:6], None, *row[7:]), plain]
     assert sorted((tuple(each)[:-3] for each in after), key=str) == sorted(expected, key=str)
@@ -262,7 +261,7 @@ def run_stage(config, batches, *, out_batch_bytes=1 << 20):
         out_batch_bytes=out_batch_bytes,
         on_error="null",
     )
-    stage = on_batch._ReassembleStage(Options(reading, 60, "clock", 60), ColumnIndexes(0, ()))
+    stage = on_batch._ReassembleStage(reading, Options(reading, 60, "clock"), ColumnIndexes(0, ()))
     return pickle.loads(pickle.dumps(stage))(batches)
 
 
@@ -355,7 +354,7 @@ def test_a_group_of_chunks(config, chunks, kind):
         ("valeu", {}, "found 'valeu', expected exactly one column"),
         ("offset", {}, "found 'offset' of type bigint, expected a column of type binary"),
         ("value", {"payload": "Offset"}, "payload: found 'Offset', which is taken"),
-        ("value", {"uuid": "payload"}, "payload: found 'payload', which is taken"),
+        ("value", {"payload": "error"}, "error: found 'error', which is taken"),
         ("value", {"source": ["topic", "shard"]}, "source: found 'shard', expected exactly one column"),
         ("value", {"source": "topic"}, "source: found the text 'topic', expected a list"),
     ],
@@ -383,10 +382,8 @@ def test_a_source_of_a_kind_that_is_none(spark, config):
         {"expire_by": "watermark"},
         {"expire_after_seconds": -1},
         {"expire_after_seconds": float("inf")},
-        {"remember_seconds": 0},
         {"concurrency": 0},
         {"max_inflight_bytes": 0},
-        {"out_batch_bytes": "16M"},
     ],
 )
 def test_wrong_options(config, options):

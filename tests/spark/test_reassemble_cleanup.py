@@ -10,8 +10,8 @@ import pytest
 import claimcheck
 from claimcheck._envelope import encode_literal
 from claimcheck.errors import PayloadNotFoundError
-from claimcheck.spark import _reassemble_cleanup
-from claimcheck.spark._reassemble_cleanup import ChunkCleanup
+from claimcheck.spark import _reassemble_stream
+from claimcheck.spark._reassemble_stream import ChunkCleanup
 from claimcheck.stores.base import Store
 
 
@@ -40,7 +40,7 @@ class PieceStore(Store):
 
 @pytest.fixture(autouse=True)
 def nothing_logged(monkeypatch):
-    monkeypatch.setattr(_reassemble_cleanup, "_logged", set())
+    monkeypatch.setattr(_reassemble_stream, "_logged", set())
 
 
 def opened(options: dict[str, Any], **more: Any) -> claimcheck.ClaimCheck:

@@ -24,8 +24,8 @@ from claimcheck._envelope import HEADER, decode, encode_abort
 from claimcheck.errors import ConfigError
 from claimcheck.spark import Metrics, reassemble
 from claimcheck.spark import _reassemble_stream as on_stream
+from claimcheck.spark._reading import Reading
 from claimcheck.spark._reassemble_common import Options
-from claimcheck.spark._rows import Reading
 from claimcheck.spark._worker import as_config, claim_check
 from tests.spark.rig import in_chunks
 from tests.spark.shipping_rig import staged
@@ -472,7 +472,7 @@ def test_a_store_that_forgets_too_soon(stored):
     stored["stores"]["disk"]["ttl_seconds"] = 60
     known = as_config(stored)
     reading = Reading(config=known, concurrency=1, max_inflight_bytes=1, out_batch_bytes=1, on_error="null")
-    options = Options(reading, 59, "clock", 60)
+    options = Options(reading, 59, "clock")
 
     assert on_stream._store(claim_check(known), options).ttl_seconds == 60
     with pytest.raises(ConfigError, match=r"stores.disk.ttl_seconds: found 60, expected well above"):

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from claimcheck.spark._rows import binary_array, views
+from claimcheck.spark._reading import binary_array, views
 
 columns = st.tuples(
     st.lists(st.none() | st.binary(max_size=20)), st.sampled_from([pa.binary(), pa.large_binary()]), st.integers(0, 5)

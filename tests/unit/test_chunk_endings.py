@@ -234,7 +234,7 @@ def test_a_payload_too_large_alone_names_the_bound(bound, pieces):
         outcomes = rig.chunk(A, 0, 9, piece)
     [failed] = outcomes or rig.expire()
     assert isinstance(failed.error, PayloadTooLargeError)
-    assert str(failed.error).endswith(f"chunking.{bound} is 3")
+    assert str(failed.error).endswith(f"(chunking.{bound}), but the limit is 3")
 
 
 def test_the_bound_on_messages_admits_the_largest_payload():

@@ -48,7 +48,7 @@ def register(spark: SparkSession) -> None:
     _check_version(import_vendor("pyspark", extra="spark").__version__)
     import_vendor("pyarrow", extra="spark")
     from claimcheck.spark.sources._local import ClusterLocalSource, LocalSource
-    from claimcheck.spark.sources._pulsar.source import ClusterPulsarSource, PulsarSource
+    from claimcheck.spark.sources._pulsar import ClusterPulsarSource, PulsarSource
 
     sources = (PulsarSource, LocalSource) if is_one_machine(spark) else (ClusterPulsarSource, ClusterLocalSource)
     for source in sources:

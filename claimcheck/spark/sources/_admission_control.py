@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from claimcheck import _envelope as envelope
 from claimcheck import _pointer as pointer
@@ -27,7 +27,6 @@ class Budget:
 
     @property
     def unlimited(self) -> bool:
-        """Whether there is no limit at all."""
         return self.rows is None and self.size is None
 
     def divided(self, parts: int) -> Budget:
@@ -35,34 +34,23 @@ class Budget:
         return Budget(*(None if each is None else max(1, each // parts) for each in (self.rows, self.size)))
 
     def covers(self, parts: int) -> bool:
-        """Whether every part of `divided` is within the budget."""
         return all(each is None or each >= parts for each in (self.rows, self.size))
 
     def without(self, spent: Spent) -> Budget:
-        """Return the rest."""
         rows = None if self.rows is None else max(0, self.rows - spent.rows)
         return Budget(rows, None if self.size is None else max(0, self.size - spent.size))
 
     def allows(self, spent: Spent) -> bool:
-        """Whether so much may be read."""
         rows = self.rows is None or spent.rows <= self.rows
         return rows and (self.size is None or spent.size <= self.size)
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """The rows and bytes that are read."""
-
+class Spent(NamedTuple):
     rows: int = 0
     size: int = 0
 
-    def plus(self, rows: int, size: int) -> Spent:
-        """Return the sum."""
-        return Spent(self.rows + rows, self.size + size)
 
-
-@dataclass(frozen=True, slots=True)
-class Entry(Generic[P]):
+class Entry(NamedTuple, Generic[P]):
     """Messages that are read together or not at all: their position, their number, and the bytes of their payloads."""
 
     position: P
@@ -74,7 +62,7 @@ def take(entries: Iterable[Entry[P]], budget: Budget, *, least: int = 1) -> Iter
     """Go through a partition as far as its share allows, but at least over ``least`` entries."""
     spent = Spent()
     for number, entry in enumerate(entries):
-        spent = spent.plus(entry.rows, entry.size)
+        spent = Spent(spent.rows + entry.rows, spent.size + entry.size)
         if number >= least and not budget.allows(spent):
             return
         yield entry.position, spent
@@ -109,7 +97,6 @@ class Scale:
 
     @classmethod
     def of(cls, config: Config | None) -> Scale:
-        """Return the scale for a configuration, or for the defaults."""
         return cls() if config is None else cls(config.header, config.limits.max_pointer_bytes)
 
     @property
@@ -118,7 +105,6 @@ class Scale:
         return len(self.header) + self.max_pointer_bytes + CHUNK_OVERHEAD_BYTES
 
     def weigh(self, head: bytes | None, size: int) -> int:
-        """Return how many bytes resolving one message loads."""
         if head is None or not head.startswith(self.header):
             return size
         try:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from claimcheck._validation import fail
+from claimcheck._validation import did_you_mean, fail
 from claimcheck.config import Config
 from claimcheck.spark._worker import as_config, check_store_paths, check_writing
 
@@ -75,10 +74,8 @@ def _convert(name: str, text: str, option: OptionType) -> object:
 
 
 def _unknown(name: str, known: Mapping[str, OptionType]) -> NoReturn:
-    lower = {each.lower(): each for each in known}
-    near = difflib.get_close_matches(name.lower(), lower, n=1)
-    hint = f"; did you mean {lower[near[0]]!r}?" if near else ""
-    fail(name, found="an unknown option", expected=f"one of {', '.join(sorted(known))}{hint}")
+    expected = f"one of {', '.join(sorted(known))}{did_you_mean(name, known)}"
+    fail(name, found="an unknown option", expected=expected)
 
 
 def _text(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict, cast
+from typing import TYPE_CHECKING, Any
 
 from claimcheck._validation import fail
 from claimcheck.spark._columns import HEADERS_TYPE, MAP_TYPE, row_source
@@ -23,23 +23,8 @@ _KINDS = {
 }
 
 
-class _Header(TypedDict):
-    key: str | None
-    value: bytes | None
-
-
-class _Parts(TypedDict, total=False):
-    value: bytes | None
-    key: str | bytes | None
-    topic: str | None
-    properties: list[tuple[str, str | None]] | None
-    headers: list[_Header | None] | None
-
-
 @dataclass(frozen=True, slots=True)
 class SinkRow:
-    """One message to be sent."""
-
     number: int
     topic: str
     value: bytes | None
@@ -50,14 +35,12 @@ class SinkRow:
 
     @property
     def source(self) -> str:
-        """The description of the row in errors."""
         columns = self.batch.slice(self.index, 1)
         names = [n for n in ("topic", "partition", "offset", "ledger_id", "entry_id") if n in columns.schema.names]
         origin = row_source(columns.select(names).to_pylist()[0]) if names else ""
         return f"row {self.number} of this task" + (f" ({origin})" if origin else "")
 
     def error(self, why: str) -> RowSendError:
-        """Return the error that ends a task here."""
         text = f"{self.topic}: {self.source} was not sent: {why}"
         return RowSendError(text, destination=self.topic, row=self.number)
 
@@ -93,7 +76,7 @@ class Columns:
         for batch in batches:
             columns = {name: batch.column(place) for name, place in self.places.items()}
             for index in range(batch.num_rows):
-                parts = cast(_Parts, {name: column[index].as_py() for name, column in columns.items()})
+                parts = {name: column[index].as_py() for name, column in columns.items()}
                 topic = self.topic or parts.get("topic") or ""
                 row = SinkRow(number, topic, parts["value"], parts.get("key"), _headers(parts), batch, index)
                 if not row.topic:
@@ -102,7 +85,7 @@ class Columns:
                 number += 1
 
 
-def _headers(parts: _Parts) -> list[tuple[str, str | bytes]]:
+def _headers(parts: dict[str, Any]) -> list[tuple[str, str | bytes]]:
     pairs: list[tuple[str | None, str | bytes | None]] = [*(parts.get("properties") or ())]
     pairs += [(each["key"], each["value"]) for each in parts.get("headers") or () if each is not None]
     return [(name, b"" if value is None else value) for name, value in pairs if name is not None]

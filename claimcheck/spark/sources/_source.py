@@ -97,7 +97,6 @@ class TopicSource(DataSource):
         return _as_ddl(self.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a batch, from the beginning of the topics to their end."""
         values = parse(self.options, self.read_options)
         for name in ("maxRowsPerTrigger", "maxPayloadBytesPerTrigger", "subscription"):
             if name in values:
@@ -107,17 +106,14 @@ class TopicSource(DataSource):
         return _BatchReader(self._log_of(values), _checked(schema, self.columns))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """Return the reader of a stream."""
         return self._stream_reader(parse(self.options, self.read_options), _checked(schema, self.columns))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the writer of a batch."""
         if overwrite:
             fail("mode", found="'overwrite'", expected="'append': topics are append-only")
         return _BatchWriter(self._sink_of(parse(self.options, self.write_options), schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """Return the writer of a stream."""
         return _StreamWriter(self._sink_of(parse(self.options, self.write_options), schema))
 
     def _log_of(self, values: Values) -> Log:
@@ -144,7 +140,6 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Gen
         return ReadAllAvailable() if budget.size is None else ReadMaxBytes(budget.size)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one range, on an executor."""
         return self._log.batches(partition, _arrow_schema(self._schema))
 
     def _budget(self, limit: ReadLimit) -> Budget:
@@ -164,32 +159,26 @@ class _BatchReader(DataSourceReader):
         return iter(())  # all partitions are empty
 
 
-class _BatchWriter(DataSourceArrowWriter):
+class _Writer:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._sink.write(iterator)
 
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._sink.commit(messages, None)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._sink.abort(messages)
-
-
-class _StreamWriter(DataSourceStreamArrowWriter):
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._sink.write(iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803
         self._sink.commit(messages, batchId)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803
         self._sink.abort(messages)
+
+
+class _BatchWriter(_Writer, DataSourceArrowWriter):
+    pass
+
+
+class _StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    pass
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:

@@ -20,8 +20,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError
 from claimcheck.spark._worker import claim_check
-from claimcheck.spark.sources._pulsar.client import ask_limit, client_errors, client_for
-from claimcheck.spark.sources._pulsar.connection import Connection
+from claimcheck.spark.sources._pulsar_client import Connection, client_errors, client_for, web_service
 from claimcheck.spark.sources._rows import Columns, SinkRow
 from claimcheck.spark.sources._source import TaskResults
 from claimcheck.transports.pulsar._deadlines import BoundedProducer
@@ -41,15 +40,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Sent(WriterCommitMessage):
-    """The result of a task: how many rows it sent."""
-
     rows: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PulsarSink:
-    """The options of a sink."""
-
     connection: Connection
     columns: Columns
     config: Config | None
@@ -70,13 +65,14 @@ class PulsarSink:
         """Do nothing: the broker has all messages."""
 
     def abort(self, results: TaskResults) -> None:
-        """Log how many rows stay in the topics."""
         sent = sum(result.rows for result in results if isinstance(result, _Sent))
         _log.warning("the job was aborted; %d rows of completed tasks stay in their topics", sent)
 
     def producer(self, client: pulsar.Client, topic: str) -> BoundedProducer | PulsarProducer:
-        """Open a producer, which batches."""
-        limit = self.max_message_bytes if self.connection.admin_url is None else ask_limit(self.connection, topic)
+        limit = self.max_message_bytes
+        if self.connection.admin_url is not None:
+            with web_service(self.connection) as admin:
+                limit = admin.max_message_bytes(topic)
         with client_errors(self.connection, topic, "opening a producer"):
             native = client.create_producer(
                 topic,

@@ -21,8 +21,9 @@ from claimcheck.spark._worker import as_config
 from claimcheck.spark.sources._admission_control import Budget, Scale
 from claimcheck.spark.sources._errors import SubscriptionBusyError
 from claimcheck.spark.sources._options import COUNT, SECONDS, TEXT, TRUTH, Values, require, sink_config
-from claimcheck.spark.sources._pulsar.admission import limited, newer
-from claimcheck.spark.sources._pulsar.client import (
+from claimcheck.spark.sources._pulsar_client import (
+    CONNECTION_OPTIONS,
+    Connection,
     check_topic,
     client_errors,
     in_parallel,
@@ -31,19 +32,23 @@ from claimcheck.spark.sources._pulsar.client import (
     open_client,
     retry,
 )
-from claimcheck.spark.sources._pulsar.connection import CONNECTION_OPTIONS, Connection
-from claimcheck.spark.sources._pulsar.ranges import NOTHING, Offsets, Position, split
-from claimcheck.spark.sources._pulsar.reader import (
+from claimcheck.spark.sources._pulsar_reader import (
     COLUMNS,
+    NOTHING,
     NativeId,
+    Offsets,
+    Position,
     PulsarLog,
     from_json,
+    limited,
     message_id_at,
+    newer,
+    split,
     split_name,
     to_json,
     unfiltered,
 )
-from claimcheck.spark.sources._pulsar.writer import PulsarSink
+from claimcheck.spark.sources._pulsar_sink import PulsarSink
 from claimcheck.spark.sources._rows import Columns
 from claimcheck.spark.sources._source import Checkpoint, OffsetRange, TopicSource, TopicStreamReader
 from claimcheck.transports.pulsar._admin import MAX_MESSAGE_BYTES, full_name
@@ -75,7 +80,6 @@ class PulsarSource(TopicSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for ``format``."""
         return "claimcheck_pulsar"
 
     def _log_of(self, values: Values) -> PulsarLog:
@@ -149,7 +153,6 @@ class _PulsarStreamReader(TopicStreamReader[PulsarLog]):
         return to_json(begun | limited(self._subscriptions.client, begun, last, self._budget(limit), self._log))
 
     def reportLatestOffset(self) -> Checkpoint | None:  # noqa: N802
-        """Return the latest known offsets, for the query's progress."""
         return None if self._last is None else to_json(self._last)
 
     def partitions(self, start: Checkpoint, end: Checkpoint) -> Sequence[InputPartition]:
@@ -161,11 +164,9 @@ class _PulsarStreamReader(TopicStreamReader[PulsarLog]):
         return split(ranges, self._log.min_partitions, partial(ledger_sizes, self._log.connection))
 
     def commit(self, end: Checkpoint) -> None:
-        """Acknowledge what Spark has committed."""
         self._subscriptions.release(from_json(end))
 
     def stop(self) -> None:
-        """Close the client; the subscriptions stay."""
         if self._opened is not None:
             self._opened.close()
 

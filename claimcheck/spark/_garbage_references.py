@@ -17,25 +17,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from claimcheck._garbage import fingerprint, reference_of
 from claimcheck._validation import fail
 from claimcheck.errors import EnvelopeError, TransportError, UnknownVersionError
-from claimcheck.spark._columns import map_batches
-from claimcheck.spark._rows import views
+from claimcheck.spark._columns import map_rows
+from claimcheck.spark._garbage_topics import WholeTopics
+from claimcheck.spark._reading import views
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import DataType
-
-    from claimcheck.spark._whole_topics import WholeTopics
 
 Spans = Mapping[str, tuple[int, int]]
 """The first and the last position that was read, by partition."""
 
 _DAMAGED = ""
+_FOUND = {"id": "binary", "problem": "string", "place": "string", "first": "bigint", "last": "bigint"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +55,21 @@ class References:
             left = rows.join(found.where("id IS NOT NULL").select("id"), "id", "left_anti").persist()
             return Pass(left, left.count(), spans, references, damaged)
 
+    def without_referenced(self, rows: DataFrame, *, after: Spans) -> Pass:
+        """Return the payloads that no message points at now, nor will; ``after`` is what a pass before has read."""
+        first = self.take_away(rows)
+        if _lost(after, first.spans) is None:
+            return first
+        try:
+            second = self.take_away(first.left)
+        finally:
+            first.left.unpersist()
+        if (lost := _lost(first.spans, second.spans)) is not None:
+            second.left.unpersist()
+            text = f"{lost}: messages were deleted while they were read, so nothing else was. Try again later"
+            raise TransportError(text, destination=lost)
+        return second
+
     @contextmanager
     def _read(self) -> Iterator[DataFrame]:
         from pyspark.sql import functions as F  # noqa: N812 - as everywhere
@@ -67,9 +81,8 @@ class References:
             _refresh(self.spark, df, path=f"keep[{number}]")
             place = [F.lit(f"keep[{number}]").alias("place"), F.lit(None).cast("bigint").alias("position")]
             parts.append(df.toDF("value").select("value", *place))
-        stage, columns = _ReferenceStage(self.header), _columns()
-        found = reduce(lambda a, b: a.union(b), (map_batches(df, stage, kept=(), added=columns) for df in parts))
-        found = found.persist()
+        stage = _ReferenceStage(self.header)
+        found = reduce(lambda a, b: a.union(b), (map_rows(df, stage, _FOUND) for df in parts)).persist()
         try:
             yield found
         finally:
@@ -93,29 +106,11 @@ def _refresh(spark: SparkSession, df: DataFrame, *, path: str) -> None:
 
 
 class Pass(NamedTuple):
-    """The result of reading all topics and tables once."""
-
     left: DataFrame
     size: int
     spans: Spans
     references: int
     damaged: int
-
-
-def without_referenced(rows: DataFrame, references: References, *, after: Spans | None) -> Pass:
-    """Return the payloads that no message points at now, nor will."""
-    first = references.take_away(rows)
-    if after is not None and _lost(after, first.spans) is None:
-        return first
-    try:
-        second = references.take_away(first.left)
-    finally:
-        first.left.unpersist()
-    if (lost := _lost(first.spans, second.spans)) is not None:
-        second.left.unpersist()
-        text = f"{lost}: messages were deleted while they were read, so nothing else was. Try again later"
-        raise TransportError(text, destination=lost)
-    return second
 
 
 def _lost(before: Spans, now: Spans) -> str | None:
@@ -141,38 +136,19 @@ def _spans(found: DataFrame) -> Spans:
     return {place: (first, last) for place, first, last in rows.select("place", "min(first)", "max(last)").collect()}
 
 
-def _columns() -> dict[str, DataType]:
-    from pyspark.sql.types import BinaryType, LongType, StringType
-
-    kinds: list[DataType] = [BinaryType(), StringType(), StringType(), LongType(), LongType()]
-    return dict(zip(("id", "problem", "place", "first", "last"), kinds, strict=True))
-
-
 @dataclass(frozen=True, slots=True)
 class _ReferenceStage:
     """Pickled and sent to the workers, where it is called once per partition."""
 
     header: bytes
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
+        """Yield the id of each pointer, or why a message cannot be understood; and what was read of each place."""
         for batch in batches:
-            found = list(self._references(batch))
-            spans = list(_spans_of(batch))
-            none, empty = [None] * len(spans), [None] * len(found)
-            yield pa.RecordBatch.from_arrays(
-                [
-                    pa.array([each[0] for each in found] + none, pa.binary()),
-                    pa.array([each[1] for each in found] + none, pa.string()),
-                    pa.array(empty + [each[0] for each in spans], pa.string()),
-                    *(pa.array(empty + [each[n] for each in spans], pa.int64()) for n in (1, 2)),
-                ],
-                names=["id", "problem", "place", "first", "last"],
-            )
+            yield from ((*found, None, None, None) for found in self._references(batch))
+            yield from ((None, None, *span) for span in _spans_of(batch))
 
     def _references(self, batch: pa.RecordBatch) -> Iterator[tuple[bytes | None, str | None]]:
-        """Yield the id of each pointer, or why a message cannot be understood."""
         for number, message in enumerate(views(batch.column(0))):
             try:
                 reference = None if message is None else reference_of(message, header=self.header)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from claimcheck._validation import check_int, fail
 from claimcheck.errors import ClaimCheckError
 from claimcheck.spark._columns import (
-    check_types,
     described,
     find_column,
     map_batches,
+    map_rows,
     require_arrow,
     session_of,
     with_index_names,
@@ -59,7 +59,6 @@ def repartition_by_payload(
         spark = session_of(df)
         if df.isStreaming:
             fail("df", found="a stream", expected="a batch; a stream's source limits the bytes of a trigger")
-        check_types(df)
         packing = _Packing(checked, find_column(df, "column", column), target_bytes)
         with described(spark, "repartition_by_payload: read the sizes of payloads"):
             ranges, count = _bin_ranges(df, packing)
@@ -77,14 +76,12 @@ class _Packing:
     index: int
     target_bytes: int
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, int]]:
         last, rest = -1, 0
         for _, bins, held in self.packed(batches):
             last, rest = (bins[-1], held) if bins else (last, rest)
-        report = {"partition": partition_id(), "full": max(last, 0), "rest": rest, "bins": last + 1}
-        yield pa.RecordBatch.from_pydict({name: pa.array([value], pa.int64()) for name, value in report.items()})
+        if last >= 0:
+            yield partition_id(), last, rest
 
     def packed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, list[int], int]]:
         """Yield each batch, the bin of each row, and the bytes in the last bin."""
@@ -128,16 +125,16 @@ class _Assignment:
 
 def _bin_ranges(df: DataFrame, packing: _Packing) -> tuple[dict[int, _BinRange], int]:
     """Number the bins of all partitions; the last bins of partitions are combined."""
-    rows = with_index_names(df).mapInArrow(packing, "partition long, full long, rest long, bins long").collect()
-    reports = sorted((row for row in rows if row["bins"]), key=lambda row: int(row["partition"]))
-    count = sum(row["full"] for row in reports)
+    columns = dict.fromkeys(("partition", "full", "rest"), "bigint")
+    reports = sorted(map_rows(with_index_names(df), packing, columns).collect())
+    count = sum(full for _, full, _ in reports)
     ranges, first, current, held = dict[int, _BinRange](), 0, -1, 0
-    for row in reports:
-        if current < 0 or held + row["rest"] > packing.target_bytes:
+    for partition, full, rest in reports:
+        if current < 0 or held + rest > packing.target_bytes:
             current, held, count = count, 0, count + 1
-        held += row["rest"]
-        ranges[row["partition"]] = _BinRange(first, row["full"], current)
-        first += row["full"]
+        held += rest
+        ranges[partition] = _BinRange(first, full, current)
+        first += full
     return ranges, max(count, 1)
 
 

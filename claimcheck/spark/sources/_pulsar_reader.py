@@ -1,21 +1,26 @@
-"""Reads a range of one partition, as messages and as Arrow batches. Nothing here changes anything in the broker."""
+"""Reads ranges of partitions, as messages and as Arrow batches, and divides them among tasks and triggers.
+
+Nothing here changes anything in the broker.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import chain
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from claimcheck.spark._columns import MAP_TYPE
-from claimcheck.spark.sources._admission_control import Budget, Scale
+from claimcheck.spark.sources._admission_control import Budget, Entry, Scale, Spent, share, take
 from claimcheck.spark.sources._errors import AccessError, DataLossError, ForeignMessageError
-from claimcheck.spark.sources._pulsar.client import (
+from claimcheck.spark.sources._pulsar_client import (
+    IN_PARALLEL,
+    Connection,
     check_topic,
     client_errors,
     client_for,
@@ -25,8 +30,6 @@ from claimcheck.spark.sources._pulsar.client import (
     retry,
     transport_error,
 )
-from claimcheck.spark.sources._pulsar.connection import Connection
-from claimcheck.spark.sources._pulsar.ranges import NOTHING, Offsets, Position, Range, split
 from claimcheck.spark.sources._source import Checkpoint, OffsetRange
 from claimcheck.transports.pulsar._errors import vendor
 
@@ -54,37 +57,30 @@ _BATCH_ROWS = 8192
 _BATCH_BYTES = 8 << 20  # and at most one message more; Spark copes with 16 MiB
 _PER_MESSAGE_BYTES = 100
 
+_SAMPLE_ROWS = 1000
+_SAMPLED_ROWS = 10_000  # of all partitions together, but at least `_LEAST_ROWS` of each
+_LEAST_ROWS = 50
+_PARTITION = re.compile(r"(.+)-partition-(\d+)")
+
 _log = logging.getLogger(__name__)
 
+Position = tuple[int, int]
+"""Ledger and entry, both from 0. A batch is one entry: it is read as a whole."""
 
-class NativeId(Protocol):
-    """A message id of the client."""
+Offsets = dict[str, Position]
+"""The last entry that was read, by the full name of a partition; partitions without one were not read yet."""
 
-    def ledger_id(self) -> int: ...
-    def entry_id(self) -> int: ...
-    def partition(self) -> int: ...
-    def batch_index(self) -> int: ...
-    def serialize(self) -> bytes: ...
+Range = OffsetRange[Position]
+"""The entries after ``start``, which must still exist, up to and including ``end``; `NOTHING` is before the first."""
 
+NOTHING: Position = (-1, -1)
+"""Before all entries."""
 
-class NativeMessage(Protocol):
-    """A message of the client's C++ core."""
+_Span = tuple[int, int, int]  # a ledger, and the first and last of its entries
 
-    def data(self) -> bytes: ...
-    def length(self) -> int: ...
-    def has_null_value(self) -> bool: ...
-    def partition_key(self) -> str: ...
-    def properties(self) -> dict[str, str]: ...
-    def publish_timestamp(self) -> int: ...
-    def event_timestamp(self) -> int: ...
-    def producer_name(self) -> str: ...
-    def message_id(self) -> NativeId: ...
-    def encryption_context(self) -> object: ...
-
-
+NativeId: TypeAlias = Any  # of the client's C++ core
+NativeMessage: TypeAlias = Any
 Received = tuple[Position, NativeId, NativeMessage]
-
-_PARTITION = re.compile(r"(.+)-partition-(\d+)")
 
 
 def from_json(value: Mapping[str, Sequence[int]]) -> Offsets:
@@ -112,8 +108,6 @@ def message_id_at(partition: str, position: Position) -> pulsar.MessageId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PulsarLog:
-    """The options of a query that reads."""
-
     connection: Connection
     topics: tuple[str, ...] = ()
     timeout_seconds: float = 60.0
@@ -146,7 +140,6 @@ class PulsarLog:
         return split(ranges, self.min_partitions, partial(ledger_sizes, self.connection))
 
     def batches(self, offsets: Range, schema: pa.Schema, /) -> Iterator[pa.RecordBatch]:
-        """Read a range in this process."""
         topic = split_name(offsets.partition)
         received: list[Received] = []
         size = 0
@@ -294,7 +287,7 @@ def _column(field: pa.Field, received: Sequence[Received], topic: tuple[str, int
     if field.name in ("topic", "partition"):
         return pa.repeat(pa.scalar(topic[field.name == "partition"], field.type), len(received))
     if field.name == "properties":
-        return _properties([message.properties() for _, _, message in received], field.type)
+        return pa.array([list(message.properties().items()) for _, _, message in received], field.type)
     values = _VALUES[field.name](received)
     if field.name.endswith("_time"):
         return pa.array(values, pa.timestamp("ms", field.type.tz)).cast(field.type)
@@ -309,18 +302,6 @@ def _moment(millis: int) -> int | None:
 def _value(message: NativeMessage) -> bytes | None:
     data = message.data()
     return data if data or not message.has_null_value() else None
-
-
-def _properties(each: list[dict[str, str]], kind: pa.DataType) -> pa.Array:
-    import pyarrow as pa
-
-    offsets, end = [0], 0
-    for properties in each:
-        end += len(properties)
-        offsets.append(end)
-    names = pa.array(list(chain.from_iterable(each)), pa.string())
-    values = pa.array(list(chain.from_iterable(map(dict.values, each))), pa.string())
-    return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), names, values).cast(kind)
 
 
 # Messages that this source cannot read ------------------------------------------------------------------------------
@@ -339,16 +320,11 @@ def check_readable(message: NativeMessage, message_id: NativeId, partition: str)
         _refuse(message_id, partition, "is encrypted, and this source has no keys")
     if message_id.batch_index() >= 0:  # never in chunks, and its id has fields of the batch
         return
+    place = message_id.partition(), message_id.ledger_id(), message_id.entry_id()
     encoded = message_id.serialize()
-    if _FIRST_CHUNK in encoded and encoded != _without_chunks(message_id):
+    if _FIRST_CHUNK in encoded and encoded != vendor().MessageId(*place, -1).serialize():
         why = "ends a payload in chunks of the client's own (chunking_enabled), of which a batch could hold a part"
         _refuse(message_id, partition, f"{why}; send it with claimcheck, as a pointer or in its chunks")
-
-
-def _without_chunks(message_id: NativeId) -> bytes:
-    place = message_id.partition(), message_id.ledger_id(), message_id.entry_id()
-    encoded: bytes = vendor().MessageId(*place, -1).serialize()
-    return encoded
 
 
 def _refuse(message_id: NativeId, partition: str, why: str) -> NoReturn:
@@ -358,3 +334,118 @@ def _refuse(message_id: NativeId, partition: str, why: str) -> NoReturn:
         "query with startingPosition=latest reads later messages, once there are any",
         destination=partition,
     )
+
+
+# Dividing ranges among tasks ------------------------------------------------------------------------------------------
+
+
+def split(ranges: Sequence[Range], least: int, sizes: Callable[[str], Mapping[int, int]]) -> list[Range]:
+    """Divide large ranges so that there are at least ``least``, of about as many entries each."""
+    if len(ranges) >= least:
+        return list(ranges)
+    spans = in_parallel(lambda each: _spans(each, sizes), ranges)
+    counts = [sum(last - first + 1 for _, first, last in each) for each in spans]
+    total = max(1, sum(counts))
+    shares = [math.ceil(least * count / total) for count in counts]
+    return [part for each in zip(ranges, spans, shares, strict=True) for part in _parts(*each)]
+
+
+def _spans(offsets: Range, sizes: Callable[[str], Mapping[int, int]]) -> list[_Span]:
+    (start, before), (end, last) = offsets.start, offsets.end
+    if start == end:
+        return [(end, before + 1, last)]
+    closed = [(ledger, size) for ledger, size in sorted(sizes(offsets.partition).items()) if start <= ledger < end]
+    spans = [(ledger, before + 1 if ledger == start else 0, size - 1) for ledger, size in closed]
+    return [each for each in (*spans, (end, 0, last)) if each[1] <= each[2]]
+
+
+def _parts(offsets: Range, spans: Sequence[_Span], count: int) -> list[Range]:
+    total = sum(last - first + 1 for _, first, last in spans)
+    cuts = {_cut(spans, max(0, total * number // count - 1)) for number in range(1, count)} - {offsets.end}
+    bounds = [offsets.start, *sorted(cuts), offsets.end]
+    return [OffsetRange(offsets.partition, *each) for each in itertools.pairwise(bounds)]
+
+
+def _cut(spans: Sequence[_Span], index: int) -> Position:
+    """Return the position of an entry by its index in a range."""
+    for ledger, first, last in spans:
+        if index <= last - first:
+            return ledger, first + index
+        index -= last - first + 1
+    raise IndexError(index)
+
+
+# Where a trigger ends ------------------------------------------------------------------------------------------------
+
+
+def newer(start: Offsets, last: Offsets) -> Offsets:
+    """Return the ends of partitions with new messages; the end of an emptied topic is before what was read."""
+    return {name: end for name, end in last.items() if end > start.get(name, NOTHING)}
+
+
+def limited(client: pulsar.Client, start: Offsets, last: Offsets, budget: Budget, log: PulsarLog) -> Offsets:
+    """Return where a trigger ends within a budget for all partitions together."""
+    if budget.unlimited or not last:
+        return last
+    begun = {name: start.get(name, NOTHING) for name in last}
+    sample = min(_SAMPLE_ROWS, max(_LEAST_ROWS, _SAMPLED_ROWS // len(last)))
+    sizes = cache(partial(ledger_sizes, log.connection))
+    queue = max(1, log.queue // min(len(last), IN_PARALLEL))  # as many messages in memory as with one reader
+
+    def end_of(name: str, begin: Position, part: Budget) -> tuple[Position, Spent]:
+        rows = sample if part.rows is None else min(part.rows, sample)
+        shallow = replace(log, queue=max(1, min(queue, rows)))
+        offsets, is_first = OffsetRange(name, begin, last[name]), begin == begun[name]
+        entries = _entries(client, offsets, shallow, None if part.size is None else log.scale)
+        with contextlib.closing(entries):
+            try:
+                return _end(entries, offsets, part, sizes, sample=sample, is_first=is_first)
+            except ForeignMessageError:
+                if is_first:  # else this trigger ends before it, and the next one fails
+                    raise
+                return begin, Spent()
+
+    return share(begun, last, budget, end_of, in_parallel)
+
+
+def _end(
+    entries: Iterable[Entry[Position]],
+    offsets: Range,
+    budget: Budget,
+    sizes: Callable[[str], Mapping[int, int]],
+    *,
+    sample: int,
+    is_first: bool,
+) -> tuple[Position, Spent]:
+    # Without entries, the whole range was deleted; later, the next entry is larger than the rest of the budget.
+    end, spent = offsets.end if is_first else offsets.start, Spent()
+    for number, (end, spent) in enumerate(take(entries, budget, least=is_first), 1):
+        if budget.size is not None or budget.rows is None or spent.rows < sample:
+            continue
+        # Extrapolate within the ledger, as if all entries were like those that were read.
+        wanted = max(0, budget.rows - spent.rows) * number // spent.rows
+        is_last = end[0] == offsets.end[0]
+        last = offsets.end[1] if is_last else sizes(offsets.partition).get(end[0], 0) - 1
+        if is_last or end[1] + wanted <= last:
+            more = min(wanted, last - end[1])
+            return (end[0], end[1] + more), Spent(spent.rows + more * spent.rows // number, spent.size)
+    return end, spent
+
+
+def _entries(client: pulsar.Client, offsets: Range, log: PulsarLog, scale: Scale | None) -> Generator[Entry[Position]]:
+    current: Position | None = None
+    rows = size = 0
+    try:
+        for position, _, message in read_messages(client, offsets, log):
+            if current is not None and position != current:
+                yield Entry(current, rows, size)
+                rows = size = 0
+            current = position
+            rows += 1
+            if scale is not None:
+                size += scale.weigh(message.data(), message.length())
+    except ForeignMessageError:
+        if current is None:  # else this trigger ends before it, and the next one fails
+            raise
+    if current is not None:
+        yield Entry(current, rows, size)

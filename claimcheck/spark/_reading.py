@@ -1,46 +1,71 @@
-"""Rows in a worker: read from Arrow batches, resolved, and cut into batches again."""
+"""How tasks read and write payloads, and the stage that all functions share: rows from Arrow batches, and back."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from claimcheck._client import ClaimCheck
 from claimcheck._envelope import Buffer
 from claimcheck._pointer import Pointer
-from claimcheck._validation import check_value, fail
+from claimcheck._validation import check_int, check_value, fail
 from claimcheck.config import Config
 from claimcheck.errors import ChunkError, ClaimCheckError, PayloadTooLargeError
-from claimcheck.spark._columns import MAX_COLUMN_BYTES, arrow_error_type, error_value, row_source
+from claimcheck.spark._columns import (
+    MAX_COLUMN_BYTES,
+    Origin,
+    arrow_error_type,
+    error_value,
+    row_source,
+    session_of,
+)
 from claimcheck.spark._fetching import (
+    MAX_INFLIGHT_BYTES,
+    OUT_BATCH_BYTES,
     Concurrency,
+    Job,
+    OrderedExecutor,
     Outcome,
-    check_limits,
     is_bad_message,
     outcomes,
     payload_size,
 )
-from claimcheck.spark._metrics import Metrics, Tally, check_metrics, store_of
-from claimcheck.spark._origin import Origin
-from claimcheck.spark._worker import adaptive_concurrency, claim_check
+from claimcheck.spark._metrics import Metrics, Tally
+from claimcheck.spark._worker import adaptive_concurrency, check_paths, claim_check
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import DataFrame
 
+R = TypeVar("R")
 T = TypeVar("T")
 
-OnError = Literal["fail", "null", "dead_letter"]
-"""What happens to a row without a payload: it fails the task, gets an error, or goes to a function."""
 
-_ROWS_AT_ONCE, _BYTES_AT_ONCE = 256, 1 << 20
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A row whose payload could not be read.
+
+    Attributes:
+        row: All columns, including the message.
+        error: The error.
+        source: Where the row came from, as far as its columns tell.
+    """
+
+    row: dict[str, Any] = field(repr=False)
+    error: Exception
+    source: str
 
 
 class ResultError(ClaimCheckError, TypeError):
     """The result of a function does not match the declared columns."""
+
+
+OnError = Literal["fail", "null"] | Callable[[DeadLetter], object]
+"""What happens to a row without a payload: it fails the task, gets an error, or goes to a function."""
 
 
 def views(column: pa.Array) -> Iterator[memoryview | None]:
@@ -66,49 +91,10 @@ class Row(NamedTuple):
     names: tuple[str, ...] = ()
 
     def values(self) -> dict[str, object]:
-        """Return all columns by name, as Python objects."""
         return self.values_of(range(self.batch.num_columns))
 
     def values_of(self, columns: Iterable[int]) -> dict[str, object]:
-        """Return some columns, chosen by index."""
         return {self.names[index]: self.batch.column(index)[self.number].as_py() for index in columns}
-
-
-class RowReader:
-    """Converts successive rows to dictionaries, many at a time, which is much faster than one by one."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self._names = names
-        self._batch: pa.RecordBatch | None = None
-        self._start = self._stop = 0
-        self._values: list[list[object]] = []
-
-    def values_of(self, row: Row) -> dict[str, object]:
-        """Return all columns of a row by name."""
-        if row.batch is not self._batch or not self._start <= row.number < self._stop:
-            self._read(row)
-        return dict(zip(self._names, (column[row.number - self._start] for column in self._values), strict=True))
-
-    def _read(self, row: Row) -> None:
-        batch, self._start = row.batch, row.number
-        count = min(_ROWS_AT_ONCE, max(1, _BYTES_AT_ONCE * len(batch) // max(1, batch.nbytes)))
-        self._batch, self._stop = batch, min(len(batch), row.number + count)
-        self._values = [column.slice(self._start, count).to_pylist() for column in batch.columns]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetter:
-    """A row whose payload could not be read.
-
-    Attributes:
-        row: All columns, including the message.
-        error: The error.
-        source: Where the row came from, as far as its columns tell.
-    """
-
-    row: dict[str, Any] = field(repr=False)
-    error: Exception
-    source: str
 
 
 def reject_oversized(message: Buffer, pointer: Pointer) -> None:
@@ -126,28 +112,27 @@ def reject_oversized(message: Buffer, pointer: Pointer) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The options for reading payloads; see `claimcheck.spark.resolve`. Pickled and sent to the workers."""
+    """The options that functions share; see `claimcheck.spark.resolve`. Checked here, and sent to the workers."""
 
     config: Config
-    concurrency: Concurrency
-    max_inflight_bytes: int
-    out_batch_bytes: int
+    concurrency: Concurrency = "auto"
+    max_inflight_bytes: int = MAX_INFLIGHT_BYTES
+    out_batch_bytes: int = OUT_BATCH_BYTES
     on_error: OnError = "fail"
-    dead_letter: Callable[[DeadLetter], object] | None = None
     metrics: Metrics | None = None
     origin: Origin = field(default_factory=Origin)
 
     def __post_init__(self) -> None:
-        check_value("on_error", self.on_error, OnError)
-        if (self.on_error == "dead_letter") != callable(self.dead_letter):
-            expected = "a function of a DeadLetter, together with on_error='dead_letter'"
-            fail("dead_letter", found=repr(self.dead_letter), expected=expected)
-        check_metrics(self.metrics)
-        check_limits(
-            concurrency=self.concurrency,
-            max_inflight_bytes=self.max_inflight_bytes,
-            out_batch_bytes=self.out_batch_bytes,
-        )
+        if self.on_error not in ("fail", "null") and not callable(self.on_error):
+            fail("on_error", found=repr(self.on_error), expected="'fail', 'null' or a function of a DeadLetter")
+        check_value("metrics", self.metrics, Metrics | None)
+        check_value("concurrency", self.concurrency, Concurrency)
+        check_int("max_inflight_bytes", self.max_inflight_bytes, minimum=1)
+
+    def at(self, df: DataFrame, destination: str | None = None) -> Reading:
+        """Check a DataFrame on the driver; return the same for its rows."""
+        check_paths(self.config, session_of(df))
+        return replace(self, origin=Origin.find(df, self.config, destination))
 
     def handle(self, row: Row, error: Exception) -> Exception | None:
         """Handle a row without a payload; returns the error that the row shows, or ``None`` to drop the row."""
@@ -156,10 +141,10 @@ class Reading:
             if source := row_source(row.values()):
                 error.add_note(f"Row: {source}")
             raise error
-        if self.dead_letter is None:
+        if not callable(self.on_error):
             return error
         values = row.values()
-        self.dead_letter(DeadLetter(row=values, error=error, source=row_source(values)))
+        self.on_error(DeadLetter(row=values, error=error, source=row_source(values)))
         return None
 
     def _affects_all(self, error: Exception) -> bool:
@@ -174,7 +159,6 @@ class Reading:
         *,
         instead: Callable[[Buffer, Pointer], Outcome] | None = reject_oversized,
     ) -> Generator[tuple[Row, Buffer | None, Outcome]]:
-        """Yield each row, its message and its outcome; see `claimcheck.spark._fetching.outcomes`."""
         cc, tally = claim_check(self.config), Tally(self.metrics)
         results = outcomes(
             messages,
@@ -187,11 +171,15 @@ class Reading:
         )
         return results if self.metrics is None else _counted(results, tally, cc)
 
+    def written(self, jobs: Iterable[Job[T, R]], tally: Tally) -> Generator[tuple[T, R]]:
+        """Run jobs that write payloads; yields items and results, in order."""
+        concurrency = adaptive_concurrency(self.config, self.concurrency, "write")
+        return OrderedExecutor[T, R](concurrency, self.max_inflight_bytes).run(jobs, tally.close)
+
 
 def _with_advice(error: ChunkError) -> ChunkError:
     advised = ChunkError(
-        f"a chunk of {error.uuid} cannot be resolved by itself: use df.transform(reassemble(...)), or, if all chunks "
-        'of a payload are in one partition of an RDD, mapPartitions(resolver(..., chunks="reassemble"))',
+        f"a chunk of {error.uuid} cannot be resolved by itself: use df.transform(reassemble(...))",
         uuid=error.uuid,
         total=error.total,
     )
@@ -207,10 +195,9 @@ def _counted(
             if isinstance(outcome, Exception):
                 tally.row(0, error=type(outcome).__name__)
             else:
-                tally.row(
-                    payload_size(outcome),
-                    store=store_of(None if message is None else cc._messages.pointer_from_anywhere(message)),
-                )
+                pointer = None if message is None else cc._messages.pointer_from_anywhere(message)
+                store = None if pointer is None else pointer.store or "pointer of version 1"
+                tally.row(payload_size(outcome), store=store)
             yield row, message, outcome
             del outcome
 
@@ -235,14 +222,33 @@ class RowGroup(NamedTuple, Generic[T]):
         """Return the rows with more columns, named ``c0`` ... and ``a0`` ...: Spark ignores these names."""
         import pyarrow as pa
 
-        first, count = self.numbers[0], len(self.numbers)
+        first, count = self.numbers[0] if self.numbers else 0, len(self.numbers)
         contiguous = self.numbers == list(range(first, first + count))
         kept = self.batch.slice(first, count) if contiguous else self.batch.take(pa.array(self.numbers))
         names = [f"c{index}" for index in range(kept.num_columns)] + [f"a{index}" for index in range(len(added))]
         return pa.RecordBatch.from_arrays([*kept.columns, *added], names=names)
 
 
-def grouped(rows: Iterable[tuple[Row, T, int]], *, max_bytes: int, max_rows: int = 1 << 14) -> Iterator[RowGroup[T]]:
+class Stage(Generic[T]):
+    """What a function of this package does: pickled and sent to the workers, and called once per partition."""
+
+    reading: Reading
+    max_rows: ClassVar[int] = 1 << 14
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with closing(self.rows(batches)) as rows:
+            groups = grouped(rows, max_bytes=self.reading.out_batch_bytes, max_rows=self.max_rows)
+            # not a loop, whose variable would keep the payloads alive while Spark writes the batch
+            yield from map(self.output, groups)
+
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, T, int]]:
+        raise NotImplementedError
+
+    def output(self, group: RowGroup[T]) -> pa.RecordBatch:
+        raise NotImplementedError
+
+
+def grouped(rows: Iterable[tuple[Row, T, int]], *, max_bytes: int, max_rows: int) -> Iterator[RowGroup[T]]:
     """Group rows by the bytes of their values; a larger value is a group of its own."""
     groups, held = list[RowGroup[T]](), 0
     for row, value, size in rows:
@@ -277,7 +283,6 @@ def binary_array(values: list[Buffer | None], kind: pa.DataType) -> pa.Array:
 
 
 def error_array(values: Iterable[object]) -> pa.Array:
-    """Return the error column for values, some of which are errors."""
     import pyarrow as pa
 
     errors = [error_value(value) if isinstance(value, Exception) else None for value in values]

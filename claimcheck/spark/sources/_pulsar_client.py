@@ -16,12 +16,13 @@ import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from claimcheck._validation import fail
 from claimcheck.errors import TransportError
 from claimcheck.spark.sources._errors import AccessError
-from claimcheck.spark.sources._pulsar.connection import Connection
+from claimcheck.spark.sources._options import SECONDS, TEXT, TRUTH, OptionType, Values
 from claimcheck.transports.pulsar._admin import AdminClient, AdminError, topic_path
 from claimcheck.transports.pulsar._errors import vendor
 from claimcheck.transports.pulsar._queries import consumed_position, partitions_of
@@ -33,8 +34,100 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 IN_PARALLEL = 256  # requests of one client: they wait for the broker, and after a `seek` 100 ms to connect again
-_PARTITION = re.compile(r"-partition-\d+$")
 _PAUSE_SECONDS = 0.5
+_HOST = r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d{1,5})?"
+_ADMIN_URL = re.compile(rf"https?://{_HOST}(?:/[^@?#\s]*)?")
+_SERVICE_URL = re.compile(rf"pulsar(?:\+ssl)?://{_HOST}(?:,{_HOST})*/?")
+
+CONNECTION_OPTIONS: dict[str, OptionType] = {
+    "serviceUrl": TEXT,
+    "adminUrl": TEXT,
+    "authTokenEnv": TEXT,
+    "tlsTrustCertsFilePath": TEXT,
+    "tlsAllowInsecureConnection": TRUTH,
+    "tlsValidateHostname": TRUTH,
+    "operationTimeoutSeconds": SECONDS,
+}
+"""The options that sources and sinks share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """A broker's addresses and credentials; the name of the token's variable only, so that it can be part of a plan."""
+
+    service_url: str
+    admin_url: str | None = None
+    token_env: str | None = None
+    trust_certs: str | None = None
+    allow_insecure: bool = False
+    validate_hostname: bool = True
+    timeout_seconds: float = 60.0
+
+    @classmethod
+    def of(cls, values: Values, *, timeout_seconds: float) -> Connection:
+        url = values.get("serviceUrl")
+        if (
+            url is None
+            or not _SERVICE_URL.fullmatch(url)
+            or any(int(port) > 65535 for port in re.findall(r":(\d+)", url))
+        ):
+            expected = "pulsar://host:port or pulsar+ssl://host:port, without a user; for tokens there is authTokenEnv"
+            fail("serviceUrl", found="text" if url else "nothing", expected=expected)
+        admin = values.get("adminUrl")
+        if admin is not None and not _ADMIN_URL.fullmatch(admin):
+            fail("adminUrl", found="text", expected="http://host:port or https://host:port, without a user")
+        return cls(
+            service_url=url,
+            admin_url=admin,
+            token_env=values.get("authTokenEnv"),
+            trust_certs=values.get("tlsTrustCertsFilePath"),
+            allow_insecure=values.get("tlsAllowInsecureConnection", False),
+            validate_hostname=values.get("tlsValidateHostname", True),
+            timeout_seconds=values.get("operationTimeoutSeconds", timeout_seconds),
+        )
+
+    @property
+    def hosts(self) -> str:
+        return self.service_url.partition("://")[2].rstrip("/").replace(",", ", ")
+
+    @property
+    def tls(self) -> bool:
+        return self.service_url.startswith("pulsar+ssl:")
+
+    def token(self) -> str | None:
+        """Return the token from this process's environment."""
+        if self.token_env is None:
+            return None
+        if not os.environ.get(self.token_env):
+            fail(
+                "authTokenEnv",
+                found=f"{self.token_env!r}, which is not set in this process",
+                expected="an environment variable that driver and executors have when Spark starts "
+                "(spark.executorEnv.NAME)",
+            )
+        return os.environ[self.token_env]
+
+    def trust(self) -> ssl.SSLContext:
+        """Return an SSL context that trusts the named certificates, or else the machine's own."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            if self.trust_certs is None:
+                context.load_default_certs()
+            else:
+                context.load_verify_locations(self.trust_certs)
+        except OSError as error:  # errors of TLS are among them
+            fail(
+                "tlsTrustCertsFilePath",
+                found=f"{self.trust_certs!r}, in which this process finds no certificates ({type(error).__name__})",
+                expected="a file of certificates (PEM), on the driver and on every executor",
+            )
+        context.check_hostname = self.validate_hostname and not self.allow_insecure
+        if self.allow_insecure:
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+
+# The client ---------------------------------------------------------------------------------------------------------
 
 _lock = threading.Lock()
 _clients: dict[tuple[int, Connection], pulsar.Client] = {}
@@ -59,7 +152,6 @@ def open_client(connection: Connection) -> pulsar.Client:
         connection.service_url,
         authentication=library.AuthenticationToken(token) if token else None,
         operation_timeout_seconds=max(1, round(connection.timeout_seconds)),
-        io_threads=connection.io_threads,
         tls_trust_certs_file_path=connection.trust_certs,
         tls_allow_insecure_connection=connection.allow_insecure,
         tls_validate_hostname=connection.validate_hostname,
@@ -117,7 +209,6 @@ def client_errors(connection: Connection, topic: str, what: str) -> Iterator[Non
 
 
 def transport_error(connection: Connection, topic: str, what: str, error: Exception) -> TransportError:
-    """Return the `TransportError` for an error of the client."""
     kinds = vendor().exceptions
     text = f"{topic}: {what}: {type(error).__name__}"
     if isinstance(error, kinds.AuthorizationError):
@@ -136,14 +227,18 @@ def transport_error(connection: Connection, topic: str, what: str, error: Except
     return wrapped
 
 
-def _not_trusted(where: str, reason: str, before: str) -> AccessError:
-    return AccessError(
-        f"{before}. The certificate of {where} is not trusted: {reason}. tlsTrustCertsFilePath names a file with the "
-        "certificates to trust, on the driver and on every executor; the URL has to name the host as they do"
-    )
-
-
 # The web service ----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def web_service(connection: Connection) -> Iterator[AdminClient]:
+    """Return its client; converts errors into `TransportError`."""
+    token, url = connection.token(), connection.admin_url or ""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        yield AdminClient(url, headers=headers, trust=connection.trust() if url.startswith("https:") else None)
+    except AdminError as error:
+        raise _explained(connection, error) from error
 
 
 def check_topic(connection: Connection, topic: str) -> None:
@@ -151,76 +246,31 @@ def check_topic(connection: Connection, topic: str) -> None:
     if connection.admin_url is None:
         return
     path = topic_path(topic)
-    admin = _admin(connection)
-    try:
+    with web_service(connection) as admin:
         metadata = admin.get(f"{path}/partitions")
         missing = metadata is None or (not metadata.get("partitions") and admin.get(f"{path}/stats") is None)
-    except AdminError as error:
-        raise _explained(connection, error) from error
     if missing:
         fail("topic", found=f"{topic}, which does not exist", expected="the name of an existing topic")
-
-
-def similar_topics(connection: Connection, topics: Iterable[str]) -> list[str]:
-    """Return all topics in the namespaces of these topics, without their partitions. Raises as `ask_limit` does."""
-    admin, found = _admin(connection), set[str]()
-    try:
-        for namespace in sorted({topic_path(topic).rpartition("/")[0] for topic in topics}):
-            found |= {*(admin.get(namespace) or ()), *(admin.get(f"{namespace}/partitioned") or ())}
-    except AdminError as error:
-        raise _explained(connection, error) from error
-    return sorted({_PARTITION.sub("", name) for name in found})
-
-
-def cluster_name(connection: Connection) -> str:
-    """Return the name of the cluster. Raises as `ask_limit` does."""
-    try:
-        return _admin(connection).cluster()
-    except AdminError as error:
-        raise _explained(connection, error) from error
-
-
-def consumed_positions(connection: Connection, topics: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Return up to which ledger and entry every durable subscription has acknowledged each partition of topics."""
-    admin = _admin(connection)
-    try:
-        names = [name for topic in topics for name in partitions_of(admin, topic)]
-        return {name: consumed_position(admin, name) for name in names}
-    except AdminError as error:
-        raise _explained(connection, error) from error
 
 
 def ledger_sizes(connection: Connection, partition: str) -> dict[int, int]:
     """Return the entries of each closed ledger of a partition; nothing without an ``adminUrl``."""
     if connection.admin_url is None:
         return {}
-    try:
-        stats = _admin(connection).get(f"{topic_path(partition)}/internalStats") or {}
-    except AdminError as error:
-        raise _explained(connection, error) from error
+    with web_service(connection) as admin:
+        stats = admin.get(f"{topic_path(partition)}/internalStats") or {}
     return {each["ledgerId"]: each["entries"] for each in stats.get("ledgers", ())}
-
-
-def ask_limit(connection: Connection, topic: str) -> int:
-    """Return the limit of one message: the broker's own, or the topic's if that is less."""
-    try:
-        return _admin(connection).max_message_bytes(topic)
-    except AdminError as error:
-        raise _explained(connection, error) from error
-
-
-def _admin(connection: Connection) -> AdminClient:
-    token, url = connection.token(), connection.admin_url or ""
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    return AdminClient(url, headers=headers, trust=connection.trust() if url.startswith("https:") else None)
 
 
 def _explained(connection: Connection, error: AdminError) -> TransportError:
     text = f"adminUrl: {error}"
     reason = getattr(error.__cause__, "reason", None)
     if isinstance(reason, ssl.SSLCertVerificationError):
-        return _not_trusted(
-            urllib.parse.urlsplit(connection.admin_url or "").hostname or "", reason.verify_message, text
+        host = urllib.parse.urlsplit(connection.admin_url or "").hostname or ""
+        return AccessError(
+            f"{text}. The certificate of {host} is not trusted: {reason.verify_message}. tlsTrustCertsFilePath names a "
+            "file with the certificates to trust, on the driver and on every executor; the URL has to name the host as "
+            "they do"
         )
     if error.status in (401, 403):  # 401 also for a valid token that lacks the permission
         why = "it refuses the token (authTokenEnv), or the token's role lacks the permission"

@@ -1,0 +1,422 @@
+"""Garbage collection on Spark: finds stored payloads that no readable message points at, and deletes them.
+
+The executors list the stores in parallel. The listing is anti-joined with the pointers in the topics, and in tables
+that keep their payloads. It needs no memory for the set of candidates, so it suits stores that are too large for
+``claimcheck gc``; `claimcheck._gc_collection` explains why the order of listing and reading is safe. Each orphan is
+deleted after one more look at the topics and at the store.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Annotated, Any
+
+from claimcheck._garbage import AGES, GRACE_SECONDS, Candidates, fingerprint
+from claimcheck._gc_claims import Claim, check_claims, claims_of, unclaimed_error
+from claimcheck._listing import StoreEntry
+from claimcheck._store import Store
+from claimcheck._sweep import check_clock
+from claimcheck._validation import MAX_SECONDS, Range, check_value, fail
+from claimcheck.config import Config
+from claimcheck.errors import ConfigError, ScanNotSupportedError
+from claimcheck.spark._columns import described, find_column, map_rows, require_arrow, with_index_names
+from claimcheck.spark._garbage_references import References, Spans
+from claimcheck.spark._garbage_topics import WholeTopics
+from claimcheck.spark._worker import AnyConfig, as_config, check_paths, check_reached, claim_check
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    Tables = Sequence["DataFrame | tuple[DataFrame, str]"]
+    """Tables with pointers in the column ``value``, or in the one that is named."""
+
+Topics = Sequence[Mapping[str, Any]]
+"""Topics, each as a mapping of ``format`` and the options of a Spark source."""
+
+_BATCH = 1000
+_LISTED = {
+    "store": "string",
+    "key": "string",
+    "id": "binary",
+    "topic": "string",
+    "size": "bigint",
+    "created_ms": "bigint",
+    "expires_ms": "bigint",
+    "version": "string",
+    "listed": "bigint",
+}
+
+
+def collect_garbage(
+    spark: SparkSession,
+    *,
+    config: AnyConfig,
+    topics: Topics,
+    grace_seconds: float = GRACE_SECONDS,
+    keep: Tables = (),
+    consumed: bool = False,
+) -> GarbageReport:
+    """Find orphans: stored payloads of some topics that no message in any of these topics points at.
+
+    Lists all stores of the configuration that can be listed, then reads every message of the topics. Nothing is deleted
+    until `GarbageReport.delete` is called: it reads the topics once more, and compares each object with the report.
+
+    Everything that can hold a pointer to a payload of these topics has to be named: dead-letter topics and mirrors
+    among the topics, tables of messages in ``keep``. Payloads of other destinations are never touched.
+
+    A store remembers which cluster each topic belongs to, and a collection that does not read the messages of that
+    cluster is refused. Give each cluster its own store or prefix; those that share one, and have topics of the same
+    name, have to be collected together.
+
+    Args:
+        spark: A session; with Spark Connect, too. The source of Kafka must be on its class path if it is used.
+        config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
+        topics: Each a mapping of ``format`` (``kafka``, ``claimcheck_pulsar`` or ``claimcheck_local``) and the options
+            of that source: the connection and the topics. What is read is set here; options that would leave messages
+            out are refused. Pulsar needs ``adminUrl``. For Kafka, the driver needs ``confluent-kafka`` to ask for the
+            id of the cluster and, if ``consumed`` is true, for its groups; ``admin`` is a mapping of settings of
+            librdkafka for this, and is only needed for TLS and passwords.
+        grace_seconds: Younger payloads are kept. It must exceed the time from the beginning of a write to the moment at
+            which its message is in the topic, and the difference between the clocks of writers, stores and driver.
+        keep: DataFrames with a binary column ``value`` of messages, or pairs of a DataFrame and the column's name.
+            Their files are listed again each time; one that is cached is refused.
+        consumed: Whether messages that every group has read count as read, and no longer keep their payloads: below the
+            committed offsets of all groups of Kafka, or acknowledged by all durable subscriptions of Pulsar. Messages
+            of a topic without any group count as unread. The driver asks the brokers before each time that the topics
+            are read. Use it only if no group will be added that reads from the beginning, or moved back.
+
+    Returns:
+        The report; close it to release its rows.
+
+    Raises:
+        ConfigError: An argument is invalid, or the payloads of a topic cannot be told from those of another one, or
+            belong to another cluster.
+        ScanNotSupportedError: No store of the configuration can be listed.
+        TransportError: Not all groups can be seen.
+        UnknownVersionError: A message may point at anything, because a newer version wrote it.
+    """
+    require_arrow()
+    check_value("grace_seconds", grace_seconds, Annotated[float, Range(0, MAX_SECONDS)])
+    check_value("consumed", consumed, bool)
+    if isinstance(topics, (str, Mapping)) or not topics:
+        fail("topics", found=repr(type(topics).__name__), expected="a list of mappings, at least one")
+    checked = as_config(config)
+    for name in checked.stores:
+        check_reached(replace(checked, store=name))
+    check_paths(checked, spark)
+    whole = tuple(WholeTopics.of(each, path=f"topics[{number}]") for number, each in enumerate(topics))
+    for each in whole:
+        each.prepare(spark, whole)
+    tables = tuple(_messages(*each) if isinstance(each, tuple) else _messages(each) for each in keep)
+    references = References(spark=spark, topics=whole, keep=tables, header=checked.header, consumed=consumed)
+    clusters = [each.cluster() for each in whole]
+    claims = claims_of((name, (name,), at) for each, at in zip(whole, clusters, strict=True) for name in each.names)
+    scope = _Scope(checked, references, grace_seconds, tuple(claims))
+    with described(spark, "collect_garbage: find orphans"):
+        return _report(spark, scope)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GarbageDeletion:
+    """What became of the orphans of a report.
+
+    Attributes:
+        deleted: Payloads that were deleted.
+        gone: Payloads that no longer existed: something else, or an earlier attempt of a task, has deleted them.
+        changed: Payloads that were written again since they were listed; they stay.
+        kept: Payloads that stay because a message points at them now, or because they are too young or of other
+            topics.
+        failed: Payloads that could not be deleted.
+        error: The text of one of the errors behind ``failed``.
+    """
+
+    deleted: int = 0
+    gone: int = 0
+    changed: int = 0
+    kept: int = 0
+    failed: int = 0
+    error: str | None = None
+
+
+@dataclass(kw_only=True)
+class GarbageReport:
+    """The orphans that a collection has found. Their rows are kept by Spark until the report is closed.
+
+    Attributes:
+        orphans: One row for each: ``store``, ``key``, ``topic``, ``size`` in bytes (null where the medium does not
+            tell), ``created``, ``age_seconds``, ``expires`` and ``version``, which the deletion compares.
+        count: Their number.
+        listed: Entries in the stores.
+        candidates: Payloads of the topics that are older than the grace period.
+        pointers: Pointers in the topics and tables.
+        damaged: Damaged pointers, which cannot be read.
+        not_listed: Stores that cannot be listed.
+        deletion: The result of the last deletion.
+    """
+
+    orphans: DataFrame
+    count: int
+    listed: int
+    candidates: int
+    pointers: int
+    damaged: int
+    not_listed: tuple[str, ...]
+    deletion: GarbageDeletion | None = None
+    _rows: DataFrame = field(repr=False)
+    _scope: _Scope = field(repr=False)
+    _spans: Spans = field(repr=False)
+
+    def summary(self) -> DataFrame:
+        """Return the number of orphans and their bytes, by store, topic and age."""
+        from pyspark.sql import functions as F  # noqa: N812 - as everywhere
+
+        age = F.lit(AGES[-1][0])
+        for name, limit in reversed(AGES[:-1]):
+            age = F.when(F.col("age_seconds") < limit, name).otherwise(age)
+        groups = self.orphans.groupBy("store", "topic", age.alias("age"))
+        counts = F.count("*").alias("orphans"), F.coalesce(F.sum("size"), F.lit(0)).alias("bytes")
+        return groups.agg(*counts).orderBy("store", "topic", "age")
+
+    def delete(self, *, rate: float | None = None, force: bool = False, claim: bool = False) -> GarbageDeletion:
+        """Delete the orphans that no message points at by now.
+
+        Reads the topics once more, or twice if messages that the report has seen are no longer there. Calling it again
+        is harmless.
+
+        Args:
+            rate: The most deletions per second, in one task; by default there is no limit, and all executors delete.
+            force: Whether to delete although the topics and tables have no pointers at all, as on another broker.
+            claim: Whether to claim topics that no cluster has claimed in a store; the first deletion needs it.
+
+        Returns:
+            What became of the orphans. A task that runs again counts what its first attempt has deleted as ``gone``.
+
+        Raises:
+            ConfigError: An argument is invalid, there is no pointer, or a topic belongs to another cluster or to none;
+                nothing was deleted.
+            TransportError: Messages were deleted while they were read, or not all groups can be seen; nothing was
+                deleted.
+            UnknownVersionError: A message may point at anything, because a newer version wrote it; nothing was deleted.
+        """
+        if rate is not None:
+            check_value("rate", rate, Annotated[float, Range(0.001, 1_000_000)])
+        scope = self._scope
+        with described(self.orphans.sparkSession, "collect_garbage: delete orphans"):
+            scope.parts()
+            left = scope.references.without_referenced(self._rows, after=self._spans)
+            try:
+                if self.count and not left.references and not force:
+                    text = "found no pointer in any of them, expected those of this store's broker, or force=True"
+                    raise ConfigError(f"topics: {text} to delete", path="topics")
+                scope.parts(delete=True, claim=claim)
+                counts = _counts(left.left, _Deletion(scope.config, scope.candidates(), rate))
+            finally:
+                left.left.unpersist()
+        outcomes = {name: number for name, (number, _) in counts.items()}
+        outcomes["kept"] = outcomes.get("kept", 0) + self.count - left.size
+        self.deletion = GarbageDeletion(**outcomes, error=counts.get("failed", (0, None))[1])
+        return self.deletion
+
+    def close(self) -> None:
+        """Release the rows. ``orphans`` and `delete` list and read everything again if they are used after that."""
+        self._rows.unpersist()
+
+    def __enter__(self) -> GarbageReport:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """What a garbage collection covers."""
+
+    config: Config
+    references: References
+    grace_seconds: float
+    claims: tuple[Claim, ...]
+
+    def parts(self, *, delete: bool = False, claim: bool = False) -> list[tuple[str, str | None]]:
+        """Ask an executor for the parts of all stores, and whether this collection may delete payloads in them."""
+        spark, names = self.references.spark, [(name,) for name in sorted(self.config.stores)]
+        tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
+        stores = spark.createDataFrame(names, "store string").coalesce(1)
+        look = _StoreCheck(self.config, self.claims, delete, claim, time.time(), tasks)
+        parts, unclaimed = list[tuple[str, str | None]](), dict[str, list[str]]()
+        columns = dict.fromkeys(("store", "part", "topic", "error"), "string")
+        for store, part, topic, error in map_rows(stores, look, columns).collect():
+            if error is not None:
+                raise ConfigError(error, path=f"stores.{store}")
+            if topic is None:
+                parts.append((store, part))
+            else:
+                unclaimed.setdefault(store, []).append(topic)
+        if unclaimed and delete:
+            raise unclaimed_error(unclaimed, option="claim=True")
+        return parts
+
+    def candidates(self) -> Candidates:
+        """Return which entries may be garbage now."""
+        names = {name: (name,) for each in self.references.topics for name in each.names}
+        return Candidates.of(names, now=time.time(), grace_seconds=self.grace_seconds)
+
+
+def _messages(df: DataFrame, column: str = "value") -> DataFrame:
+    index = find_column(df, "keep", column)
+    return with_index_names(df).select(f"c{index}")
+
+
+@dataclass(frozen=True, slots=True)
+class _StoreCheck:
+    """Yields the parts of each store, the topics that no cluster has claimed in it, and errors; runs in a worker."""
+
+    config: Config
+    claims: tuple[Claim, ...]
+    delete: bool
+    claim: bool
+    now: float
+    count: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str | None, ...]]:
+        for batch in batches:
+            for name in batch.column(0).to_pylist():
+                try:
+                    store = claim_check(self.config).store(name)
+                    next(store.scan(), None)
+                    if self.delete:
+                        check_clock(store, self.now)
+                    unclaimed = check_claims(store, self.claims, delete=self.delete, claim=self.claim)
+                    yield from ((name, None, topic, None) for topic in unclaimed)
+                    yield from ((name, part, None, None) for part in store.partitions(self.count))
+                except ScanNotSupportedError:
+                    yield name, None, None, None
+                except ConfigError as error:  # Spark would wrap it
+                    yield name, None, None, str(error)
+
+
+# Listing ------------------------------------------------------------------------------------------------------------
+
+
+def _report(spark: SparkSession, scope: _Scope) -> GarbageReport:
+    candidates = scope.candidates()
+    listing, not_listed = _listing(spark, scope, candidates)
+    listing = listing.persist()
+    try:
+        listed, count = listing.selectExpr("coalesce(sum(listed), 0)", "count(key)").collect()[0]
+        found = scope.references.take_away(listing.where("key IS NOT NULL").drop("listed"))
+        try:
+            rows = found.left.dropDuplicates(["store", "key"]).persist()  # a store may list an entry twice
+            number = rows.count()
+        finally:
+            found.left.unpersist()
+    finally:
+        listing.unpersist()
+    now_ms = candidates.before_ms + round(scope.grace_seconds * 1000)
+    orphans = rows.selectExpr(
+        *("store", "key", "topic", "size", "timestamp_millis(created_ms) AS created"),
+        f"({now_ms} - created_ms) / 1000 AS age_seconds",
+        *("timestamp_millis(expires_ms) AS expires", "version"),
+    )
+    return GarbageReport(
+        orphans=orphans,
+        count=number,
+        listed=listed,
+        candidates=count,
+        pointers=found.references,
+        damaged=found.damaged,
+        not_listed=not_listed,
+        _rows=rows,
+        _scope=scope,
+        _spans=found.spans,
+    )
+
+
+def _listing(spark: SparkSession, scope: _Scope, candidates: Candidates) -> tuple[DataFrame, tuple[str, ...]]:
+    """Return the candidates in all stores, and the stores that cannot be listed."""
+    found = scope.parts()
+    parts, not_listed = [each for each in found if each[1] is not None], [name for name, part in found if part is None]
+    if not parts:
+        text = "no store of this configuration can be listed, so no garbage can be found in it"
+        raise ScanNotSupportedError(text, store=next(iter(not_listed), None))
+    tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
+    work = spark.createDataFrame(parts, "store string, part string").repartition(min(tasks, len(parts)))
+    return map_rows(work, _Listing(scope.config, candidates), _LISTED), tuple(not_listed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """Lists parts of stores; yields the candidates, and the number of entries in each part."""
+
+    config: Config
+    candidates: Candidates
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
+        for batch in batches:
+            for name, part in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                yield from self._entries(claim_check(self.config, uses_keys=False).store(name), part)
+
+    def _entries(self, store: Store, part: str) -> Iterator[tuple[Any, ...]]:
+        count = 0
+        for entry in store.scan(partition=part):
+            count += 1
+            if self.candidates.verdict(entry, prefix=store.prefix) == "candidate":
+                topic = self.candidates.topic_of(entry, prefix=store.prefix)
+                times = entry.created_ms, entry.expires_ms
+                yield store.name, entry.key, fingerprint(entry.key), topic, entry.size, *times, entry.version, None
+        yield store.name, *[None] * 7, count
+
+
+# Deleting -----------------------------------------------------------------------------------------------------------
+
+
+def _counts(rows: DataFrame, deletion: _Deletion) -> dict[str, tuple[int, str | None]]:
+    """Delete, in order of the keys, and return the number of each outcome with one of its errors."""
+    from pyspark.sql import functions as F  # noqa: N812 - as everywhere
+
+    rows = (rows if deletion.rate is None else rows.coalesce(1)).sortWithinPartitions("store", "key")
+    done = map_rows(rows, deletion, {"outcome": "string", "error": "string"})
+    found = done.groupBy("outcome").agg(F.count("*"), F.first("error", ignorenulls=True)).collect()
+    return {outcome: (number, error) for outcome, number, error in found}
+
+
+@dataclass(frozen=True, slots=True)
+class _Deletion:
+    """Deletes what is still a candidate; yields outcomes and errors. Pickled and sent to the workers."""
+
+    config: Config
+    candidates: Candidates
+    rate: float | None
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, str | None]]:
+        for batch in batches:
+            yield from self._delete(batch.to_pylist())
+
+    def _delete(self, rows: list[dict[str, Any]]) -> Iterator[tuple[str, str | None]]:
+        size = _BATCH if self.rate is None else max(1, min(_BATCH, int(self.rate)))
+        for name, group in groupby(rows, key=lambda row: str(row["store"])):
+            store = claim_check(self.config, uses_keys=False).store(name)
+            entries = (_entry_of(store, row) for row in group)
+            while some := list(islice(entries, size)):
+                yield from self._delete_some(store, some)
+
+    def _delete_some(self, store: Store, entries: list[StoreEntry]) -> Iterator[tuple[str, str | None]]:
+        chosen = [each for each in entries if self.candidates.verdict(each, prefix=store.prefix) == "candidate"]
+        yield from [("kept", None)] * (len(entries) - len(chosen))
+        for deletion in store.delete(chosen):
+            yield deletion.outcome, None if deletion.error is None else str(deletion.error)
+        if self.rate is not None:
+            time.sleep(len(chosen) / self.rate)
+
+
+def _entry_of(store: Store, row: Mapping[str, Any]) -> StoreEntry:
+    """Return the entry of a report's row. What its key says comes from the key, not from the row."""
+    key, known = row["key"], store._lifetime_of(row["key"])
+    if known is None:
+        return StoreEntry(key=key)  # of none of the topics
+    entry = StoreEntry.of(key, known, size=row["size"], stored_ms=row["created_ms"], version=row["version"])
+    return entry if row["expires_ms"] is None else replace(entry, expires_ms=row["expires_ms"], has_lifetime=True)

@@ -1,1 +1,0 @@
-"""``format("claimcheck_pulsar")``: Pulsar topics as a source and a sink."""
