@@ -58,6 +58,13 @@ class Broker(Ledger):
         self.appended(record.owner, record.partition, len(log) - 1, record.value or b"")
         return len(log) - 1
 
+    def append_markers(self) -> None:
+        """Append a message to each partition; whatever came before it must have ended by then."""
+        for partition in range(len(self.low)):
+            marker = self.new_payload()
+            marker.outcome = "sent"
+            self.append(Record(marker.number, partition, marker.content, None, None, None))
+
     def remove(self) -> None:
         """Retention removes the oldest records of a partition, whoever may not have read them yet."""
         partition = self.scheduler.random.randrange(len(self.low))
@@ -263,6 +270,8 @@ class ConsumerClient(ScriptedClient):
         if kind == "revoke":
             if self.auto_commit:
                 self._commit_stored()
+                for each in self.stored.values():  # the client does not commit an offset for its metadata alone
+                    self.group.is_orderly &= self.group.committed[each.partition][1] == each.metadata
             for number in numbers:
                 if self.group.owners.get(number) is self:
                     self.group.owners[number] = None

@@ -46,7 +46,7 @@ class Unit:
 
     @property
     def last(self) -> Any:
-        return max(self.positions.values())
+        return max(self.positions.values(), default=-1)
 
     def __repr__(self) -> str:
         state = "" if self.is_complete else f" of {self.total} chunks"
