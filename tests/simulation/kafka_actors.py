@@ -92,6 +92,7 @@ class Sender(Actor):
     faults = 0.03
 
     def open(self) -> None:
+        self.again: list[tuple[bytes, bytes]] = []
         self.cc = self.configured(self.scheduler.choice(STRATEGIES))
         idempotent = self.scheduler.chance(0.5)
         self.client = ProducerClient(self.broker, self.process, self.faults, is_idempotent=idempotent)
@@ -104,14 +105,18 @@ class Sender(Actor):
         for sent in self.broker.sent:
             if sent.outcome == "open" and sent.number in self._mine:
                 sent.outcome = "unknown"
+        self.broker.given_up -= self._mine
 
     def act(self) -> None:
-        sent = self.broker.new_payload()
+        value, sent = None, self.broker.new_payload()
+        if self.again:
+            value, sent.content = self.again.pop()
         self._mine.add(sent.number)
         self.client.owner = self.store.owner = sent.number
         try:
-            self.send(sent)
+            self.send(sent) if value is None else self._wrapped(sent, value)
         except PartialSendError:
+            self.broker.given_up.add(sent.number)
             sent.outcome = "unknown"
         except (ClaimCheckError, BufferError):
             sent.outcome = "failed"
@@ -129,9 +134,18 @@ class Sender(Actor):
             self.producer.close()
         self.client.close()
 
-    def _wrapped(self, sent: Sent) -> None:
+    def _wrapped(self, sent: Sent, value: bytes | None = None) -> None:
+        """Send a payload, or the value of a report once more, as applications do after an error."""
+
+        def told(error: Any, report: Any) -> None:
+            sent.outcome = "sent" if error is None else _outcome(error)
+            if error is not None:
+                self.broker.given_up.add(sent.number)
+                if report.value() is not None and self.scheduler.chance(0.5):
+                    self.again.append((report.value(), sent.content))
+
         key = self.scheduler.choice((None, b"k"))
-        self.producer.produce(TOPIC, sent.content, key, on_delivery=lambda error, _: _told(sent, error))
+        self.producer.produce(TOPIC, sent.content if value is None else value, key, on_delivery=told)
         if self.scheduler.chance(0.5):
             self.producer.poll(self.scheduler.choice((0, 0.1)))
 
@@ -162,7 +176,7 @@ class AsyncSender(Sender):
     """Sends through the asyncio wrapper; its task may be cancelled."""
 
     def open(self) -> None:
-        self.loop = Loop(self.scheduler)
+        self.loop, self.again = Loop(self.scheduler), []
         self.cc = self.configured(self.scheduler.choice(STRATEGIES))
         self.client = ProducerClient(self.broker, self.process, self.faults, is_idempotent=True)
 
@@ -357,10 +371,6 @@ class AsyncReceiver(Receiver):
         return self.loop.run_until_complete(call())
 
 
-def _told(sent: Sent, error: Any) -> None:
-    sent.outcome = "sent" if error is None else _outcome(error)
-
-
 def _told_by_future(sent: Sent, future: asyncio.Future[Any]) -> None:
     error = None if future.cancelled() else future.exception()
     if error is None:
@@ -384,7 +394,7 @@ class KafkaRun:
         self.scheduler, choice = scheduler, scheduler.choice
         self.broker = Broker(scheduler, choice((1, 1, 2)))
         self.broker.medium.fails = choice((0.0, 0.03, 0.1))
-        sender = choice((Sender, Sender, AsyncSender))
+        sender = choice((Sender, Sender, Sender, AsyncSender))
         self.senders = [sender(self.broker, f"sender {n}") for n in range(choice((1, 2)))]
         self.receivers: list[Receiver] = []
         self.removal, self.spoiling = choice((0.0, 0.02, 0.1)), choice((0.0, 0.0, 0.03))
@@ -408,7 +418,7 @@ class KafkaRun:
             "count": choice((1, 1, 3, 20)),
             "prefetch_bytes": choice((None, 0, 2000)),
         }
-        kind = choice((Receiver, Receiver, AsyncReceiver))
+        kind = choice((Receiver, Receiver, Receiver, AsyncReceiver))
         for number in range(choice((1, 1, 2))):
             self.receivers.append(kind(self.broker, group, f"{name} member {number}", options))
 
@@ -434,6 +444,7 @@ class KafkaRun:
                 actor.restart()
         for sender in self.senders:
             sender.finish()
+        self.scheduler.wait(lambda: False, 5.0)  # records that arrive after their timeout
         self._calm_down(self.broker.is_at_rest)
         self.broker.append_markers()
         self._calm_down(lambda: self.broker.is_at_rest() and all(map(self._is_committed, self.broker.groups)))

@@ -6,11 +6,12 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from claimcheck._envelope import Abort, Chunk, PointerData, decode
+from claimcheck._envelope import Abort, Chunk, PointerData, decode, encode_abort
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, IntegrityError, PayloadNotFoundError
 from tests.simulation.scheduler import Process, Scheduler
 from tests.simulation.store import Medium
 
+ABORT = encode_abort("0" * 36)[:21]
 Outcome = Literal["open", "sent", "failed", "unknown"]
 
 
@@ -76,6 +77,8 @@ class Ledger:
         self.units: list[Unit] = []
         self.groups: list[Group] = []
         self.values: list[tuple[int, bytes]] = []  # of every record that is in the topic, or may get there
+        self.given_up: set[int] = set()  # the sender was told that a payload is not in the topic, or not as a whole
+        self.aborted: set[int] = set()  # payloads for which an abort envelope was sent, or could not be sent
         self._chunked: dict[tuple[Hashable, str], Unit] = {}
         self._at: dict[tuple[Hashable, Any], Unit] = {}
 
@@ -83,10 +86,12 @@ class Ledger:
 
     def new_payload(self) -> Sent:
         """A payload of a size that is sent as it is, or stored, or split."""
-        number, chance = len(self.sent), self.scheduler.random
         size = self.scheduler.choice((20, 40, 400, 600, 900, 1500))
-        start = b"payload-%d-" % number
-        sent = Sent(number, start + chance.randbytes(size))
+        return self.add(b"payload-%d-" % len(self.sent) + self.scheduler.random.randbytes(size))
+
+    def add(self, content: bytes) -> Sent:
+        """An application sends something."""
+        sent = Sent(len(self.sent), content)
         self.sent.append(sent)
         return sent
 
@@ -94,6 +99,11 @@ class Ledger:
         """A client has taken a record; from now on it may get into the topic."""
         if value is not None:
             self.values.append((owner, bytes(value)))
+
+    def attempted(self, owner: int, value: bytes | None) -> None:
+        """A client is asked to send a record."""
+        if value is not None and value.startswith(ABORT):
+            self.aborted.add(owner)
 
     def refused(self, owner: int, value: bytes | None) -> None:
         """A record is definitely not in the topic, and never will be."""
@@ -210,6 +220,9 @@ class Ledger:
                 violated(f"payload {sent.number} was reported as sent, and is not in the topic")
             if sent.outcome == "failed" and sent.number in whole:
                 violated(f"payload {sent.number} was reported as failed, and is in the topic")
+        for unit in self.units:
+            if not unit.is_complete and unit.owner in self.given_up - self.aborted:
+                violated(f"{unit} was given up, and its readers were not told")
         for key in medium.payloads:
             if self.sent[medium.owners[key]].outcome == "failed" and medium.owners[key] not in medium.undeletable:
                 violated(f"payload {medium.owners[key]} definitely failed, and is stored for ever")

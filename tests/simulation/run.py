@@ -15,7 +15,7 @@ from typing import Any
 from tests.simulation import kafka, kafka_actors
 from tests.simulation.scheduler import HangError, Scheduler, scheduled
 
-STEPS = 60
+STEPS = 40
 RUNS: dict[str, tuple[Any, Any]] = {"kafka": (kafka_actors.KafkaRun, kafka.clients)}
 
 

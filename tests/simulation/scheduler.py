@@ -170,6 +170,7 @@ class Loop(asyncio.BaseEventLoop):
         self.scheduler, self._executor = scheduler, Executor(scheduler)
         self._selector = types.SimpleNamespace(select=self._select)
         self.set_task_factory(_task)  # type: ignore[arg-type]
+        self.set_exception_handler(_report)  # type: ignore[arg-type]
 
     def time(self) -> float:
         return self.scheduler.now if hasattr(self, "scheduler") else 0.0
@@ -201,6 +202,13 @@ def _task(loop: Loop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
     task = asyncio.Task(coroutine, loop=loop, **options)
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     return task
+
+
+def _report(loop: Loop, context: dict[str, Any]) -> None:
+    """An exception that no task gets."""
+    error = context.get("exception")
+    if error is not None and not isinstance(error, CrashError):
+        loop.scheduler.violated(f"{context['message']}: {error!r}")
 
 
 class _Event:
