@@ -349,7 +349,7 @@ class ProducerClient:
         self.process.check()
         if self.closed:
             raise RuntimeError("Producer closed")
-        self.broker.attempted(self.owner, value)
+        self.broker.attempted(value)
         self.scheduler.point()
         if self.scheduler.strikes("queue is full", self.faults):
             raise BufferError("Local: Queue full")

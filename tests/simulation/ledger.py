@@ -36,6 +36,7 @@ class Unit:
     is_aborted: bool = False
     is_removed: bool = False  # at least in part
     is_pointer: bool = False
+    uuid: str = ""
 
     @property
     def is_complete(self) -> bool:
@@ -78,7 +79,7 @@ class Ledger:
         self.groups: list[Group] = []
         self.values: list[tuple[int, bytes]] = []  # of every record that is in the topic, or may get there
         self.given_up: set[int] = set()  # the sender was told that a payload is not in the topic, or not as a whole
-        self.aborted: set[int] = set()  # payloads for which an abort envelope was sent, or could not be sent
+        self.aborted: set[str] = set()  # uuids of which an abort envelope was sent, or could not be sent
         self._chunked: dict[tuple[Hashable, str], Unit] = {}
         self._at: dict[tuple[Hashable, Any], Unit] = {}
 
@@ -100,10 +101,10 @@ class Ledger:
         if value is not None:
             self.values.append((owner, bytes(value)))
 
-    def attempted(self, owner: int, value: bytes | None) -> None:
+    def attempted(self, value: bytes | None) -> None:
         """A client is asked to send a record."""
         if value is not None and value.startswith(ABORT):
-            self.aborted.add(owner)
+            self.aborted.add(value[len(ABORT) :].decode())
 
     def refused(self, owner: int, value: bytes | None) -> None:
         """A record is definitely not in the topic, and never will be."""
@@ -122,7 +123,7 @@ class Ledger:
             unit = self._chunked.get((source, envelope.uuid))
             if unit is None:
                 unit = self._chunked[source, envelope.uuid] = self._unit(owner, source)
-                unit.total = 1 << 30
+                unit.total, unit.uuid = 1 << 30, envelope.uuid
         else:
             unit = self._unit(owner, source)
             unit.is_pointer = isinstance(envelope, PointerData)
@@ -221,7 +222,7 @@ class Ledger:
             if sent.outcome == "failed" and sent.number in whole:
                 violated(f"payload {sent.number} was reported as failed, and is in the topic")
         for unit in self.units:
-            if not unit.is_complete and unit.owner in self.given_up - self.aborted:
+            if not unit.is_complete and unit.owner in self.given_up and unit.uuid not in self.aborted:
                 violated(f"{unit} was given up, and its readers were not told")
         for key in medium.payloads:
             if self.sent[medium.owners[key]].outcome == "failed" and medium.owners[key] not in medium.undeletable:
