@@ -12,11 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.simulation import kafka, kafka_actors
+from tests.simulation import kafka, kafka_actors, pulsar_actors, pulsar_model
 from tests.simulation.scheduler import HangError, Scheduler, scheduled
 
 STEPS = 40
-RUNS: dict[str, tuple[Any, Any]] = {"kafka": (kafka_actors.KafkaRun, kafka.clients)}
+RUNS: dict[str, tuple[Any, Any]] = {
+    "kafka": (kafka_actors.KafkaRun, kafka.clients),
+    "pulsar": (pulsar_actors.PulsarRun, pulsar_model.clients),
+}
 
 
 @dataclass(frozen=True)
