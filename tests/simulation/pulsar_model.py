@@ -125,7 +125,7 @@ class ConsumerClient:
     def receive(self, timeout_millis: int | None = None) -> Message:
         self.process.check()
         self.scheduler.point()
-        seconds = 1e6 if timeout_millis is None else timeout_millis / 1000
+        seconds = 1e6 if timeout_millis is None else max(0.001, timeout_millis / 1000)
         if not self.scheduler.wait(lambda: self.group.next_for(self) is not None, seconds):
             raise pulsar.Timeout("simulated")
         self.process.check()
@@ -135,6 +135,7 @@ class ConsumerClient:
         number = self.group.next_for(self)
         assert number is not None
         self.group.held[number] = self
+        self.scheduler.now += 0.001
         return Message(number, self.group.broker.log[number], self.group.counts.get(number, 0))
 
     def acknowledge(self, message: Any) -> None:
@@ -156,7 +157,7 @@ class ConsumerClient:
             del group.held[number]
             group.delayed.add(number)
             group.is_orderly = False
-            self.scheduler.later(lambda: group.redeliver(number), self.scheduler.choice((0.0, 1.0, 10.0)))
+            self.scheduler.later(lambda: group.redeliver(number), self.scheduler.choice((1.0, 10.0, 60.0)))
 
     def redeliver_unacknowledged_messages(self) -> None:
         self.group.release(self)
