@@ -55,7 +55,9 @@ class Sender(Actor):
                 self.producer.send(sent.content, partition_key=key)
                 sent.outcome = "sent"
             else:
-                self.producer.send_async(sent.content, lambda result, _: self._told(sent, result.name), None, key)
+                process = self.process
+                told = lambda result, _: process.alive and self._told(sent, result.name)  # noqa: E731
+                self.producer.send_async(sent.content, told, None, key)
         except PartialSendError as error:
             sent.outcome = "unknown"
             self.broker.given_up.add(sent.number)
@@ -167,15 +169,13 @@ class Receiver(Actor):
         self._call(self.consumer.acknowledge, what)
 
     def _acknowledge_cumulatively(self, message: Any, unit: Unit) -> None:
-        known, seeks = set(self.group.returned), self.seeks
+        known = set(self.group.returned)
         self._call(self.consumer.acknowledge_cumulative, message)
-        if seeks != self.seeks or unit in self.group.reported:
+        if unit in self.group.reported or not self.group.is_orderly:
             return
         for each in known:
             if each.last <= unit.last and each.is_complete and not self._is_acked(each):
                 self.scheduler.violated(f"{self.group.name}: {each} is not acknowledged with {unit}, which is after it")
-
-    seeks = 0
 
     def _is_acked(self, unit: Unit) -> bool:
         return unit in self.group.excused or self.group.acked.issuperset(unit.positions.values())

@@ -18,7 +18,7 @@ import pulsar
 from claimcheck.transports.pulsar import _deadlines
 from tests.harness.async_clients import PulsarMessageOf
 from tests.harness.kafka_callbacks import TOPIC
-from tests.simulation.ledger import Group, Ledger, Unit
+from tests.simulation.ledger import ABORT, Group, Ledger
 from tests.simulation.scheduler import Process, Scheduler
 
 DEFINITE = ("ProducerQueueIsFull", "MessageTooBig")
@@ -274,7 +274,7 @@ class ProducerClient:
         elif strikes("message arrives after its timeout", self.faults):
             self.scheduler.later(lambda: self.broker.append(entry), 3.0)
             result = pulsar.Result.Timeout
-        elif strikes("no answer ever", self.faults / 4):
+        elif not entry.data.startswith(ABORT) and strikes("no answer ever", self.faults / 4):
             self._open += 1
             self.is_lost = True
             return
