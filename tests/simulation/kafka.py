@@ -121,7 +121,9 @@ class KafkaGroup(Group):
                 continue
             is_marked = mark is not None and unit.is_complete and unit.last < mark.upto and unit.first not in mark.owed
             if unit.first < at.offset or is_marked:
-                text = f"{self.name} committed {at.offset} {mark or ''}, which covers {unit}: no earlier call returned it"
+                text = (
+                    f"{self.name} committed {at.offset} {mark or ''}, which covers {unit}: no earlier call returned it"
+                )
                 self.broker.scheduler.violated(text)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,14 @@ import claimcheck
 from claimcheck.errors import ClaimCheckError, PartialSendError
 from claimcheck.transports.kafka import AsyncKafkaConsumer, AsyncKafkaProducer, KafkaConsumer, KafkaProducer
 from tests.harness.kafka_callbacks import TOPIC
-from tests.simulation.kafka import DEFINITE, AioClient, Broker, ConsumerClient, KafkaGroup, ProducerClient, clients, raised
+from tests.simulation.kafka import (
+    DEFINITE,
+    AioClient,
+    Broker,
+    ConsumerClient,
+    KafkaGroup,
+    ProducerClient,
+)
 from tests.simulation.ledger import Sent
 from tests.simulation.scheduler import CrashError, Loop, Process, Scheduler
 from tests.simulation.store import open_store
@@ -166,7 +172,9 @@ class Sender(Actor):
         """Produce one record, and wait for its report."""
         errors: list[Any] = []
         partition = self.client.owner % len(self.broker.low)
-        self.client.produce(TOPIC, value, key, partition, on_delivery=lambda error, _: errors.append(error), headers=headers)
+        self.client.produce(
+            TOPIC, value, key, partition, on_delivery=lambda error, _: errors.append(error), headers=headers
+        )
         self.client.flush()
         if errors[0] is not None:
             raise kafka.KafkaException(errors[0])
@@ -255,7 +263,11 @@ class Receiver(Actor):
 
     def receive(self, seconds: float) -> int:
         count = self.options["count"]
-        received = self._call(self.consumer.consume, count, seconds) if count > 1 else [self._call(self.consumer.poll, seconds)]
+        received = (
+            self._call(self.consumer.consume, count, seconds)
+            if count > 1
+            else [self._call(self.consumer.poll, seconds)]
+        )
         messages = [message for message in received if message is not None]
         for message in messages:
             if message.error() is not None:
@@ -321,7 +333,9 @@ class Receiver(Actor):
         low, end = self.broker.low[number], len(self.broker.records[number])
         offset = self.scheduler.random.randint(low, end)
         self.group.is_orderly = False
-        skipped = [unit for unit in self.broker.units if unit.source == number and unit.positions and unit.first < offset]
+        skipped = [
+            unit for unit in self.broker.units if unit.source == number and unit.positions and unit.first < offset
+        ]
         self.group.excused.update(skipped)
         self._call(self.consumer.seek, kafka.TopicPartition(TOPIC, number, offset))
 
@@ -361,7 +375,9 @@ class AsyncReceiver(Receiver):
     def _call(self, method: Any, *args: Any, **kwargs: Any) -> Any:
         async def call() -> Any:
             task = asyncio.ensure_future(method(*args, **kwargs))
-            if method in (self.consumer.poll, self.consumer.consume) and self.scheduler.strikes("receive is cancelled", 0.1):
+            if method in (self.consumer.poll, self.consumer.consume) and self.scheduler.strikes(
+                "receive is cancelled", 0.1
+            ):
                 asyncio.get_running_loop().call_later(self.scheduler.choice((0, 0.01, 0.3)), task.cancel)
             try:
                 return await task
@@ -405,7 +421,7 @@ class KafkaRun:
     def _add_group(self, name: str) -> None:
         choice = self.scheduler.choice
         group = KafkaGroup(name, broker=self.broker)
-        group.committed = {number: (0, None) for number in range(len(self.broker.low))}
+        group.committed = dict.fromkeys(range(len(self.broker.low)), (0, None))
         self.broker.groups.append(group)
         commit = choice(COMMITS)
         group.is_orderly = commit == "auto"  # the others may process what they do not commit in time

@@ -168,9 +168,9 @@ class Ledger:
                 if not self.scheduler.is_faulty:
                     violated(f"{group.name} cannot read {unit} although the store is back: {error!r}")
                 group.unread.append((message, unit, process))
-            elif isinstance(error, IncompletePayloadError):
-                group.reported.add(unit)
-            elif isinstance(error, PayloadNotFoundError | IntegrityError) and owner in self.medium.spoiled:
+            elif isinstance(error, IncompletePayloadError) or (
+                isinstance(error, PayloadNotFoundError | IntegrityError) and owner in self.medium.spoiled
+            ):
                 group.reported.add(unit)
             else:
                 violated(f"{group.name} cannot read {unit}: {error!r}")
@@ -190,11 +190,7 @@ class Ledger:
     def may_pass(self, group: Group, unit: Unit) -> bool:
         """Whether a commit or an acknowledgement of this group may cover a message."""
         return (
-            unit in group.returned
-            or unit in group.excused
-            or unit.is_removed
-            or unit.is_aborted
-            or not unit.positions
+            unit in group.returned or unit in group.excused or unit.is_removed or unit.is_aborted or not unit.positions
         )
 
     # At rest
@@ -206,7 +202,7 @@ class Ledger:
 
     def check_at_rest(self) -> None:
         """Check what has to be true when no faults happen any more, and everybody has had time."""
-        violated, medium = self.scheduler.violated, self.medium
+        violated = self.scheduler.violated
         for group in self.groups:
             for unit in self.units:
                 if unit.is_complete and not self.may_pass(group, unit):
@@ -221,9 +217,13 @@ class Ledger:
                 violated(f"payload {sent.number} was reported as sent, and is not in the topic")
             if sent.outcome == "failed" and sent.number in whole:
                 violated(f"payload {sent.number} was reported as failed, and is in the topic")
+        self._check_leftovers()
+
+    def _check_leftovers(self) -> None:
+        """Check that what failed was undone."""
         for unit in self.units:
             if not unit.is_complete and unit.owner in self.given_up and unit.uuid not in self.aborted:
-                violated(f"{unit} was given up, and its readers were not told")
-        for key in medium.payloads:
-            if self.sent[medium.owners[key]].outcome == "failed" and medium.owners[key] not in medium.undeletable:
-                violated(f"payload {medium.owners[key]} definitely failed, and is stored for ever")
+                self.scheduler.violated(f"{unit} was given up, and its readers were not told")
+        for owner in {self.medium.owners[key] for key in self.medium.payloads} - self.medium.undeletable:
+            if self.sent[owner].outcome == "failed":
+                self.scheduler.violated(f"payload {owner} definitely failed, and is stored for ever")

@@ -1,20 +1,23 @@
-"""Defects that the library had, and classic mistakes, put back one at a time: the simulation has to find each of them."""
+"""Defects that the library had, and classic mistakes, put back one at a time: the simulation has to find each."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from claimcheck import _assembler, _payload_reader, _sending, _store
+from claimcheck import _assembler, _payload_reader, _resolver, _sending, _store
 from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.kafka import _asyncio, _producer
 from claimcheck.transports.kafka._assignment import Assignment, ReadyMessage
 from claimcheck.transports.kafka._consumer import KafkaConsumer
 from claimcheck.transports.kafka._partition import Partition
 from claimcheck.transports.kafka._send import InFlightWindow
+from claimcheck.transports.pulsar import PulsarConsumer, _inbox, _receiver
+from claimcheck.transports.pulsar import _asyncio as _pulsar_asyncio
 from tests.simulation.run import Result, Schedule
 
 Patch = tuple[Any, str, Any]
@@ -110,6 +113,25 @@ set_at_once = types.SimpleNamespace(Event=lambda: types.SimpleNamespace(set=lamb
 constant = lambda *args, **kwargs: "claimcheck-same"  # noqa: E731
 
 
+def _only_when_idle(tick: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Not for a message that arrives, nor for an acknowledgement."""
+    busy = ("feed", "take", "acknowledge", "acknowledge_cumulative")
+    return lambda self: [] if sys._getframe(1).f_code.co_name in busy else tick(self)
+
+
+def _cumulatively_only(up_to: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda acks, target, **options: replace(up_to(acks, target, **options), individually=())
+
+
+def _acked(chunk: Callable[..., Any]) -> Callable[..., Any]:
+    def take(inbox: Any, native: Any, envelope: Any) -> Any:
+        arrivals = chunk(inbox, native, envelope)
+        native.consumer.acknowledge(native)
+        return arrivals
+
+    return take
+
+
 def _defect(name: str, *patches: Patch, broker: str = "kafka") -> Defect:
     return Defect(name, broker, patches)
 
@@ -139,4 +161,33 @@ DEFECTS = [
     _defect("chunks go to any partition", (InFlightWindow, "send", _unpinned)),
     _defect("chunks never expire", (_assembler.Assembler, "tick", lambda self: [])),
     _defect("a reported payload is not marked", (Partition, "report", lambda self, payload, first: None)),
+    _defect(
+        "chunks expire only while nothing arrives",
+        (_receiver.Receiver, "tick", _only_when_idle(_receiver.Receiver.tick)),
+        (_resolver.Resolver, "tick", _only_when_idle(_resolver.Resolver.tick)),
+        broker="pulsar",
+    ),
+    _defect(
+        "nothing behind an incomplete payload is acknowledged",
+        (_inbox.CumulativeAcks, "up_to", _cumulatively_only(_inbox.CumulativeAcks.up_to)),
+        broker="pulsar",
+    ),
+    _defect(
+        "a cancelled receive loses its message",
+        (_pulsar_asyncio._AsyncReceiver, "_put_back", lambda self, reading: None),
+        broker="pulsar",
+    ),
+    _defect(
+        "chunks are acknowledged when they arrive",
+        (_inbox.Inbox, "_chunk", _acked(_inbox.Inbox._chunk)),
+        broker="pulsar",
+    ),
+    _defect(
+        "rollback although the outcome of a send is unknown",
+        (_sending.Verdict, "rollback", unknown_too),
+        broker="pulsar",
+    ),
+    _defect(
+        "a negative acknowledgement is forgotten", (PulsarConsumer, "_redeliver", lambda *args: None), broker="pulsar"
+    ),
 ]

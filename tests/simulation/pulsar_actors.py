@@ -138,7 +138,7 @@ class Receiver(Actor):
         while (ready or self.group.next_for(self.client) is not None) and received < len(self.broker.log):
             received += 1
             self.receive(0)
-        received += 0 if busy else self.receive(1000)
+        received += 0 if busy and received else self.receive(1000)
         while self.late:
             self._acknowledge(*self.late.pop())
         return received
@@ -241,7 +241,11 @@ class PulsarRun:
         self.broker.medium.fails = choice((0.0, 0.03, 0.1))
         self.senders = [Sender(self.broker, f"sender {n}") for n in range(choice((1, 2)))]
         self.receivers: list[Receiver] = []
-        self.spoiling, self.unloading, self.is_busy = choice((0.0, 0.0, 0.03)), choice((0.0, 0.03)), scheduler.chance(0.5)
+        self.spoiling, self.unloading, self.is_busy = (
+            choice((0.0, 0.0, 0.03)),
+            choice((0.0, 0.03)),
+            scheduler.chance(0.5),
+        )
         for number in range(choice((1, 1, 2))):
             self._add_group(f"subscription {number}")
 
@@ -276,15 +280,7 @@ class PulsarRun:
             sender.finish()
         self.scheduler.wait(lambda: False, 5.0)
         self.broker.append_markers()
-        for _ in range(CALM):
-            if self.is_busy:
-                self.broker.append_markers()
-            received = sum(receiver.finish(busy=self.is_busy) for receiver in self.receivers)
-            for group in self.broker.groups:
-                self.broker.read_again(group)
-            if self.broker.is_at_rest() and all(map(self._is_empty, self.broker.groups)) and (self.is_busy or not received):
-                break
-            self.scheduler.wait(lambda: False, 6.0)
+        self._calm_down()
         for group in self.broker.groups:
             if not self._is_empty(group):
                 left = set(range(len(self.broker.log))) - group.acked  # type: ignore[attr-defined]
@@ -292,6 +288,22 @@ class PulsarRun:
         self.broker.check_at_rest()
         for receiver in self.receivers:
             receiver._call(receiver.consumer.close)
+
+    def _calm_down(self) -> None:
+        """Let all groups read on."""
+        for _ in range(CALM):
+            if self.is_busy:
+                self.broker.append_markers()
+            received = sum(receiver.finish(busy=self.is_busy) for receiver in self.receivers)
+            for group in self.broker.groups:
+                self.broker.read_again(group)
+            if (
+                self.broker.is_at_rest()
+                and all(map(self._is_empty, self.broker.groups))
+                and (self.is_busy or not received)
+            ):
+                return
+            self.scheduler.wait(lambda: False, 6.0)
 
     def _is_empty(self, group: Any) -> bool:
         """Whether the subscription has no backlog."""

@@ -27,6 +27,8 @@ DEFINITE = ("ProducerQueueIsFull", "MessageTooBig")
 class Message(PulsarMessageOf):
     """A native message."""
 
+    consumer: Any
+
     def __init__(self, number: int, sent: Any, count: int) -> None:
         super().__init__(number, sent.data, sent.key)
         self._properties, self._count = sent.properties, count
@@ -136,7 +138,9 @@ class ConsumerClient:
         assert number is not None
         self.group.held[number] = self
         self.scheduler.now += 0.001
-        return Message(number, self.group.broker.log[number], self.group.counts.get(number, 0))
+        message = Message(number, self.group.broker.log[number], self.group.counts.get(number, 0))
+        message.consumer = self
+        return message
 
     def acknowledge(self, message: Any) -> None:
         self._reach()
@@ -240,7 +244,7 @@ class ProducerClient:
         self.scheduler.later(self._send_next, self.scheduler.choice((0.0, 0.001, 0.05)))
 
     def flush(self) -> Future[None]:
-        """Return what is done when every message has its answer; the thread that would wait for it is simulated, too."""
+        """Return a future that is done when every message has its answer, in place of a thread that waits."""
         self.process.check()
         flushed: Future[None] = Future()
         self._flushes.append(flushed)

@@ -234,7 +234,7 @@ class _Condition:
     def __enter__(self) -> None:
         pass
 
-    __exit__ = acquire = release = lambda *_: None  # noqa: E731
+    __exit__ = acquire = release = lambda *_: None
 
     def notify_all(self) -> None:
         self._notified += 1

@@ -149,7 +149,7 @@ class Inbox:
         outcome: Outcome | None = None,
         waiting: Sequence[Outcome] = (),
     ) -> tuple[pulsar.MessageId | None, tuple[pulsar.MessageId, ...]]:
-        """Mark everything up to a payload as acknowledged, except ``waiting``; returns the native ids to acknowledge."""
+        """Mark all up to a payload as acknowledged, except ``waiting``; returns the native ids to acknowledge."""
         with self._lock:
             source = str(next(iter(self._behind), "")) if topic is None else topic
             target, target_id = self._target(message_id)
