@@ -50,7 +50,7 @@ class Actor:
 
     crashes = 0.0
 
-    def __init__(self, broker: Broker, name: str) -> None:
+    def __init__(self, broker: Any, name: str) -> None:
         self.broker, self.scheduler, self.name = broker, broker.scheduler, name
         self.busy = False
         self.start()
@@ -156,7 +156,7 @@ class Sender(Actor):
             self.producer.poll(self.scheduler.choice((0, 0.1)))
 
     def _decorated(self, sent: Sent) -> None:
-        @self.cc.offload(payload="value", destination="topic", key="key", headers="headers")  # type: ignore[untyped-decorator]
+        @self.cc.offload(payload="value", destination="topic", key="key", headers="headers")
         def publish(topic: str, value: Any, key: Any = None, headers: Any = None) -> None:
             self._produce(value, key, headers)
 
@@ -464,7 +464,8 @@ class KafkaRun:
         self._calm_down(self.broker.is_at_rest)
         self.broker.append_markers()
         self._calm_down(lambda: self.broker.is_at_rest() and all(map(self._is_committed, self.broker.groups)))
-        for group in self.broker.groups:
+        groups: list[Any] = self.broker.groups
+        for group in groups:
             if not self._is_committed(group):
                 self.scheduler.violated(f"{group.name} is held at {group.committed}")
         self.broker.check_at_rest()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from claimcheck import _assembler, _payload_reader, _resolver, _sending, _store
+from claimcheck._acknowledgement import CumulativeAcks
 from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.kafka import _asyncio, _producer
 from claimcheck.transports.kafka._assignment import Assignment, ReadyMessage
@@ -107,7 +108,7 @@ def _differs(*args: Any) -> None:
         real_differs(*args)
 
 
-real_differs = _payload_reader.differs
+real_differs = vars(_payload_reader)["differs"]
 unknown_too = property(lambda verdict: verdict.outcome in ("failed", "unknown"))
 set_at_once = types.SimpleNamespace(Event=lambda: types.SimpleNamespace(set=lambda: None, is_set=lambda: True))
 constant = lambda *args, **kwargs: "claimcheck-same"  # noqa: E731
@@ -169,7 +170,7 @@ DEFECTS = [
     ),
     _defect(
         "nothing behind an incomplete payload is acknowledged",
-        (_inbox.CumulativeAcks, "up_to", _cumulatively_only(_inbox.CumulativeAcks.up_to)),
+        (CumulativeAcks, "up_to", _cumulatively_only(CumulativeAcks.up_to)),
         broker="pulsar",
     ),
     _defect(

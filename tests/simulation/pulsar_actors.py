@@ -56,7 +56,11 @@ class Sender(Actor):
                 sent.outcome = "sent"
             else:
                 process = self.process
-                told = lambda result, _: process.alive and self._told(sent, result.name)  # noqa: E731
+
+                def told(result: Any, _: Any) -> None:
+                    if process.alive:
+                        self._told(sent, result.name)
+
                 self.producer.send_async(sent.content, told, None, key)
         except PartialSendError as error:
             sent.outcome = "unknown"
@@ -107,7 +111,7 @@ class Receiver(Actor):
     def _consumer(self, **options: Any) -> Any:
         kind = getattr(pulsar.ConsumerType, self.group.kind)
         cc, clock = self.configured("external"), self.scheduler.clock
-        return PulsarConsumer(self.client, cc, consumer_type=kind, clock=clock, **options)  # type: ignore[arg-type]
+        return PulsarConsumer(self.client, cc, consumer_type=kind, clock=clock, **options)
 
     def end(self) -> None:
         self.client.leave()

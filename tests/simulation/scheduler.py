@@ -175,7 +175,7 @@ class Loop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self.scheduler.now if hasattr(self, "scheduler") else 0.0
 
-    def run_in_executor(self, executor: Any, function: Any, *args: Any) -> Any:
+    def run_in_executor(self, executor: Any, function: Any, *args: Any) -> Any:  # type: ignore[override]
         submitted = self._executor.submit(function, *args)
         return asyncio.wrap_future(submitted, loop=self)
 
@@ -311,6 +311,8 @@ def scheduled(scheduler: Scheduler) -> Iterator[None]:
     )  # fmt: skip
     new_uuid = lambda: uuid.UUID(int=scheduler.random.getrandbits(128), version=4)  # noqa: E731
     context: Any = _store_context.StoreContext
+    plans: Any = _plans
+    kafka: Any = kafka_producer
     *defaults, _, _, binds = context.__init__.__defaults__
     patches: list[tuple[Any, str, Any]] = [
         (future, "result", waited(result)),
@@ -325,9 +327,9 @@ def scheduled(scheduler: Scheduler) -> Iterator[None]:
         (_deadlines.BoundedProducer, "_start", lambda self: _watch_deadlines(scheduler, self)),
         (_send, "threading", threads),
         (context.__init__, "__defaults__", (*defaults, clock, new_uuid, binds)),
-        (_plans, "Breaker", functools.partial(_plans.Breaker, clock=clock)),
-        (kafka_producer, "Poller", functools.partial(kafka_producer.Poller, clock=clock)),
-        (kafka_producer, "InFlightWindow", functools.partial(kafka_producer.InFlightWindow, clock=clock)),
+        (plans, "Breaker", functools.partial(plans.Breaker, clock=clock)),
+        (kafka, "Poller", functools.partial(kafka.Poller, clock=clock)),
+        (kafka, "InFlightWindow", functools.partial(kafka.InFlightWindow, clock=clock)),
         (_producer, "BoundedProducer", functools.partial(_deadlines.BoundedProducer, clock=clock)),
         (_producer, "SendSettings", functools.partial(_send.SendSettings, clock=clock)),
     ]

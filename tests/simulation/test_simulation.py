@@ -5,7 +5,12 @@ import pytest
 from tests.simulation.planted import DEFECTS
 from tests.simulation.run import Schedule, minimized, report
 
-SEEDS = {"kafka": 1000, "pulsar": 1000}
+# A process that dies leaves coroutines and loops behind.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::RuntimeWarning", "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+SEEDS = {"kafka": 800, "pulsar": 1200}
 MOST = 250  # schedules until a planted defect has to be found
 
 # Schedules that found a defect of the library when they were written.
