@@ -138,6 +138,7 @@ class ConsumerClient(ScriptedClient):
         self.pending: list[Any] = []  # what the next call serves: a kind of rebalance, and a partition
         self.is_leaving = False
         self.misplaced: dict[int, bool] = {}  # sought below the low watermark: the caller's mistake, no excuse
+        self.sought: dict[int, int] = {}  # by the application, in partitions that it has kept since
         self.halted: set[int] = set()  # reported as out of range; goes on after a seek
 
     def subscribe(self, topics: list[str], **callbacks: Any) -> None:
@@ -291,6 +292,7 @@ class ConsumerClient(ScriptedClient):
 
     def _start(self, given: Any) -> int:
         self.misplaced.pop(given.partition, None)
+        self.sought.pop(given.partition, None)
         self.halted.discard(given.partition)
         return int(given.offset if given.offset >= 0 else self.group.committed[given.partition][0])
 

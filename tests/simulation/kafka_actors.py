@@ -315,6 +315,8 @@ class Receiver(Actor):
         number = message.partition()
         if number not in self.client.positions and not self.client.closed:
             self.scheduler.violated(f"returned {number}@{message.offset()}, of a partition that was revoked before")
+        if message.offset() < self.client.sought.get(number, 0):
+            self.scheduler.violated(f"returned {number}@{message.offset()}, from before a seek")
         if number in self.client.paused:
             self.scheduler.violated(f"returned {number}@{message.offset()}, of a partition that is paused")
 
@@ -338,6 +340,8 @@ class Receiver(Actor):
         ]
         self.group.excused.update(skipped)
         self._call(self.consumer.seek, kafka.TopicPartition(TOPIC, number, offset))
+        if number in self.client.positions:
+            self.client.sought[number] = offset
 
     def _pause(self) -> None:
         self._call(self.consumer.pause, self.client.assignment())

@@ -186,6 +186,9 @@ class Loop(asyncio.BaseEventLoop):
             self.scheduler.wait(lambda: self._ready, seconds)  # type: ignore[attr-defined]
         return []
 
+    def __del__(self, *_: Any) -> None:
+        """Do not warn: it has nothing to close."""
+
     def abandon(self) -> None:
         """Forget what is due: the process has died."""
         self._ready.clear()  # type: ignore[attr-defined]
