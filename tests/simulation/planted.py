@@ -133,6 +133,18 @@ def _acked(chunk: Callable[..., Any]) -> Callable[..., Any]:
     return take
 
 
+def _without_since(report: Callable[..., Any]) -> Callable[..., Any]:
+    def call(assignment: Any, partition: Any, failure: Any) -> Any:
+        is_removed = "retention removed" in str(failure.error) and len(failure.slots) == 1
+        return report(assignment, partition, replace(failure, since=None) if is_removed else failure)
+
+    return call
+
+
+def _with_waiting(settle: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda inbox, target, topic, outcome=None, waiting=(): settle(inbox, target, topic, outcome)
+
+
 def _defect(name: str, *patches: Patch, broker: str = "kafka") -> Defect:
     return Defect(name, broker, patches)
 
@@ -162,6 +174,17 @@ DEFECTS = [
     _defect("chunks go to any partition", (InFlightWindow, "send", _unpinned)),
     _defect("chunks never expire", (_assembler.Assembler, "tick", lambda self: [])),
     _defect("a reported payload is not marked", (Partition, "report", lambda self, payload, first: None)),
+    _defect("a removed payload settles nothing", (Assignment, "_report", _without_since(Assignment._report))),
+    _defect(
+        "receives that are given up put expiry off",
+        (_receiver.Receiver, "seconds_to_tick", property(lambda self: 1.0 if self.pending_payloads else None)),
+        broker="pulsar",
+    ),
+    _defect(
+        "an acknowledgement covers payloads that wait",
+        (_inbox.Inbox, "settle_up_to", _with_waiting(_inbox.Inbox.settle_up_to)),
+        broker="pulsar",
+    ),
     _defect(
         "chunks expire only while nothing arrives",
         (_receiver.Receiver, "tick", _only_when_idle(_receiver.Receiver.tick)),
