@@ -74,7 +74,7 @@ class Subscription(Group):
     kind: str = "Exclusive"
     acked: set[int] = field(default_factory=set)
     held: dict[int, Any] = field(default_factory=dict)
-    delayed: set[int] = field(default_factory=set)  # negatively acknowledged, and to be redelivered later
+    delayed: dict[int, Any] = field(default_factory=dict)  # negatively acknowledged, and to be redelivered later
     counts: dict[int, int] = field(default_factory=dict)
     consumers: list[Any] = field(default_factory=list)
 
@@ -99,6 +99,7 @@ class Subscription(Group):
     def release(self, consumer: Any) -> None:
         """The connection of a consumer ends: what it has not acknowledged is redelivered."""
         self.is_orderly = False
+        self.delayed = {number: holder for number, holder in self.delayed.items() if holder is not consumer}
         for number in [number for number, holder in self.held.items() if holder is consumer]:
             del self.held[number]
             self.counts[number] = self.counts.get(number, 0) + (self.kind == "KeyShared")
@@ -112,7 +113,7 @@ class Subscription(Group):
         self.held.pop(number, None)
 
     def redeliver(self, number: int) -> None:
-        self.delayed.discard(number)
+        self.delayed.pop(number, None)
         self.counts[number] = self.counts.get(number, 0) + (self.kind == "KeyShared")
 
 
@@ -123,6 +124,7 @@ class ConsumerClient:
         self.group, self.process, self.scheduler = group, process, process.scheduler
         self._consumer, self._schema = self, pulsar.schema.BytesSchema()
         group.consumers.append(self)
+        self.redelivery_seconds = self.scheduler.choice((1.0, 10.0, 60.0))
 
     def receive(self, timeout_millis: int | None = None) -> Message:
         self.process.check()
@@ -159,9 +161,9 @@ class ConsumerClient:
         group, number = self.group, _number(message)
         if number not in group.acked and group.held.get(number) is self:
             del group.held[number]
-            group.delayed.add(number)
+            group.delayed[number] = self
             group.is_orderly = False
-            self.scheduler.later(lambda: group.redeliver(number), self.scheduler.choice((1.0, 10.0, 60.0)))
+            self.scheduler.later(lambda: group.redeliver(number), self.redelivery_seconds)
 
     def redeliver_unacknowledged_messages(self) -> None:
         self.group.release(self)
