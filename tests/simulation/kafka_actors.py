@@ -271,8 +271,7 @@ class Receiver(Actor):
         messages = [message for message in received if message is not None]
         for message in messages:
             if message.error() is not None:
-                at = kafka.TopicPartition(TOPIC, message.partition(), self.broker.low[message.partition()])
-                self._call(self.consumer.seek, at)
+                self._go_to(message.partition(), self.broker.low[message.partition()])
                 continue
             self._check_place(message)
             unit = self.broker.unit_at(message.partition(), message.offset())
@@ -339,6 +338,9 @@ class Receiver(Actor):
             unit for unit in self.broker.units if unit.source == number and unit.positions and unit.first < offset
         ]
         self.group.excused.update(skipped)
+        self._go_to(number, offset)
+
+    def _go_to(self, number: int, offset: int) -> None:
         self._call(self.consumer.seek, kafka.TopicPartition(TOPIC, number, offset))
         if number in self.client.positions:
             self.client.sought[number] = offset
