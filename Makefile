@@ -13,6 +13,7 @@
 # make compare             strategies measured on the embedded broker, and on Kafka and Pulsar where they are found
 # make bench-peers         the same payloads through claimcheck and through other Python libraries
 # make structure           size of the library: lines, files, functions, imports
+# make simulate            the clients in simulated brokers and stores, 1,000 seeds; RUNS=20000 SEED=5000 others, SEED=kafka-17 replays one
 # make spark-versions      which features run on which pyspark, each in its own environment (about 500 MB at a time)
 # Every target creates its environment in .venv and needs only python3 (3.11 or newer) and pip.
 # To use another Python: make demo PYTHON=python3.12
@@ -34,7 +35,7 @@ FAST        := $(PYTEST) -n 2 -m fast --hypothesis-profile=$(PROFILE) $(PYTEST_A
 # Touch every dependency: stores, brokers' clients, encryption, compression, checksums, command line, configuration.
 OLDEST      := tests/unit $(wildcard $(addprefix tests/conformance/test_,obstore.py redis_*.py s3_*.py))
 
-.PHONY: demo test test-fast test-all test-oldest lint docs structure spark-versions bench bench-peers bench-line bench-many bench-pulsar bench-kafka bench-spark compare clean
+.PHONY: simulate demo test test-fast test-all test-oldest lint docs structure spark-versions bench bench-peers bench-line bench-many bench-pulsar bench-kafka bench-spark compare clean
 .DELETE_ON_ERROR:
 SHELL       := bash
 .SHELLFLAGS := -o pipefail -c
@@ -68,6 +69,9 @@ docs: $(VENV)/.docs
 
 structure: $(VENV)/.test
 	$(BIN)/python tests/structure.py
+
+simulate: $(VENV)/.test
+	$(BIN)/python -m tests.simulation.run $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS))
 
 # Takes some minutes per version. VERSIONS=4.2 runs one, VERSIONS=3.5,4.3 two.
 spark-versions:

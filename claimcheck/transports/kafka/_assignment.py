@@ -353,7 +353,10 @@ class Assignment:
         """Report a payload whose first chunk was removed before it was read."""
         if slot.position < (partition.start or 0):  # below the group's offset: an earlier owner has handled it
             return []
-        return [self._report(partition, Failed(source=partition.source, slots=[slot], identity=payload, error=error))]
+        reread = partition.rereads.get(payload)
+        since = reread.dropped.since if reread else None  # with it, the chunks that were dropped before are settled
+        failure = Failed(source=partition.source, slots=[slot], identity=payload, since=since, error=error)
+        return [self._report(partition, failure)]
 
     def _ready_messages(self, outcomes: Iterable[Outcome]) -> list[ReadyMessage]:
         messages = (self._ready_message(self.partitions[outcome.source], outcome) for outcome in outcomes)  # type: ignore[index]

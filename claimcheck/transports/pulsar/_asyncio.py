@@ -19,7 +19,7 @@ from claimcheck.transports.pulsar._consumer import ConsumerOptions, PulsarConsum
 from claimcheck.transports.pulsar._errors import vendor
 from claimcheck.transports.pulsar._message import PulsarMessage, WholeMessageId
 from claimcheck.transports.pulsar._producer import ProducerOptions, PulsarProducer
-from claimcheck.transports.pulsar._receiver import TICK_SECONDS, PulsarReader, ReaderOptions, Receiver, blocking
+from claimcheck.transports.pulsar._receiver import PulsarReader, ReaderOptions, Receiver, blocking
 from claimcheck.transports.pulsar._send import PayloadSend, SendOptions, checked_options
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class _AsyncReceiver(_AsyncWrapper[R]):
             self._receiving = asyncio.ensure_future(self._receive())
         if self._is_back is None or self._is_back.done():
             self._is_back = asyncio.get_running_loop().create_future()
-        timeout = TICK_SECONDS if self._blocking.pending_payloads else None
+        timeout = self._blocking.seconds_to_tick  # not from now: the caller may give up earlier each time
         await asyncio.wait({self._receiving, self._is_back}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         work: Callable[[], None] | None = self._blocking.tick
         if self._receiving.done():

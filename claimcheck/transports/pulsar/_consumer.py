@@ -192,7 +192,8 @@ class PulsarConsumer(Receiver):
             Exception: The client's own error, for example on a Shared subscription.
         """
         message_id, source = id_of(message), _topic_of(message)
-        cumulatively, individually = self._inbox.settle_up_to(message_id, source, self._outcome_of(message))
+        waiting = [ready.outcome for ready in self._ready.copy() if ready.outcome is not None]
+        cumulatively, individually = self._inbox.settle_up_to(message_id, source, self._outcome_of(message), waiting)
         topic = source or self.topic()
         if cumulatively is not None:
             self._native.acknowledge_cumulative(cumulatively)

@@ -143,15 +143,20 @@ class Inbox:
             return None if delivery is None else delivery.outcome
 
     def settle_up_to(
-        self, message_id: AnyMessageId, topic: str | None, outcome: Outcome | None = None
+        self,
+        message_id: AnyMessageId,
+        topic: str | None,
+        outcome: Outcome | None = None,
+        waiting: Sequence[Outcome] = (),
     ) -> tuple[pulsar.MessageId | None, tuple[pulsar.MessageId, ...]]:
-        """Mark everything up to a payload as acknowledged, and return the native ids to acknowledge."""
+        """Mark all up to a payload as acknowledged, except ``waiting``; returns the native ids to acknowledge."""
         with self._lock:
             source = str(next(iter(self._behind), "")) if topic is None else topic
             target, target_id = self._target(message_id)
             settled = [] if outcome is None else self._settled(outcome)
             for (topic_name, _), delivery in list(self._delivered.items()):
-                if topic_name == source and delivery.end <= target:
+                is_waiting = any(delivery.outcome is each for each in waiting)
+                if topic_name == source and delivery.end <= target and not is_waiting:
                     settled += self._settled(delivery.outcome)
             behind = self._behind.get(source) or CumulativeAcks()
             hole = self.resolver.safe_position(source)

@@ -128,7 +128,12 @@ class Receiver(Closing, ABC):
     @property
     def tick_is_due(self) -> bool:
         """Whether chunks are held and their expiry was not checked for a while."""
-        return self.pending_payloads > 0 and self._clock() - self._ticked >= TICK_SECONDS
+        return self.seconds_to_tick == 0
+
+    @property
+    def seconds_to_tick(self) -> float | None:
+        """Seconds until the expiry of the chunks that are held has to be checked; ``None`` without chunks."""
+        return max(0.0, self._ticked + TICK_SECONDS - self._clock()) if self.pending_payloads else None
 
     def tick(self) -> None:
         """Expire chunks that have waited too long."""

@@ -1,0 +1,217 @@
+"""Defects that the library had, and classic mistakes, put back one at a time: the simulation has to find each."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from claimcheck import _assembler, _payload_reader, _resolver, _sending, _store
+from claimcheck._acknowledgement import CumulativeAcks
+from claimcheck.transports._common.stored_payload import StoredPayload
+from claimcheck.transports.kafka import _asyncio, _producer
+from claimcheck.transports.kafka._assignment import Assignment, ReadyMessage
+from claimcheck.transports.kafka._consumer import KafkaConsumer
+from claimcheck.transports.kafka._partition import Partition
+from claimcheck.transports.kafka._send import InFlightWindow
+from claimcheck.transports.pulsar import PulsarConsumer, _inbox, _receiver
+from claimcheck.transports.pulsar import _asyncio as _pulsar_asyncio
+from tests.simulation.run import Result, Schedule
+
+Patch = tuple[Any, str, Any]
+
+
+@dataclass(frozen=True)
+class Defect:
+    """What is replaced, and the model that finds it."""
+
+    name: str
+    broker: str
+    patches: tuple[Patch, ...]
+
+    @contextlib.contextmanager
+    def planted(self) -> Iterator[None]:
+        before = [vars(owner)[name] for owner, name, _ in self.patches]
+        for owner, name, replacement in self.patches:
+            setattr(owner, name, replacement)
+        try:
+            yield
+        finally:
+            for (owner, name, _), each in zip(self.patches, before, strict=True):
+                setattr(owner, name, each)
+
+    def found(self, most: int) -> tuple[int, Result | None]:
+        """Run schedules until one fails; returns their number and the failure."""
+        with self.planted():
+            for seed in range(most):
+                result = Schedule(self.broker, seed).run()
+                if result.wrong:
+                    return seed + 1, result
+        return most, None
+
+
+# What replaces the library's own functions -------------------------------------------------------------------------
+
+
+def _result_of_read_ahead(stored: Any) -> Any:
+    return None if stored._ahead is None else stored._ahead.result()
+
+
+def _taken_as_delivered(add: Callable[..., None]) -> Callable[..., None]:
+    def take(consumer: Any, ready: Any) -> None:
+        add(consumer, ready)
+        if ready.partition is not None:
+            ready.partition.delivered(ready.first, ready.last)
+
+    return take
+
+
+def _all_plain(consumer: Any, natives: Any) -> None:
+    """Let plain records count as delivered although the client is called again."""
+    for native in natives:
+        if consumer._is_plain(native):
+            consumer._add(ReadyMessage(consumer._assignment.of(native), native, native.offset(), native.offset()))
+        else:
+            consumer._take(native)
+
+
+def _unsubscribed(consumer: Any) -> None:
+    consumer._native.unsubscribe()
+    consumer._forget()
+
+
+def _sought(consumer: Any, partition: Any) -> None:
+    consumer._native.seek(partition)
+    consumer._assignment.find(partition).read = partition.offset
+
+
+def _one_too_far(safe: Callable[..., Any]) -> Callable[..., Any]:
+    def call(assignment: Any, partition: Any, upto: int) -> Any:
+        place = safe(assignment, partition, upto)
+        place.offset += 1
+        return place
+
+    return call
+
+
+def _unpinned(window: Any, envelope: Any) -> None:
+    data = bytes(envelope.data or b"")
+    window._wait_while(lambda: window._in_flight > 0 and window._bytes + len(data) > window.window_bytes)
+    window._produce(envelope, data, len(data))
+
+
+def _differs(*args: Any) -> None:
+    if args[1] != "checksum":
+        real_differs(*args)
+
+
+real_differs = vars(_payload_reader)["differs"]
+unknown_too = property(lambda verdict: verdict.outcome in ("failed", "unknown"))
+set_at_once = types.SimpleNamespace(Event=lambda: types.SimpleNamespace(set=lambda: None, is_set=lambda: True))
+constant = lambda *args, **kwargs: "claimcheck-same"  # noqa: E731
+
+
+def _only_when_idle(tick: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Not for a message that arrives, nor for an acknowledgement."""
+    busy = ("feed", "take", "acknowledge", "acknowledge_cumulative")
+    return lambda self: [] if sys._getframe(1).f_code.co_name in busy else tick(self)
+
+
+def _cumulatively_only(up_to: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda acks, target, **options: replace(up_to(acks, target, **options), individually=())
+
+
+def _acked(chunk: Callable[..., Any]) -> Callable[..., Any]:
+    def take(inbox: Any, native: Any, envelope: Any) -> Any:
+        arrivals = chunk(inbox, native, envelope)
+        native.consumer.acknowledge(native)
+        return arrivals
+
+    return take
+
+
+def _without_since(report: Callable[..., Any]) -> Callable[..., Any]:
+    def call(assignment: Any, partition: Any, failure: Any) -> Any:
+        is_removed = "retention removed" in str(failure.error) and len(failure.slots) == 1
+        return report(assignment, partition, replace(failure, since=None) if is_removed else failure)
+
+    return call
+
+
+def _with_waiting(settle: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda inbox, target, topic, outcome=None, waiting=(): settle(inbox, target, topic, outcome)
+
+
+def _defect(name: str, *patches: Patch, broker: str = "kafka") -> Defect:
+    return Defect(name, broker, patches)
+
+
+DEFECTS = [
+    _defect("seek to removed records", (Assignment, "_low_of", lambda self, partition: 0)),
+    _defect("an outage is permanent after read-ahead", (StoredPayload, "_prefetched", _result_of_read_ahead)),
+    _defect("plain records count as delivered when they arrive", (KafkaConsumer, "_take_plain", _all_plain)),
+    _defect(
+        "all records count as delivered when they arrive",
+        (KafkaConsumer, "_add", _taken_as_delivered(KafkaConsumer._add)),
+    ),
+    _defect("unsubscribe forgets offsets", (KafkaConsumer, "unsubscribe", _unsubscribed)),
+    _defect("every error is definite", (_sending, "classify_error", lambda error: "failed")),
+    _defect("the future of a cancelled produce stays open", (_asyncio, "threading", set_at_once)),
+    _defect("a failed send reports its envelope", (_producer, "FailedEnvelope", bytes)),
+    _defect("rollback although the outcome is unknown", (_sending.Verdict, "rollback", unknown_too)),
+    _defect("no rollback", (_sending.Verdict, "rollback", property(lambda verdict: False))),
+    _defect("no abort envelope", (_sending.Verdict, "abort", property(lambda verdict: False))),
+    _defect("commit one too far", (Assignment, "safe", _one_too_far(Assignment.safe))),
+    _defect("commit past incomplete payloads", (Partition, "safe_offset", lambda self, upto, unsettled: upto)),
+    _defect("seek clears nothing", (KafkaConsumer, "seek", _sought)),
+    _defect("messages of revoked partitions stay", (KafkaConsumer, "_drop", lambda self, partitions: None)),
+    _defect("messages of paused partitions are returned", (KafkaConsumer, "_is_paused", lambda self, ready: False)),
+    _defect("keys are used again", (_store.Store, "_key", constant)),
+    _defect("checksums are not compared", (_payload_reader, "differs", _differs)),
+    _defect("chunks go to any partition", (InFlightWindow, "send", _unpinned)),
+    _defect("chunks never expire", (_assembler.Assembler, "tick", lambda self: [])),
+    _defect("a reported payload is not marked", (Partition, "report", lambda self, payload, first: None)),
+    _defect("a removed payload settles nothing", (Assignment, "_report", _without_since(Assignment._report))),
+    _defect(
+        "receives that are given up put expiry off",
+        (_receiver.Receiver, "seconds_to_tick", property(lambda self: 1.0 if self.pending_payloads else None)),
+        broker="pulsar",
+    ),
+    _defect(
+        "an acknowledgement covers payloads that wait",
+        (_inbox.Inbox, "settle_up_to", _with_waiting(_inbox.Inbox.settle_up_to)),
+        broker="pulsar",
+    ),
+    _defect(
+        "chunks expire only while nothing arrives",
+        (_receiver.Receiver, "tick", _only_when_idle(_receiver.Receiver.tick)),
+        (_resolver.Resolver, "tick", _only_when_idle(_resolver.Resolver.tick)),
+        broker="pulsar",
+    ),
+    _defect(
+        "nothing behind an incomplete payload is acknowledged",
+        (CumulativeAcks, "up_to", _cumulatively_only(CumulativeAcks.up_to)),
+        broker="pulsar",
+    ),
+    _defect(
+        "a cancelled receive loses its message",
+        (_pulsar_asyncio._AsyncReceiver, "_put_back", lambda self, reading: None),
+        broker="pulsar",
+    ),
+    _defect(
+        "chunks are acknowledged when they arrive",
+        (_inbox.Inbox, "_chunk", _acked(_inbox.Inbox._chunk)),
+        broker="pulsar",
+    ),
+    _defect(
+        "rollback although the outcome of a send is unknown",
+        (_sending.Verdict, "rollback", unknown_too),
+        broker="pulsar",
+    ),
+    _defect(
+        "a negative acknowledgement is forgotten", (PulsarConsumer, "_redeliver", lambda *args: None), broker="pulsar"
+    ),
+]

@@ -1,0 +1,349 @@
+"""Runs everything in one thread: actors, callbacks, thread pools, event loops and time, in an order drawn from a seed.
+
+Whatever blocks calls `Scheduler.wait`: other events run until it may go on, or the virtual clock reaches its timeout.
+Models of clients and stores call `Scheduler.point` where a real one would let other threads run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import functools
+import logging
+import random
+import threading
+import types
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from claimcheck import _plans, _store_context, _threads
+from claimcheck.transports._common import rollback_worker
+from claimcheck.transports.kafka import _producer as kafka_producer
+from claimcheck.transports.pulsar import _deadlines, _producer, _send
+
+FOREVER = float("inf")
+MOST_EVENTS = 20_000
+DEEPEST = 6  # events inside of calls inside of events
+
+
+class HangError(BaseException):
+    """Something waits for what will never happen."""
+
+
+class CrashError(BaseException):
+    """The process that makes this call has died; nothing that it does from now on has an effect."""
+
+
+class Process:
+    """A process with clients and stores, which may crash in any of their calls."""
+
+    def __init__(self, scheduler: Scheduler, name: str, crashes: float) -> None:
+        self.scheduler, self.name, self.crashes, self.alive = scheduler, name, crashes, True
+
+    def check(self) -> None:
+        """Raise if this process has died, or dies now."""
+        if self.alive and self.crashes and self.scheduler.strikes(f"crash of {self.name}", self.crashes):
+            self.alive = False
+        if not self.alive:
+            raise CrashError(self.name)
+
+
+class Scheduler:
+    """Draws every decision from one seed. ``dropped``: numbers of faults that do not happen in this run."""
+
+    def __init__(self, seed: int, dropped: frozenset[int] = frozenset()) -> None:
+        self.random = random.Random(seed)
+        self.now = 1000.0
+        self.is_faulty = True
+        self.faults: list[str] = []
+        self.violations: list[str] = []
+        self._dropped = dropped
+        self._events: list[tuple[float, Callable[[], object], bool]] = []
+        self._count = self._depth = self._jobs = 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def chance(self, probability: float) -> bool:
+        return self.random.random() < probability
+
+    def choice(self, values: Any) -> Any:
+        return values[int(self.random.random() * len(values))]
+
+    def strikes(self, fault: str, probability: float) -> bool:
+        """Whether a fault happens now. It is counted, and the minimizer drops those that are not needed."""
+        if not (self.is_faulty and self.random.random() < probability):
+            return False
+        self.faults.append(fault)
+        return len(self.faults) - 1 not in self._dropped
+
+    def violated(self, text: str) -> None:
+        """Note what must not happen; raising it here would pass through the library."""
+        self.violations.append(text)
+
+    def later(self, event: Callable[[], object], seconds: float = 0.0, *, is_job: bool = False) -> None:
+        """Let an event happen after some time, in any order with the others that are due then."""
+        self._events.append((self.now + seconds, event, is_job))
+
+    def point(self) -> None:
+        """Perhaps let one event happen here, inside a call of a client or a store.
+
+        No job of a thread pool begins inside another one: it could wait for that one.
+        """
+        if self._events and self._depth < DEEPEST and self.random.random() < 0.25:
+            self._run_due(jobs=not self._jobs)
+
+    def wait(self, ready: Callable[[], object], seconds: float | None = None) -> bool:
+        """Let events happen until ``ready`` or for so long; returns whether it is ready."""
+        end = FOREVER if seconds is None else self.now + seconds
+        while not ready():
+            if self.now >= end:
+                return False
+            if not self._run_due():
+                due = min((due for due, _, _ in self._events), default=FOREVER)
+                if min(due, end) == FOREVER:
+                    raise HangError("nothing will happen any more")
+                self.now = max(self.now, min(due, end))
+        return True
+
+    def _run_due(self, *, jobs: bool = True) -> bool:
+        due = [n for n, (at, _, is_job) in enumerate(self._events) if at <= self.now and (jobs or not is_job)]
+        if not due:
+            return False
+        self._count += 1
+        if self._count > MOST_EVENTS:
+            raise HangError(f"{MOST_EVENTS} events, and no end")
+        _, event, is_job = self._events.pop(self.choice(due))
+        self._depth, self._jobs = self._depth + 1, self._jobs + is_job
+        running = asyncio._get_running_loop()
+        asyncio._set_running_loop(None)  # an event is not a part of the loop that waits for it
+        try:
+            event()
+        finally:
+            asyncio._set_running_loop(running)
+            self._depth, self._jobs = self._depth - 1, self._jobs - is_job
+        return True
+
+
+# Threads, futures and event loops --------------------------------------------------------------------------------
+
+
+class Executor:
+    """Runs each call as an event."""
+
+    def __init__(self, scheduler: Scheduler, *_: Any, **__: Any) -> None:
+        self._scheduler, self._left = scheduler, 0
+
+    def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._left += 1
+
+        def run() -> None:
+            self._left -= 1
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = function(*args, **kwargs)
+            except HangError:
+                raise
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        scheduler = self._scheduler
+        scheduler.later(run, scheduler.choice((0.0, 0.0, 0.001, 0.02, 0.5)), is_job=True)
+        return future
+
+    def shutdown(self, wait: bool = True, **_: Any) -> None:
+        if wait:
+            self._scheduler.wait(lambda: not self._left)
+
+
+class Loop(asyncio.BaseEventLoop):
+    """An event loop that waits by letting events happen."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__()
+        self.scheduler, self._executor = scheduler, Executor(scheduler)
+        self._selector = types.SimpleNamespace(select=self._select)
+        self.set_task_factory(_task)  # type: ignore[arg-type]
+        self.set_exception_handler(_report)  # type: ignore[arg-type]
+
+    def time(self) -> float:
+        return self.scheduler.now if hasattr(self, "scheduler") else 0.0
+
+    def run_in_executor(self, executor: Any, function: Any, *args: Any) -> Any:  # type: ignore[override]
+        submitted = self._executor.submit(function, *args)
+        return asyncio.wrap_future(submitted, loop=self)
+
+    def _select(self, seconds: float | None) -> list[Any]:
+        if seconds == 0:
+            self.scheduler.point()
+        else:
+            self.scheduler.wait(lambda: self._ready, seconds)  # type: ignore[attr-defined]
+        return []
+
+    def __del__(self, *_: Any) -> None:
+        """Do not warn: it has nothing to close."""
+
+    def abandon(self) -> None:
+        """Forget what is due: the process has died."""
+        self._ready.clear()  # type: ignore[attr-defined]
+
+    def _process_events(self, events: Any) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass
+
+
+def _task(loop: Loop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+    """Create a task about which nobody complains if its process dies."""
+    task = asyncio.Task(coroutine, loop=loop, **options)
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    return task
+
+
+def _report(loop: Loop, context: dict[str, Any]) -> None:
+    """An exception that no task gets."""
+    error = context.get("exception")
+    if error is not None and not isinstance(error, CrashError):
+        loop.scheduler.violated(f"{context['message']}: {error!r}")
+
+
+class _Event:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler, self._is_set = scheduler, False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def wait(self, seconds: float | None = None) -> bool:
+        return self._scheduler.wait(self.is_set, seconds)
+
+
+class _Condition:
+    """A condition in one thread: whoever waits goes on after a notification."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler, self._notified = scheduler, 0
+
+    def __enter__(self) -> None:
+        pass
+
+    __exit__ = acquire = release = lambda *_: None
+
+    def notify_all(self) -> None:
+        self._notified += 1
+
+    def wait(self, seconds: float | None = None) -> bool:
+        before = self._notified
+        return self._scheduler.wait(lambda: self._notified > before, seconds)
+
+
+class _Thread:
+    """Its target runs as an event; the loop of `BoundedProducer` waits in steps, see `_watch_deadlines`."""
+
+    def __init__(self, scheduler: Scheduler, target: Callable[[], object]) -> None:
+        self._scheduler, self._target = scheduler, target
+
+    def start(self) -> None:
+        def run() -> None:
+            _current.append(self)
+            try:
+                self._target()
+            finally:
+                _current.remove(self)
+
+        self._scheduler.later(run)
+
+    def join(self, seconds: float | None = None) -> None:
+        pass
+
+    def is_alive(self) -> bool:
+        return False
+
+
+_current: list[Any] = []
+
+
+def _watch_deadlines(scheduler: Scheduler, bounded: Any) -> None:
+    """Do what the thread of a `BoundedProducer` does, as a repeated event."""
+    if bounded._thread is None:
+        bounded._thread = _Thread(scheduler, lambda: None)
+
+        def look() -> None:
+            while (ticket := bounded._oldest_open()) is not None and ticket.due <= scheduler.now:
+                bounded.lose()
+                ticket.expire()
+            if not bounded._stop.is_set() and ticket is not None:
+                scheduler.later(look, max(0.001, ticket.due - scheduler.now))
+            else:
+                bounded._thread = None
+
+        scheduler.later(look, bounded._seconds)
+
+
+@contextlib.contextmanager
+def scheduled(scheduler: Scheduler) -> Iterator[None]:
+    """Let all threads, futures, clocks and uuids of the library be those of a scheduler."""
+    future: Any = concurrent.futures.Future
+    result, exception = future.result, future.exception
+
+    def wait(futures: Any, timeout: float | None = None, return_when: str = "ALL_COMPLETED") -> Any:
+        needed = any if return_when == concurrent.futures.FIRST_COMPLETED else all
+        scheduler.wait(lambda: needed(each.done() for each in futures), timeout)
+
+    def waited(read: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, timeout: float | None = None) -> Any:
+            scheduler.wait(self.done, timeout)
+            return read(self, 0)
+
+        return call
+
+    executor, clock = functools.partial(Executor, scheduler), scheduler.clock
+    threads = types.SimpleNamespace(
+        Thread=lambda target, **_: _Thread(scheduler, target), Lock=threading.Lock, Event=lambda: _Event(scheduler),
+        Condition=lambda: _Condition(scheduler), current_thread=lambda: _current[-1] if _current else None,
+    )  # fmt: skip
+    new_uuid = lambda: uuid.UUID(int=scheduler.random.getrandbits(128), version=4)  # noqa: E731
+    context: Any = _store_context.StoreContext
+    plans: Any = _plans
+    kafka: Any = kafka_producer
+    *defaults, _, _, binds = context.__init__.__defaults__
+    patches: list[tuple[Any, str, Any]] = [
+        (future, "result", waited(result)),
+        (future, "exception", waited(exception)),
+        (concurrent.futures, "ThreadPoolExecutor", executor),
+        (concurrent.futures, "wait", wait),
+        (_threads, "_io", []),
+        (rollback_worker, "ThreadPoolExecutor", executor),
+        (rollback_worker, "wait", wait),
+        (_deadlines, "wait", wait),
+        (_deadlines, "threading", threads),
+        (_deadlines.BoundedProducer, "_start", lambda self: _watch_deadlines(scheduler, self)),
+        (_send, "threading", threads),
+        (context.__init__, "__defaults__", (*defaults, clock, new_uuid, binds)),
+        (plans, "Breaker", functools.partial(plans.Breaker, clock=clock)),
+        (kafka, "Poller", functools.partial(kafka.Poller, clock=clock)),
+        (kafka, "InFlightWindow", functools.partial(kafka.InFlightWindow, clock=clock)),
+        (_producer, "BoundedProducer", functools.partial(_deadlines.BoundedProducer, clock=clock)),
+        (_producer, "SendSettings", functools.partial(_send.SendSettings, clock=clock)),
+    ]
+    before = [getattr(owner, name) for owner, name, _ in patches]
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    for owner, name, replacement in patches:
+        setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        for (owner, name, _), each in zip(patches, before, strict=True):
+            setattr(owner, name, each)
+        logging.disable(level)

@@ -1,0 +1,40 @@
+"""The real clients in simulated brokers and stores: nothing is lost, in any order of events; nothing needs a server."""
+
+import pytest
+
+from tests.simulation.planted import DEFECTS
+from tests.simulation.run import Schedule, minimized, report
+
+# A process that dies leaves coroutines and loops behind.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::RuntimeWarning", "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+SEEDS = {"kafka": 800, "pulsar": 1200}
+MOST = 400  # schedules until a planted defect has to be found
+
+
+@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("broker", SEEDS)
+def test_any_schedule(broker, part):
+    for seed in range(part, SEEDS[broker], 4):
+        result = Schedule(broker, seed).run()
+        assert not result.wrong, report(minimized(result))
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: f"{defect.broker}: {defect.name}")
+def test_a_planted_defect_is_found(defect, record_property):
+    count, result = defect.found(MOST)
+    assert result is not None, f"not found in {MOST} schedules"
+    record_property("schedules", count)
+
+
+def test_a_failure_is_minimized_and_replays():
+    defect = next(each for each in DEFECTS if each.name == "commit one too far")
+    with defect.planted():
+        _, result = defect.found(MOST)
+        smaller = minimized(result)
+        again = Schedule.parse(str(smaller.schedule)).run()
+
+    assert again.wrong == smaller.wrong != ""
+    assert len(smaller.faults) <= len(result.faults)
