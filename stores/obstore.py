@@ -18,8 +18,7 @@ from typing import Annotated, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from claimcheck._envelope import Buffer
-from claimcheck._key_lifetime import KeyLifetime
-from claimcheck._listing import Deletion, StoreEntry
+from claimcheck._listing import Deletion, KeyLifetime, StoreEntry
 from claimcheck._payload import Source
 from claimcheck._pointer import Pointer, is_key_prefix
 from claimcheck._reader import PieceReader, Reader
@@ -316,9 +315,9 @@ class ObstoreStore(Store):
         super().check(pointer)
         names = pointer.key.split("/")
         if "" in names:
-            self._reject(pointer, "scope", "has a key with an empty part")
+            self.reject(pointer, "scope", "has a key with an empty part")
         if self._place.path and max(len(name.encode()) for name in names) > MAX_NAME_BYTES:
-            self._reject(pointer, "scope", f"has a key with a part of more than {MAX_NAME_BYTES} bytes")
+            self.reject(pointer, "scope", f"has a key with a part of more than {MAX_NAME_BYTES} bytes")
 
     def _reach(self) -> None:
         if self._may_create:

@@ -172,7 +172,7 @@ class PulsarTopicStore(Store):
         if not _names(topic, self._partitions):
             self._partitions = tuple(self._client().get_topic_partitions(self._topic))
         if not _names(topic, self._partitions):
-            self._reject(pointer, "scope", "names a partition that the topic does not have")
+            self.reject(pointer, "scope", "names a partition that the topic does not have")
         return topic
 
     def _chunks(self, pointer: Pointer, reader: pulsar.Reader, first: pulsar.MessageId, key: str) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ import pytest
 from claimcheck._pointer import Pointer
 from claimcheck._registry import build_store
 from claimcheck._store import Store
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
 from claimcheck.config import StoreConfig
 from claimcheck.hooks import Event, Hooks, OperationEvent
 

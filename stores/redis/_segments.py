@@ -1,4 +1,4 @@
-"""Reads and writes the segments of one payload in Redis; several of them are on their way at the same time."""
+"""Reads and writes the segments of one payload in Redis; several of them are in flight at the same time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
-from claimcheck._payload_reader import TRUSTED_BYTES
 from claimcheck._pointer import Pointer
 from claimcheck._registry import import_vendor
+from claimcheck._store_read import TRUSTED_BYTES
 from claimcheck.errors import KeyTakenError
 from claimcheck.stores.redis._replies import OVERHEAD_BYTES, OtherReplyError, Replies
 from claimcheck.stores.redis._server import SMALL_BYTES, Borrowed, RedisServer, packed, segment_key

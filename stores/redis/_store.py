@@ -19,8 +19,7 @@ from claimcheck._pointer import KEY_PREFIX, Pointer, slug
 from claimcheck._reader import PieceReader, Reader
 from claimcheck._registry import import_vendor
 from claimcheck._store import Store
-from claimcheck._store_errors import Translated, too_long
-from claimcheck._store_write import StoreWrite
+from claimcheck._store_contract import Translated, too_long
 from claimcheck._threads import Replies
 from claimcheck._validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail
 from claimcheck.errors import IntegrityError, ScanNotSupportedError, StoreError, StoreUnavailableError
@@ -245,9 +244,9 @@ class RedisStore(Store):
             self._server, commands, sizes, missing=lambda n: self.missing(pointers[n], "segment 0 of 1")
         )
 
-    def _send(self, writes: Sequence[StoreWrite]) -> Replies:
+    def _send(self, writes: Sequence[tuple[Pointer, memoryview]]) -> Replies:
         self._warn_of_eviction()
-        commands = [packed(set_command(pointer, 0, view)) for pointer, view in (write.command() for write in writes)]
+        commands = [packed(set_command(pointer, 0, view)) for pointer, view in writes]
         return SmallReplies(self._server, commands)
 
     def _segments(self, pointer: Pointer) -> Iterator[bytes]:

@@ -21,7 +21,7 @@ from claimcheck._pointer import Pointer
 from claimcheck._reader import Reader
 from claimcheck._registry import import_vendor
 from claimcheck._store import Store
-from claimcheck._store_errors import differs
+from claimcheck._store_contract import differs
 from claimcheck._validation import Check, Seconds, Size, Timeout, check_arguments
 from claimcheck.errors import IntegrityError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import (

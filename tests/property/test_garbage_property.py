@@ -17,7 +17,7 @@ from claimcheck._garbage import Candidates
 from claimcheck._gc._collection import Collection, Run
 from claimcheck._gc._topics import IncompleteReadError
 from claimcheck._pointer import Pointer, decode, encode
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
 from claimcheck._sweep import Sweep
 from claimcheck.stores.memory import MemoryStore
 from tests.clocks import Clock

@@ -11,7 +11,7 @@ import pytest
 import claimcheck
 from claimcheck._pointer import Pointer
 from claimcheck._store import Store
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
 from claimcheck.errors import (
     IntegrityError,
     KeyTakenError,

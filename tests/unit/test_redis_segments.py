@@ -9,7 +9,7 @@ import pytest
 
 from claimcheck._digest import digest_of
 from claimcheck._pointer import Pointer
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
 from claimcheck.errors import (
     IntegrityError,
     PayloadNotFoundError,

@@ -17,7 +17,7 @@ from claimcheck._envelope import encode_pointer
 from claimcheck._gc._collection import Collection
 from claimcheck._gc._local import LocalTopics
 from claimcheck._gc._topics import topics_not_read, topics_to_read
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
 from claimcheck.errors import TransportError
 from claimcheck.transports.local import LocalBroker
 from claimcheck.transports.local._database import local_cluster
