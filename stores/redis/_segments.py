@@ -358,7 +358,7 @@ class SegmentWriter:
 
     def _create(self, i: int, segment: memoryview) -> None:
         self.count += 1
-        if self._server.client.executeset_command(*set_command(self._pointer, i, segment), "NX") is None:
+        if self._server.client.execute_command(*set_command(self._pointer, i, segment), "NX") is None:
             text = f"{self._pointer.key!r} is taken: another attempt has written it, or is writing it now"
             raise KeyTakenError(text, key=self._pointer.key)
 
@@ -412,7 +412,7 @@ class SegmentWriter:
     def _send_through_client(self) -> None:
         """Send what is unanswered through redis-py, which follows redirects and remembers them for later segments."""
         while self._unanswered:
-            self._server.client.executeset_command(*set_command(self._pointer, *self._unanswered[0]))
+            self._server.client.execute_command(*set_command(self._pointer, *self._unanswered[0]))
             self._unanswered.popleft()
 
     def _check_all_present(self) -> None:
