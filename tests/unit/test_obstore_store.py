@@ -21,7 +21,7 @@ from claimcheck.errors import (
     StoreUnavailableError,
 )
 from claimcheck.stores.obstore import ObstoreStore
-from claimcheck.testing._payloads import Breaking, Unseekable, Zeros
+from claimcheck.testing._store_kit import Breaking, Unseekable, Zeros
 from tests.parts import divided
 from tests.unit.tiny_s3 import Answer, TinyS3
 
