@@ -144,33 +144,30 @@ class VerifiedReader:
                 self._operation.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
     def read_all(self) -> bytes:
-        """Return the whole payload, in one allocation if the declared size can be trusted."""
-        size = self._size
-        if size is None or (size > TRUSTED_BYTES and not _is_confirmed(self._store, self._pointer)):
+        """Return the rest of the payload, in one allocation if the declared size can be trusted."""
+        if self._size is None:
             return _grown(self)
-        find = getattr(self._source, "whole", None)
-        whole: bytes | None = None if find is None else find(size)
+        left = self._size - self.count
+        if left > TRUSTED_BYTES and not _is_confirmed(self._store, self._pointer):
+            return _grown(self)
+        find = None if self.count else getattr(self._source, "whole", None)
+        whole: bytes | None = None if find is None else find(left)
         if whole is not None:
             self._add(whole, stable=True)
             self._finish()
             return whole
-        with FreshBytes(size, huge_pages=not hasattr(self._source, "lend")) as fresh:
+        with FreshBytes(left, huge_pages=not hasattr(self._source, "lend")) as fresh:
             self.fill(fresh.view)
         return fresh.payload
 
     def fill(self, view: memoryview) -> int:
         """Read until the buffer is full or the payload ends; returns the number of bytes."""
-        if len(view) > self._step_bytes:
-            self.lend(view)
+        if len(view) > self._step_bytes and not self.is_verified:
+            lend_to(self._source, view if self._size is None else view[: self._size - self.count])
         done = 0
         while (count := self.readinto(view[done : done + self._step_bytes], stable=True)) and done + count < len(view):
             done += count
         return done + count
-
-    def lend(self, view: memoryview) -> None:
-        """Let the store read ahead into the memory to fill, if it can."""
-        if not self.is_verified:
-            lend_to(self._source, view if self._size is None else view[: self._size - self.count])
 
     def readinto(self, view: memoryview, /, *, stable: bool = False) -> int:
         """Read and checksum the next bytes; ``stable`` memory keeps them until the whole payload is verified."""
@@ -287,19 +284,14 @@ class PayloadFile(io.RawIOBase):
             self._reader.begin()
         return self._reader
 
-    def lend(self, view: memoryview) -> None:
-        """See `VerifiedReader.lend`."""
-        if self._reader is not None and self._position == self._reader.count:
-            self._reader.lend(view)
-
     def _rest(self) -> bytes:
         reader = self._begun()
-        if self._position == reader.count == 0 and not reader.is_verified:
-            whole = reader.read_all()
-            self._position = len(whole)
-            return whole
-        left = None if self._size is None else max(0, self._size - self._position)
-        return _grown(self) if left is None else _up_to(self, left, is_confirmed=self._can_seek)
+        if self._position == reader.count and not reader.is_verified:
+            rest = reader.read_all()
+            self._position += len(rest)
+            return rest
+        left = max(0, (self._size or 0) - self._position)
+        return _up_to(self, left, is_confirmed=_is_confirmed(self._store, self._pointer))
 
     def _step(self, view: memoryview) -> int:
         reader = self._begun()

@@ -52,6 +52,7 @@ _MAX_SEGMENT_BYTES = 512 << 20  # proto-max-bulk-len; beyond it the server close
 _UNLINK_ENTRIES = 100  # payloads of one segment in a round trip
 _DELETE_KEYS = 16  # UNLINK frees strings at once, which blocks the server
 _MAX_V1_SEGMENTS = 100_000  # a pointer of version 1 is never signed, and does not declare its size
+_CONNECT_SECONDS = 5
 _V1_PREFIX = "kafka-over-redis-"
 _ANY = "-"  # there is no version: the expiry is compared
 _SAME_MS = 1000  # the server returns the remaining time, which passes meanwhile
@@ -104,7 +105,6 @@ class RedisStore(Store):
         tls_validate_hostname: Whether the server's certificate must match the host in ``url``. Options of redis-py in
             the query of ``url`` (``ssl_check_hostname``, ``ssl_cert_reqs``) take precedence.
         timeout_seconds: Timeout for one reply of the server.
-        connect_timeout_seconds: Timeout for a new connection.
     """
 
     _whole_bytes = SMALL_BYTES
@@ -121,10 +121,9 @@ class RedisStore(Store):
         tls_ca_file: CaFile | None = None,
         tls_validate_hostname: bool = True,
         timeout_seconds: Timeout = 30,
-        connect_timeout_seconds: Timeout = 5,
     ) -> None:
         check_arguments(RedisStore, url=url, segment_bytes=segment_bytes, key_prefix=key_prefix)
-        options = {"socket_timeout": timeout_seconds, "socket_connect_timeout": connect_timeout_seconds}
+        options = {"socket_timeout": timeout_seconds, "socket_connect_timeout": min(timeout_seconds, _CONNECT_SECONDS)}
         self._address = Address.parse(url)
         if self._address.tls:
             options |= tls_options(self._address, ca_file=tls_ca_file, validate_hostname=tls_validate_hostname)
