@@ -198,7 +198,10 @@ class VerifiedReader:
             actual, expected = self._digest.text(), pointer.checksum or ""
             if self._is_keyed:
                 actual = cast(ContentReader, self._source).keyed(actual)
-            if not hmac.compare_digest(actual.encode(), expected.encode(errors="replace")):
+                is_same = hmac.compare_digest(actual.encode(), expected.encode(errors="replace"))
+            else:
+                is_same = actual == expected
+            if not is_same:
                 differs(pointer, "checksum", expected, actual, store)
         self.is_verified = True
         self.close()
