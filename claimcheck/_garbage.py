@@ -15,8 +15,7 @@ from typing import Literal
 
 from claimcheck import _pointer as pointers
 from claimcheck._envelope import HEADER, Buffer, Kind, PointerData, as_view, decode, is_lookalike
-from claimcheck._key_lifetime import destination_of
-from claimcheck._listing import StoreEntry
+from claimcheck._listing import StoreEntry, destination_of
 from claimcheck._pointer import slug
 from claimcheck.errors import UnknownVersionError
 

@@ -12,11 +12,11 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from claimcheck._key_lifetime import CLAIM
+from claimcheck._listing import CLAIM
 from claimcheck._payload import Source
 from claimcheck._pointer import Pointer, slug
 from claimcheck._store import Store
-from claimcheck._store_errors import Translated
+from claimcheck._store_contract import Translated
 from claimcheck.errors import (
     ConfigError,
     IntegrityError,

@@ -10,12 +10,12 @@ from typing import BinaryIO, TypeVar
 
 from claimcheck._content import Unpacker
 from claimcheck._envelope import Abort, Buffer, Chunk, Encoded, Literal, Plain, PointerData, decode
-from claimcheck._payload_reader import open_file
 from claimcheck._pointer import Pointer
 from claimcheck._registry import UNUSABLE, unusable
 from claimcheck._resolve_many import Work
 from claimcheck._signing import Seal
 from claimcheck._store import Store
+from claimcheck._store_read import open_file
 from claimcheck._threads import Join
 from claimcheck.errors import ChunkError, PointerRejectedError
 

@@ -14,7 +14,7 @@ from claimcheck._plans import Plans
 from claimcheck._registry import build_store
 from claimcheck._signing import Seal
 from claimcheck._store import Store
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
 from claimcheck._validation import Problems
 from claimcheck.config import Config
 from claimcheck.errors import ConfigError
@@ -61,7 +61,7 @@ class Opened:
             known = ", ".join(sorted(self._config.stores)) or "none"
             text = f"no store is called {name!r}; configured: {known}"
             raise ConfigError(text, path="stores", found=name, expected=known)
-        store = build_store(self._config.stores[name], path=f"stores.{name}")
+        store: Store = build_store(self._config.stores[name], path=f"stores.{name}")
         store.context = StoreContext(
             name=name,
             max_payload_bytes=self._config.limits.max_payload_bytes,

@@ -11,7 +11,7 @@ import io
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
-from claimcheck import _digest as digests
+from claimcheck._digest import Crc32, begin
 from claimcheck._envelope import Buffer, as_view
 from claimcheck._threads import STOP, check_interrupt
 from claimcheck.errors import PayloadError, PayloadTooLargeError, PayloadTypeError
@@ -96,7 +96,7 @@ class Source:
         self.size = _file_bytes(payload) if self.view is None else len(self.view)
         self.taken = 0
         self.algorithm = checksum
-        self._digest = digests.begin(checksum, size=self.size)
+        self._digest = begin(checksum, size=self.size)
         self._last = _NOTHING  # returned, and not checksummed yet
         self._ahead = memoryview(b"")  # read from the file, and not returned yet
         self._limit = limit
@@ -155,7 +155,7 @@ class Source:
 
         Other checksums cannot be combined from those of pieces, and are still computed.
         """
-        self._checksummed = not isinstance(self._digest, digests.Crc32)
+        self._checksummed = not isinstance(self._digest, Crc32)
 
     def skip_checksum(self) -> None:
         """Compute no checksum: it is not used."""
@@ -163,7 +163,7 @@ class Source:
 
     def add_checksum(self, crc32: int, size: int) -> None:
         """Add the CRC-32 of the next piece, of this size, in the order in which pieces were returned."""
-        if isinstance(self._digest, digests.Crc32):
+        if isinstance(self._digest, Crc32):
             self._digest.append(crc32, size)
 
     def close(self) -> None:

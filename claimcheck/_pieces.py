@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator
 
 from claimcheck._checksum import crc32
-from claimcheck._fresh_bytes import FreshBytes
+from claimcheck._reader import FreshBytes
 
 
 class Pieces:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from claimcheck._pointer import Pointer
 from claimcheck._validation import Option, check_options, fail, options_of, without_secrets
@@ -24,9 +24,6 @@ from claimcheck.errors import (
     StoreError,
     StoreUnavailableError,
 )
-
-if TYPE_CHECKING:
-    from claimcheck._store import Store
 
 STORES = {
     "filesystem": "claimcheck.stores.filesystem:FilesystemStore",
@@ -80,19 +77,19 @@ def _entry_point(name: str, group: str) -> str:
     return next((point.value for point in entry_points(group=group, name=name)), name)
 
 
-def check_store(config: StoreConfig, *, path: str) -> type[Store]:
+def check_store(config: StoreConfig, *, path: str) -> type[Any]:
     """Return the class of a store after checking all options that need no environment variable."""
     cls, known = _store_class(config, path)
     check_unresolved(known, config.options, path)
     return cls
 
 
-def build_store(config: StoreConfig, *, path: str) -> Store:
+def build_store(config: StoreConfig, *, path: str) -> Any:
     """Create the store that a configuration describes, with its environment variables resolved."""
     cls, known = _store_class(config, path)
     checked = resolved_options(known, config.options, path)
     try:
-        return cast("Callable[..., Store]", cls)(**checked)
+        return cls(**checked)
     except ConfigError as exc:
         raise _below(path, exc) from exc
     except ClaimCheckError:
@@ -118,13 +115,13 @@ def resolved_options(known: Mapping[str, Option], options: Mapping[str, object],
     return check_options(known, values, path, secret=True)
 
 
-def _store_class(config: StoreConfig, path: str) -> tuple[type[Store], Mapping[str, Option]]:
+def _store_class(config: StoreConfig, path: str) -> tuple[type[Any], Mapping[str, Option]]:
     cls = load_class(config.type, STORES, group="claimcheck.stores", path=f"{path}.type")
     if _STORE not in {f"{base.__module__}:{base.__qualname__}" for base in cls.__mro__} or inspect.isabstract(cls):
         expected = "a subclass of claimcheck.Store that implements all of its abstract methods"
         fail(f"{path}.type", found=repr(config.type), expected=expected)
     try:
-        return cast("type[Store]", cls), options_of(cls)
+        return cls, options_of(cls)
     except Exception as exc:  # annotations are third-party code, too
         text = f"{path}.type: cannot read the options of {config.type!r}: {type(exc).__name__}: {exc}"
         raise ConfigError(text, path=f"{path}.type", found=config.type) from exc

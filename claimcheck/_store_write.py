@@ -6,21 +6,22 @@ import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from claimcheck import _pointer as pointers
 from claimcheck._content_encoding import Stream, keyed_checksum
 from claimcheck._content_header import AEAD, ALGORITHM, Damaged
 from claimcheck._destination import canonical
 from claimcheck._payload import Payload, Source
-from claimcheck._pointer import Pointer
-from claimcheck._store_errors import Translated, untrusted
+from claimcheck._pointer import Pointer, changed, created
+from claimcheck._store_contract import StoreContract, Translated, untrusted
 from claimcheck._threads import joined
 from claimcheck._validation import MAX_SECONDS, Seconds, check_value, fail
-from claimcheck.errors import KeyTakenError, PayloadNotFoundError, PayloadTypeError, PointerRejectedError, StoreError
-
-if TYPE_CHECKING:
-    from claimcheck._store import Store
+from claimcheck.errors import (
+    KeyTakenError,
+    PayloadNotFoundError,
+    PayloadTypeError,
+    PointerRejectedError,
+    StoreError,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ class StoreWrite:
 
     def __init__(
         self,
-        store: Store,
+        store: StoreContract,
         payload: Payload,
         *,
         destination: str,
@@ -69,7 +70,7 @@ class StoreWrite:
         """Write the payload; raises as `Store.write`."""
         store = self._store
         try:
-            with store._operation("write", self._draft, self._payload.size):
+            with store.operation("write", self._draft, self._payload.size):
                 with Translated(store, self._draft, "write"):
                     store._reach()
                 return self._write_or_find() if self._shared else self._write_or_undo()
@@ -78,16 +79,16 @@ class StoreWrite:
 
     def _drafted(self, destination: str, min_ttl_seconds: float | None) -> Pointer:
         store, encoding = self._store, self._encoding
-        created = int(store.context.clock() * 1000)
-        expires = _expires_ms(store, created, min_ttl_seconds)
-        key = store._key(destination, self._unique, created_ms=created, expires_ms=expires, fresh=not self._shared)
+        written = int(store.context.clock() * 1000)
+        expires = _expires_ms(store, written, min_ttl_seconds)
+        key = store._key(destination, self._unique, created_ms=written, expires_ms=expires, fresh=not self._shared)
         encrypts = encoding is not None and encoding.keys is not None
         bound = self._bound and store.pointer_version != 1 and (encrypts or store.context.binds)
-        return pointers.created(
+        return created(
             key=key,
             store=store.name,
             version=store.pointer_version,
-            created_ms=created,
+            created_ms=written,
             expires_ms=expires,
             destination=self._bound if bound else None,
             codec=encoding.compression.codec if encoding and encoding.compression else None,
@@ -211,16 +212,16 @@ class StoreWrite:
             error.add_note(f"and what may have been written could not be deleted ({why}): it stays until it expires")
 
 
-def _stored(store: Store, draft: Pointer, size: int, *, key: str | None = None, checksum: str | None = None) -> Pointer:
+def _stored(
+    store: StoreContract, draft: Pointer, size: int, *, key: str | None = None, checksum: str | None = None
+) -> Pointer:
     """Return the pointer to what is stored, as it is stored."""
     piece = store.segment_bytes if store.segment_bytes and size > store.segment_bytes else None
     segments = -(-size // piece) if piece else 1
-    return pointers.changed(
-        draft, key=key or draft.key, size=size, segments=segments, segment_bytes=piece, checksum=checksum
-    )
+    return changed(draft, key=key or draft.key, size=size, segments=segments, segment_bytes=piece, checksum=checksum)
 
 
-def _limited(store: Store, payload: Payload, limit: int | None) -> Source:
+def _limited(store: StoreContract, payload: Payload, limit: int | None) -> Source:
     """Limit the payload to the bytes and segments that `Store.check` accepts: a larger one could not be read."""
     maximum, checksum = store.context.max_payload_bytes, store.context.checksum
     limit = maximum if limit is None else min(limit, maximum)
@@ -232,7 +233,7 @@ def _limited(store: Store, payload: Payload, limit: int | None) -> Source:
     return Source(payload, limit=limit, checksum=checksum)
 
 
-def _expires_ms(store: Store, created_ms: int, min_ttl_seconds: float | None) -> int | None:
+def _expires_ms(store: StoreContract, created_ms: int, min_ttl_seconds: float | None) -> int | None:
     if store.ttl_seconds is None:
         return None
     if not 0 <= store.ttl_seconds <= MAX_SECONDS:  # a third-party store may not check its option, and pass NaN

@@ -38,7 +38,7 @@ from claimcheck._payload import Payload, Readable, Source, is_file, remaining_by
 from claimcheck._pointer import Pointer
 from claimcheck._signing import Seal, StatementKind, sha256_of
 from claimcheck._store import Store
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
 from claimcheck._wire_size import DEFAULT_LIMIT, WireLimit
 from claimcheck.config import Config
 from claimcheck.errors import ConfigError, PayloadError

@@ -9,7 +9,7 @@ from claimcheck._payload import Payload, Source
 from claimcheck._pointer import Pointer
 from claimcheck._reader import PieceReader, Reader
 from claimcheck._store import RangeStore, Store
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
 
 __all__ = [
     "Deletion",

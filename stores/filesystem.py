@@ -20,8 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-from claimcheck._key_lifetime import KeyLifetime, parse_name
-from claimcheck._listing import Deletion, IncompleteScanError, StoreEntry
+from claimcheck._listing import Deletion, IncompleteScanError, KeyLifetime, StoreEntry, parse_name
 from claimcheck._payload import Source
 from claimcheck._pointer import Pointer
 from claimcheck._reader import Reader
@@ -129,11 +128,11 @@ class FilesystemStore(Store):
         super().check(pointer)
         name = pointer.key[len(_folder_of(pointer.key)) :]
         if not name or "/" in name or name.startswith("."):
-            self._reject(pointer, "scope", "has a key that is not a plain file name")
+            self.reject(pointer, "scope", "has a key that is not a plain file name")
 
     def _key(self, destination: str, unique: uuid.UUID, *, created_ms: int, expires_ms: int | None, fresh: bool) -> str:
         name = super()._key(destination, unique, created_ms=created_ms, expires_ms=expires_ms, fresh=fresh)
-        mark = name[-_UUID - 1]  # see `claimcheck._key_lifetime`
+        mark = name[-_UUID - 1]  # see `claimcheck._listing`
         return f"{_folder_for(name, created_ms if mark == _FRESH else None)}{name}" if mark in _MARKS else name
 
     def _lifetime_of(self, key: str) -> KeyLifetime | None:
@@ -476,7 +475,7 @@ class FilesystemStore(Store):
             raise not_mounted(self._root, store=self.name) from error
 
     def _not_a_payload(self, pointer: Pointer) -> NoReturn:
-        self._reject(pointer, "scope", "does not name a regular file")
+        self.reject(pointer, "scope", "does not name a regular file")
 
 
 def _is_between(start: str, folder: str, stop: str) -> bool:

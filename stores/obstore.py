@@ -18,8 +18,7 @@ from typing import Annotated, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from claimcheck._envelope import Buffer
-from claimcheck._key_lifetime import KeyLifetime
-from claimcheck._listing import Deletion, StoreEntry
+from claimcheck._listing import Deletion, KeyLifetime, StoreEntry
 from claimcheck._payload import Source
 from claimcheck._pointer import Pointer, is_key_prefix
 from claimcheck._reader import PieceReader, Reader
@@ -38,8 +37,7 @@ from claimcheck.stores._common import (
     part_size,
     whole,
 )
-from claimcheck.stores._parts import SameVersion
-from claimcheck.stores._transfers import TransferPolicy
+from claimcheck.stores._parts import SameVersion, TransferPolicy
 from claimcheck.stores.filesystem import MAX_NAME_BYTES, make_directory, not_mounted
 
 __all__ = ["ObstoreStore"]
@@ -265,8 +263,8 @@ class ObstoreStore(Store):
             this server; redirected reads are sent without them.
         region_name: The S3 region, if the environment does not set it.
         ttl_seconds: Written into pointers and keys; a lifecycle rule or ``claimcheck sweep`` deletes objects.
-        transfer_bytes: Memory for parts of all payloads together; 0 for one connection per payload. Otherwise the store
-            measures how many connections raise the throughput, up to 16, and all payloads share them.
+        transfer_bytes: Memory for parts of all payloads together; 0 for one connection per payload. Otherwise payloads
+            from 8 MiB on share 8 connections, unless one connection is measured to be fast enough.
         create: Whether a write creates the folder of ``file:///folder``. In all other cases a missing folder raises
             `StoreUnavailableError`: its volume may not be mounted. The umask determines the permissions of files.
         tls_ca_file: Certificates of authorities in PEM format, in addition to the system's. The server's certificate is
@@ -316,9 +314,9 @@ class ObstoreStore(Store):
         super().check(pointer)
         names = pointer.key.split("/")
         if "" in names:
-            self._reject(pointer, "scope", "has a key with an empty part")
+            self.reject(pointer, "scope", "has a key with an empty part")
         if self._place.path and max(len(name.encode()) for name in names) > MAX_NAME_BYTES:
-            self._reject(pointer, "scope", f"has a key with a part of more than {MAX_NAME_BYTES} bytes")
+            self.reject(pointer, "scope", f"has a key with a part of more than {MAX_NAME_BYTES} bytes")
 
     def _reach(self) -> None:
         if self._may_create:

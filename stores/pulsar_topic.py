@@ -23,7 +23,7 @@ from claimcheck._payload import Source
 from claimcheck._pointer import Pointer
 from claimcheck._registry import import_vendor
 from claimcheck._store import Store
-from claimcheck._validation import MAX_SECONDS, ByteCount, Check, Count, Range, Timeout, check_arguments, fail
+from claimcheck._validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail
 from claimcheck.errors import ConfigError, PayloadTooLargeError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import ENDPOINT, CaFile, check_ca_file
 from claimcheck.transports.pulsar._admin import AdminClient, AdminError, trusting
@@ -67,11 +67,12 @@ class PulsarTopicStore(Store):
         tls_ca_file: CA certificates (PEM) to trust instead of the system's, for ``pulsar+ssl://`` and an ``admin_url``
             with ``https://``.
         tls_validate_hostname: Whether the server's certificate must match its host name.
-        max_gap_messages: The most messages of other payloads between two chunks; beyond it a payload counts as missing.
-            Gaps come from writers that pause in the middle of a payload, for example to read its file.
-        max_gap_bytes: The same limit in bytes.
         timeout_seconds: For each response of the broker, and for finding a payload's next chunk.
     """
+
+    # Between two chunks; beyond it a payload counts as missing. Gaps come from writers that pause in its middle.
+    _max_gap_messages = 10_000
+    _max_gap_bytes = 256 << 20
 
     def __init__(
         self,
@@ -84,15 +85,12 @@ class PulsarTopicStore(Store):
         admin_url: Annotated[str, _ADMIN_URL] | None = None,
         tls_ca_file: CaFile | None = None,
         tls_validate_hostname: bool = True,
-        max_gap_messages: Count = 10_000,
-        max_gap_bytes: ByteCount = 256 << 20,
         timeout_seconds: Timeout = 30,
     ) -> None:
         check_arguments(PulsarTopicStore, url=url, admin_url=admin_url)
         if tls_ca_file and not url.startswith("pulsar+ssl:") and not (admin_url or "").startswith("https:"):
             fail("tls_ca_file", found="addresses without TLS", expected="pulsar+ssl:// or https://")
         self._tls_ca_file, self._tls_validate_hostname = tls_ca_file, tls_validate_hostname
-        self._max_gap_messages, self._max_gap_bytes = max_gap_messages, max_gap_bytes
         self._partitions: tuple[str, ...] = ()
         self._url, self._topic, self._token, self._admin_url = url, topic, token, admin_url
         self._timeout_seconds = timeout_seconds
@@ -172,7 +170,7 @@ class PulsarTopicStore(Store):
         if not _names(topic, self._partitions):
             self._partitions = tuple(self._client().get_topic_partitions(self._topic))
         if not _names(topic, self._partitions):
-            self._reject(pointer, "scope", "names a partition that the topic does not have")
+            self.reject(pointer, "scope", "names a partition that the topic does not have")
         return topic
 
     def _chunks(self, pointer: Pointer, reader: pulsar.Reader, first: pulsar.MessageId, key: str) -> Iterator[bytes]:
@@ -311,8 +309,8 @@ class Gap:
 
     def __str__(self) -> str:
         return (
-            f"not within max_gap_messages {self._messages}, max_gap_bytes {self._size} and timeout_seconds "
-            f"{self._seconds:g} after the previous one"
+            f"not within {self._messages} messages, {self._size} bytes and timeout_seconds {self._seconds:g} after the "
+            "previous one"
         )
 
 

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytest.register_assert_rewrite(
-    "tests.kit.transport_chunks", "tests.kit.transport_conformance", "tests.kit.transport_harness"
+    "claimcheck.testing._store_kit",  # some tests import it before its kit does
+    "tests.kit.transport_chunks",
+    "tests.kit.transport_conformance",
+    "tests.kit.transport_harness",
 )
 ROOT = Path(__file__).resolve().parent.parent
 # Appended, so that an installed package still wins: child processes of a test can import `tests.unit...`.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from claimcheck.stores._transfers import TransferPolicy
+    from claimcheck.stores._parts import TransferPolicy
 
 __all__ = ["divide", "divided"]
 
@@ -46,10 +46,11 @@ def divide(
     puts: int | None = None,
 ) -> None:
     """Set what a store divides payloads into; see `divided`."""
-    from claimcheck.stores._transfers import Transfers
+    from claimcheck.stores._parts import Transfers
 
     policy._part, policy._single = part, single
     if gets is not None:
-        policy.gets = Transfers(policy.gets.memory, fixed=gets)
+        policy.gets = Transfers(policy.gets.memory, connections=gets)
+        policy.gets.is_fast = False
     if puts is not None:
-        policy.puts = Transfers(policy.puts.memory, fixed=puts)
+        policy.puts = Transfers(policy.puts.memory, connections=puts)

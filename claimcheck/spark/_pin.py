@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from claimcheck._client import ClaimCheck
-from claimcheck._key_lifetime import destination_of
+from claimcheck._listing import destination_of
 from claimcheck._pointer import PINNED, Pointer
 from claimcheck._store import Store
 from claimcheck._validation import fail

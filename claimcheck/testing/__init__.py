@@ -25,7 +25,7 @@ __all__ = [
     "assert_offloaded",
 ]
 
-_WITH_ASSERTIONS = ("_store_conformance", "_store_kit", "_store_scan", "_store_lifetime")
+_WITH_ASSERTIONS = ("_store_conformance", "_store_kit", "_store_lifecycle")
 
 
 def __getattr__(name: str) -> type:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from claimcheck._envelope import Buffer
-from claimcheck._key_lifetime import KeyLifetime
-from claimcheck._listing import Deletion, StoreEntry
+from claimcheck._listing import Deletion, KeyLifetime, StoreEntry
 from claimcheck._payload import Source
 from claimcheck._pointer import Pointer
 from claimcheck._registry import build_store

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -20,15 +19,22 @@ from claimcheck._pointer import KEY_PREFIX, Pointer, slug
 from claimcheck._reader import PieceReader, Reader
 from claimcheck._registry import import_vendor
 from claimcheck._store import Store
-from claimcheck._store_errors import Translated, too_long
-from claimcheck._store_write import StoreWrite
+from claimcheck._store_contract import Translated, too_long
 from claimcheck._threads import Replies
 from claimcheck._validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail
-from claimcheck.errors import IntegrityError, KeyTakenError, ScanNotSupportedError, StoreError, StoreUnavailableError
+from claimcheck.errors import IntegrityError, ScanNotSupportedError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import CaFile
-from claimcheck.stores.redis._expiry import extend_segments
 from claimcheck.stores.redis._listing import FirstSegment, Keyspace
-from claimcheck.stores.redis._reader import SegmentReader, SmallReplies, small_command, unsized_segments
+from claimcheck.stores.redis._replies import SmallReplies
+from claimcheck.stores.redis._segments import (
+    SegmentReader,
+    SegmentWriter,
+    extend_segments,
+    is_lost,
+    set_command,
+    small_command,
+    unsized_segments,
+)
 from claimcheck.stores.redis._server import (
     SMALL_BYTES,
     Address,
@@ -46,13 +52,11 @@ _MAX_SEGMENT_BYTES = 512 << 20  # proto-max-bulk-len; beyond it the server close
 _UNLINK_ENTRIES = 100  # payloads of one segment in a round trip
 _DELETE_KEYS = 16  # UNLINK frees strings at once, which blocks the server
 _MAX_V1_SEGMENTS = 100_000  # a pointer of version 1 is never signed, and does not declare its size
+_CONNECT_SECONDS = 5
 _V1_PREFIX = "kafka-over-redis-"
-_IN_FLIGHT = 2
-_CHECK_KEYS = 100  # per command
 _ANY = "-"  # there is no version: the expiry is compared
 _SAME_MS = 1000  # the server returns the remaining time, which passes meanwhile
 _NOT_REACHED = "_claimcheck_not_reached"  # an attribute of errors
-_REDIRECTS = ("MovedError", "AskError", "TryAgainError")
 
 # Error classes by redis-py's, first match wins; any other error is a StoreError.
 _ERRORS: tuple[tuple[str, type[StoreError]], ...] = (
@@ -101,7 +105,6 @@ class RedisStore(Store):
         tls_validate_hostname: Whether the server's certificate must match the host in ``url``. Options of redis-py in
             the query of ``url`` (``ssl_check_hostname``, ``ssl_cert_reqs``) take precedence.
         timeout_seconds: Timeout for one reply of the server.
-        connect_timeout_seconds: Timeout for a new connection.
     """
 
     _whole_bytes = SMALL_BYTES
@@ -118,18 +121,17 @@ class RedisStore(Store):
         tls_ca_file: CaFile | None = None,
         tls_validate_hostname: bool = True,
         timeout_seconds: Timeout = 30,
-        connect_timeout_seconds: Timeout = 5,
     ) -> None:
         check_arguments(RedisStore, url=url, segment_bytes=segment_bytes, key_prefix=key_prefix)
-        options = {"socket_timeout": timeout_seconds, "socket_connect_timeout": connect_timeout_seconds}
+        options = {"socket_timeout": timeout_seconds, "socket_connect_timeout": min(timeout_seconds, _CONNECT_SECONDS)}
         self._address = Address.parse(url)
         if self._address.tls:
             options |= tls_options(self._address, ca_file=tls_ca_file, validate_hostname=tls_validate_hostname)
         elif tls_ca_file:
             fail("tls_ca_file", found="an address without TLS", expected="one that begins with rediss")
         self._server = RedisServer(self._address, options, name=lambda: self.name)
-        self._policy_known = False
         self._joined_bytes = 0 if self._server.is_cluster else min(SMALL_BYTES, segment_bytes)
+        self._policy_known = False
         self.ttl_seconds = ttl_seconds
         self.segment_bytes = segment_bytes
         self.prefix = key_prefix
@@ -185,7 +187,7 @@ class RedisStore(Store):
         """Write the only segment, sent with one system call; return whether that worked. Otherwise it is sent again."""
         borrowed, was_sent = self._connection(self._server.borrow_kept), False
         try:
-            borrowed.send_small(*_command(pointer, 0, segment))
+            borrowed.send_small(*set_command(pointer, 0, segment))
             was_sent = True
             borrowed.receive()
         except BaseException as error:
@@ -193,7 +195,7 @@ class RedisStore(Store):
                 with suppress(Exception):
                     borrowed.receive()
             borrowed.discard()
-            if not _is_lost(error):
+            if not is_lost(error):
                 raise
             return False
         borrowed.give_back()
@@ -202,7 +204,7 @@ class RedisStore(Store):
     def _store_segments(
         self, pointer: Pointer, segments: Iterable[memoryview], borrowed: Borrowed | None, *, create: bool = False
     ) -> None:
-        writer = _SegmentWriter(self._server, pointer, borrowed)
+        writer = SegmentWriter(self._server, pointer, borrowed)
         try:
             for i, segment in enumerate(segments):
                 writer.put(i, segment, create=create and not i)
@@ -241,9 +243,9 @@ class RedisStore(Store):
             self._server, commands, sizes, missing=lambda n: self.missing(pointers[n], "segment 0 of 1")
         )
 
-    def _send(self, writes: Sequence[StoreWrite]) -> Replies:
+    def _send(self, writes: Sequence[tuple[Pointer, memoryview]]) -> Replies:
         self._warn_of_eviction()
-        commands = [packed(_command(pointer, 0, view)) for pointer, view in (write.command() for write in writes)]
+        commands = [packed(set_command(pointer, 0, view)) for pointer, view in writes]
         return SmallReplies(self._server, commands)
 
     def _segments(self, pointer: Pointer) -> Iterator[bytes]:
@@ -385,125 +387,3 @@ class RedisStore(Store):
         if isinstance(error, OSError):  # of a socket that is used directly, such as an ssl.SSLEOFError
             return StoreUnavailableError
         return super()._translate(error)
-
-
-class _SegmentWriter:
-    """Writes segments on one connection; the next one is sent while the server stores the last."""
-
-    def __init__(self, server: RedisServer, pointer: Pointer, borrowed: Borrowed | None = None) -> None:
-        self._server = server
-        self._pointer = pointer
-        self._borrowed = borrowed
-        self._unanswered: deque[tuple[int, memoryview]] = deque()
-        self._sent = 0  # completely, on this connection, and not answered
-        self.count = 0
-        self._lost_at = -1
-
-    def put(self, i: int, segment: memoryview, *, create: bool = False) -> None:
-        """Send segment number ``i``; may wait for the reply to an earlier one."""
-        if create:
-            self._create(i, segment)
-            return
-        self._unanswered.append((i, segment))
-        self.count += 1
-        self._attempt(lambda: self._send(i, segment))
-        while len(self._unanswered) >= _IN_FLIGHT:
-            self._attempt(self._receive)
-
-    def finish(self) -> None:
-        """Wait for all replies."""
-        while self._unanswered:
-            self._attempt(self._receive)
-        if self._borrowed is not None:
-            self._borrowed.give_back()
-            self._borrowed = None
-        if self._lost_at >= 0:
-            self._check_all_present()
-
-    def abandon(self) -> None:
-        """After an error, wait for what was sent, so that nothing arrives after its deletion, and disconnect."""
-        borrowed, self._borrowed = self._borrowed, None
-        if borrowed is None:
-            return
-        with suppress(Exception):
-            for _ in range(self._sent):
-                with suppress(import_vendor("redis.exceptions", extra="redis").ResponseError):
-                    borrowed.receive()
-        borrowed.discard()
-
-    def _create(self, i: int, segment: memoryview) -> None:
-        self.count += 1
-        if self._server.client.execute_command(*_command(self._pointer, i, segment), "NX") is None:
-            text = f"{self._pointer.key!r} is taken: another attempt has written it, or is writing it now"
-            raise KeyTakenError(text, key=self._pointer.key)
-
-    def _attempt(self, step: Callable[[], None]) -> None:
-        try:
-            step()
-        except Exception as error:
-            exceptions = import_vendor("redis.exceptions", extra="redis")
-            if _is_lost(error):
-                self._drop()
-                self._resend(error)
-            elif isinstance(error, tuple(getattr(exceptions, name) for name in _REDIRECTS)):
-                self._drop()
-                self._send_through_client()
-            else:
-                if isinstance(error, (exceptions.TimeoutError, TimeoutError)):
-                    self._drop()
-                raise
-
-    def _drop(self) -> None:
-        """Close a broken connection."""
-        borrowed, self._borrowed = self._borrowed, None
-        self._sent = 0
-        if borrowed is not None:
-            borrowed.discard()
-
-    def _send(self, i: int, segment: memoryview) -> None:
-        if self._borrowed is None:
-            self._borrowed = self._server.borrow(self._pointer.key)
-        send = self._borrowed.send_small if len(segment) <= SMALL_BYTES else self._borrowed.send
-        send(*_command(self._pointer, i, segment))
-        self._sent += 1
-
-    def _receive(self) -> None:
-        if self._borrowed is not None:
-            self._sent -= 1
-            self._borrowed.receive()
-            self._unanswered.popleft()
-
-    def _resend(self, error: Exception) -> None:
-        oldest = self._unanswered[0][0]
-        again, self._lost_at = oldest == self._lost_at, oldest
-        if self._server.is_cluster:  # the node may be gone, and another one may have its slots
-            self._send_through_client()
-            return
-        if again:
-            raise error
-        for i, segment in self._unanswered:
-            self._send(i, segment)
-
-    def _send_through_client(self) -> None:
-        """Send what is unanswered through redis-py, which follows redirects and remembers them for later segments."""
-        while self._unanswered:
-            self._server.client.execute_command(*_command(self._pointer, *self._unanswered[0]))
-            self._unanswered.popleft()
-
-    def _check_all_present(self) -> None:
-        """Check for segments lost when a server restarted empty, or was replaced by a replica that lagged behind."""
-        keys = [segment_key(self._pointer, i) for i in range(self.count)]
-        size = 1 if self._server.is_cluster else _CHECK_KEYS  # a slot that moves is spread over two nodes
-        batches = (keys[first : first + size] for first in range(0, len(keys), size))
-        if sum(self._server.client.exists(*batch) for batch in batches) < self.count:
-            raise ConnectionError("the server lost segments that it had acknowledged")
-
-
-def _command(pointer: Pointer, i: int, segment: memoryview) -> tuple[object, ...]:
-    deadline = () if pointer.expires_ms is None else ("PXAT", pointer.expires_ms)
-    return "SET", segment_key(pointer, i), segment, *deadline
-
-
-def _is_lost(error: BaseException) -> bool:
-    """Whether a connection was lost; what had no reply may be sent again. A time-out is not repeated."""
-    return isinstance(error, (ConnectionError, import_vendor("redis.exceptions", extra="redis").ConnectionError))

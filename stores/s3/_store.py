@@ -21,7 +21,7 @@ from claimcheck._pointer import Pointer
 from claimcheck._reader import Reader
 from claimcheck._registry import import_vendor
 from claimcheck._store import Store
-from claimcheck._store_errors import differs
+from claimcheck._store_contract import differs
 from claimcheck._validation import Check, Seconds, Size, Timeout, check_arguments
 from claimcheck.errors import IntegrityError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import (
@@ -35,8 +35,7 @@ from claimcheck.stores._common import (
     ranges,
     whole,
 )
-from claimcheck.stores._parts import MAX_CONNECTIONS, SameVersion
-from claimcheck.stores._transfers import TransferPolicy
+from claimcheck.stores._parts import CONNECTIONS, SameVersion, TransferPolicy
 from claimcheck.stores.s3._client import client_error, code_of, connect, kind_of_error, never_arrived
 from claimcheck.stores.s3._listing import Bucket
 from claimcheck.stores.s3._upload import Creator, Upload, ViewFile, attach
@@ -61,8 +60,8 @@ class S3Store(Store):
         endpoint_url: The address of a server other than Amazon's.
         region_name: The region, if the SDK's own configuration does not set it.
         ttl_seconds: Written into pointers and keys; a lifecycle rule or ``claimcheck sweep`` deletes objects.
-        transfer_bytes: Memory for parts of all payloads together; 0 for one connection per payload. Otherwise the store
-            measures how many connections raise the throughput, up to 16, and all payloads share them.
+        transfer_bytes: Memory for parts of all payloads together; 0 for one connection per payload. Otherwise payloads
+            from 8 MiB on share 8 connections, unless one connection is measured to be fast enough.
         tls_ca_file: Certificates of authorities in PEM format, in place of the SDK's own. The server's certificate is
             always verified, including its host name.
         timeout_seconds: Timeout for one response of the server.
@@ -249,7 +248,7 @@ class S3Store(Store):
         with self._lock:
             if self._client is None or self._client[0] != os.getpid():
                 check_ca_file(self._place["verify"], store=self.name)
-                client = connect(self._place, self._timeouts, connections=2 * MAX_CONNECTIONS)
+                client = connect(self._place, self._timeouts, connections=2 * CONNECTIONS)
                 attach(client)
                 self._client = os.getpid(), client
             return self._client[1]

@@ -15,12 +15,11 @@ from http import HTTPStatus
 from operator import itemgetter
 from typing import Any
 
-from claimcheck import _checksum as checksum
+import claimcheck._checksum as checksum
 from claimcheck._threads import check_interrupt
 from claimcheck.errors import KeyTakenError
 from claimcheck.stores._common import ERROR_CODES, NOT_KNOWN
-from claimcheck.stores._parts import MAX_CONNECTIONS
-from claimcheck.stores._transfers import TransferPolicy
+from claimcheck.stores._parts import CONNECTIONS, TransferPolicy
 from claimcheck.stores.s3._client import client_error, code_of
 
 FRAMED_FROM_BYTES = 4 << 20
@@ -307,7 +306,7 @@ class Upload:
         """Send all parts, and wait for all of them: a part in flight during an abort would stay."""
         in_flight: set[Future[None]] = set()
         transfers = self._transfers
-        with ThreadPoolExecutor(MAX_CONNECTIONS, thread_name_prefix="claimcheck-s3") as threads:
+        with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="claimcheck-s3") as threads:
             try:
                 for number, piece in enumerate(pieces, 1):
                     memory = len(piece) if self._buffered else 0

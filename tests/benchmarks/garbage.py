@@ -25,8 +25,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from claimcheck._envelope import encode_pointer  # noqa: E402
-from claimcheck._key_lifetime import KeyLifetime, parse_name, with_lifetime  # noqa: E402
-from claimcheck._listing import StoreEntry  # noqa: E402
+from claimcheck._listing import (  # noqa: E402
+    KeyLifetime,
+    StoreEntry,
+    parse_name,
+    with_lifetime,
+)
 from claimcheck._pointer import Pointer, encode  # noqa: E402
 from claimcheck._store import Store  # noqa: E402
 from claimcheck.transports.local import LocalBroker  # noqa: E402

@@ -6,7 +6,7 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from claimcheck.stores._transfers import TransferPolicy
+from claimcheck.stores._parts import TransferPolicy
 from claimcheck.testing import StoreConformance
 
 PART_BYTES = 5 << 20

@@ -12,7 +12,6 @@ REACH_THE_SERVER = (
     "test_rollback_leaves_nothing_and_may_be_repeated",
     "test_rollback_of_what_never_was_is_harmless",
     "test_failed_write_leaves_nothing",
-    "test_interrupted_write_leaves_nothing",
     "test_vanished_payload_is_not_found",
     "test_ranges_are_those_of_the_payload",
     "test_range_of_a_vanished_payload_is_not_found",

@@ -71,7 +71,7 @@ BROKEN = {
             MEDIUM[pointer.key] += piece
     def _wrote_nothing(self, error): return True
 """,
-        ["test_failed_write_leaves_nothing", "test_interrupted_write_leaves_nothing"],
+        ["test_failed_write_leaves_nothing"],
     ),
     "follows anything": ("def check(self, pointer): pass", ["test_hostile_pointer_is_refused_before_any_io"]),
     "keeps the caller's buffer": (

@@ -7,7 +7,7 @@ import obstore
 import pytest
 
 from claimcheck.stores import obstore as obstore_client
-from claimcheck.stores._transfers import TransferPolicy
+from claimcheck.stores._parts import TransferPolicy
 from claimcheck.testing import StoreConformance
 from tests.conformance.folder_medium import FolderConformance
 from tests.conformance.s3_medium import PART_BYTES, TRANSFER_BYTES, S3Conformance

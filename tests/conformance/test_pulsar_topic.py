@@ -15,8 +15,6 @@ class TestPulsarTopic(StoreConformance):
         "test_rollback_leaves_nothing_and_may_be_repeated": _RETAINED,
         "test_same_payload_twice_rests_twice": _RETAINED,
         "test_failed_write_leaves_nothing": _RETAINED,
-        "test_interrupted_write_leaves_nothing": _RETAINED,
-        "test_hooks_hear_of_every_operation": "the key contains the payload's position, which is known after the write",
     }
 
     @pytest.fixture

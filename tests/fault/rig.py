@@ -9,7 +9,7 @@ from urllib.parse import urlencode, urlsplit, urlunsplit
 import pytest
 
 from claimcheck.errors import IntegrityError, StoreUnavailableError
-from claimcheck.testing._payloads import content as _content
+from claimcheck.testing._store_kit import content as _content
 
 __all__ = [
     "MIB",

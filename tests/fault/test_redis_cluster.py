@@ -8,7 +8,7 @@ import pytest
 import redis
 import redis.cluster
 
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
 from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
 from claimcheck.stores.redis._store import RedisStore
 from tests import servers
@@ -172,7 +172,7 @@ class TestMovingSlots:
 class TestClusterLines:
     @pytest.fixture
     def store(self, cluster):
-        with RedisStore(url=cluster.url, timeout_seconds=5, connect_timeout_seconds=1) as store:
+        with RedisStore(url=cluster.url, timeout_seconds=5) as store:
             store.write(b"so that connections are there")
             yield store
             assert_healthy(store)
@@ -230,7 +230,7 @@ def lines_of(node, name):
 class TestDeadNode:
     @pytest.fixture
     def store(self, cluster):
-        with RedisStore(url=cluster.url, timeout_seconds=2, connect_timeout_seconds=1) as store:
+        with RedisStore(url=cluster.url, timeout_seconds=2) as store:
             yield store
 
     def test_payloads_elsewhere_are_not_touched_and_its_own_come_later(self, store, cluster):

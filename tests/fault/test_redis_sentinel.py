@@ -16,7 +16,7 @@ from tests.fault.rig import MIB, READINGS, TriggerFile, assert_healthy, assert_u
 class TestFailover:
     @pytest.fixture
     def store(self, redis_sentinel):
-        with RedisStore(url=redis_sentinel.url, timeout_seconds=5, connect_timeout_seconds=1) as store:
+        with RedisStore(url=redis_sentinel.url, timeout_seconds=5) as store:
             store.write(b"so that a connection is there")
             yield store
             assert_healthy(store)

@@ -20,7 +20,7 @@ ALL_READINGS = pytest.mark.parametrize("read", READINGS.values(), ids=READINGS)
 class Rig:
     """A store with one connection, on a server of its own."""
 
-    options = {"timeout_seconds": 1, "connect_timeout_seconds": 1}
+    options = {"timeout_seconds": 1}
 
     @pytest.fixture
     def url(self, own_redis):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from claimcheck import _content, _payload_reader
+from claimcheck import _content, _store_read
 from claimcheck._compression import DecompressingReader
 from claimcheck._envelope import Literal
 from claimcheck.transports._common import dispatch
@@ -48,7 +48,7 @@ def decodes_chunks_at_once() -> None:
 
 def trusts_declared_sizes() -> None:
     """Allocate what a pointer declares."""
-    _plant(_payload_reader, "TRUSTED_BYTES", 1 << 60)
+    _plant(_store_read, "TRUSTED_BYTES", 1 << 60)
 
 
 def ignores_the_end() -> None:

@@ -16,7 +16,7 @@ import yaml
 
 import claimcheck
 from claimcheck._pointer import Pointer
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
 from tests.integration.kafka_rig import rig
 from tests.servers import wait_until
 from tests.unit.cli.rig import command, ok, run

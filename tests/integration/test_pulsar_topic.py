@@ -176,7 +176,8 @@ class TestForgedPointers:
 
         def build(**options):
             kept = {name: value for name, value in entry.items() if name != "type"}
-            opened.append(PulsarTopicStore(**kept, **options))
+            opened.append(PulsarTopicStore(**kept))
+            vars(opened[-1]).update({f"_{name}": value for name, value in options.items()})
             return opened[-1]
 
         yield build
@@ -201,7 +202,7 @@ class TestForgedPointers:
         pointer = _of_two_chunks(first, payload)
 
         assert bounded(max_gap_messages=20).read(pointer) == payload
-        with pytest.raises(PayloadNotFoundError, match="max_gap_messages 19"):
+        with pytest.raises(PayloadNotFoundError, match="19 messages"):
             bounded(max_gap_messages=19).read(pointer)
 
     def test_numbers_that_are_none_are_passed_over(self, store, sends):

@@ -28,9 +28,9 @@ def opened(request, place):
 
 
 def connections(store, count):
-    """Let a store have found that so many connections are good."""
+    """Let a store use so many connections."""
     for transfers in (store._transfers.gets, store._transfers.puts):
-        transfers.level, transfers._retry_at = count, float("inf")
+        transfers.connections, transfers.is_fast = count, False
 
 
 @pytest.mark.parametrize("count", [1, 3, 16])

@@ -41,6 +41,7 @@ from typing import Any
 
 import pytest
 
+import claimcheck.testing._store_kit as payloads
 from claimcheck._envelope import HEADER, Chunk, decode, encode_abort, encode_pointer
 from claimcheck.errors import (
     ClaimCheckError,
@@ -52,7 +53,6 @@ from claimcheck.errors import (
     StoreUnavailableError,
 )
 from claimcheck.hooks import SendEvent
-from claimcheck.testing import _payloads as payloads
 from tests.kit.transport_chunks import ChunkConformance
 from tests.kit.transport_harness import Harness, chunks_of, content, faulty, requires
 

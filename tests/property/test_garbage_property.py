@@ -16,7 +16,7 @@ from claimcheck._envelope import HEADER, encode_pointer
 from claimcheck._garbage import Candidates
 from claimcheck._gc_collection import Collection, Run
 from claimcheck._pointer import Pointer, decode, encode
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
 from claimcheck._sweep import Sweep
 from claimcheck.stores.memory import MemoryStore
 from claimcheck.transports._common.topics import IncompleteReadError

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from claimcheck._pointer import Pointer
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
 from claimcheck._sweep import Sweep
 from claimcheck.stores.filesystem import FilesystemStore
 from claimcheck.stores.memory import MemoryStore

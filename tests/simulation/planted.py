@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from claimcheck import _assembler, _payload_reader, _resolver, _sending, _store
+from claimcheck import _assembler, _resolver, _sending, _store_read
 from claimcheck._acknowledgement import CumulativeAcks
 from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.kafka import _asyncio, _producer
@@ -108,7 +108,7 @@ def _differs(*args: Any) -> None:
         real_differs(*args)
 
 
-real_differs = vars(_payload_reader)["differs"]
+real_differs = vars(_store_read)["differs"]
 unknown_too = property(lambda verdict: verdict.outcome in ("failed", "unknown"))
 set_at_once = types.SimpleNamespace(Event=lambda: types.SimpleNamespace(set=lambda: None, is_set=lambda: True))
 constant = lambda *args, **kwargs: "claimcheck-same"  # noqa: E731
@@ -169,8 +169,8 @@ DEFECTS = [
     _defect("seek clears nothing", (KafkaConsumer, "seek", _sought)),
     _defect("messages of revoked partitions stay", (KafkaConsumer, "_drop", lambda self, partitions: None)),
     _defect("messages of paused partitions are returned", (KafkaConsumer, "_is_paused", lambda self, ready: False)),
-    _defect("keys are used again", (_store.Store, "_key", constant)),
-    _defect("checksums are not compared", (_payload_reader, "differs", _differs)),
+    _defect("keys are used again", (_store_contract.StoreContract, "_key", constant)),
+    _defect("checksums are not compared", (_store_read, "differs", _differs)),
     _defect("chunks go to any partition", (InFlightWindow, "send", _unpinned)),
     _defect("chunks never expire", (_assembler.Assembler, "tick", lambda self: [])),
     _defect("a reported payload is not marked", (Partition, "report", lambda self, payload, first: None)),

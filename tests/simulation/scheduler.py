@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from claimcheck import _plans, _store_context, _threads
+from claimcheck import _plans, _store_contract, _threads
 from claimcheck.transports._common import rollback_worker
 from claimcheck.transports.kafka import _producer as kafka_producer
 from claimcheck.transports.pulsar import _deadlines, _producer, _send
@@ -313,7 +313,7 @@ def scheduled(scheduler: Scheduler) -> Iterator[None]:
         Condition=lambda: _Condition(scheduler), current_thread=lambda: _current[-1] if _current else None,
     )  # fmt: skip
     new_uuid = lambda: uuid.UUID(int=scheduler.random.getrandbits(128), version=4)  # noqa: E731
-    context: Any = _store_context.StoreContext
+    context: Any = _store_contract.StoreContext
     plans: Any = _plans
     kafka: Any = kafka_producer
     *defaults, _, _, binds = context.__init__.__defaults__

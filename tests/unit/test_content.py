@@ -26,7 +26,7 @@ from claimcheck._envelope import encode_chunk
 from claimcheck._payload import Source
 from claimcheck._pointer import Pointer
 from claimcheck._reader import PieceReader
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
 from claimcheck.config import CompressionConfig
 from claimcheck.errors import (
     ConfigError,

@@ -18,7 +18,7 @@ from claimcheck import Failed, MissingDependencyError, Resolved
 from claimcheck import _digest as digests
 from claimcheck._digest import ALGORITHMS, digest_of
 from claimcheck._payload import Source
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
 from claimcheck.errors import IntegrityError, PointerRejectedError
 from claimcheck.stores.memory import MemoryStore
 

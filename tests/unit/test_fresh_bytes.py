@@ -4,8 +4,8 @@ import tracemalloc
 
 import pytest
 
-from claimcheck import _fresh_bytes as fresh
-from claimcheck._fresh_bytes import FreshBytes
+from claimcheck import _reader as fresh
+from claimcheck._reader import FreshBytes
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from claimcheck._envelope import HEADER, encode_abort, encode_chunk, encode_lite
 from claimcheck._garbage import Candidates, Reference, fingerprint, reference_of, same_slug
 from claimcheck._listing import StoreEntry
 from claimcheck._pointer import Pointer, encode, encode_signed
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
 from claimcheck.errors import EnvelopeError, UnknownVersionError
 from claimcheck.stores.memory import MemoryStore
 from tests.clocks import Clock

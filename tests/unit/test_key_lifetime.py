@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from claimcheck._key_lifetime import KeyLifetime, destination_of, parse_name, with_lifetime
+from claimcheck._listing import KeyLifetime, destination_of, parse_name, with_lifetime
 from claimcheck._pointer import PINNED, slug
 
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")

@@ -11,7 +11,7 @@ import pytest
 import claimcheck
 from claimcheck._pointer import Pointer
 from claimcheck._store import Store
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
 from claimcheck.errors import (
     IntegrityError,
     KeyTakenError,
@@ -21,7 +21,7 @@ from claimcheck.errors import (
     StoreUnavailableError,
 )
 from claimcheck.stores.obstore import ObstoreStore
-from claimcheck.testing._payloads import Breaking, Unseekable, Zeros
+from claimcheck.testing._store_kit import Breaking, Unseekable, Zeros
 from tests.parts import divided
 from tests.unit.tiny_s3 import Answer, TinyS3
 

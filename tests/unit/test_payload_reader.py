@@ -7,11 +7,11 @@ import zlib
 import pytest
 
 from claimcheck._digest import Crc32, digest_of
-from claimcheck._payload_reader import PayloadReader, SeekableReader
 from claimcheck._pointer import Pointer
 from claimcheck._reader import PieceReader
 from claimcheck._store import Store
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
+from claimcheck._store_read import PayloadFile
 from claimcheck._threads import Interrupted, interruptible
 from claimcheck.errors import IntegrityError, PayloadTooLargeError, StoreError
 
@@ -47,7 +47,8 @@ class Opened(Store):
 
 def reader(pieces, expected=None, **options):
     store = Opened(lambda start, stop: PieceReader(pieces, start=start), **options)
-    return PayloadReader(store, expected or pointer())
+    store._seekable = False
+    return PayloadFile(store, expected or pointer())
 
 
 def unknown():
@@ -264,7 +265,7 @@ class TestClosing:
     def test_happens_at_the_end_and_at_an_error(self, damaged):
         """A file that was read to its end holds no connection, even if it is not closed."""
         medium = Medium(damaged)
-        source = PayloadReader(Opened(medium), pointer())
+        source = PayloadFile(Opened(medium), pointer())
 
         with contextlib.suppress(IntegrityError):
             source.readall()
@@ -274,7 +275,7 @@ class TestClosing:
     def test_before_the_first_read_has_nothing_to_do(self):
         medium = Medium(PAYLOAD)
 
-        PayloadReader(Opened(medium), pointer()).close()
+        PayloadFile(Opened(medium), pointer()).close()
 
         assert medium.asked == []
 
@@ -286,7 +287,7 @@ class TestSeekableReader:
 
     @pytest.fixture
     def source(self, medium):
-        return SeekableReader(Opened(medium), pointer())
+        return PayloadFile(Opened(medium), pointer())
 
     def test_reads_once_what_is_read_in_order(self, source, medium):
         assert source.read(4000) + source.read(1) + source.readall() == PAYLOAD
@@ -328,7 +329,7 @@ class TestSeekableReader:
     @pytest.mark.parametrize("damaged", [PAYLOAD[:-1], PAYLOAD + b"x", PAYLOAD[:-1] + b"?"])
     @pytest.mark.parametrize("place", [5, -1, 10**9])
     def test_hands_out_nothing_of_a_broken_payload(self, damaged, place):
-        source = SeekableReader(Opened(Medium(damaged)), pointer())
+        source = PayloadFile(Opened(Medium(damaged)), pointer())
         source.seek(*((place, io.SEEK_SET) if place > 0 else (place, io.SEEK_END)))
 
         for _ in range(2):
@@ -350,7 +351,7 @@ class TestSeekableReader:
 
     def test_allocates_at_once_what_the_medium_confirmed(self, monkeypatch):
         """No growing, no copying, however large it is."""
-        monkeypatch.setattr("claimcheck._payload_reader.TRUSTED_BYTES", 100)
-        monkeypatch.setattr("claimcheck._payload_reader._grown", lambda *_: pytest.fail("grown"))
+        monkeypatch.setattr("claimcheck._store_read.TRUSTED_BYTES", 100)
+        monkeypatch.setattr("claimcheck._store_read._grown", lambda *_: pytest.fail("grown"))
 
-        assert SeekableReader(Opened(Medium(PAYLOAD)), pointer()).readall() == PAYLOAD
+        assert PayloadFile(Opened(Medium(PAYLOAD)), pointer()).readall() == PAYLOAD

@@ -9,14 +9,14 @@ import pytest
 
 from claimcheck._digest import digest_of
 from claimcheck._pointer import Pointer
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
 from claimcheck.errors import (
     IntegrityError,
     PayloadNotFoundError,
     StoreError,
     StoreUnavailableError,
 )
-from claimcheck.stores.redis import _reader as redis_reader
+from claimcheck.stores.redis import _segments as redis_segments
 from claimcheck.stores.redis._server import Borrowed
 from claimcheck.stores.redis._store import RedisStore
 from tests.unit.scripted_redis import bulk, scripted_redis
@@ -69,7 +69,7 @@ def server(medium):
 
 @pytest.fixture
 def store(server, monkeypatch):
-    monkeypatch.setattr(redis_reader, "TRUSTED_BYTES", 50)
+    monkeypatch.setattr(redis_segments, "TRUSTED_BYTES", 50)
     store = RedisStore(url=server.url, segment_bytes=10, timeout_seconds=0.5)
     store.context = StoreContext(name="hot")
     yield store
@@ -129,7 +129,7 @@ class TestReading:
         assert seen == [b"*2\r"] * 9
 
     def test_of_a_small_payload_asks_for_nothing_first(self, store, server, monkeypatch):
-        monkeypatch.setattr(redis_reader, "TRUSTED_BYTES", 95)
+        monkeypatch.setattr(redis_segments, "TRUSTED_BYTES", 95)
 
         assert store.read(POINTER) == PAYLOAD
         assert [command[0] for command in server.asked] == [b"GET"] * 10

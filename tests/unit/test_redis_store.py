@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from claimcheck._pointer import Pointer, decode, encode
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
 from claimcheck.errors import (
     ConfigError,
     IntegrityError,

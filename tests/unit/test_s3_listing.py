@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
 from claimcheck._sweep import Sweep
 from claimcheck.errors import ConfigError
 from claimcheck.stores.obstore import ObstoreStore

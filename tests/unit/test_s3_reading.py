@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
 from claimcheck.errors import IntegrityError, PayloadNotFoundError, StoreError, StoreUnavailableError
 from claimcheck.stores.s3 import _store as s3_store
 from claimcheck.stores.s3._store import S3Store
@@ -310,7 +310,7 @@ class TestByDefault:
     @pytest.fixture(params=[1, 2, 8])
     def far(self, store, request):
         transfers = store._transfers.gets
-        transfers.level, transfers._retry_at = request.param, float("inf")
+        transfers.connections, transfers.is_fast = request.param, False
         return store
 
     @pytest.fixture
@@ -321,7 +321,7 @@ class TestByDefault:
 
     def test_a_payload_is_whole_however_many_there_are(self, server, far, large):
         assert far.read(large) == self.LARGE
-        assert len(server.said("range")) == {1: 1, 2: 3, 8: 6}[far._transfers.gets.level]
+        assert len(server.said("range")) == {1: 1, 2: 3, 8: 6}[far._transfers.gets.connections]
 
         with far.open(large) as file:
             assert b"".join(iter(lambda: file.read(65536), b"")) == self.LARGE
@@ -337,7 +337,7 @@ class TestByDefault:
         assert begun <= 2
 
     def test_parts_of_a_replaced_object_are_never_joined(self, server, store, large):
-        store._transfers.gets.level, store._transfers.gets._retry_at = 2, float("inf")
+        store._transfers.gets.connections, store._transfers.gets.is_fast = 2, False
         answer, other = server.answer, {"ETag": '"other"'}
 
         def replaced(request):

@@ -9,7 +9,7 @@ import pytest
 
 from claimcheck._pointer import Pointer, slug
 from claimcheck._store import Store
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
 from claimcheck.errors import (
     ConfigError,
     IntegrityError,

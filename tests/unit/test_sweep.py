@@ -11,7 +11,7 @@ from datetime import datetime
 import pytest
 
 import claimcheck
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
 from claimcheck._sweep import Sweep
 from claimcheck.errors import ConfigError, ScanNotSupportedError, StoreError, StoreUnavailableError
 from claimcheck.hooks import Hooks, SweepEvent

@@ -8,242 +8,94 @@ import threading
 from contextlib import closing
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from claimcheck._reader import fill, lend_to
 from claimcheck._threads import Interrupted, interruptible
 from claimcheck.errors import StoreUnavailableError
-from claimcheck.stores._parts import MAX_CONNECTIONS, PartsReader, SameVersion, in_parts
-from claimcheck.stores._transfers import Memory, TransferPolicy, Transfers
+from claimcheck.stores._parts import Memory, PartsReader, SameVersion, TransferPolicy, Transfers
 
 MIB = 1 << 20
 PAYLOAD = bytes(range(256)) * 100
 
 
-class Line:
-    """A network with a rate for each connection and one for all, on a clock of its own."""
+class Clock:
+    """Passes a time for each MiB that is read."""
 
-    def __init__(self, each, total):
-        self.each, self.total = each, total
-        self.now = 0.0
-        self.transfers = Transfers(Memory(64 * MIB), clock=lambda: self.now)
+    def __init__(self, monkeypatch, rate):
+        self.now, self.rate = 0.0, rate
+        monkeypatch.setattr("claimcheck.stores._parts.time.perf_counter", lambda: self.now)
 
-    def rate(self, connections):
-        return min(self.each, self.total / connections)
+    def open(self, start, stop):
+        clock, left = self, stop - start
 
-    def use(self, seconds):
-        """Spend time on a payload, without a measurement."""
-        with self.transfers.payload():
-            self.now += seconds
+        class Body:
+            def readinto(self, buffer):
+                nonlocal left
+                count = min(len(buffer), left)
+                left -= count
+                clock.now += count / clock.rate
+                return count
 
-    def transfer(self, mebibytes, payloads=1):
-        """Move a payload, beside others that have one connection each."""
-        for _ in range(payloads):
-            self.transfers.begin()
-        left = mebibytes * MIB
-        while left > 0:
-            connections = self.transfers.level + payloads - 1
-            seconds = MIB / self.rate(connections)
-            self.now += seconds
-            for _ in range(self.transfers.level):
-                self.transfers.record(MIB, seconds, connections)
-                left -= MIB
-        for _ in range(payloads):
-            self.transfers.end()
+            def close(self):
+                pass
+
+        return Body()
 
 
-def best(each, total, gain):
-    """The number of connections that a search should find."""
-    found = 1
-    for level in (4, MAX_CONNECTIONS):
-        if min(level * each, total) < gain * min(found * each, total):
-            break
-        found = level
-    return found
+@pytest.fixture
+def requests():
+    return []
 
 
-@given(each=st.integers(5, 590), share=st.floats(1, 40))
-@settings(max_examples=60, deadline=None)
-def test_finds_the_number_that_the_line_rewards(each, share):
-    line = Line(each * 1e6, each * 1e6 * share)
-    line.transfer(2000)
+def read_once(policy, clock, requests, size=24 * MIB):
+    """Read a payload; returns how many requests that took."""
 
-    assert line.transfers.level in {best(each * 1e6, each * 1e6 * share, gain) for gain in (1.249, 1.251)}
-    assert line.transfers.settled
+    def opened(start, stop):
+        requests.append((start, stop))
+        return clock.open(start, stop)
 
-
-def test_one_payload_of_some_size_is_enough_to_find_it():
-    line = Line(90e6, 700e6)
-    line.transfer(128)
-
-    assert line.transfers.level == 16
-    assert line.transfers.settled
+    requests.clear()
+    with closing(policy.reader(opened, 0, size)) as reader:
+        assert fill(reader, memoryview(bytearray(size))) == size
+    return len(requests)
 
 
-def measured(transfers, connections, *rates):
-    for rate in rates:
-        for _ in range(connections):
-            transfers.record(MIB, MIB / rate, connections)
+def test_parts_come_over_several_connections_where_one_is_slow(monkeypatch, requests):
+    policy, clock = TransferPolicy(64 * MIB), Clock(monkeypatch, 90e6)
+
+    assert [read_once(policy, clock, requests) for _ in range(2)] == [6, 6]
+    assert read_once(policy, clock, requests, size=8 * MIB - 1) == 1
 
 
-def test_new_connections_that_begin_slowly_are_not_judged_by_that():
-    transfers = Transfers(Memory(64 * MIB), clock=lambda: 0.0)
-    transfers.begin()
-    measured(transfers, 1, 1e6, *[90e6] * 6)
-    assert transfers.level == 4
+def test_a_fast_connection_stays_alone(monkeypatch, requests):
+    policy, clock = TransferPolicy(64 * MIB), Clock(monkeypatch, 900e6)
 
-    measured(transfers, 4, 1e6, *[90e6] * 3)  # first the network finds out how much it can take
-    assert transfers.level == 16
+    assert [read_once(policy, clock, requests) for _ in range(3)] == [2, 1, 1]
 
 
-def test_a_moment_in_which_the_machine_is_busy_does_not_end_the_search():
-    transfers = Transfers(Memory(64 * MIB), clock=lambda: 0.0)
-    transfers.begin()
-    measured(transfers, 1, *[90e6] * 3, 400e6, *[90e6] * 4)
-    measured(transfers, 4, 90e6, 5e6, 20e6, 90e6, 90e6, 90e6)
+def test_a_fast_connection_that_becomes_slow_is_noticed(monkeypatch, requests):
+    policy, clock = TransferPolicy(64 * MIB), Clock(monkeypatch, 900e6)
+    read_once(policy, clock, requests)
+    clock.rate = 90e6
 
-    assert transfers.level == 16
-
-
-def test_payloads_that_fill_half_of_the_connections_end_the_search():
-    transfers = Transfers(Memory(64 * MIB), clock=lambda: 0.0)
-    transfers.begin()
-    measured(transfers, 1, *[90e6] * 3, 400e6, *[90e6] * 4)
-    measured(transfers, 4, *[90e6] * 4)
-    for _ in range(300):
-        transfers.record(MIB, MIB / 30e6, 8)
-
-    assert transfers.level == 4
-    assert transfers.settled
+    assert [read_once(policy, clock, requests) for _ in range(2)] == [1, 6]
 
 
-def test_a_fast_connection_stays_alone():
-    line = Line(2e9, 9e9)
-    line.transfer(100)
+def test_uploads_are_sent_in_one_request_only_where_that_is_fast(monkeypatch):
+    policy, clock = TransferPolicy(64 * MIB), Clock(monkeypatch, 1.0)
 
-    assert line.transfers.single
-
-
-def test_a_few_fast_bytes_prove_nothing():
-    line = Line(90e6, 90e6)
-    line.transfers.begin()
-    line.transfers.record(MIB, MIB / 90e6, 1)
-
-    assert line.transfers.level == 1
-    assert not line.transfers.settled
-
-
-def test_several_payloads_teach_nothing():
-    line = Line(90e6, 700e6)
-    line.transfer(100, payloads=3)
-
-    assert line.transfers.level == 1
-
-
-def test_a_line_that_changes_is_noticed_later():
-    line = Line(90e6, 90e6)
-    line.transfer(100)
-    assert line.transfers.single
-
-    line.total = 700e6
-    line.transfer(100)
-    assert line.transfers.single, "not before the time has come"
-    line.use(11)
-    line.transfer(100)
-    assert line.transfers.level == 16
-
-    line.total = 90e6
-    line.use(11)
-    line.transfer(100)
-    assert line.transfers.single
-
-
-def test_a_store_that_is_used_now_and_then_keeps_what_it_has_learned():
-    line = Line(90e6, 700e6)
-    line.transfer(128)
-    for _ in range(10):
-        line.now += 3600
-        line.transfer(16)
-        assert (line.transfers.level, line.transfers.settled) == (16, True)
-
-
-def test_what_stays_the_same_is_measured_less_and_less_often():
-    line = Line(90e6, 700e6)
-    line.transfer(128)
-    for pause in (11, 21, 41):
-        assert line.transfers.settled
-        line.use(pause - 2)
-        assert line.transfers.settled
-        line.use(2)
-        assert not line.transfers.settled
-        line.transfer(128)
-
-
-class Uploads:
-    """Uploads whose duration is computed, on a clock of its own."""
-
-    def __init__(self, *, single, parts, at_most=None):
-        self.policy = TransferPolicy(64 * MIB)
-        self.policy._single = at_most
-        self.now, self.single, self.parts = 0.0, single, parts
-        self.policy.puts.clock = lambda: self.now
-
-    def send(self, mebibytes):
-        """Send a payload; returns whether it was sent in one request."""
-        with self.policy.upload(mebibytes * MIB) as single:
-            self.now += mebibytes * MIB / (self.single if single else self.parts)
+    def send(mebibytes, rate):
+        with policy.upload(mebibytes * MIB) as single:
+            clock.now += mebibytes * MIB / rate
         return single
 
-
-def test_uploads_begin_in_parts_and_stay_so_if_one_request_is_slower():
-    uploads = Uploads(single=90e6, parts=300e6)
-
-    assert [uploads.send(16) for _ in range(6)] == [False, False, True, True, False, False]
-    assert uploads.policy.puts.settled
-
-
-def test_uploads_whose_requests_cost_what_parts_gain_are_sent_in_one():
-    uploads = Uploads(single=500e6, parts=550e6)
-
-    assert [uploads.send(16) for _ in range(6)] == [False, False, True, True, True, True]
-    assert uploads.policy.puts.single
-    assert uploads.policy.single_put_bytes == 64 * MIB
-
-
-def test_a_slow_small_upload_saves_the_large_one_in_one_request():
-    uploads = Uploads(single=67e6, parts=300e6)
-
-    assert uploads.send(4)
-    assert not any(uploads.send(16) for _ in range(6))
-    assert uploads.policy.puts.settled
-
-
-def test_an_upload_in_one_request_that_was_enough_is_measured_again():
-    uploads = Uploads(single=500e6, parts=550e6)
-    for _ in range(4):
-        uploads.send(16)
-    uploads.single, uploads.parts = 67e6, 300e6
-    with uploads.policy.puts.payload():
-        uploads.now += 11
-
-    assert uploads.send(4), "which is slow, and shows it"
-    assert not any(uploads.send(16) for _ in range(6))
-    assert uploads.policy.puts.settled
-
-
-@pytest.mark.parametrize(("size", "options"), [(256, {}), (32, {"at_most": 0})])
-def test_uploads_that_cannot_be_sent_in_one_request_do_not_wait_for_its_measurement(size, options):
-    uploads = Uploads(single=90e6, parts=300e6, **options)
-    for _ in range(3):
-        uploads.send(size)
-
-    assert uploads.policy.puts.level == MAX_CONNECTIONS
-    assert uploads.policy.puts.settled
+    assert [send(15, 90e6), send(16, 90e6)] == [True, False]
+    assert [send(15, 900e6), send(16, 900e6), send(64, 900e6), send(65, 900e6)] == [True, True, True, False]
+    assert [send(16, 90e6), send(16, 90e6)] == [True, False]
 
 
 def test_connections_are_shared_but_each_payload_has_one():
-    transfers = Transfers(Memory(64 * MIB), fixed=3)
+    transfers = Transfers(Memory(64 * MIB), connections=3)
 
     assert [transfers.connect() for _ in range(4)] == [True, True, True, False]
     assert transfers.connect(always=True)
@@ -311,7 +163,8 @@ def opener():
 
 
 def reader_of(opened, start, stop, *, connections, memory=10_000, part_bytes=1000):
-    transfers = Transfers(Memory(memory), fixed=connections)
+    transfers = Transfers(Memory(memory), connections=connections)
+    transfers.is_fast = False
     reader = PartsReader(opened, start, stop, transfers=transfers, part_bytes=part_bytes)
     reader._read = 1 << 30  # as if so much had been read in sequence
     return reader
@@ -357,7 +210,7 @@ def fill_lent(reader, room):
 
 def test_reading_one_piece_fetches_nothing_ahead(opener):
     with closing(
-        PartsReader(opener, 0, 25_000, transfers=Transfers(Memory(10_000), fixed=8), part_bytes=1000)
+        PartsReader(opener, 0, 25_000, transfers=Transfers(Memory(10_000), connections=8), part_bytes=1000)
     ) as reader:
         reader.readinto(memoryview(bytearray(10)))
 
@@ -468,21 +321,22 @@ def test_closing_stops_what_is_under_way():
     ("stop", "connections", "requests"), [(5000, 3, 5), (1000, 3, 1), (5000, 1, 1), (None, 3, 1), (25_600, 2, 26)]
 )
 def test_parts_only_where_there_are_several(opener, stop, connections, requests):
-    transfers = Transfers(Memory(5000), fixed=connections)
-    with closing(in_parts(opener, 0, stop, transfers=transfers, part_bytes=1000)) as reader:
+    policy = TransferPolicy(5000)
+    policy._part, policy.gets = 1000, Transfers(Memory(5000), connections=connections)
+    policy.gets.is_fast = False
+    with closing(policy.reader(opener, 0, stop)) as reader:
         fill(reader, memoryview(bytearray(stop or len(PAYLOAD))))
 
     assert len(opener.parts) == requests
 
 
 def test_a_forked_process_begins_with_no_connection_in_use(monkeypatch):
-    transfers = Transfers(Memory(0), fixed=2)
-    transfers.begin()
+    transfers = Transfers(Memory(0), connections=2)
     transfers.connect()
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    transfers.begin()
+    transfers.connect()
 
-    assert transfers.active == 0
+    assert transfers.active == 1
 
 
 def test_parts_of_two_versions_are_never_joined():

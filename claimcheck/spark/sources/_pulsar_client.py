@@ -25,7 +25,6 @@ from claimcheck.spark.sources._errors import AccessError
 from claimcheck.spark.sources._options import SECONDS, TEXT, TRUTH, OptionType, Values
 from claimcheck.transports.pulsar._admin import AdminClient, AdminError, topic_path
 from claimcheck.transports.pulsar._errors import vendor
-from claimcheck.transports.pulsar._queries import consumed_position, partitions_of
 
 if TYPE_CHECKING:
     import pulsar

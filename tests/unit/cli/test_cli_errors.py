@@ -152,7 +152,7 @@ def test_the_codes_are_in_the_help():
     for arguments in (("--help",), ("-h",)):
         text = ok(*arguments).stdout
         assert "Exit codes:" in text
-        assert text.index("demo") < text.index("  put") < text.index("  get") < text.index("  inspect")
+        assert text.index("  check") < text.index("  put") < text.index("  get") < text.index("  inspect")
 
 
 def test_an_error_that_nobody_expected_is_one_line_unless_debugging(here, monkeypatch):

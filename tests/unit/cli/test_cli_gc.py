@@ -15,7 +15,7 @@ import claimcheck
 from claimcheck._envelope import encode_pointer
 from claimcheck._gc_collection import Collection
 from claimcheck._gc_topics import LocalTopics
-from claimcheck._store_context import StoreContext
+from claimcheck._store_contract import StoreContext
 from claimcheck.transports._common.topics import topics_not_read, topics_to_read
 from claimcheck.transports.local import LocalBroker
 from claimcheck.transports.local._database import local_cluster

@@ -1,0 +1,435 @@
+"""Reads and writes the segments of one payload in Redis; several of them are in flight at the same time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Any, NamedTuple
+
+from claimcheck._pointer import Pointer
+from claimcheck._registry import import_vendor
+from claimcheck._store_read import TRUSTED_BYTES
+from claimcheck.errors import KeyTakenError
+from claimcheck.stores.redis._replies import OVERHEAD_BYTES, OtherReplyError, Replies
+from claimcheck.stores.redis._server import SMALL_BYTES, Borrowed, RedisServer, packed, segment_key
+
+_SEGMENTS_AT_ONCE = 1000
+_BYTES_AT_ONCE = 4 << 20
+_READ_AHEAD = 3  # two are enough on loopback, but not after a round trip of 1 ms
+_WRITE_AHEAD = 2
+_CHECK_KEYS = 100  # per command
+_GONE, _NO_EXPIRY = -2, -1  # replies of PTTL
+_NO_CONDITIONS = "wrong number of arguments"  # Redis 6.2, whose PEXPIREAT has no GT
+_REDIRECTS = ("MovedError", "AskError", "TryAgainError")
+
+
+class _Span(NamedTuple):
+    """A part of one segment."""
+
+    i: int
+    start: int
+    length: int
+    whole: bool
+
+
+def small_command(key: str, size: int) -> tuple[str, ...]:
+    """Return the command for a small value of a declared size: one byte more shows that it is larger."""
+    return "GETRANGE", key, "0", str(size)
+
+
+class SegmentReader:
+    """A `Reader` of the segments of one payload, whose size is known."""
+
+    def __init__(
+        self,
+        server: RedisServer,
+        pointer: Pointer,
+        start: int,
+        stop: int,
+        *,
+        missing: Callable[[str], Exception],
+        wrong: Callable[[int, int], Exception],
+    ) -> None:
+        self._server = server
+        self._pointer = pointer
+        self._size = pointer.size or 0
+        self._segment_bytes = pointer.segment_bytes or max(1, self._size)
+        self._missing, self._wrong = missing, wrong
+        self._position = self._requested = self._start = start
+        self._stop = stop
+        self._is_small = 0 < stop - start <= min(SMALL_BYTES, self._segment_bytes - start % self._segment_bytes)
+        self._lost_at = -1
+        self._replies: Replies | None = None
+        self._borrowed: Borrowed | None = None
+        self._lengths: deque[int] = deque()  # of the replies that were requested, and not read to the end
+        self._kept = memoryview(b"")  # read by redis-py, not returned yet
+
+    def begin(self) -> None:
+        """Request the first segment of a large payload. After this the last one is known to exist."""
+        if self._is_small or self._position == self._stop:
+            return
+        try:
+            self._attempt(self._begin_segment)
+        except BaseException:
+            self.close()
+            raise
+
+    def whole(self, size: int) -> bytes | None:
+        """Return all ``size`` bytes if they are one small segment, and nothing of it was read."""
+        if not self._is_small or self._server.is_cluster or self._position or not self._stop == self._size == size:
+            return None
+        borrowed = self._server.borrow_kept()
+        try:
+            replies = Replies(borrowed, at_once=size + OVERHEAD_BYTES)
+            replies.send(packed(self._command(self._span(0))))
+            whole = replies.value(size)
+        except BaseException as error:
+            borrowed.discard()
+            if isinstance(error, TimeoutError) or not isinstance(error, (OSError, OtherReplyError)):
+                raise
+            return None
+        (borrowed.give_back if replies.is_idle else borrowed.discard)()
+        if whole is None:
+            raise self._missing_segment(0)
+        self._position = self._stop
+        return whole
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Fill the buffer, at most to the end of the current segment."""
+        if self._position >= self._stop:
+            return 0
+        count = 0 if len(self._kept) else self._attempt(lambda: self._receive(buffer))
+        if len(self._kept):
+            count = min(len(buffer), len(self._kept))
+            buffer[:count] = self._kept[:count]
+            self._kept = self._kept[count:]
+        self._position += count
+        if self._position == self._stop:
+            self.close()
+        return count
+
+    def close(self) -> None:
+        """Give the connection back, or discard it if a reply is still to come."""
+        borrowed, self._borrowed = self._borrowed, None
+        replies, self._replies = self._replies, None
+        if borrowed is not None:
+            is_idle = replies is None or (replies.is_idle and not self._lengths)
+            (borrowed.give_back if is_idle else borrowed.discard)()
+        self._lengths.clear()
+        self._requested = self._position
+
+    # Internals -------------------------------------------------------------------------------------------------
+
+    def _attempt(self, step: Callable[[], int]) -> int:
+        try:
+            return step()
+        except TimeoutError:  # an OSError, too, but waiting again would double the allowed time
+            raise
+        except (import_vendor("redis.exceptions", extra="redis").ConnectionError, OSError) as error:
+            if not self._may_retry():
+                raise
+            lost: Exception = error
+        except OtherReplyError as error:
+            lost = error
+        self.close()
+        if self._server.is_cluster or isinstance(lost, OtherReplyError):
+            self._read_through_client()
+            return 0
+        return self._attempt(step)
+
+    def _may_retry(self) -> bool:
+        current = self._position // self._segment_bytes
+        once, self._lost_at = self._lost_at != current, current
+        return once
+
+    def _begin_segment(self) -> int:
+        """Read the beginning of the next reply, and request those after it."""
+        replies = self._replies or self._connect()
+        self._request_ahead(replies, 1)
+        if not replies.begin(self._lengths[0]):
+            raise OtherReplyError
+        self._request_ahead(replies, _READ_AHEAD)
+        return 0
+
+    def _connect(self) -> Replies:
+        self._borrowed = self._server.borrow(self._pointer.key)
+        replies = self._replies = Replies(self._borrowed)
+        if self._checks_last_first():
+            last = self._pointer.segments - 1
+            self._request_ahead(replies, 1, before=packed(("STRLEN", self._key(last))))
+            replies.expect(b":%d" % self._bytes_of(last))
+        return replies
+
+    def _receive(self, buffer: memoryview) -> int:
+        if self._replies is None or not self._replies.left:
+            self._begin_segment()
+        replies = self._replies
+        assert replies is not None
+        count = replies.fill(buffer)
+        if not replies.left:
+            self._lengths.popleft()
+            self._request_ahead(replies, _READ_AHEAD)  # before this piece is verified: the server need not wait
+            if not self._lengths:
+                replies.end()
+        return count
+
+    def _request_ahead(self, replies: Replies, count: int, before: bytes = b"") -> None:
+        while len(self._lengths) < count and self._requested < self._stop:
+            span = self._span(self._requested)
+            self._lengths.append(span.length)
+            self._requested += span.length
+            replies.send(before + packed(self._command(span)))
+
+    def _read_through_client(self) -> None:
+        if self._checks_last_first():
+            self._check_size(self._pointer.segments - 1)
+        span = self._span(self._position)
+        self._check_size(span.i)
+        reply = self._server.client.execute_command(*self._command(span))
+        if reply is None:
+            raise self._missing_segment(span.i)
+        if len(reply) != span.length:
+            raise self._wrong(span.length, len(reply))
+        self._kept = memoryview(reply)
+        self._requested = self._position + len(reply)
+
+    def _check_size(self, i: int) -> None:
+        """Compare sizes before anything is transferred; Redis reports 0 for a key that does not exist."""
+        expected = self._bytes_of(i)
+        size = self._server.client.execute_command("STRLEN", self._key(i))
+        if not size and not self._server.client.execute_command("EXISTS", self._key(i)):
+            raise self._missing_segment(i)
+        if size != expected:
+            raise self._wrong(expected, size)
+
+    def _missing_segment(self, i: int) -> Exception:
+        return self._missing(f"segment {i} of {self._pointer.segments}")
+
+    def _checks_last_first(self) -> bool:
+        """Whether to check the last segment before much memory is allocated or much data transferred."""
+        is_large = self._stop - self._start > TRUSTED_BYTES and self._pointer.segments > 1
+        return is_large and self._position == self._start
+
+    def _bytes_of(self, i: int) -> int:
+        """Return the size of a segment: all but the last have the same."""
+        return min(self._segment_bytes, self._size - i * self._segment_bytes)
+
+    def _span(self, position: int) -> _Span:
+        i, start = divmod(position, self._segment_bytes)
+        end = self._bytes_of(i)
+        length = min(end, self._stop - i * self._segment_bytes) - start
+        return _Span(i, start, length, whole=length == end)
+
+    def _command(self, span: _Span) -> tuple[str, ...]:
+        key = self._key(span.i)
+        if not span.whole:
+            return "GETRANGE", key, str(span.start), str(span.start + span.length - 1)
+        return small_command(key, span.length) if self._is_small else ("GET", key)
+
+    def _key(self, i: int) -> str:
+        return segment_key(self._pointer, i)
+
+
+def unsized_segments(
+    server: RedisServer,
+    pointer: Pointer,
+    *,
+    limit: int,
+    missing: Callable[[str], Exception],
+    empty: Callable[[], Exception],
+    too_large: Callable[[int], Exception],
+) -> Iterator[bytes]:
+    """Yield the segments of a payload of unknown size in order, several requests per round trip."""
+    total, numbers = 0, iter(range(pointer.segments))
+    while some := list(islice(numbers, _SEGMENTS_AT_ONCE)):
+        sizes = _pipelined(server, pointer, "STRLEN", some)
+        total += sum(sizes)
+        if total > limit:
+            raise too_large(total)
+        for batch in _batches(some, sizes):
+            for i, segment in zip(batch, _pipelined(server, pointer, "GET", batch), strict=True):
+                if segment is None:
+                    raise missing(f"segment {i} of {pointer.segments}")
+                if not segment and pointer.segments > 1:
+                    raise empty()
+                yield segment
+
+
+def _batches(numbers: list[int], sizes: list[int]) -> Iterator[list[int]]:
+    """Group segments by bytes; a segment over the limit is a batch of its own."""
+    batch: list[int] = []
+    held = 0
+    for i, size in zip(numbers, sizes, strict=True):
+        if batch and held + size > _BYTES_AT_ONCE:
+            yield batch
+            batch, held = [], 0
+        batch.append(i)
+        held += size
+    if batch:
+        yield batch
+
+
+def _pipelined(
+    server: RedisServer, pointer: Pointer, command: str, numbers: Sequence[int], *arguments: object
+) -> list[Any]:
+    """Send a command for each of these segments in one round trip, and return the replies."""
+    pipeline = server.client.pipeline(transaction=False)
+    for i in numbers:
+        pipeline.execute_command(command, segment_key(pointer, i), *arguments)
+    replies = list(pipeline.execute(raise_on_error=False))  # raising would prepend the command to the server's text
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies
+
+
+def extend_segments(
+    server: RedisServer, pointer: Pointer, expires_ms: int, *, now_ms: int, missing: Callable[[str], Exception]
+) -> bool:
+    """Let all segments expire at a moment, or at their present one if that is later; false if some never expire."""
+    all_expire = True
+    for first in range(0, pointer.segments, _SEGMENTS_AT_ONCE):
+        some = range(first, min(first + _SEGMENTS_AT_ONCE, pointer.segments))
+        _extend(server, pointer, some, expires_ms, now_ms)
+        remaining = _pipelined(server, pointer, "PTTL", some)
+        for i, milliseconds in zip(some, remaining, strict=True):
+            if milliseconds == _GONE:
+                raise missing(f"segment {i} of {pointer.segments}")
+            all_expire = all_expire and milliseconds != _NO_EXPIRY
+    return all_expire
+
+
+def _extend(server: RedisServer, pointer: Pointer, numbers: Sequence[int], expires_ms: int, now_ms: int) -> None:
+    try:
+        _pipelined(server, pointer, "PEXPIREAT", numbers, expires_ms, "GT")
+    except import_vendor("redis.exceptions", extra="redis").ResponseError as error:
+        if _NO_CONDITIONS not in str(error):
+            raise
+        remaining = _pipelined(server, pointer, "PTTL", numbers)
+        shorter = [i for i, ms in zip(numbers, remaining, strict=True) if 0 <= ms < expires_ms - now_ms]
+        _pipelined(server, pointer, "PEXPIREAT", shorter, expires_ms)
+
+
+class SegmentWriter:
+    """Writes segments on one connection; the next one is sent while the server stores the last."""
+
+    def __init__(self, server: RedisServer, pointer: Pointer, borrowed: Borrowed | None = None) -> None:
+        self._server = server
+        self._pointer = pointer
+        self._borrowed = borrowed
+        self._unanswered: deque[tuple[int, memoryview]] = deque()
+        self._sent = 0  # completely, on this connection, and not answered
+        self.count = 0
+        self._lost_at = -1
+
+    def put(self, i: int, segment: memoryview, *, create: bool = False) -> None:
+        """Send segment number ``i``; may wait for the reply to an earlier one."""
+        if create:
+            self._create(i, segment)
+            return
+        self._unanswered.append((i, segment))
+        self.count += 1
+        self._attempt(lambda: self._send(i, segment))
+        while len(self._unanswered) >= _WRITE_AHEAD:
+            self._attempt(self._receive)
+
+    def finish(self) -> None:
+        """Wait for all replies."""
+        while self._unanswered:
+            self._attempt(self._receive)
+        if self._borrowed is not None:
+            self._borrowed.give_back()
+            self._borrowed = None
+        if self._lost_at >= 0:
+            self._check_all_present()
+
+    def abandon(self) -> None:
+        """After an error, wait for what was sent, so that nothing arrives after its deletion, and disconnect."""
+        borrowed, self._borrowed = self._borrowed, None
+        if borrowed is None:
+            return
+        with suppress(Exception):
+            for _ in range(self._sent):
+                with suppress(import_vendor("redis.exceptions", extra="redis").ResponseError):
+                    borrowed.receive()
+        borrowed.discard()
+
+    def _create(self, i: int, segment: memoryview) -> None:
+        self.count += 1
+        if self._server.client.execute_command(*set_command(self._pointer, i, segment), "NX") is None:
+            text = f"{self._pointer.key!r} is taken: another attempt has written it, or is writing it now"
+            raise KeyTakenError(text, key=self._pointer.key)
+
+    def _attempt(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as error:
+            exceptions = import_vendor("redis.exceptions", extra="redis")
+            if is_lost(error):
+                self._drop()
+                self._resend(error)
+            elif isinstance(error, tuple(getattr(exceptions, name) for name in _REDIRECTS)):
+                self._drop()
+                self._send_through_client()
+            else:
+                if isinstance(error, (exceptions.TimeoutError, TimeoutError)):
+                    self._drop()
+                raise
+
+    def _drop(self) -> None:
+        """Close a broken connection."""
+        borrowed, self._borrowed = self._borrowed, None
+        self._sent = 0
+        if borrowed is not None:
+            borrowed.discard()
+
+    def _send(self, i: int, segment: memoryview) -> None:
+        if self._borrowed is None:
+            self._borrowed = self._server.borrow(self._pointer.key)
+        send = self._borrowed.send_small if len(segment) <= SMALL_BYTES else self._borrowed.send
+        send(*set_command(self._pointer, i, segment))
+        self._sent += 1
+
+    def _receive(self) -> None:
+        if self._borrowed is not None:
+            self._sent -= 1
+            self._borrowed.receive()
+            self._unanswered.popleft()
+
+    def _resend(self, error: Exception) -> None:
+        oldest = self._unanswered[0][0]
+        again, self._lost_at = oldest == self._lost_at, oldest
+        if self._server.is_cluster:  # the node may be gone, and another one may have its slots
+            self._send_through_client()
+            return
+        if again:
+            raise error
+        for i, segment in self._unanswered:
+            self._send(i, segment)
+
+    def _send_through_client(self) -> None:
+        """Send what is unanswered through redis-py, which follows redirects and remembers them for later segments."""
+        while self._unanswered:
+            self._server.client.execute_command(*set_command(self._pointer, *self._unanswered[0]))
+            self._unanswered.popleft()
+
+    def _check_all_present(self) -> None:
+        """Check for segments lost when a server restarted empty, or was replaced by a replica that lagged behind."""
+        keys = [segment_key(self._pointer, i) for i in range(self.count)]
+        size = 1 if self._server.is_cluster else _CHECK_KEYS  # a slot that moves is spread over two nodes
+        batches = (keys[first : first + size] for first in range(0, len(keys), size))
+        if sum(self._server.client.exists(*batch) for batch in batches) < self.count:
+            raise ConnectionError("the server lost segments that it had acknowledged")
+
+
+def set_command(pointer: Pointer, i: int, segment: memoryview) -> tuple[object, ...]:
+    """Return the command that stores a segment."""
+    deadline = () if pointer.expires_ms is None else ("PXAT", pointer.expires_ms)
+    return "SET", segment_key(pointer, i), segment, *deadline
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether a connection was lost; what had no reply may be sent again. A time-out is not repeated."""
+    return isinstance(error, (ConnectionError, import_vendor("redis.exceptions", extra="redis").ConnectionError))
