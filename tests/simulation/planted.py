@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from claimcheck import _assembler, _resolver, _sending, _store_read
+from claimcheck import _assembler, _resolver, _sending, _store_contract, _store_read
 from claimcheck._acknowledgement import CumulativeAcks
 from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.kafka import _asyncio, _producer
