@@ -7,18 +7,18 @@ broker. The consumer gets the original bytes back, verified. Start with `load`.
 from typing import TYPE_CHECKING
 
 from claimcheck._client import ClaimCheck, from_dict, load
-from claimcheck._data_keys import KeyProvider
-from claimcheck._envelope import HEADER, Envelope
-from claimcheck._listing import Deletion, StoreEntry
-from claimcheck._outbound import Outbound
-from claimcheck._payload import Payload
-from claimcheck._pointer import Pointer
-from claimcheck._resolve_many import Resolution
-from claimcheck._resolver import Dropped, Failed, Resolved, Resolver
-from claimcheck._store import RangeStore, Store
-from claimcheck._strategy import Strategy
-from claimcheck._wire_size import WireLimit
-from claimcheck.config import Config
+from claimcheck._content.data_keys import KeyProvider
+from claimcheck._content.source import Payload
+from claimcheck._receive.many import Resolution
+from claimcheck._receive.resolver import Dropped, Failed, Resolved, Resolver
+from claimcheck._send.outbound import Outbound
+from claimcheck._send.strategy import Strategy
+from claimcheck._store.listing import Deletion, StoreEntry
+from claimcheck._store.store import RangeStore, Store
+from claimcheck._wire.envelope import Envelope
+from claimcheck._wire.pointer import Pointer
+from claimcheck._wire.sizes import WireLimit
+from claimcheck.config import HEADER, Config
 from claimcheck.errors import (
     ChunkConflictError,
     ChunkError,
@@ -43,8 +43,8 @@ from claimcheck.errors import (
 )
 
 if TYPE_CHECKING:
-    from claimcheck._findings import CheckReport, Finding
-    from claimcheck._sweep import SweepReport
+    from claimcheck._operate.findings import CheckReport, Finding
+    from claimcheck._operate.sweep import SweepReport
 
 __all__ = [
     # entry points

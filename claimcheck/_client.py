@@ -12,34 +12,34 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TypeVar, overload
 
 from claimcheck import _opened as opened
-from claimcheck import _pointer as pointers
-from claimcheck import config as configuration
-from claimcheck._data_keys import DataKeys
-from claimcheck._decorator import OutboundBlock, Plan, ProduceCall, decorate
-from claimcheck._envelope import Buffer, Envelope, encode_pointer
-from claimcheck._hints import Headers
-from claimcheck._message_reader import MessageReader
+from claimcheck._config_file import parse, read_yaml
+from claimcheck._content.data_keys import DataKeys
+from claimcheck._content.source import Payload
 from claimcheck._opened import Opened
-from claimcheck._payload import Payload
 from claimcheck._plans import check_strategies, strategy_class
-from claimcheck._pointer import Pointer
+from claimcheck._receive.many import Message as ManyMessage
+from claimcheck._receive.many import Resolution, aresolve_many, resolve_many
+from claimcheck._receive.messages import MessageReader
+from claimcheck._receive.resolver import Resolver
 from claimcheck._registry import check_store
-from claimcheck._resolve_many import Message as ManyMessage
-from claimcheck._resolve_many import Resolution, aresolve_many, resolve_many
-from claimcheck._resolver import Resolver
-from claimcheck._sending import Classifier
-from claimcheck._store import Store
-from claimcheck._strategy import Message
+from claimcheck._send.decorator import OutboundBlock, Plan, ProduceCall, decorate
+from claimcheck._send.ledger import Classifier
+from claimcheck._send.strategy import Message
+from claimcheck._store.store import Store
 from claimcheck._threads import in_thread
 from claimcheck._validation import Problems, check_int, check_type, fail
-from claimcheck._wire_size import WireLimit
+from claimcheck._wire import pointer as pointers
+from claimcheck._wire.envelope import Buffer, Envelope, encode_pointer
+from claimcheck._wire.headers import Headers
+from claimcheck._wire.pointer import Pointer
+from claimcheck._wire.sizes import WireLimit
 from claimcheck.config import Config
 from claimcheck.errors import PayloadTypeError
 from claimcheck.hooks import Hook, Hooks
 
 if TYPE_CHECKING:
-    from claimcheck._findings import CheckReport
-    from claimcheck._sweep import SweepReport
+    from claimcheck._operate.findings import CheckReport
+    from claimcheck._operate.sweep import SweepReport
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,7 +55,7 @@ def load(path: str | os.PathLike[str], *, hooks: Iterable[Hook] = ()) -> ClaimCh
     Raises:
         ConfigError: The file cannot be read or is invalid; names the path inside it.
     """
-    return from_dict(configuration.read_yaml(path), hooks=hooks)
+    return from_dict(read_yaml(path), hooks=hooks)
 
 
 def from_dict(raw: Mapping[str, Any], *, hooks: Iterable[Hook] = ()) -> ClaimCheck:
@@ -65,7 +65,7 @@ def from_dict(raw: Mapping[str, Any], *, hooks: Iterable[Hook] = ()) -> ClaimChe
         ConfigError: The mapping is invalid; names the path inside it.
     """
     problems = Problems()
-    config = configuration.parse(raw, problems)
+    config = parse(raw, problems)
     with problems:
         cc = ClaimCheck(config, hooks=hooks)
     problems.raise_all()
@@ -434,7 +434,7 @@ class ClaimCheck:
         Args:
             open: Whether to resolve the signing keys, and to write, read and delete a small payload in every store.
         """
-        from claimcheck._check import check  # this and sweep, below, would make every import slower
+        from claimcheck._operate.check import check  # this and sweep, below, would make every import slower
 
         return check(self, open=open)
 
@@ -469,7 +469,7 @@ class ClaimCheck:
             ScanNotSupportedError: The store cannot list its payloads.
             StoreError: The store failed. Everything that was deleted had expired; the sweep can be repeated.
         """
-        from claimcheck._sweep import Sweep
+        from claimcheck._operate.sweep import Sweep
 
         options = Sweep(
             grace_seconds=grace_seconds,

@@ -7,15 +7,15 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from claimcheck._content import ContentCoder, Unpacker, package_users
-from claimcheck._data_keys import DataKeys
-from claimcheck._message_reader import MessageReader
+from claimcheck._content.coder import ContentCoder, Unpacker, package_users
+from claimcheck._content.data_keys import DataKeys
 from claimcheck._plans import Plans
+from claimcheck._receive.messages import MessageReader
 from claimcheck._registry import build_store
-from claimcheck._signing import Seal
-from claimcheck._store import Store
-from claimcheck._store_contract import StoreContext
+from claimcheck._store.contract import StoreContext
+from claimcheck._store.store import Store
 from claimcheck._validation import Problems
+from claimcheck._wire.signing import Seal
 from claimcheck.config import Config
 from claimcheck.errors import ConfigError
 from claimcheck.hooks import Hooks

@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from claimcheck import _pointer as pointers
-from claimcheck._content import ContentCoder
-from claimcheck._decorator import Plan
+from claimcheck._content.coder import ContentCoder
 from claimcheck._registry import STRATEGIES, load_class
-from claimcheck._signing import Seal
-from claimcheck._store import Store
-from claimcheck._strategy import Breaker, Strategy, StrategyContext
+from claimcheck._send.decorator import Plan
+from claimcheck._send.strategy import Breaker, Strategy, StrategyContext
+from claimcheck._store.store import Store
 from claimcheck._validation import Problems, fail
-from claimcheck._wire_size import DEFAULT_LIMIT, WireLimit
+from claimcheck._wire import pointer as pointers
+from claimcheck._wire.signing import Seal
+from claimcheck._wire.sizes import DEFAULT_LIMIT, WireLimit
 from claimcheck.config import Config
 from claimcheck.hooks import Hooks
 

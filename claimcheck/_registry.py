@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from claimcheck._pointer import Pointer
 from claimcheck._validation import Option, check_options, fail, options_of, without_secrets
 from claimcheck.config import StoreConfig, expand
 from claimcheck.errors import (
@@ -33,16 +32,16 @@ STORES = {
     "redis": "claimcheck.stores.redis:RedisStore",
     "s3": "claimcheck.stores.s3:S3Store",
 }
-_STORE = "claimcheck._store:Store"  # a name, because that module is in a higher layer
+_STORE = "claimcheck._store.store:Store"  # a name, because that module is in a higher layer
 STRATEGIES = {
-    "chunking": "claimcheck._strategies:ChunkingStrategy",
-    "external": "claimcheck._strategies:ExternalStrategy",
-    "hybrid": "claimcheck._strategies:HybridStrategy",
-    "inline": "claimcheck._strategies:InlineStrategy",
+    "chunking": "claimcheck._send.strategies:ChunkingStrategy",
+    "external": "claimcheck._send.strategies:ExternalStrategy",
+    "hybrid": "claimcheck._send.strategies:HybridStrategy",
+    "inline": "claimcheck._send.strategies:InlineStrategy",
 }
 KEY_PROVIDERS = {
-    "aws-kms": "claimcheck._aws_kms:AwsKms",
-    "local": "claimcheck._data_keys:LocalKeys",
+    "aws-kms": "claimcheck._content.aws_kms:AwsKms",
+    "local": "claimcheck._content.data_keys:LocalKeys",
 }
 
 UNUSABLE = (ConfigError, MissingDependencyError)
@@ -147,10 +146,10 @@ def _construction_error(path: str, error: Exception) -> ClaimCheckError:
     return StoreError(text, store=store) if isinstance(error, OSError) else ConfigError(text, path=path)
 
 
-def unusable(store: str, pointer: Pointer, error: ClaimCheckError) -> PointerRejectedError:
+def unusable(store: str, key: str, error: ClaimCheckError) -> PointerRejectedError:
     """Return the error for a message whose pointer names a store that this process cannot use."""
-    text = f"the pointer to {pointer.key[:200]!r} names the store {store!r}, which this process cannot use: {error}"
-    return PointerRejectedError(text, reason="store", store=store, key=pointer.key)
+    text = f"the pointer to {key[:200]!r} names the store {store!r}, which this process cannot use: {error}"
+    return PointerRejectedError(text, reason="store", store=store, key=key)
 
 
 def import_vendor(module: str, *, extra: str) -> ModuleType:

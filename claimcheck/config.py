@@ -1,8 +1,7 @@
-"""The configuration as frozen dataclasses, and how a mapping becomes one.
+"""The configuration as frozen dataclasses, and its placeholders and keys.
 
 ``${NAME}`` and ``${NAME:-default}`` in store options, signing keys and encryption keys are resolved by the process that
-uses them (`expand`), so a pickled configuration carries names, not secrets. Only the standard library is needed;
-PyYAML is imported when a file is read.
+uses them (`expand`), so a pickled configuration carries names, not secrets.
 """
 
 from __future__ import annotations
@@ -11,29 +10,21 @@ import base64
 import binascii
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
-from claimcheck._destination import canonical
-from claimcheck._envelope import HEADER
-from claimcheck._pointer import MAX_POINTER_BYTES
 from claimcheck._validation import (
     SECRET,
     AutoBytes,
     ByteCount,
     Count,
-    Problems,
     Range,
     Seconds,
     Size,
-    did_you_mean,
     fail,
-    options_of,
-    valid_options,
 )
-from claimcheck._yaml_file import read_yaml
 from claimcheck.errors import ConfigError
 
 __all__ = [
@@ -45,16 +36,19 @@ __all__ = [
     "encryption_key",
     "EnvelopeConfig",
     "expand",
-    "from_dict",
     "HybridConfig",
     "LimitsConfig",
-    "load",
     "MIN_KEY_BYTES",
-    "read_yaml",
     "signing_key",
     "SigningConfig",
     "StoreConfig",
 ]
+
+HEADER = b"PRF_wdkafcli_header_"
+"""The default for the bytes that every envelope begins with."""
+
+MAX_POINTER_BYTES = 8192
+"""The default of ``limits.max_pointer_bytes``."""
 
 VERSION = "0.2.0"
 """The version of this library. Workers may have no metadata of packages, and a test compares it with pyproject.toml."""
@@ -69,24 +63,9 @@ T = TypeVar("T")
 
 Action = Literal["redeliver", "dead_letter", "ack"]
 
-_PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-_KINDS = {"NoneType": "nothing", "str": "text", "dict": "a mapping", "bool": "a boolean", "int": "an integer"}
-_UNKNOWN = "?"  # the name of a store that a problem hides; no such configuration is ever returned
-_STORE_TYPES = "a store type such as redis, s3, filesystem, memory or module:Class"
-OVERRIDABLE = (
-    "strategy", "threshold_bytes", "store", "reads_from", "dead_letter_ttl_seconds", "chunking", "hybrid",
-    "limits", "compression",
-)  # fmt: skip
-"""The keys that a destination may override."""
-
-_TOP = (*OVERRIDABLE, "stores", "checksum", "signing", "encryption", "envelope", "destinations")
-# Readers know no destination and use these limits of the top level, so a destination's may only be lower.
-_READERS = (
-    ("limits", "max_payload_bytes"),
-    ("limits", "max_pointer_bytes"),
-    ("chunking", "max_payload_bytes"),
-    ("chunking", "max_chunks"),
-)
+_PARTITION = re.compile(r"-partition-\d+$")
+_DEFAULT = "public/default/"
+PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 
 def _pickled_by_name(kind: type[T]) -> type[T]:
@@ -191,10 +170,6 @@ class CompressionConfig:
     codec: Literal["zstd", "lz4"] = "zstd"
     level: int | None = None
     min_bytes: Size = 16 << 10
-
-
-_COMPRESSION_LEVELS = {"zstd": (1, 19), "lz4": (0, 12)}
-"""The lowest and highest level of each codec. Those of zstd above 19 need windows that readers refuse."""
 
 
 @_pickled_by_name
@@ -375,46 +350,13 @@ class Config:
         return self
 
 
-def load(path: str | os.PathLike[str]) -> Config:
-    """Read a YAML file.
-
-    Raises:
-        ConfigError: The file is missing, is not YAML, or has problems; see `from_dict`.
-    """
-    return from_dict(read_yaml(path))
-
-
-def from_dict(raw: object) -> Config:
-    """Check a mapping, shaped like the YAML file, and convert it to a configuration.
-
-    Raises:
-        ConfigError: With every problem: its key, what was found, what is expected, and the nearest valid key.
-    """
-    problems = Problems()
-    config = parse(raw, problems)
-    problems.raise_all()
-    return config
-
-
-def parse(raw: object, problems: Problems) -> Config:
-    """Return the valid parts of a mapping as a configuration, and add every problem to ``problems``."""
-    if not isinstance(raw, Mapping):
-        with problems:
-            fail("configuration", found=_kind(raw), expected="a mapping with strategy, store, stores, ...")
-        return Config(store=_UNKNOWN)
-    top = {name: value for name, value in raw.items() if name != "destinations"}
-    names = _names(top.get("stores"))
-    base = _checked(top, "", names, problems)
-    patterns = {} if raw.get("destinations") is None else raw["destinations"]
-    if not isinstance(patterns, Mapping):
-        with problems:
-            fail("destinations", found=_kind(patterns), expected="a mapping of patterns")
-        return base
-    wrong = problems.sections()  # reported once, and not again for every destination
-    valid = {name: value for name, value in top.items() if name not in wrong}
-    valid["stores"] = {name: top["stores"][name] for name in base.stores}
-    overrides = [(str(p), _override(base, valid, p, override, names, problems)) for p, override in patterns.items()]
-    return replace(base, destinations=tuple(overrides))
+def canonical(destination: str) -> str:
+    """Return the one name of a topic by which it is signed and compared, whichever name a client uses for it."""
+    scheme, separator, rest = destination.partition("://")
+    if not separator:
+        return destination.removeprefix(_DEFAULT)
+    topic = _PARTITION.sub("", rest)
+    return topic.removeprefix(_DEFAULT) if scheme == "persistent" else f"{scheme}://{topic}"
 
 
 def expand(value: Any, *, path: str, environ: Mapping[str, str] | None = None) -> Any:
@@ -433,7 +375,7 @@ def expand(value: Any, *, path: str, environ: Mapping[str, str] | None = None) -
             fail(path, found=f"${{{name}}}, which is not set", expected=f"the environment variable {name}")
         return known.get(name) or default or ""
 
-    return _PLACEHOLDER.sub(lookup, value)
+    return PLACEHOLDER.sub(lookup, value)
 
 
 def signing_key(text: str, *, path: str, environ: Mapping[str, str] | None = None) -> bytes:
@@ -466,210 +408,3 @@ def encryption_key(text: str, *, path: str, environ: Mapping[str, str] | None = 
         expected = f"{ENCRYPTION_KEY_BYTES} random bytes in base64, as `openssl rand -base64 {ENCRYPTION_KEY_BYTES}`"
         fail(path, found="another text", expected=f"{expected} prints them")
     return key
-
-
-def _names(stores: object) -> list[str] | None:
-    """The names of all stores, valid or not; ``None`` if ``stores`` is not a mapping."""
-    return [] if stores is None else list(stores) if isinstance(stores, Mapping) else None
-
-
-def _override(
-    base: Config,
-    top: Mapping[str, object],
-    pattern: str,
-    override: object,
-    names: Sequence[str] | None,
-    problems: Problems,
-) -> Config:
-    path = f"destinations.{pattern}"
-    if not isinstance(override, Mapping):
-        with problems:
-            fail(path, found=_kind(override), expected="a mapping")
-        return base
-    merged = dict(top)
-    for name, value in override.items():
-        with problems:
-            if name not in OVERRIDABLE:
-                found = "a key that applies to all destinations" if name in _TOP else "an unknown key"
-                expected = f"one of {', '.join(OVERRIDABLE)}{did_you_mean(name, OVERRIDABLE)}"
-                fail(f"{path}.{name}", found=found, expected=expected)
-            inherited = top.get(name)
-            if isinstance(value, Mapping) and isinstance(inherited, Mapping):
-                value = {**inherited, **value}
-            merged[name] = value
-    config = _checked(merged, path, names, problems)
-    if config.store is None:
-        config = replace(config, store=base.store)
-    _check_readers(base, config, path, problems)
-    return config
-
-
-def _checked(top: Mapping[str, object], path: str, names: Sequence[str] | None, problems: Problems) -> Config:
-    """Check the top level, or a destination's view of it; a section with a problem gets its defaults."""
-    prefix, own = f"{path}." if path else "", Problems()
-    stores = _stores(top.get("stores"), own)
-    shaped = {**top, "stores": stores, "reads_from": _reads_from(top.get("reads_from"), names, prefix, own)}
-    config = Config(**valid_options(options_of(Config), shaped, path, own, placeholders=False))
-    _check_signing(config, own)
-    _check_encryption(config.encryption, own)
-    _check_pointer_versions(config, own)
-    with own:
-        _check_header(config)
-    _check_chunking(config, prefix, own)
-    with own:
-        _check_compression(config.compression, prefix)
-    with own:
-        _check_store(config.store, names, prefix)
-    problems.extend(own)
-    if config.store is not None:
-        return config
-    if names is None or f"{prefix}store" in {problem.path for problem in own}:
-        return replace(config, store=_UNKNOWN)
-    return replace(config, store=names[0] if len(names) == 1 else None)
-
-
-def _stores(entries: object, problems: Problems) -> dict[str, dict[str, object]]:
-    """The valid entries of ``stores``, in the shape of `StoreConfig`."""
-    if entries is None:  # an empty section of YAML
-        return {}
-    if not isinstance(entries, Mapping):
-        with problems:
-            fail("stores", found=_kind(entries), expected="a mapping of names to stores")
-        return {}
-    shaped = {}
-    for name, entry in entries.items():
-        with problems:
-            shaped[name] = _split_type(name, entry)
-    return shaped
-
-
-def _split_type(name: object, entry: object) -> dict[str, object]:
-    path = f"stores.{name}"
-    if not isinstance(name, str) or not name:
-        fail(path, found=f"the name {name!r}", expected="a name as text")
-    if not isinstance(entry, Mapping):
-        fail(path, found=_kind(entry), expected=f"a mapping with type: {_STORE_TYPES}")
-    if not isinstance(entry.get("type"), str):
-        fail(f"{path}.type", found=_kind(entry.get("type")), expected=_STORE_TYPES)
-    return {"type": entry["type"], "options": {k: v for k, v in entry.items() if k != "type"}}
-
-
-def _reads_from(names: object, stores: Sequence[str] | None, prefix: str, problems: Problems) -> tuple[str, ...] | None:
-    if names is None:
-        return None
-    if not isinstance(names, (list, tuple)):
-        with problems:
-            fail(f"{prefix}reads_from", found=_kind(names), expected="a list of names of stores")
-        return None
-    for name in names:
-        with problems:
-            if stores is not None and (not isinstance(name, str) or name not in stores):
-                found = repr(name) if isinstance(name, str) else _kind(name)
-                fail(f"{prefix}reads_from", found=found, expected=_store_names(name, stores, "names"))
-    return tuple(names)
-
-
-def _kind(value: object) -> str:
-    """A value's type, without the value: an address may hold a password."""
-    kind = type(value).__name__
-    return _KINDS.get(kind) or f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
-
-
-def _check_store(name: str | None, stores: Sequence[str] | None, prefix: str) -> None:
-    if name is not None and stores is not None and name not in stores:
-        fail(f"{prefix}store", found=repr(name), expected=_store_names(name, stores, "a name"))
-
-
-def _store_names(name: object, stores: Sequence[str], kind: str) -> str:
-    known = sorted(str(store) for store in stores)
-    return f"{kind} below stores ({', '.join(known) or 'no store is configured'}){did_you_mean(name, known)}"
-
-
-def _check_signing(config: Config, problems: Problems) -> None:
-    signing = config.signing
-    options = ("require", "require_envelope", "accept_from", "max_age_seconds")
-    needy = next((name for name in options if getattr(signing, name)), None)
-    with problems:
-        if needy and not signing.keys and not (needy == "accept_from" and config.encryption.keys):
-            setting = "true" if getattr(signing, needy) is True else "set"
-            fail("signing.keys", found="nothing", expected=f"at least one key, because signing.{needy} is {setting}")
-    with problems:
-        if signing.key_id is not None and signing.key_id not in signing.keys:
-            fail("signing.key_id", found="an id that has no key", expected="the id of a key below signing.keys")
-    for name, secret in signing.keys.items():
-        with problems:
-            if not _PLACEHOLDER.search(secret):
-                signing_key(secret, path=f"signing.keys.{name}")
-
-
-def _check_pointer_versions(config: Config, problems: Problems) -> None:
-    """Pointers of version 1 have no signature, and do not tell readers how a payload was encoded."""
-    missing = [
-        (bool(config.signing.keys), "version 1 has no signature, and signing.keys is configured"),
-        (
-            config.encryption.key_id is not None,
-            "version 1 cannot mark encrypted payloads, and encryption.key_id is set",
-        ),
-        (bool(config.encryption.require), "version 1 cannot mark encrypted payloads, and encryption.require is true"),
-        (config.compression is not None, "version 1 cannot mark compressed payloads, and compression is configured"),
-    ]
-    reason = next((reason for applies, reason in missing if applies), None)
-    for name, store in config.stores.items():
-        with problems:
-            if reason and store.options.get("pointer_version") == 1:
-                fail(f"stores.{name}.pointer_version", found="1", expected=f"2: {reason}")
-
-
-def _check_encryption(encryption: EncryptionConfig, problems: Problems) -> None:
-    with problems:
-        if encryption.require and not encryption.keys:
-            expected = "at least one key, because encryption.require is true"
-            fail("encryption.keys", found="nothing", expected=expected)
-    with problems:
-        if encryption.key_id is not None and encryption.key_id not in encryption.keys:
-            expected = "the id of a key below encryption.keys"
-            fail("encryption.key_id", found="an id that has no key", expected=expected)
-    for name, key in encryption.keys.items():
-        with problems:
-            if encryption.provider == "local" and not _PLACEHOLDER.search(key):
-                encryption_key(key, path=f"encryption.keys.{name}")
-
-
-def _check_header(config: Config) -> None:
-    header = config.envelope.header
-    if not header.isascii() or not 4 <= len(header) <= 64:
-        fail("envelope.header", found=repr(header), expected="4 to 64 ASCII characters")
-
-
-def _check_compression(compression: CompressionConfig | None, prefix: str) -> None:
-    if compression is None or compression.level is None:
-        return
-    lowest, highest = _COMPRESSION_LEVELS[compression.codec]
-    if not lowest <= compression.level <= highest:
-        expected = f"a level of {compression.codec}, from {lowest} to {highest}"
-        fail(f"{prefix}compression.level", found=str(compression.level), expected=expected)
-
-
-def _check_chunking(config: Config, prefix: str, problems: Problems) -> None:
-    """A payload larger than what a reader may hold at once could be sent, but never be reassembled."""
-    for pending, payload in (("max_pending_bytes", "max_payload_bytes"), ("max_pending_messages", "max_chunks")):
-        held, largest = getattr(config.chunking, pending), getattr(config.chunking, payload)
-        with problems:
-            if held < largest:
-                expected = f"at least chunking.{payload} ({largest}): raise this or lower that"
-                fail(f"{prefix}chunking.{pending}", found=str(held), expected=expected)
-
-
-def _check_readers(base: Config, config: Config, path: str, problems: Problems) -> None:
-    wrong = problems.sections() | problems.sections(f"{path}.")
-    with problems:
-        more = sorted(set(config.readable) - set(base.readable))
-        if more and not wrong & {"reads_from", "stores"}:
-            expected = f"stores that the top level reads from ({', '.join(base.readable) or 'none'})"
-            fail(f"{path}.reads_from", found=", ".join(more), expected=expected)
-    for section, name in _READERS:
-        limit, value = (getattr(getattr(each, section), name) for each in (base, config))
-        with problems:
-            if value > limit and section not in wrong:
-                expected = f"at most {limit}: readers use the top-level limits"
-                fail(f"{path}.{section}.{name}", found=str(value), expected=expected)

@@ -3,8 +3,8 @@
 Subclass `Strategy` and name the class in the configuration: ``strategy: "mypackage:MyStrategy"``.
 """
 
-from claimcheck._envelope import Envelope, Kind
-from claimcheck._outbound import Outbound
-from claimcheck._strategy import Message, Strategy, StrategyContext
+from claimcheck._send.outbound import Outbound
+from claimcheck._send.strategy import Message, Strategy, StrategyContext
+from claimcheck._wire.envelope import Envelope, Kind
 
 __all__ = ["Envelope", "Kind", "Message", "Outbound", "Strategy", "StrategyContext"]

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from claimcheck._reader import STEP_BYTES, Reader
+from claimcheck._content.reader import STEP_BYTES, Reader
 from claimcheck._threads import STOP, check_interrupt
 from claimcheck.errors import StoreUnavailableError
 

@@ -4,12 +4,12 @@ Subclass `Store` and name the class in the configuration: ``type: "mypackage:Tap
 `claimcheck.testing.StoreConformance` tests whether it keeps the contract.
 """
 
-from claimcheck._listing import Deletion, StoreEntry
-from claimcheck._payload import Payload, Source
-from claimcheck._pointer import Pointer
-from claimcheck._reader import PieceReader, Reader
-from claimcheck._store import RangeStore, Store
-from claimcheck._store_contract import StoreContext
+from claimcheck._content.reader import PieceReader, Reader
+from claimcheck._content.source import Payload, Source
+from claimcheck._store.contract import StoreContext
+from claimcheck._store.listing import Deletion, StoreEntry
+from claimcheck._store.store import RangeStore, Store
+from claimcheck._wire.pointer import Pointer
 
 __all__ = [
     "Deletion",

@@ -20,12 +20,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-from claimcheck._listing import Deletion, IncompleteScanError, KeyLifetime, StoreEntry, parse_name
-from claimcheck._payload import Source
-from claimcheck._pointer import Pointer
-from claimcheck._reader import Reader
-from claimcheck._store import Store
+from claimcheck._content.reader import Reader
+from claimcheck._content.source import Source
+from claimcheck._store.listing import Deletion, IncompleteScanError, KeyLifetime, StoreEntry, parse_name
+from claimcheck._store.store import Store
 from claimcheck._validation import Check, Seconds, check_arguments
+from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import KeyTakenError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import bounds, ranges
 from claimcheck.stores._files import (
@@ -132,7 +132,7 @@ class FilesystemStore(Store):
 
     def _key(self, destination: str, unique: uuid.UUID, *, created_ms: int, expires_ms: int | None, fresh: bool) -> str:
         name = super()._key(destination, unique, created_ms=created_ms, expires_ms=expires_ms, fresh=fresh)
-        mark = name[-_UUID - 1]  # see `claimcheck._listing`
+        mark = name[-_UUID - 1]  # see `claimcheck._store.listing`
         return f"{_folder_for(name, created_ms if mark == _FRESH else None)}{name}" if mark in _MARKS else name
 
     def _lifetime_of(self, key: str) -> KeyLifetime | None:

@@ -15,9 +15,10 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Literal
 
+from claimcheck._config_file import OVERRIDABLE
 from claimcheck._registry import KEY_PROVIDERS, STORES, STRATEGIES, load_class
 from claimcheck._validation import REST, Option, Range, constraints, options_of
-from claimcheck.config import OVERRIDABLE, Config
+from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError
 
 Schema = dict[str, object]

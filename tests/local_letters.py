@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import claimcheck
 from claimcheck import Failed, Resolved
-from claimcheck._resolver import Outcome
+from claimcheck._receive.resolver import Outcome
 from claimcheck.errors import ConfigError
 from claimcheck.transports._common.dead_letters import kept_longer, origin
 from claimcheck.transports._common.redrive import EndClock, Letter, Senders, foreign, patient, relabeled

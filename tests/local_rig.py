@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import claimcheck
-from claimcheck._envelope import Chunk, decode, encode_chunk
+from claimcheck._wire.envelope import Chunk, decode, encode_chunk
 from claimcheck.transports.local import (
     LocalBroker,
     LocalConsumer,

@@ -6,7 +6,7 @@ import io
 import uuid
 
 import claimcheck
-from claimcheck._hints import TYPE
+from claimcheck._wire.headers import TYPE
 
 BIG = bytes(range(256)) * 40
 

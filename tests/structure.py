@@ -40,22 +40,13 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "spark": (5500, ("spark",)),
     "cli": (1600, ("cli",)),
     "testing": (1100, ("testing",)),
-    "operate": (2200, ("_check", "_findings", "_gc", "_garbage", "_sweep", "_redrive")),
-    "content": (1250, ("_content", "_compression", "_data_keys", "_aws_kms", "_streaming_aead")),
-    "wire": (
-        1250,
-        ("_envelope", "_pointer", "_hints", "_wire_size", "_destination", "_checksum", "_digest", "_signing"),
-    ),
-    "send": (1300, ("_decorator", "_strateg", "_outbound", "_sending")),
-    "receive": (
-        1250,
-        ("_assembler", "_chunk_rules", "_resolver", "_acknowledgement", "_pieces", "_message_reader", "_resolve_many"),
-    ),
-    "store": (
-        1900,
-        ("_store", "_payload", "_reader", "_listing", "_threads"),
-    ),
-    "base": (1650, ("errors", "hooks", "config", "_validation", "_registry", "_yaml_file", "_texts")),
+    "operate": (2200, ("_operate",)),
+    "content": (1250, ("_content",)),
+    "wire": (1250, ("_wire",)),
+    "send": (1300, ("_send",)),
+    "receive": (1250, ("_receive",)),
+    "store": (1900, ("_store", "_threads")),
+    "base": (1650, ("errors", "hooks", "config", "_validation", "_registry", "_config_file", "_texts")),
     "front": (750, ("", "__main__", "_client", "strategies", "_opened", "_plans")),
 }
 

@@ -71,9 +71,6 @@ PUBLIC: dict[str, list[str]] = {
         "StoreConfig",
         "encryption_key",
         "expand",
-        "from_dict",
-        "load",
-        "read_yaml",
         "signing_key",
     ],
     "claimcheck.errors": [

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from claimcheck._client import ClaimCheck
-from claimcheck._findings import WHY, CheckReport, Finding, redacted
+from claimcheck._operate.findings import WHY, CheckReport, Finding, redacted
 from claimcheck._texts import printable
 from claimcheck._validation import did_you_mean
 from claimcheck.cli._files import STDIO, check_output, is_terminal
@@ -118,16 +118,16 @@ def examine(
     """Return what is wrong, or will go wrong, with a configuration, its stores and the topics it is used for."""
     findings = list(cc.check(open=servers).findings)
     if servers:
-        from claimcheck._check_stores import examine_stores
+        from claimcheck._operate.check_stores import examine_stores
 
         findings = [each for each in findings if not _is_superseded(cc, each)]
         findings += examine_stores(cc, clock, {each.path for each in findings if _is_out_of_reach(each)})
     if isinstance(target, KafkaTarget):
-        from claimcheck._check_kafka import examine_kafka
+        from claimcheck._operate.check_kafka import examine_kafka
 
         findings += redacted(examine_kafka(cc, target, clock), target.secrets)
     elif target is not None:
-        from claimcheck._check_pulsar import examine_pulsar
+        from claimcheck._operate.check_pulsar import examine_pulsar
 
         findings += redacted(examine_pulsar(cc, target, clock), target.secrets)
     return CheckReport.of(each for each in findings if each.id not in ignore)

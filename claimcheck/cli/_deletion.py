@@ -13,11 +13,10 @@ from typing import Any
 import click
 
 from claimcheck._client import ClaimCheck
-from claimcheck._envelope import HEADER
-from claimcheck._garbage import AGES
-from claimcheck._gc_collection import Collection, CollectionReport, StoreReport
-from claimcheck._gc_topics import KafkaTopics, LocalTopics, PulsarTopics, Topics
-from claimcheck._sweep import SweepReport
+from claimcheck._operate.garbage import AGES
+from claimcheck._operate.gc_collection import Collection, CollectionReport, StoreReport
+from claimcheck._operate.gc_topics import KafkaTopics, LocalTopics, PulsarTopics, Topics
+from claimcheck._operate.sweep import SweepReport
 from claimcheck._texts import duration as in_words
 from claimcheck._texts import printable
 from claimcheck.cli._files import STDIO, check_output, live_status
@@ -43,6 +42,7 @@ from claimcheck.cli._options import (
     why,
     yes_option,
 )
+from claimcheck.config import HEADER
 from claimcheck.errors import ClaimCheckError, ScanNotSupportedError
 from claimcheck.transports.kafka._queries import KafkaTarget
 from claimcheck.transports.pulsar._queries import PulsarTarget

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from claimcheck._client import ClaimCheck, load
-from claimcheck._findings import CheckReport
+from claimcheck._operate.findings import CheckReport
 from claimcheck._registry import UNUSABLE
 from claimcheck._texts import printable, size_text
 from claimcheck._validation import MAX_SECONDS, fail

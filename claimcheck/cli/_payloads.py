@@ -16,14 +16,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from claimcheck import _pointer as pointers
 from claimcheck._client import ClaimCheck
-from claimcheck._content_header import Damaged, read_header
-from claimcheck._envelope import HEADER, Abort, Buffer, Chunk, Encoded, Literal, Plain, PointerData, decode
-from claimcheck._payload import remaining_bytes
-from claimcheck._pointer import Pointer
-from claimcheck._reader import PieceReader
-from claimcheck._store import Store
+from claimcheck._content.header import Damaged, read_header
+from claimcheck._content.reader import PieceReader
+from claimcheck._content.source import remaining_bytes
+from claimcheck._store.store import Store
+from claimcheck._wire import pointer as pointers
+from claimcheck._wire.envelope import Abort, Buffer, Chunk, Encoded, Literal, Plain, PointerData, decode
+from claimcheck._wire.pointer import Pointer
 from claimcheck.cli._files import (
     STDIO,
     check_output,
@@ -37,6 +37,7 @@ from claimcheck.cli._files import (
 )
 from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._options import CONFIG, OUTPUT, config_option, force_option, human_bytes, json_option, loaded
+from claimcheck.config import HEADER, MAX_POINTER_BYTES
 from claimcheck.errors import ClaimCheckError, ConfigError, EnvelopeError, PointerRejectedError, StoreError
 
 Facts = dict[str, Any]
@@ -260,7 +261,7 @@ def describe(
     envelope = decode(message, header=cc.config.header if cc else HEADER)
     facts: Facts = {"kind": type(envelope).__name__.lower(), "message_bytes": len(message)}
     if isinstance(envelope, PointerData):
-        limit = cc.config.limits.max_pointer_bytes if cc else pointers.MAX_POINTER_BYTES
+        limit = cc.config.limits.max_pointer_bytes if cc else MAX_POINTER_BYTES
         pointer = pointers.decode(envelope.data, max_bytes=limit)
         signature, problem = _signature(message, pointer, cc, destination)
         return facts | {"kind": "pointer"} | pointer_facts(pointer, cc, now) | signature, problem

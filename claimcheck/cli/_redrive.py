@@ -11,7 +11,7 @@ from contextlib import closing
 import click
 
 from claimcheck._client import ClaimCheck
-from claimcheck._redrive import Redrive, RedriveReport
+from claimcheck._operate.redrive import Redrive, RedriveReport
 from claimcheck._texts import printable
 from claimcheck.cli._files import STDIO, check_output, live_status
 from claimcheck.cli._help import COMMANDS

@@ -18,10 +18,10 @@ from typing import Annotated, BinaryIO, Generic, TypeVar
 from typing import Literal as OneOf
 
 from claimcheck._client import ClaimCheck
-from claimcheck._envelope import Buffer, Literal, as_view, decode, is_lookalike
-from claimcheck._pointer import Pointer
 from claimcheck._registry import UNUSABLE
 from claimcheck._validation import Range
+from claimcheck._wire.envelope import Buffer, Literal, as_view, decode, is_lookalike
+from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config
 from claimcheck.errors import (
     ChunkError,

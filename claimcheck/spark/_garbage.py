@@ -2,8 +2,8 @@
 
 The executors list the stores in parallel. The listing is anti-joined with the pointers in the topics, and in tables
 that keep their payloads. It needs no memory for the set of candidates, so it suits stores that are too large for
-``claimcheck gc``; `claimcheck._gc_collection` explains why the order of listing and reading is safe. Each orphan is
-deleted after one more look at the topics and at the store.
+``claimcheck gc``; `claimcheck._operate.gc_collection` explains why the order of listing and reading is safe. Each
+orphan is deleted after one more look at the topics and at the store.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Annotated, Any
 
-from claimcheck._garbage import AGES, GRACE_SECONDS, Candidates, fingerprint
-from claimcheck._gc_claims import Claim, check_claims, claims_of, unclaimed_error
-from claimcheck._listing import StoreEntry
-from claimcheck._store import Store
-from claimcheck._sweep import check_clock
+from claimcheck._operate.garbage import AGES, GRACE_SECONDS, Candidates, fingerprint
+from claimcheck._operate.gc_claims import Claim, check_claims, claims_of, unclaimed_error
+from claimcheck._operate.sweep import check_clock
+from claimcheck._store.listing import StoreEntry
+from claimcheck._store.store import Store
 from claimcheck._validation import MAX_SECONDS, Range, check_value, fail
 from claimcheck.config import Config
 from claimcheck.errors import ConfigError, ScanNotSupportedError

@@ -1,7 +1,7 @@
 """What the messages of topics and tables point at, and which payloads are left when these are taken away.
 
-`claimcheck._gc_collection` proves that two passes over the topics are enough, if the second one reads everything that
-was appended after the first one began. Here each pass reads everything, so that is the case if the last message of
+`claimcheck._operate.gc_collection` proves that two passes over the topics are enough, if the second one reads
+everything that was appended after the first one began. Here each pass reads everything, so that is the case if the last message of
 each partition in the first pass is still there in the second one: brokers delete from the beginning.
 
 With ``consumed``, messages that every group has read do not count. The proof stays valid, if "readable" is replaced by
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from claimcheck._garbage import fingerprint, reference_of
+from claimcheck._operate.garbage import fingerprint, reference_of
 from claimcheck._validation import fail
 from claimcheck.errors import EnvelopeError, TransportError, UnknownVersionError
 from claimcheck.spark._columns import map_rows

@@ -15,11 +15,11 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from claimcheck._checksum import content_hash
 from claimcheck._client import ClaimCheck
-from claimcheck._envelope import Envelope, Kind, is_lookalike
 from claimcheck._validation import check_int, fail
-from claimcheck._wire_size import DEFAULT_LIMIT, WireLimit, kafka_overhead
+from claimcheck._wire.checksum import content_hash
+from claimcheck._wire.envelope import Envelope, Kind, is_lookalike
+from claimcheck._wire.sizes import DEFAULT_LIMIT, WireLimit, kafka_overhead
 from claimcheck.spark._columns import (
     HEADERS_TYPE,
     check_new,

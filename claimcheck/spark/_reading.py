@@ -10,9 +10,9 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from claimcheck._client import ClaimCheck
-from claimcheck._envelope import Buffer
-from claimcheck._pointer import Pointer
 from claimcheck._validation import check_int, check_value, fail
+from claimcheck._wire.envelope import Buffer
+from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config
 from claimcheck.errors import ChunkError, ClaimCheckError, PayloadTooLargeError
 from claimcheck.spark._columns import (

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from claimcheck._chunk_rules import Fault, error_of, fault_of, incomplete
-from claimcheck._content import Unpacker
-from claimcheck._envelope import Abort, Buffer, Chunk, decode
-from claimcheck._signing import Seal
+from claimcheck._content.coder import Unpacker
+from claimcheck._receive.chunk_rules import Fault, error_of, fault_of, incomplete
+from claimcheck._wire.envelope import Abort, Buffer, Chunk, decode
+from claimcheck._wire.signing import Seal
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError
 from claimcheck.spark._columns import error_value

@@ -1,8 +1,8 @@
 """What `reassemble` does alike on a batch and on a stream: options, input columns, the headers of chunks, and output.
 
 Spark itself reads the headers of chunks, so that no byte of a payload passes through Python for it. These expressions
-select chunks and abort envelopes; every other message is left to `claimcheck._envelope.decode`, which knows what it is
-or what is wrong with it.
+select chunks and abort envelopes; every other message is left to `claimcheck._wire.envelope.decode`, which knows what
+it is or what is wrong with it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from claimcheck import _hints as hints
-from claimcheck._content import Unpacker
-from claimcheck._digest import digest_of
-from claimcheck._envelope import CHUNK_OVERHEAD_BYTES, Buffer, Kind
-from claimcheck._signing import Seal
+from claimcheck._content.coder import Unpacker
 from claimcheck._validation import fail
+from claimcheck._wire import headers as hints
+from claimcheck._wire.digest import digest_of
+from claimcheck._wire.envelope import CHUNK_OVERHEAD_BYTES, Buffer, Kind
+from claimcheck._wire.signing import Seal
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError, PointerRejectedError
 from claimcheck.spark._columns import (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from claimcheck._chunk_rules import Fault, fault_of, incomplete
+from claimcheck._receive.chunk_rules import Fault, fault_of, incomplete
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import (

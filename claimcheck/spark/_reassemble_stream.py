@@ -23,13 +23,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from claimcheck import _chunk_rules
 from claimcheck._client import ClaimCheck
-from claimcheck._envelope import Abort, Buffer, Chunk, decode, encode_literal
-from claimcheck._listing import StoreEntry
-from claimcheck._pointer import Pointer
-from claimcheck._store import Store
+from claimcheck._receive import chunk_rules as _chunk_rules
+from claimcheck._store.listing import StoreEntry
+from claimcheck._store.store import Store
 from claimcheck._validation import fail
+from claimcheck._wire.envelope import Abort, Buffer, Chunk, decode, encode_literal
+from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError, ConfigError, MissingDependencyError
 from claimcheck.spark._columns import Origin, error_type, error_value, map_batches, map_rows

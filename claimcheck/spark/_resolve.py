@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
 
-from claimcheck._envelope import Buffer
-from claimcheck._pointer import Pointer
 from claimcheck._validation import check_value, fail
+from claimcheck._wire.envelope import Buffer
+from claimcheck._wire.pointer import Pointer
 from claimcheck.spark._columns import check_new, error_type, find_column, map_batches, require_arrow
 from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, Concurrency, Outcome, payload_size
 from claimcheck.spark._metrics import Metrics

@@ -16,8 +16,8 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from claimcheck import config as configuration
 from claimcheck._client import ClaimCheck
+from claimcheck._config_file import from_dict, load
 from claimcheck._validation import fail
 from claimcheck.config import Config, StoreConfig, expand
 from claimcheck.errors import ConfigError
@@ -49,9 +49,9 @@ def as_config(given: AnyConfig) -> Config:
     if isinstance(given, ClaimCheck):
         return given.config
     if isinstance(given, (str, os.PathLike)):
-        given = configuration.load(given)
+        given = load(given)
     elif not isinstance(given, Config):
-        given = configuration.from_dict(given)
+        given = from_dict(given)
     return ClaimCheck(given).config  # opens nothing; checks strategies and store options here rather than in each task
 
 

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from claimcheck._envelope import Buffer
-from claimcheck._listing import Deletion, KeyLifetime, StoreEntry
-from claimcheck._payload import Source
-from claimcheck._pointer import Pointer
+from claimcheck._content.source import Source
 from claimcheck._registry import build_store
-from claimcheck._store import Store
+from claimcheck._store.listing import Deletion, KeyLifetime, StoreEntry
+from claimcheck._store.store import Store
+from claimcheck._wire.envelope import Buffer
+from claimcheck._wire.pointer import Pointer
 from claimcheck.config import StoreConfig
 from claimcheck.errors import StoreError
 

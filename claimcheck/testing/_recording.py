@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from claimcheck import _pointer as pointers
 from claimcheck._client import ClaimCheck
-from claimcheck._envelope import HEADER, Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
-from claimcheck._resolver import Failed, Resolved
+from claimcheck._receive.resolver import Failed, Resolved
+from claimcheck._wire import pointer as pointers
+from claimcheck._wire.envelope import Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
+from claimcheck.config import HEADER
 from claimcheck.errors import IncompletePayloadError
 
 Headers = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]

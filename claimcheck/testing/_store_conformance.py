@@ -26,10 +26,10 @@ from urllib.parse import urlsplit
 import pytest
 
 import claimcheck.testing._store_kit as payloads
-from claimcheck._digest import digest_of
-from claimcheck._pointer import Pointer, decode, encode
 from claimcheck._registry import check_store
-from claimcheck._store import Store
+from claimcheck._store.store import Store
+from claimcheck._wire.digest import digest_of
+from claimcheck._wire.pointer import Pointer, decode, encode
 from claimcheck.config import StoreConfig
 from claimcheck.errors import (
     IntegrityError,

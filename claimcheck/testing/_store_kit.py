@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from claimcheck._pointer import Pointer
 from claimcheck._registry import build_store
-from claimcheck._store import Store
-from claimcheck._store_contract import StoreContext
+from claimcheck._store.contract import StoreContext
+from claimcheck._store.store import Store
+from claimcheck._wire.pointer import Pointer
 from claimcheck.config import StoreConfig
 from claimcheck.hooks import Event, Hooks, OperationEvent
 

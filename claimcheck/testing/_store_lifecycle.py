@@ -11,9 +11,9 @@ from functools import partial
 import pytest
 
 import claimcheck.testing._store_kit as payloads
-from claimcheck._listing import StoreEntry
-from claimcheck._pointer import Pointer
-from claimcheck._store import Store
+from claimcheck._store.listing import StoreEntry
+from claimcheck._store.store import Store
+from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import PayloadNotFoundError, PointerRejectedError, ScanNotSupportedError, StoreError
 from claimcheck.hooks import OperationEvent
 from claimcheck.testing._store_kit import MIB, OpenStore, StoreKit

@@ -17,10 +17,10 @@ from types import ModuleType
 from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from claimcheck._envelope import Buffer
-from claimcheck._pointer import Pointer
 from claimcheck._registry import import_vendor
 from claimcheck._texts import split_url
+from claimcheck._wire.envelope import Buffer
+from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import ConfigError
 from claimcheck.stores._common import check_ca_file
 

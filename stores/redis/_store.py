@@ -13,15 +13,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from claimcheck._listing import Deletion, StoreEntry
-from claimcheck._payload import Source
-from claimcheck._pointer import KEY_PREFIX, Pointer, slug
-from claimcheck._reader import PieceReader, Reader
+from claimcheck._content.reader import PieceReader, Reader
+from claimcheck._content.source import Source
 from claimcheck._registry import import_vendor
-from claimcheck._store import Store
-from claimcheck._store_contract import Translated, too_long
+from claimcheck._store.contract import Translated, too_long
+from claimcheck._store.listing import Deletion, StoreEntry
+from claimcheck._store.store import Store
 from claimcheck._threads import Replies
 from claimcheck._validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail
+from claimcheck._wire.pointer import KEY_PREFIX, Pointer, slug
 from claimcheck.errors import IntegrityError, ScanNotSupportedError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import CaFile
 from claimcheck.stores.redis._listing import FirstSegment, Keyspace

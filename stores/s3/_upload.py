@@ -15,7 +15,7 @@ from http import HTTPStatus
 from operator import itemgetter
 from typing import Any
 
-import claimcheck._checksum as checksum
+import claimcheck._wire.checksum as checksum
 from claimcheck._threads import check_interrupt
 from claimcheck.errors import KeyTakenError
 from claimcheck.stores._common import ERROR_CODES, NOT_KNOWN

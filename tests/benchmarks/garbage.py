@@ -24,15 +24,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from claimcheck._envelope import encode_pointer  # noqa: E402
-from claimcheck._listing import (  # noqa: E402
+from claimcheck._store.listing import (  # noqa: E402
     KeyLifetime,
     StoreEntry,
     parse_name,
     with_lifetime,
 )
-from claimcheck._pointer import Pointer, encode  # noqa: E402
-from claimcheck._store import Store  # noqa: E402
+from claimcheck._store.store import Store  # noqa: E402
+from claimcheck._wire.envelope import encode_pointer  # noqa: E402
+from claimcheck._wire.pointer import Pointer, encode  # noqa: E402
 from claimcheck.transports.local import LocalBroker  # noqa: E402
 
 DAY_MS = 86_400_000

@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 from claimcheck import Store
-from claimcheck._pointer import Pointer
+from claimcheck._wire.pointer import Pointer
 from tests.benchmarks.lab import Lab, stored
 from tests.benchmarks.redis_rows import stream
 from tests.benchmarks.rounds import MIB, Effort, Variant, compare, payload_of, size_text
@@ -76,7 +76,7 @@ def _into(store: Store, pointer: Pointer, room: bytearray) -> int:
 
 
 def _no_checksums() -> AbstractContextManager[Any]:
-    return mock.patch("claimcheck._checksum.crc32", _zero)
+    return mock.patch("claimcheck._wire.checksum.crc32", _zero)
 
 
 def _zero(data: Any, value: int = 0, /) -> int:
@@ -93,13 +93,13 @@ def _prove(store: Store) -> None:
     pointer = _unchecked(lambda: store.write(payload_of(MIB)))
     try:
         if pointer.checksum != "crc32:00000000":
-            raise RuntimeError("checksums are made elsewhere than by claimcheck._checksum.crc32")
+            raise RuntimeError("checksums are made elsewhere than by claimcheck._wire.checksum.crc32")
         _unchecked(lambda: store.read(pointer))  # an integrity error, if a reader makes its own
     finally:
         store.rollback(pointer)
 
 
 def _engine() -> str:
-    from claimcheck import _checksum as checksum
+    from claimcheck._wire import checksum
 
     return f"CRC-32 by {checksum.crc32.__module__}"

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import claimcheck
 from claimcheck import Store
-from claimcheck._pointer import Pointer
+from claimcheck._wire.pointer import Pointer
 from tests import servers
 from tests.benchmarks.raw import RawHttp, RawSocket
 from tests.benchmarks.rounds import MIB, Effort

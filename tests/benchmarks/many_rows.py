@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from claimcheck import ClaimCheck
-from claimcheck._digest import digest_of
-from claimcheck._pointer import Pointer
+from claimcheck._wire.digest import digest_of
+from claimcheck._wire.pointer import Pointer
 from tests.benchmarks import pause_rows
 from tests.benchmarks.lab import BUCKET, CREDENTIALS, REGION, Lab
 from tests.benchmarks.redis_rows import OURS

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from claimcheck import ClaimCheck, Store
-from claimcheck._pointer import Pointer
+from claimcheck._wire.pointer import Pointer
 from tests.benchmarks.lab import THRESHOLD, Lab
 from tests.benchmarks.rounds import Effort, Variant, compare, payload_of, size_text
 from tests.benchmarks.rows import Findings, Step, Target

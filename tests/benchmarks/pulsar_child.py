@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # at the end: what is
 import pulsar
 
 import claimcheck
-from claimcheck._envelope import encode_chunk
+from claimcheck._wire.envelope import encode_chunk
 from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
 from tests.benchmarks.memory_child import peak_extra
 from tests.benchmarks.rounds import MIB, payload_of

@@ -7,7 +7,7 @@ import io
 from functools import partial
 from typing import Any
 
-from claimcheck._pointer import Pointer
+from claimcheck._wire.pointer import Pointer
 from tests.benchmarks.lab import RECYCLING, Lab, stored
 from tests.benchmarks.rounds import MIB, Effort, Variant, compare, payload_of, size_text
 from tests.benchmarks.rows import Findings, Step, Target

@@ -12,8 +12,8 @@ from itertools import chain
 from typing import Any
 
 from claimcheck import Store
-from claimcheck._digest import digest_of
-from claimcheck._pointer import Pointer
+from claimcheck._wire.digest import digest_of
+from claimcheck._wire.pointer import Pointer
 from tests.benchmarks.lab import BUCKET, REGION, Lab, stored
 from tests.benchmarks.redis_rows import OURS
 from tests.benchmarks.rounds import Effort, Variant, compare, payload_of, size_text

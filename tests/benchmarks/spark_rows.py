@@ -12,7 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import claimcheck
-from claimcheck._envelope import CHUNK_OVERHEAD_BYTES, HEADER
+from claimcheck._wire.envelope import CHUNK_OVERHEAD_BYTES
+from claimcheck.config import HEADER
 from tests.benchmarks import spark_ways
 from tests.benchmarks.lab import HERE, Lab
 from tests.benchmarks.rounds import MIB, Effort, Variant, compare, payload_of

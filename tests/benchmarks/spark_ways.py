@@ -138,7 +138,7 @@ def write_chunks(folder: Path, *, payloads: int, chunks: int, piece: bytes) -> N
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from claimcheck._envelope import encode_chunk
+    from claimcheck._wire.envelope import encode_chunk
 
     chance = random.Random(1)
     rows = [(str(uuid.UUID(int=n + 1)), position) for n in range(payloads) for position in range(chunks)]

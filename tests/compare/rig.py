@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from claimcheck import config
+from claimcheck._config_file import from_dict
 from tests.benchmarks.compare.broker import Broker, BrokerAddress
 from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.store_space import StoreSpace
@@ -22,7 +22,7 @@ def lab_on(
 ) -> Iterator[Any]:
     """Open a lab on a broker, with a store of files by default; what it created is removed."""
     entry = store or {"type": "filesystem", "path": str(folder / "store"), "create": True}
-    settings = config.from_dict({"strategy": "external", "stores": {"s": entry}})
+    settings = from_dict({"strategy": "external", "stores": {"s": entry}})
     run = secrets.token_hex(4)
     lab = kind(
         broker=broker,

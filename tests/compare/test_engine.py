@@ -21,8 +21,8 @@ from click.testing import CliRunner
 from rich.console import Console
 
 import claimcheck
+from claimcheck._config_file import from_dict
 from claimcheck._texts import printable, size_text
-from claimcheck.config import from_dict
 from claimcheck.errors import StoreUnavailableError
 from tests.benchmarks.compare import schedule
 from tests.benchmarks.compare.lab import Lab

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from claimcheck._sweep import Sweep
+from claimcheck._operate.sweep import Sweep
 from tests.benchmarks.compare import expiry
 from tests.benchmarks.compare.broker import connect
 from tests.benchmarks.compare.expiry import SHORT_SECONDS, Watch, judge, result

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from claimcheck._envelope import Chunk, decode
+from claimcheck._wire.envelope import Chunk, decode
 from claimcheck.transports.local import LocalBroker
 from tests.benchmarks.compare.broker import BrokerAddress, TopicSettings
 from tests.benchmarks.compare.lab import Lab

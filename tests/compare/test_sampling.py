@@ -3,7 +3,7 @@
 import pytest
 
 import claimcheck
-from claimcheck._envelope import encode_abort, encode_chunk, encode_literal, encode_pointer
+from claimcheck._wire.envelope import encode_abort, encode_chunk, encode_literal, encode_pointer
 from tests.benchmarks.compare.sampling import PayloadSizes
 
 UUID = "00000000-0000-4000-8000-00000000000{}"

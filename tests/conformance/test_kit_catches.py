@@ -16,7 +16,7 @@ HEAD = """
 import itertools, uuid
 from dataclasses import replace
 import pytest
-from claimcheck._store import Store
+from claimcheck._store.store import Store
 from claimcheck.testing import StoreConformance
 from tests.conformance.subsets import only
 

@@ -28,7 +28,7 @@ def test_its_conformance_file_passes_in_its_own_folder(tmp_path):
 def test_its_yaml_opens_it(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     monkeypatch.setenv("PAYLOADS", str(tmp_path / "payloads.sqlite"))
-    config = claimcheck.config.load(FOLDER / "claimcheck.yaml").stores["ours"]
+    config = claimcheck.load(FOLDER / "claimcheck.yaml").config.stores["ours"]
 
     check_store(config, path="stores.ours")
     store = build_store(config, path="stores.ours")

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from claimcheck._store_contract import StoreContext
+from claimcheck._store.contract import StoreContext
 from claimcheck.stores.redis._store import RedisStore
 from tests.fault.proxy import Proxy
 from tests.fault.rig import assert_healthy, content, through

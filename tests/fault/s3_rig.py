@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from claimcheck._store import Store
-from claimcheck._store_contract import StoreContext
+from claimcheck._store.contract import StoreContext
+from claimcheck._store.store import Store
 from claimcheck.errors import IntegrityError, PayloadNotFoundError
 from claimcheck.stores.s3._store import S3Store
 from tests.fault.http_proxy import HttpProxy

@@ -8,7 +8,7 @@ import pytest
 import redis
 import redis.cluster
 
-from claimcheck._store_contract import StoreContext
+from claimcheck._store.contract import StoreContext
 from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
 from claimcheck.stores.redis._store import RedisStore
 from tests import servers

@@ -15,7 +15,7 @@ import confluent_kafka as kafka
 import pulsar
 import pulsar.asyncio
 
-from claimcheck._envelope import encode_chunk
+from claimcheck._wire.envelope import encode_chunk
 from claimcheck.transports.kafka import _asyncio, _consumer, _producer
 from tests.harness.kafka_callbacks import TOPIC, Scenario, ScriptedClient, Topic
 

@@ -11,10 +11,10 @@ from typing import Any
 import zstandard
 
 import claimcheck
-from claimcheck._content_header import ContentHeader
-from claimcheck._digest import digest_of
-from claimcheck._envelope import encode_chunk
-from claimcheck._pointer import Pointer
+from claimcheck._content.header import ContentHeader
+from claimcheck._wire.digest import digest_of
+from claimcheck._wire.envelope import encode_chunk
+from claimcheck._wire.pointer import Pointer
 
 MIB = 1 << 20
 LIMIT = 16 * MIB

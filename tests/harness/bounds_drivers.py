@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 import claimcheck
-from claimcheck._envelope import Chunk, decode, encode_literal
+from claimcheck._wire.envelope import Chunk, decode, encode_literal
 from claimcheck.errors import ClaimCheckError
 from tests.harness.bounds_attacks import LIMIT
 

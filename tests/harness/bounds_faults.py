@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from claimcheck import _content, _store_read
-from claimcheck._compression import DecompressingReader
-from claimcheck._envelope import Literal
+from claimcheck._content import coder as _content
+from claimcheck._content.compression import DecompressingReader
+from claimcheck._store import read as _store_read
+from claimcheck._wire.envelope import Literal
 from claimcheck.transports._common import dispatch
 
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 import confluent_kafka as kafka
 
 import claimcheck
-from claimcheck._envelope import encode_chunk
+from claimcheck._wire.envelope import encode_chunk
 from claimcheck.errors import IncompletePayloadError
 from claimcheck.transports.kafka import KafkaConsumer, _consumer
 from claimcheck.transports.kafka._partition import CommitMetadata

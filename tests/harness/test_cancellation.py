@@ -10,8 +10,8 @@ import types
 import pulsar
 import pytest
 
-from claimcheck import _store
-from claimcheck._outbound import Outbound
+from claimcheck._send.outbound import Outbound
+from claimcheck._store import store as _store
 from claimcheck._threads import in_thread
 from claimcheck.errors import ChunkError, ClaimCheckError
 from claimcheck.transports.kafka import AsyncKafkaConsumer, AsyncKafkaProducer

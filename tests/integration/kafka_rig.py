@@ -14,7 +14,7 @@ import confluent_kafka as kafka
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import claimcheck
-from claimcheck._envelope import encode_chunk
+from claimcheck._wire.envelope import encode_chunk
 from claimcheck.errors import IncompletePayloadError
 from claimcheck.testing import FaultyStore
 from claimcheck.transports.kafka import KafkaConsumer, KafkaMessage, KafkaProducer

@@ -11,7 +11,7 @@ import pulsar
 import pytest
 
 import claimcheck
-from claimcheck._envelope import encode_chunk
+from claimcheck._wire.envelope import encode_chunk
 from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
 from tests import servers
 

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 import claimcheck
-from claimcheck._check_stores import _redis_version
+from claimcheck._operate.check_stores import _redis_version
 from tests import servers
 from tests.check_rig import configuration, diagnosed, ids, text
 

@@ -16,8 +16,8 @@ import pytest
 
 import claimcheck
 from claimcheck import ClaimCheck, Pointer
-from claimcheck._payload import Source
-from claimcheck._store import Store
+from claimcheck._content.source import Source
+from claimcheck._store.store import Store
 
 pytest.importorskip("cryptography")
 

@@ -7,7 +7,7 @@ import pytest
 import redis
 from confluent_kafka.aio import AIOConsumer
 
-from claimcheck._envelope import encode_literal, encode_pointer
+from claimcheck._wire.envelope import encode_literal, encode_pointer
 from claimcheck.errors import ArgumentTypeError, ClaimCheckError, ConfigError
 from claimcheck.transports.kafka import AsyncKafkaConsumer
 from tests.integration.kafka_rig import LIMIT, chunks_of, content, receive, rig

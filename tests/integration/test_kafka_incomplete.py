@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 import claimcheck
-from claimcheck._envelope import encode_abort
+from claimcheck._wire.envelope import encode_abort
 from claimcheck.errors import ChunkConflictError, IncompletePayloadError
 from tests.integration.kafka_aio_rig import consuming, soon
 from tests.integration.kafka_rig import (

@@ -5,7 +5,7 @@ import uuid
 import confluent_kafka as kafka
 import pytest
 
-from claimcheck._envelope import encode_abort
+from claimcheck._wire.envelope import encode_abort
 from claimcheck.errors import IncompletePayloadError
 from claimcheck.transports.kafka import last_offset
 from claimcheck.transports.kafka._partition import CommitMetadata

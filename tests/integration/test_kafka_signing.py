@@ -7,7 +7,8 @@ import pytest
 from confluent_kafka.aio import AIOConsumer
 
 import claimcheck
-from claimcheck._envelope import HEADER, encode_abort
+from claimcheck._wire.envelope import encode_abort
+from claimcheck.config import HEADER
 from claimcheck.errors import PointerRejectedError
 from claimcheck.transports.kafka import AsyncKafkaConsumer
 from tests.integration.kafka_rig import LIMIT, chunks_of, content, receive, rig

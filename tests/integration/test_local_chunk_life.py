@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from claimcheck._envelope import decode, encode_abort, encode_chunk
+from claimcheck._wire.envelope import decode, encode_abort, encode_chunk
 from claimcheck.errors import ArgumentTypeError, ChunkConflictError, ConfigError, IncompletePayloadError
 from claimcheck.transports.local import (
     BrokerBusyError,

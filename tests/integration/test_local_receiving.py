@@ -8,7 +8,7 @@ import pytest
 
 import claimcheck
 from claimcheck import HEADER
-from claimcheck._envelope import encode_pointer
+from claimcheck._wire.envelope import encode_pointer
 from claimcheck.transports.local import (
     BrokerClosedError,
     LocalBroker,

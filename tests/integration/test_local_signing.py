@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 import claimcheck
-from claimcheck._envelope import HEADER, decode, encode_abort
-from claimcheck._redrive import Redrive, RedriveReport
+from claimcheck._operate.redrive import Redrive, RedriveReport
+from claimcheck._wire.envelope import decode, encode_abort
+from claimcheck.config import HEADER
 from claimcheck.errors import PointerRejectedError
 from claimcheck.transports.local import LocalConsumer, LocalProducer
 from tests.local_letters import LocalLetters, dead_letter

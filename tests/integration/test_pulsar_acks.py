@@ -6,7 +6,7 @@ import sys
 import pulsar
 import pytest
 
-from claimcheck._envelope import encode_abort
+from claimcheck._wire.envelope import encode_abort
 from claimcheck.transports.pulsar import deserialize
 from tests import servers
 from tests.integration.pulsar_rig import (

@@ -8,7 +8,7 @@ import pulsar
 import pulsar.asyncio
 import pytest
 
-from claimcheck._envelope import encode_abort
+from claimcheck._wire.envelope import encode_abort
 from claimcheck.errors import ChunkConflictError, ConfigError, IncompletePayloadError
 from claimcheck.transports.pulsar import AsyncPulsarConsumer, AsyncPulsarReader, PulsarReader, listening
 from tests import servers

@@ -3,7 +3,8 @@
 import pytest
 
 import claimcheck
-from claimcheck._envelope import HEADER, encode_abort
+from claimcheck._wire.envelope import encode_abort
+from claimcheck.config import HEADER
 from claimcheck.errors import PointerRejectedError
 from tests.integration.pulsar_rig import LIMIT, chunk, content, receive, rig_on
 

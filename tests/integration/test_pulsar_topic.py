@@ -6,8 +6,8 @@ from dataclasses import replace
 import pulsar
 import pytest
 
-from claimcheck._digest import digest_of
-from claimcheck._pointer import Pointer
+from claimcheck._wire.digest import digest_of
+from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import ConfigError, IntegrityError, PayloadNotFoundError, PointerRejectedError, StoreError
 from claimcheck.stores.pulsar_topic import PulsarTopicStore
 from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer

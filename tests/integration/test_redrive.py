@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 import claimcheck
-from claimcheck._envelope import HEADER
-from claimcheck._redrive import Redrive, RedriveReport
+from claimcheck._operate.redrive import Redrive, RedriveReport
 from claimcheck.cli._commands import commands
+from claimcheck.config import HEADER
 from claimcheck.errors import ConfigError, PayloadNotFoundError, StoreError, StoreUnavailableError
 from claimcheck.testing import FaultyStore
 from claimcheck.transports._common.redrive import Letter, foreign

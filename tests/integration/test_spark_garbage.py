@@ -10,8 +10,8 @@ import pulsar
 import pytest
 
 import claimcheck
-from claimcheck._listing import CLAIM
-from claimcheck._store_contract import StoreContext
+from claimcheck._store.contract import StoreContext
+from claimcheck._store.listing import CLAIM
 from claimcheck.errors import ConfigError
 from claimcheck.spark import collect_garbage
 from tests.integration.spark_rig import Topic

@@ -20,7 +20,7 @@ import redis
 
 import claimcheck
 import claimcheck.spark
-from claimcheck._store_contract import StoreContext
+from claimcheck._store.contract import StoreContext
 from tests.integration.kafka_rig import LIMIT, WITHIN_SECONDS, Rig, content, receive, rig
 from tests.spark.shipping_rig import staged
 

@@ -10,7 +10,7 @@ import pytest
 import redis
 import redis.cluster
 
-from claimcheck._sweep import Sweep
+from claimcheck._operate.sweep import Sweep
 from claimcheck.errors import PayloadNotFoundError, ScanNotSupportedError
 from claimcheck.stores.redis import RedisStore
 from claimcheck.stores.s3 import S3Store

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from claimcheck._data_keys import DataKeys
+from claimcheck._content.data_keys import DataKeys
 from claimcheck.config import EncryptionConfig
 from claimcheck.errors import ConfigError, IntegrityError, StoreUnavailableError
 

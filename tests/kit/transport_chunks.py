@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from claimcheck._envelope import encode_abort
+from claimcheck._wire.envelope import encode_abort
 from claimcheck.errors import ChunkConflictError, IncompletePayloadError
 from claimcheck.hooks import DropEvent
 from tests.kit.transport_harness import Harness, TransportKit, chunks_of, content, new_uuid, requires

@@ -42,7 +42,8 @@ from typing import Any
 import pytest
 
 import claimcheck.testing._store_kit as payloads
-from claimcheck._envelope import HEADER, Chunk, decode, encode_abort, encode_pointer
+from claimcheck._wire.envelope import Chunk, decode, encode_abort, encode_pointer
+from claimcheck.config import HEADER
 from claimcheck.errors import (
     ClaimCheckError,
     EnvelopeError,

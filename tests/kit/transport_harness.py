@@ -13,8 +13,8 @@ from typing import Any, ClassVar, TypeVar, cast
 import pytest
 
 from claimcheck._client import ClaimCheck, from_dict
-from claimcheck._envelope import encode_chunk, encode_pointer
-from claimcheck._pointer import encode as encode_pointer_data
+from claimcheck._wire.envelope import encode_chunk, encode_pointer
+from claimcheck._wire.pointer import encode as encode_pointer_data
 from claimcheck.errors import ClaimCheckError
 from claimcheck.hooks import Event
 from claimcheck.stores.memory import MemoryStore

@@ -84,7 +84,7 @@ def test_it_imports_with_its_core_dependencies_alone(clean_python):
 
 def test_the_wheel_as_zip_imports_with_nothing_but_the_standard_library(zipped):
     # What a Spark worker imports, given the zip alone.
-    modules = "claimcheck, claimcheck.config, claimcheck._resolver, claimcheck.stores.memory"
+    modules = "claimcheck, claimcheck.config, claimcheck._receive.resolver, claimcheck.stores.memory"
     code = f"import sys; sys.path.insert(0, {str(zipped)!r}); import {modules}; print('ok')"
     assert _python(sys.executable, "-S", code) == "ok"
 

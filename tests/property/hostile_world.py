@@ -19,9 +19,10 @@ from typing import Any
 
 import claimcheck
 from claimcheck import ClaimCheck, ClaimCheckError, Resolved
-from claimcheck._content_header import ContentHeader
-from claimcheck._envelope import HEADER, Envelope, Kind, encode_abort, encode_chunk
-from claimcheck._store import Store
+from claimcheck._content.header import ContentHeader
+from claimcheck._store.store import Store
+from claimcheck._wire.envelope import Envelope, Kind, encode_abort, encode_chunk
+from claimcheck.config import HEADER
 from claimcheck.errors import EnvelopeError
 from claimcheck.stores.memory import MemoryStore
 

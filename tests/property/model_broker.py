@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from claimcheck._acknowledgement import CumulativeAcks
-from claimcheck._envelope import Abort, Chunk, decode
-from claimcheck._resolver import Dropped, Failed, Outcome, Resolved, Resolver
+from claimcheck._receive.resolver import Dropped, Failed, Outcome, Resolved, Resolver
+from claimcheck._wire.envelope import Abort, Chunk, decode
+from claimcheck.transports._common.acknowledgement import CumulativeAcks
 
 SOURCE = "s"
 

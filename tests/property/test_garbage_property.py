@@ -12,12 +12,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from claimcheck._envelope import HEADER, encode_pointer
-from claimcheck._garbage import Candidates
-from claimcheck._gc_collection import Collection, Run
-from claimcheck._pointer import Pointer, decode, encode
-from claimcheck._store_contract import StoreContext
-from claimcheck._sweep import Sweep
+from claimcheck._operate.garbage import Candidates
+from claimcheck._operate.gc_collection import Collection, Run
+from claimcheck._operate.sweep import Sweep
+from claimcheck._store.contract import StoreContext
+from claimcheck._wire.envelope import encode_pointer
+from claimcheck._wire.pointer import Pointer, decode, encode
+from claimcheck.config import HEADER
 from claimcheck.stores.memory import MemoryStore
 from claimcheck.transports._common.topics import IncompleteReadError
 from tests.clocks import Clock

@@ -12,9 +12,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from claimcheck import _content, _content_header, _pointer
-from claimcheck import _streaming_aead as aead
-from claimcheck._signing import Seal
+from claimcheck._content import coder as _content
+from claimcheck._content import encryption as aead
+from claimcheck._content import header as _content_header
+from claimcheck._wire import pointer as _pointer
+from claimcheck._wire.signing import Seal
 from tests.hypothesis_examples import examples
 from tests.property.hostile_world import NotOriginalError, World, Written
 

@@ -18,8 +18,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from claimcheck._envelope import encode_abort, encode_chunk, encode_pointer
-from claimcheck._resolver import Dropped, Failed, Outcome, Resolved, Resolver
+from claimcheck._receive.resolver import Dropped, Failed, Outcome, Resolved, Resolver
+from claimcheck._wire.envelope import encode_abort, encode_chunk, encode_pointer
 from claimcheck.config import ChunkingConfig
 from claimcheck.errors import ChunkConflictError, IncompletePayloadError, PayloadTooLargeError
 from tests.hypothesis_examples import examples

@@ -15,8 +15,8 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from claimcheck import Failed, Resolved
-from claimcheck._hints import TYPE
-from claimcheck._sending import SendLedger
+from claimcheck._send.ledger import SendLedger
+from claimcheck._wire.headers import TYPE
 from claimcheck.errors import PartialSendError
 from claimcheck.hooks import Hooks, SendEvent
 from tests.produce_rig import Rig

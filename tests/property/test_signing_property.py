@@ -10,8 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import claimcheck
-from claimcheck import _pointer as pointers
-from claimcheck._envelope import HEADER, decode, encode_abort, encode_chunk, encode_literal
+from claimcheck._wire import pointer as pointers
+from claimcheck._wire.envelope import decode, encode_abort, encode_chunk, encode_literal
+from claimcheck.config import HEADER
 from claimcheck.errors import ClaimCheckError
 
 KEYS = {"k1": "a secret of ours", "k2": "another secret!!"}

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import assume, given
 
-from claimcheck._streaming_aead import DecryptingReader, Forged, ciphertext_bytes, encrypt, plaintext_bytes
+from claimcheck._content.encryption import DecryptingReader, Forged, ciphertext_bytes, encrypt, plaintext_bytes
 from tests.hypothesis_examples import examples
 from tests.tink_oracle import KEY, plaintext
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from claimcheck._pointer import Pointer
-from claimcheck._store_contract import StoreContext
-from claimcheck._sweep import Sweep
+from claimcheck._operate.sweep import Sweep
+from claimcheck._store.contract import StoreContext
+from claimcheck._wire.pointer import Pointer
 from claimcheck.stores.filesystem import FilesystemStore
 from claimcheck.stores.memory import MemoryStore
 from tests.clocks import Clock

@@ -10,10 +10,11 @@ import hypothesis.strategies as st
 from hypothesis import example, given
 
 import claimcheck
-from claimcheck import _envelope as envelope
-from claimcheck import _pointer as pointers
-from claimcheck._envelope import HEADER, Chunk, Literal, Plain, decode
-from claimcheck._pointer import Pointer
+from claimcheck._wire import envelope
+from claimcheck._wire import pointer as pointers
+from claimcheck._wire.envelope import Chunk, Literal, Plain, decode
+from claimcheck._wire.pointer import Pointer
+from claimcheck.config import HEADER
 from claimcheck.errors import ClaimCheckError
 
 uuids = st.uuids(version=4).map(str)

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from claimcheck._envelope import Abort, Chunk, PointerData, decode, encode_abort
+from claimcheck._wire.envelope import Abort, Chunk, PointerData, decode, encode_abort
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, IntegrityError, PayloadNotFoundError
 from tests.simulation.scheduler import Process, Scheduler
 from tests.simulation.store import Medium

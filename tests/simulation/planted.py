@@ -9,8 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from claimcheck import _assembler, _resolver, _sending, _store_contract, _store_read
-from claimcheck._acknowledgement import CumulativeAcks
+from claimcheck._receive import assembler as _assembler
+from claimcheck._receive import resolver as _resolver
+from claimcheck._send import ledger as _sending
+from claimcheck._store import contract as _store_contract
+from claimcheck._store import read as _store_read
+from claimcheck.transports._common.acknowledgement import CumulativeAcks
 from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.kafka import _asyncio, _producer
 from claimcheck.transports.kafka._assignment import Assignment, ReadyMessage

@@ -18,7 +18,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from claimcheck import _plans, _store_contract, _threads
+from claimcheck import _plans, _threads
+from claimcheck._store import contract as _store_contract
 from claimcheck.transports._common import rollback_worker
 from claimcheck.transports.kafka import _producer as kafka_producer
 from claimcheck.transports.pulsar import _deadlines, _producer, _send

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from claimcheck._pointer import Pointer
-from claimcheck._reader import Reader
+from claimcheck._content.reader import Reader
 from claimcheck._registry import STORES
+from claimcheck._wire.pointer import Pointer
 from claimcheck.stores.memory import MemoryStore
 from tests.simulation.scheduler import Process, Scheduler
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from claimcheck._envelope import encode_chunk
+from claimcheck._wire.envelope import encode_chunk
 
 
 def frame(spark: Any, messages: Iterable[bytes | None], partitions: int = 1) -> Any:

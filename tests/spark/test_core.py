@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from claimcheck._client import ClaimCheck
-from claimcheck._pointer import Pointer
-from claimcheck.config import from_dict
+from claimcheck._config_file import from_dict
+from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import ConfigError, PayloadNotFoundError, PayloadTypeError
 from claimcheck.spark import _fetching as fetching
 from claimcheck.spark._fetching import AdaptiveConcurrency

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import claimcheck
-from claimcheck._envelope import HEADER
+from claimcheck.config import HEADER
 from claimcheck.errors import ConfigError, MissingDependencyError, PointerRejectedError, StoreUnavailableError
 from claimcheck.spark import map_payloads, reassemble, resolve, resolver
 from claimcheck.spark._reading import Reading

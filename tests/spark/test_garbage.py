@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import claimcheck
-from claimcheck._envelope import encode_pointer
-from claimcheck._gc_claims import check_claims, claims_of
-from claimcheck._store_contract import StoreContext
+from claimcheck._operate.gc_claims import check_claims, claims_of
+from claimcheck._store.contract import StoreContext
+from claimcheck._wire.envelope import encode_pointer
 from claimcheck.errors import ConfigError, ScanNotSupportedError, TransportError, UnknownVersionError
 from claimcheck.spark import collect_garbage
 from claimcheck.spark._garbage_topics import WholeTopics

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from claimcheck import config as configuration
+from claimcheck._config_file import from_dict
 from claimcheck.errors import ConfigError
 from claimcheck.spark import resolve
 from claimcheck.spark._worker import check_store_paths, is_one_machine
@@ -15,7 +15,7 @@ READS = ("resolve", "map_payloads", "offload", "reassemble", "resolver", "local 
 
 
 def stores(path, **more):
-    return configuration.from_dict({"store": "disk", "stores": {"disk": {"type": "filesystem", "path": path}} | more})
+    return from_dict({"store": "disk", "stores": {"disk": {"type": "filesystem", "path": path}} | more})
 
 
 def test_a_cluster_refuses_relative_paths_on_the_driver(tmp_path):

@@ -13,7 +13,8 @@ from uuid import uuid4
 
 import pytest
 
-from claimcheck._envelope import HEADER, Abort, Chunk, decode, encode_abort, encode_chunk, encode_literal
+from claimcheck._wire.envelope import Abort, Chunk, decode, encode_abort, encode_chunk, encode_literal
+from claimcheck.config import HEADER
 from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.spark import _reassemble_batch as on_batch
 from claimcheck.spark import reassemble

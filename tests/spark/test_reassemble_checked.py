@@ -6,8 +6,8 @@ from uuid import uuid4
 
 import pytest
 
-from claimcheck._digest import digest_of
-from claimcheck._envelope import encode_chunk
+from claimcheck._wire.digest import digest_of
+from claimcheck._wire.envelope import encode_chunk
 from claimcheck.errors import ConfigError, IntegrityError
 from claimcheck.spark import offload, reassemble
 from claimcheck.spark._reassemble_batch import BatchAssembler

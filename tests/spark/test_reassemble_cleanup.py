@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import claimcheck
-from claimcheck._envelope import encode_literal
+from claimcheck._wire.envelope import encode_literal
 from claimcheck.errors import PayloadNotFoundError
 from claimcheck.spark import _reassemble_stream
 from claimcheck.spark._reassemble_stream import ChunkCleanup

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from claimcheck._chunk_rules import missing_positions
+from claimcheck._receive.chunk_rules import missing_positions
 
 UUID = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
 KEY = json.dumps(["orders", 3, UUID])

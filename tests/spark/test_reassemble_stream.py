@@ -19,8 +19,9 @@ from uuid import uuid4
 
 import pytest
 
-from claimcheck._digest import digest_of
-from claimcheck._envelope import HEADER, decode, encode_abort
+from claimcheck._wire.digest import digest_of
+from claimcheck._wire.envelope import decode, encode_abort
+from claimcheck.config import HEADER
 from claimcheck.errors import ConfigError
 from claimcheck.spark import Metrics, reassemble
 from claimcheck.spark import _reassemble_stream as on_stream

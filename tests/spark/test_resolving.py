@@ -11,7 +11,7 @@ from decimal import Decimal
 
 import pytest
 
-from claimcheck._pointer import Pointer
+from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import ConfigError, PayloadTooLargeError
 from claimcheck.spark import _resolve as resolving
 from claimcheck.spark import resolve

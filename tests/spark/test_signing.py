@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import claimcheck
-from claimcheck._envelope import HEADER, Kind, decode, encode_abort
+from claimcheck._wire.envelope import Kind, decode, encode_abort
+from claimcheck.config import HEADER
 from claimcheck.errors import ConfigError, PointerRejectedError
 from claimcheck.spark import map_payloads, offload, pin, reassemble, repartition_by_payload, resolve, resolver
 
@@ -198,4 +199,4 @@ def test_errors_about_signatures_are_those_of_one_row():
     from claimcheck.spark._fetching import is_bad_message
 
     for reason in ("signature", "destination", "age", "envelope"):
-        assert is_bad_message(PointerRejectedError("x", reason=reason), claimcheck.config.from_dict({}))
+        assert is_bad_message(PointerRejectedError("x", reason=reason), claimcheck._config_file.from_dict({}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import claimcheck
-from claimcheck._pointer import Pointer
+from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import ConfigError
 from claimcheck.spark import repartition_by_payload
 from tests.spark.rig import frame

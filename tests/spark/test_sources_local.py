@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 import claimcheck
-from claimcheck._envelope import HEADER
+from claimcheck.config import HEADER
 from claimcheck.errors import ConfigError
 from claimcheck.spark import resolve
 from claimcheck.spark.sources import _check_version, register

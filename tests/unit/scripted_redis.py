@@ -7,7 +7,7 @@ import socketserver
 import threading
 from collections.abc import Callable, Iterator
 
-from claimcheck._store_contract import StoreContext
+from claimcheck._store.contract import StoreContext
 from claimcheck.stores.redis._store import RedisStore
 
 Command = list[bytes]

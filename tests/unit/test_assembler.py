@@ -8,10 +8,10 @@ import weakref
 
 import pytest
 
-from claimcheck import _assembler as assembler_module
-from claimcheck._assembler import Assembled, Assembler, Broken, Discarded, Identity, Slot
-from claimcheck._digest import digest_of
-from claimcheck._envelope import Chunk
+from claimcheck._receive import assembler as assembler_module
+from claimcheck._receive.assembler import Assembled, Assembler, Broken, Discarded, Identity, Slot
+from claimcheck._wire.digest import digest_of
+from claimcheck._wire.envelope import Chunk
 from claimcheck.config import ChunkingConfig
 from claimcheck.errors import ChunkConflictError, IncompletePayloadError, PayloadTooLargeError
 from tests.clocks import Clock

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from claimcheck._data_keys import DataKeys
+from claimcheck._content.data_keys import DataKeys
 from claimcheck.config import EncryptionConfig
 from claimcheck.errors import ConfigError, IntegrityError, StoreUnavailableError
 

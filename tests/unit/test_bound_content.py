@@ -17,10 +17,10 @@ import pytest
 
 import claimcheck
 from claimcheck import ClaimCheck, Pointer
-from claimcheck._content_encoding import Encoding, Stream
-from claimcheck._content_header import ContentHeader
-from claimcheck._payload import Source
-from claimcheck._store import Store
+from claimcheck._content.encoding import Encoding, Stream
+from claimcheck._content.header import ContentHeader
+from claimcheck._content.source import Source
+from claimcheck._store.store import Store
 from claimcheck.errors import IntegrityError, PointerRejectedError
 
 pytest.importorskip("cryptography")

@@ -13,10 +13,10 @@ import pytest
 
 import claimcheck
 from claimcheck import Store
-from claimcheck._check_kafka import _retention_text, examine_settings
-from claimcheck._check_stores import _server
-from claimcheck._check_topics import Expectation
-from claimcheck._findings import WHY, examined, finding, http_skew
+from claimcheck._operate.check_kafka import _retention_text, examine_settings
+from claimcheck._operate.check_stores import _server
+from claimcheck._operate.check_topics import Expectation
+from claimcheck._operate.findings import WHY, examined, finding, http_skew
 from claimcheck._texts import duration
 from claimcheck.testing import FaultyStore
 from claimcheck.transports._common.topics import is_dead_letter_topic
@@ -211,7 +211,7 @@ def test_every_id_is_documented_and_every_documented_id_exists():
 
 def test_every_id_is_used():
     texts = [path.read_text() for path in (ROOT / "claimcheck").glob("_check*.py")]
-    texts.append((ROOT / "claimcheck/_findings.py").read_text().partition("@dataclass")[2])  # after the table
+    texts.append((ROOT / "claimcheck/_operate/findings.py").read_text().partition("@dataclass")[2])  # after the table
     used = {name for text in texts for name in re.findall(r'"([\w-]+)"', text)}
     used |= {f"{vendor}-not-examined" for text in texts for vendor in re.findall(r'examined\("(\w+)"', text)}
     assert set(WHY) - used == set()

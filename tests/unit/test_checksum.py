@@ -6,8 +6,8 @@ import zlib
 
 import pytest
 
-from claimcheck import _checksum as checksum
-from claimcheck._payload import Source
+from claimcheck._content.source import Source
+from claimcheck._wire import checksum
 
 
 @pytest.fixture(params=["isal", "zlib"])

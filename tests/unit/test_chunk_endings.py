@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 
-from claimcheck._envelope import encode_abort, encode_chunk
-from claimcheck._resolver import Dropped, Failed, Resolved, Resolver
-from claimcheck.config import ChunkingConfig, from_dict
+from claimcheck._config_file import from_dict
+from claimcheck._receive.resolver import Dropped, Failed, Resolved, Resolver
+from claimcheck._wire.envelope import encode_abort, encode_chunk
+from claimcheck.config import ChunkingConfig
 from claimcheck.errors import ChunkConflictError, ConfigError, IncompletePayloadError, PayloadTooLargeError
 from claimcheck.hooks import DropEvent, Hooks
 from tests.clocks import Clock
@@ -136,7 +137,7 @@ def test_other_actions_are_not_counted(action):
 
 
 def test_they_end_however_many_there_are(monkeypatch):
-    monkeypatch.setattr("claimcheck._assembler._REMEMBERED", 10)
+    monkeypatch.setattr("claimcheck._receive.assembler._REMEMBERED", 10)
     rig, reported = Rig(max_redeliveries=2), set()
     uuids = [f"{n:08d}-0000-4000-8000-000000000000" for n in range(25)]
     for _ in range(4):
@@ -151,7 +152,7 @@ def test_they_end_however_many_there_are(monkeypatch):
 
 
 def test_those_that_have_ended_take_no_redelivery_from_others(monkeypatch):
-    monkeypatch.setattr("claimcheck._assembler._REMEMBERED", 10)
+    monkeypatch.setattr("claimcheck._receive.assembler._REMEMBERED", 10)
     rig = Rig(max_redeliveries=1)
     for n in range(20):
         each = f"{n:08d}-0000-4000-8000-000000000000"

@@ -13,9 +13,9 @@ import threading
 import pytest
 
 import claimcheck
-from claimcheck._envelope import encode_chunk
-from claimcheck._outbound import Outbound
-from claimcheck._strategy import Strategy
+from claimcheck._send.outbound import Outbound
+from claimcheck._send.strategy import Strategy
+from claimcheck._wire.envelope import encode_chunk
 from claimcheck.errors import (
     ArgumentTypeError,
     ChunkError,

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import claimcheck
-from claimcheck import MissingDependencyError, _compression
-from claimcheck._compression import CODECS, Damaged, DecompressingReader, compress, sample_of, shrinks
-from claimcheck._digest import digest_of
-from claimcheck._reader import PieceReader
+from claimcheck import MissingDependencyError
+from claimcheck._content import compression as _compression
+from claimcheck._content.compression import CODECS, Damaged, DecompressingReader, compress, sample_of, shrinks
+from claimcheck._content.reader import PieceReader
+from claimcheck._wire.digest import digest_of
 from claimcheck.errors import IntegrityError
 
 zstandard = pytest.importorskip("zstandard")

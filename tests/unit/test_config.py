@@ -13,7 +13,8 @@ import pytest
 
 import claimcheck
 from claimcheck import config as configuration
-from claimcheck.config import ChunkingConfig, CompressionConfig, StoreConfig, expand, from_dict, signing_key
+from claimcheck._config_file import from_dict, load
+from claimcheck.config import ChunkingConfig, CompressionConfig, StoreConfig, expand, signing_key
 from claimcheck.errors import ConfigError
 
 DESIGN = """
@@ -42,7 +43,7 @@ THIS = configuration.VERSION
 def test_the_whole_file_loads_and_says_what_it_means(tmp_path):
     path = tmp_path / "claimcheck.yaml"
     path.write_text(DESIGN)
-    config = configuration.load(path)
+    config = load(path)
     assert config.stores["hot"] == StoreConfig(
         "redis", {"url": "redis://:${REDIS_PASSWORD:-}@localhost:6379/0", "ttl_seconds": 604800}
     )
@@ -337,7 +338,7 @@ def test_files_that_are_no_configuration(tmp_path, text, why):
     path = tmp_path / "claimcheck.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=why):
-        configuration.load(path)
+        load(path)
 
 
 @pytest.mark.parametrize(
@@ -352,14 +353,14 @@ def test_a_duplicate_key(tmp_path, text, where):
     path = tmp_path / "claimcheck.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=rf"claimcheck\.yaml is not YAML: {where}: this key appears twice"):
-        configuration.load(path)
+        load(path)
 
 
 def test_a_duplicate_key_is_not_quoted_since_it_may_be_a_secret(tmp_path):
     path = tmp_path / "claimcheck.yaml"
     path.write_text("signing: {keys: {k1: x}}\nhunter2: 1\nhunter2: 2\n")
     with pytest.raises(ConfigError, match="line 3") as caught:
-        configuration.load(path)
+        load(path)
     assert "hunter2" not in f"{caught.value}{vars(caught.value)}"
 
 
@@ -389,7 +390,7 @@ def test_aliases_and_merge_keys_are_bounded_before_they_are_expanded(tmp_path, t
     path = tmp_path / "claimcheck.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match="100000 values.*fewer aliases"):
-        configuration.load(path)
+        load(path)
 
 
 def test_a_file_of_any_size_is_not_read_whole(tmp_path):
@@ -397,7 +398,7 @@ def test_a_file_of_any_size_is_not_read_whole(tmp_path):
     with path.open("wb") as file:
         file.truncate(1 << 40)  # sparse
     with pytest.raises(ConfigError, match="a smaller YAML file"):
-        configuration.load(path)
+        load(path)
 
 
 def test_a_key_may_be_merged_and_changed(tmp_path):
@@ -405,7 +406,7 @@ def test_a_key_may_be_merged_and_changed(tmp_path):
     path.write_text(
         "stores:\n  a: &a {type: memory, space: x}\n  b: &b {<<: *a, space: y}\n  c: {<<: *b, space: z}\nstore: c"
     )
-    assert [store.options["space"] for store in configuration.load(path).stores.values()] == ["x", "y", "z"]
+    assert [store.options["space"] for store in load(path).stores.values()] == ["x", "y", "z"]
 
 
 @pytest.mark.parametrize(
@@ -428,7 +429,7 @@ def test_a_file_that_cannot_be_parsed_is_never_quoted(tmp_path, text):
     with pytest.raises(
         ConfigError, match="not YAML: (line 1|line 2|it cannot be read|it is nested too deeply)"
     ) as caught:
-        configuration.load(path)
+        load(path)
     assert "hunter2" not in f"{caught.value}{caught.value.found}"
     assert (caught.value.__cause__, caught.value.__context__) == (None, None)
 
@@ -448,7 +449,7 @@ def test_a_file_that_is_not_one_document_of_text(tmp_path, data, why):
     path = tmp_path / "claimcheck.yaml"
     path.write_bytes(data)
     with pytest.raises(ConfigError, match=f"claimcheck.yaml is not YAML: {why}$"):
-        configuration.load(path)
+        load(path)
 
 
 @pytest.mark.parametrize(
@@ -467,18 +468,18 @@ def test_a_syntax_error_says_what_is_wrong_and_where_it_began(tmp_path, text, wh
     path = tmp_path / "claimcheck.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=why):
-        configuration.load(path)
+        load(path)
 
 
 @pytest.mark.parametrize("path", [None, 5, "nul\0nul"])
 def test_what_is_no_path(path):
     with pytest.raises(ConfigError):
-        configuration.load(path)
+        load(path)
 
 
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ConfigError, match="No such file"):
-        configuration.load(tmp_path / "nothing.yaml")
+        load(tmp_path / "nothing.yaml")
 
 
 @pytest.mark.parametrize(
@@ -486,7 +487,7 @@ def test_a_file_that_is_not_there(tmp_path):
     [
         ({"type": "reddis"}, "stores.hot.type", "filesystem, memory, obstore, pulsar-topic, redis, s3"),
         ({"type": "no.such.module:Store"}, "stores.hot.type", "cannot import"),
-        ({"type": "claimcheck._pointer:slug"}, "stores.hot.type", "a class"),
+        ({"type": "claimcheck._wire.pointer:slug"}, "stores.hot.type", "a class"),
         ({"type": "memory", "spcae": "x"}, "stores.hot.spcae", "did you mean 'space'"),
         ({"type": "memory", "spcae": "${X}"}, "stores.hot.spcae", "did you mean 'space'"),
         ({"type": "memory", "ttl_seconds": "soon"}, "stores.hot.ttl_seconds", "a number"),
@@ -507,7 +508,7 @@ def test_a_file_that_is_not_there(tmp_path):
         ({"type": "s3", "bucket": ""}, "stores.hot.bucket", "a bucket"),
         ({"type": "filesystem", "path": ""}, "stores.hot.path", "a directory"),
         ({"type": "builtins:dict"}, "stores.hot.type", "a subclass of claimcheck.Store"),
-        ({"type": "claimcheck._store:Store"}, "stores.hot.type", "a subclass of claimcheck.Store"),
+        ({"type": "claimcheck._store.store:Store"}, "stores.hot.type", "a subclass of claimcheck.Store"),
         ({"type": "redis", "url": "redis://x", "pointer_version": 3}, "stores.hot.pointer_version", "1 or 2"),
     ],
 )
@@ -577,7 +578,8 @@ def test_readers_may_be_limited_to_some_stores():
 
 @pytest.mark.parametrize("stores", [{}, {"store": "hot", "stores": {"hot": {"type": "memory"}}}])
 @pytest.mark.parametrize(
-    "strategy", ["hybird", "no.such:Strategy", "claimcheck._store:Store", "builtins:dict", ":X", ".a:X", "a:", ".:X"]
+    "strategy",
+    ["hybird", "no.such:Strategy", "claimcheck._store.store:Store", "builtins:dict", ":X", ".a:X", "a:", ".:X"],
 )
 def test_an_unknown_strategy(strategy, stores):
     for path, raw in (

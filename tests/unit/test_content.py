@@ -17,16 +17,18 @@ from types import SimpleNamespace
 import pytest
 
 import claimcheck
-from claimcheck import Resolved, _content_encoding, _digest
-from claimcheck import _streaming_aead as aead
-from claimcheck._content import ContentReader
-from claimcheck._content_encoding import Encoding, Stream
-from claimcheck._content_header import AEAD, ContentHeader, Damaged, Expected, NotContent, read_header
-from claimcheck._envelope import encode_chunk
-from claimcheck._payload import Source
-from claimcheck._pointer import Pointer
-from claimcheck._reader import PieceReader
-from claimcheck._store_contract import StoreContext
+from claimcheck import Resolved
+from claimcheck._content import encoding as _content_encoding
+from claimcheck._content import encryption as aead
+from claimcheck._content.coder import ContentReader
+from claimcheck._content.encoding import Encoding, Stream
+from claimcheck._content.header import AEAD, ContentHeader, Damaged, Expected, NotContent, read_header
+from claimcheck._content.reader import PieceReader
+from claimcheck._content.source import Source
+from claimcheck._store.contract import StoreContext
+from claimcheck._wire import digest as _digest
+from claimcheck._wire.envelope import encode_chunk
+from claimcheck._wire.pointer import Pointer
 from claimcheck.config import CompressionConfig
 from claimcheck.errors import (
     ConfigError,

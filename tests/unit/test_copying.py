@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 
-from claimcheck._store_contract import StoreContext
+from claimcheck._store.contract import StoreContext
 from claimcheck.errors import ConfigError, IntegrityError, StoreUnavailableError
 from claimcheck.stores.filesystem import FilesystemStore
 from claimcheck.stores.memory import MemoryStore

@@ -11,8 +11,9 @@ import pickle
 import pytest
 
 import claimcheck
-from claimcheck._data_keys import DataKeys, KeyProvider, LocalKeys
-from claimcheck.config import EncryptionConfig, from_dict
+from claimcheck._config_file import from_dict
+from claimcheck._content.data_keys import DataKeys, KeyProvider, LocalKeys
+from claimcheck.config import EncryptionConfig
 from claimcheck.errors import ConfigError, IntegrityError, StoreUnavailableError
 from tests import tink_oracle
 from tests.conftest import IN_CI

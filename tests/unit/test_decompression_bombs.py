@@ -23,9 +23,9 @@ MOST = 100 << 20  # the limit, and what the libraries need for windows and block
 CHILD = f"""
 import json, sys
 import claimcheck
-from claimcheck._content_header import ContentHeader
-from claimcheck._envelope import encode_chunk, encode_pointer
-from claimcheck._pointer import Pointer, encode
+from claimcheck._content.header import ContentHeader
+from claimcheck._wire.envelope import encode_chunk, encode_pointer
+from claimcheck._wire.pointer import Pointer, encode
 path, codec = sys.argv[1:]
 UUID = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
 def peak():

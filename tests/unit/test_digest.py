@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import claimcheck
 from claimcheck import Failed, MissingDependencyError, Resolved
-from claimcheck import _digest as digests
-from claimcheck._digest import ALGORITHMS, digest_of
-from claimcheck._payload import Source
-from claimcheck._store_contract import StoreContext
+from claimcheck._content.source import Source
+from claimcheck._store.contract import StoreContext
+from claimcheck._wire import digest as digests
+from claimcheck._wire.digest import ALGORITHMS, digest_of
 from claimcheck.errors import IntegrityError, PointerRejectedError
 from claimcheck.stores.memory import MemoryStore
 

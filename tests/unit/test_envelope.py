@@ -6,8 +6,9 @@ import array
 
 import pytest
 
-from claimcheck import _envelope as envelope
-from claimcheck._envelope import HEADER, Abort, Chunk, Literal, Plain, PointerData, decode
+from claimcheck._wire import envelope
+from claimcheck._wire.envelope import Abort, Chunk, Literal, Plain, PointerData, decode
+from claimcheck.config import HEADER
 from claimcheck.errors import ClaimCheckError, EnvelopeError
 from tests.vectors import UUID, golden, names
 

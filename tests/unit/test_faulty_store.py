@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from claimcheck._registry import build_store, check_store
-from claimcheck._store_contract import StoreContext
+from claimcheck._store.contract import StoreContext
 from claimcheck.config import StoreConfig
 from claimcheck.errors import PayloadNotFoundError, StoreError, StoreUnavailableError
 from claimcheck.stores.memory import MemoryStore

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from claimcheck._payload import Source
-from claimcheck._pointer import Pointer
+from claimcheck._content.source import Source
+from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import (
     ConfigError,
     IntegrityError,

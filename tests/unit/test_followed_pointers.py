@@ -10,7 +10,7 @@ import pytest
 
 import claimcheck
 from claimcheck import Failed
-from claimcheck._envelope import encode_pointer
+from claimcheck._wire.envelope import encode_pointer
 from claimcheck.errors import ConfigError, MissingDependencyError, PointerRejectedError, StoreError
 
 V1 = encode_pointer(b"\x01\x00\x00\x00\x01kafka-over-redis-orders-6ba7b810-9dad-11d1-80b4-00c04fd430c8")

@@ -4,8 +4,8 @@ import tracemalloc
 
 import pytest
 
-from claimcheck import _reader as fresh
-from claimcheck._reader import FreshBytes
+from claimcheck._content import reader as fresh
+from claimcheck._content.reader import FreshBytes
 
 
 @pytest.fixture

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from claimcheck._envelope import HEADER, encode_abort, encode_chunk, encode_literal, encode_pointer
-from claimcheck._garbage import Candidates, Reference, fingerprint, reference_of, same_slug
-from claimcheck._listing import StoreEntry
-from claimcheck._pointer import Pointer, encode, encode_signed
-from claimcheck._store_contract import StoreContext
+from claimcheck._operate.garbage import Candidates, Reference, fingerprint, reference_of, same_slug
+from claimcheck._store.contract import StoreContext
+from claimcheck._store.listing import StoreEntry
+from claimcheck._wire.envelope import encode_abort, encode_chunk, encode_literal, encode_pointer
+from claimcheck._wire.pointer import Pointer, encode, encode_signed
+from claimcheck.config import HEADER
 from claimcheck.errors import EnvelopeError, UnknownVersionError
 from claimcheck.stores.memory import MemoryStore
 from tests.clocks import Clock

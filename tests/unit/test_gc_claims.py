@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import claimcheck
-from claimcheck._gc_claims import Claim, check_claims, claims_of
-from claimcheck._store import Store
-from claimcheck._sweep import Sweep
+from claimcheck._operate.gc_claims import Claim, check_claims, claims_of
+from claimcheck._operate.sweep import Sweep
+from claimcheck._store.store import Store
 from claimcheck.errors import ConfigError, StoreError
 from claimcheck.transports.local import LocalBroker
 from claimcheck.transports.local._database import local_cluster

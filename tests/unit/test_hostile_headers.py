@@ -8,9 +8,9 @@ import sys
 import pytest
 
 import claimcheck
-from claimcheck import _envelope as envelope
-from claimcheck import _hints as hints
-from claimcheck._resolver import Failed
+from claimcheck._receive.resolver import Failed
+from claimcheck._wire import envelope
+from claimcheck._wire import headers as hints
 from claimcheck.errors import IntegrityError
 
 UUID = "00000000-0000-4000-8000-000000000000"
@@ -18,7 +18,7 @@ UUID = "00000000-0000-4000-8000-000000000000"
 CHILD = """
 import gc, uuid
 import claimcheck
-from claimcheck import _envelope as envelope
+from claimcheck._wire import envelope
 
 def rss():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20

@@ -10,9 +10,9 @@ import uuid
 import pytest
 
 import claimcheck
-from claimcheck import _envelope as envelope
-from claimcheck._strategies import HybridStrategy
-from claimcheck._strategy import Breaker
+from claimcheck._send.strategies import HybridStrategy
+from claimcheck._send.strategy import Breaker
+from claimcheck._wire import envelope
 from claimcheck.errors import PayloadError, PayloadTooLargeError, StoreError, StoreUnavailableError
 from claimcheck.hooks import BreakerEvent, FallbackEvent
 from tests.produce_rig import BIG, Unseekable

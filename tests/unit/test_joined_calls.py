@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from claimcheck import _threads
-from claimcheck._digest import digest_of
-from claimcheck._pointer import Pointer
-from claimcheck._resolve_many import Work, _Window
+from claimcheck._receive.many import Work, _Window
 from claimcheck._threads import IoThreads, joined
+from claimcheck._wire.digest import digest_of
+from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import (
     IntegrityError,
     PayloadNotFoundError,

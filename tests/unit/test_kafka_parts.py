@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import claimcheck
-from claimcheck import _envelope, _pointer
+from claimcheck._wire import envelope as _envelope
+from claimcheck._wire import pointer as _pointer
 from claimcheck.errors import PayloadError, TransportError
 from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.kafka import AsyncKafkaConsumer, KafkaConsumer, KafkaMessage, KafkaProducer

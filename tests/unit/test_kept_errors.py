@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 
 import claimcheck
-from claimcheck._envelope import encode_chunk
+from claimcheck._wire.envelope import encode_chunk
 from claimcheck.errors import IntegrityError, clear_frames
 
 SIZE = 8 << 20

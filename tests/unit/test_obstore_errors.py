@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from claimcheck._registry import STORES, load_class
-from claimcheck._store_contract import StoreContext
+from claimcheck._store.contract import StoreContext
 from claimcheck.errors import (
     ConfigError,
     MissingDependencyError,

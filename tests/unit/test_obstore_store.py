@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import claimcheck
-from claimcheck._pointer import Pointer
-from claimcheck._store import Store
-from claimcheck._store_contract import StoreContext
+from claimcheck._store.contract import StoreContext
+from claimcheck._store.store import Store
+from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import (
     IntegrityError,
     KeyTakenError,

@@ -6,13 +6,13 @@ import zlib
 
 import pytest
 
-from claimcheck._digest import Crc32, digest_of
-from claimcheck._pointer import Pointer
-from claimcheck._reader import PieceReader
-from claimcheck._store import Store
-from claimcheck._store_contract import StoreContext
-from claimcheck._store_read import PayloadFile
+from claimcheck._content.reader import PieceReader
+from claimcheck._store.contract import StoreContext
+from claimcheck._store.read import PayloadFile
+from claimcheck._store.store import Store
 from claimcheck._threads import Interrupted, interruptible
+from claimcheck._wire.digest import Crc32, digest_of
+from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import IntegrityError, PayloadTooLargeError, StoreError
 
 MIB = 1 << 20
@@ -351,7 +351,7 @@ class TestSeekableReader:
 
     def test_allocates_at_once_what_the_medium_confirmed(self, monkeypatch):
         """No growing, no copying, however large it is."""
-        monkeypatch.setattr("claimcheck._store_read.TRUSTED_BYTES", 100)
-        monkeypatch.setattr("claimcheck._store_read._grown", lambda *_: pytest.fail("grown"))
+        monkeypatch.setattr("claimcheck._store.read.TRUSTED_BYTES", 100)
+        monkeypatch.setattr("claimcheck._store.read._grown", lambda *_: pytest.fail("grown"))
 
         assert PayloadFile(Opened(Medium(PAYLOAD)), pointer()).readall() == PAYLOAD

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from claimcheck import _pointer as pointers
-from claimcheck._pointer import Pointer
-from claimcheck._signing import Seal
-from claimcheck.config import from_dict
+from claimcheck._config_file import from_dict
+from claimcheck._wire import pointer as pointers
+from claimcheck._wire.pointer import Pointer
+from claimcheck._wire.signing import Seal
 from claimcheck.errors import ClaimCheckError, EnvelopeError, PointerRejectedError, UnknownVersionError
 from tests.vectors import golden
 

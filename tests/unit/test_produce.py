@@ -9,8 +9,8 @@ import uuid
 import pytest
 
 from claimcheck import Envelope, WireLimit
-from claimcheck import _envelope as envelope
-from claimcheck._hints import TYPE
+from claimcheck._wire import envelope
+from claimcheck._wire.headers import TYPE
 from claimcheck.errors import (
     ConfigError,
     PayloadTypeError,

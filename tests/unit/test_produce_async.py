@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from claimcheck._hints import TYPE
+from claimcheck._wire.headers import TYPE
 from claimcheck.errors import (
     PartialSendError,
 )

@@ -12,9 +12,9 @@ import weakref
 import pytest
 
 import claimcheck
-from claimcheck import _envelope as envelope
-from claimcheck._hints import TYPE
-from claimcheck._strategy import Message
+from claimcheck._send.strategy import Message
+from claimcheck._wire import envelope
+from claimcheck._wire.headers import TYPE
 from claimcheck.errors import (
     ConfigError,
     PartialSendError,
@@ -194,7 +194,7 @@ def test_a_loop_that_breaks_off_after_one_of_several_messages_keeps_what_it_sent
         def _offload(self, message):
             store = self.context.store()
             pointer = store.write(message.payload, destination=message.destination)
-            one = claimcheck.Envelope(claimcheck._envelope.encode_pointer(self.context.seal(pointer)))
+            one = claimcheck.Envelope(claimcheck._wire.envelope.encode_pointer(self.context.seal(pointer)))
             return claimcheck.Outbound([one, one], total=2, undo=lambda: store.rollback(pointer))
 
     strategy = Twice(rig.cc._plan("orders")[0].context)

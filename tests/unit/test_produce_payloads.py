@@ -10,8 +10,8 @@ import uuid
 import pytest
 
 from claimcheck import Envelope, Outbound, Strategy
-from claimcheck import _envelope as envelope
-from claimcheck._hints import TYPE
+from claimcheck._wire.headers import TYPE
+from claimcheck.config import HEADER
 from claimcheck.errors import (
     ClaimCheckError,
     PartialSendError,
@@ -46,9 +46,7 @@ def test_a_closed_file_is_refused(rig):
 
 
 @pytest.mark.parametrize("strategy", ["external", "chunking", "hybrid", "inline"])
-@pytest.mark.parametrize(
-    "payload", [BIG, b"small", envelope.HEADER + b"\x01", envelope.HEADER + BIG, b"x" * 1928, b"x" * 1929]
-)
+@pytest.mark.parametrize("payload", [BIG, b"small", HEADER + b"\x01", HEADER + BIG, b"x" * 1928, b"x" * 1929])
 @pytest.mark.parametrize("make", [io.BytesIO, Unseekable, bytearray, memoryview])
 def test_files_and_buffers_of_every_kind_arrive(strategy, payload, make):
     rig = Rig(strategy)
@@ -149,11 +147,11 @@ def test_a_memory_map_is_bytes_and_its_position_is_its_owners():
 @pytest.mark.parametrize("strategy", ["external", "chunking", "hybrid", "inline"])
 def test_views_of_odd_shapes(strategy):
     rig = Rig(strategy)
-    spread = memoryview(bytes(b for byte in envelope.HEADER + BIG for b in (byte, 0)))[::2]
+    spread = memoryview(bytes(b for byte in HEADER + BIG for b in (byte, 0)))[::2]
     rig.publisher()("orders", spread)
     rig.publisher()("orders", array.array("i", range(3000)))
     payloads = [bytes(outcome.payload) for outcome in rig.received()]
-    assert payloads == [envelope.HEADER + BIG, array.array("i", range(3000)).tobytes()]
+    assert payloads == [HEADER + BIG, array.array("i", range(3000)).tobytes()]
 
 
 def test_a_view_that_was_released_is_refused(rig):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import claimcheck
-from claimcheck._envelope import Envelope
+from claimcheck._wire.envelope import Envelope
 from claimcheck.errors import TransportError
 from claimcheck.transports.pulsar._consumer import RedeliveryTracker
 from claimcheck.transports.pulsar._deadlines import BoundedProducer, Ticket

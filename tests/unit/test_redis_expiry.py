@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import redis
 
-from claimcheck._pointer import Pointer, decode, encode
+from claimcheck._wire.pointer import Pointer, decode, encode
 from claimcheck.errors import PayloadNotFoundError, StoreError
 from claimcheck.stores.redis import RedisStore
 from tests.unit.scripted_redis import scripted_redis

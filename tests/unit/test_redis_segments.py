@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from claimcheck._digest import digest_of
-from claimcheck._pointer import Pointer
-from claimcheck._store_contract import StoreContext
+from claimcheck._store.contract import StoreContext
+from claimcheck._wire.digest import digest_of
+from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import (
     IntegrityError,
     PayloadNotFoundError,

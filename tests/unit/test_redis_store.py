@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 import redis
 
-from claimcheck._pointer import Pointer, decode, encode
-from claimcheck._store_contract import StoreContext
+from claimcheck._store.contract import StoreContext
+from claimcheck._wire.pointer import Pointer, decode, encode
 from claimcheck.errors import (
     ConfigError,
     IntegrityError,

@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 
 from claimcheck._registry import STRATEGIES, build_store, check_store, import_vendor, load_class
-from claimcheck._store import Store
+from claimcheck._store.store import Store
 from claimcheck._validation import fail
 from claimcheck.config import StoreConfig
 from claimcheck.errors import ConfigError, MissingDependencyError, StoreError, StoreUnavailableError

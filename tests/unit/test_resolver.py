@@ -8,7 +8,8 @@ import pytest
 
 import claimcheck
 from claimcheck import Dropped, Failed, Resolved
-from claimcheck import _envelope as envelope
+from claimcheck._wire import envelope
+from claimcheck.config import HEADER
 from claimcheck.errors import (
     ChunkError,
     ConfigError,
@@ -50,7 +51,7 @@ def cc():
 
 @pytest.mark.parametrize("reader", ["external", "chunking", "hybrid", "inline"])
 @pytest.mark.parametrize("writer", ["external", "chunking", "hybrid", "inline"])
-@pytest.mark.parametrize("payload", [BIG, b"small", b"", None, envelope.HEADER + b"\x02x", envelope.HEADER + BIG])
+@pytest.mark.parametrize("payload", [BIG, b"small", b"", None, HEADER + b"\x02x", HEADER + BIG])
 def test_every_reader_understands_every_writer(reader, writer, payload):
     resolver = claimcheck.from_dict(CONFIG | {"strategy": reader}).resolver()
     (outcome,) = feed_all(resolver, sent_by(writer, payload))
@@ -79,7 +80,7 @@ def test_plain_messages_are_not_copied(cc):
 def test_one_bad_message_never_stops_the_others(cc):
     gone = sent_by("external")[0]
     cc.store("hot").rollback(cc.pointer(gone.data))
-    bad = [envelope.HEADER + b"\x09?", golden("pointer_v2").replace(b"hot", b"ice"), golden("pointer_v1"), gone.data]
+    bad = [HEADER + b"\x09?", golden("pointer_v2").replace(b"hot", b"ice"), golden("pointer_v1"), gone.data]
     resolver = cc.resolver()
     outcomes = [o for offset, raw in enumerate([*bad, b"good"]) for o in resolver.feed("s", offset, raw, handle=offset)]
     errors = [type(outcome.error) for outcome in outcomes[:-1] if isinstance(outcome, Failed)]
@@ -169,7 +170,7 @@ def test_one_chunk_alone_is_refused_with_the_way_to_go(cc):
         cc.open(golden("abort"))
 
 
-@pytest.mark.parametrize("payload", [b"small", envelope.HEADER + b"\x02x", BIG])
+@pytest.mark.parametrize("payload", [b"small", HEADER + b"\x02x", BIG])
 def test_resolve_and_open_give_the_same_bytes(cc, payload):
     (message,) = sent_by("external", payload)
     assert cc.resolve(message.data) == payload
@@ -214,7 +215,7 @@ def test_a_store_that_is_not_configured_is_rejected_by_name(cc):
 
 
 @pytest.mark.parametrize(
-    "message", ["text", 5, memoryview(bytes(b for byte in envelope.HEADER + b"\x09" for b in (byte, 0)))[::2], object()]
+    "message", ["text", 5, memoryview(bytes(b for byte in HEADER + b"\x09" for b in (byte, 0)))[::2], object()]
 )
 def test_feed_never_raises_whatever_comes(cc, message):
     resolver = cc.resolver()

@@ -9,7 +9,7 @@ import zlib
 
 import pytest
 
-from claimcheck._store_contract import StoreContext
+from claimcheck._store.contract import StoreContext
 from claimcheck._threads import Interrupted, interruptible
 from claimcheck.errors import KeyTakenError, StoreError, StoreUnavailableError
 from claimcheck.stores.s3 import _upload as s3_body

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from claimcheck._pointer import Pointer
+from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import StoreError
 from claimcheck.stores.s3._store import S3Store
 from tests.parts import divided

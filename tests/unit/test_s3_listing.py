@@ -6,8 +6,8 @@ import uuid
 
 import pytest
 
-from claimcheck._store_contract import StoreContext
-from claimcheck._sweep import Sweep
+from claimcheck._operate.sweep import Sweep
+from claimcheck._store.contract import StoreContext
 from claimcheck.errors import ConfigError
 from claimcheck.stores.obstore import ObstoreStore
 from claimcheck.stores.s3._lifecycle import apply, rule_for, rules_of

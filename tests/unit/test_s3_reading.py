@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from claimcheck._store_contract import StoreContext
+from claimcheck._store.contract import StoreContext
 from claimcheck.errors import IntegrityError, PayloadNotFoundError, StoreError, StoreUnavailableError
 from claimcheck.stores.s3 import _store as s3_store
 from claimcheck.stores.s3._store import S3Store

@@ -19,7 +19,7 @@ from botocore.exceptions import (
     ReadTimeoutError,
 )
 
-from claimcheck._store_contract import StoreContext
+from claimcheck._store.contract import StoreContext
 from claimcheck.errors import (
     ConfigError,
     KeyTakenError,

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 import claimcheck
-from claimcheck._content_header import read_header
-from claimcheck._reader import PieceReader
+from claimcheck._content.header import read_header
+from claimcheck._content.reader import PieceReader
 from claimcheck.errors import ClaimCheckError
 
 pytest.importorskip("cryptography")

@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 
 import claimcheck
-from claimcheck import _pointer as pointers
-from claimcheck._destination import canonical
-from claimcheck._envelope import HEADER, decode, encode_abort, encode_chunk, encode_literal, encode_pointer
-from claimcheck._signing import Seal
-from claimcheck.config import from_dict
+from claimcheck._config_file import from_dict
+from claimcheck._wire import pointer as pointers
+from claimcheck._wire.envelope import decode, encode_abort, encode_chunk, encode_literal, encode_pointer
+from claimcheck._wire.signing import Seal
+from claimcheck.config import HEADER, canonical
 from claimcheck.errors import ConfigError, PointerRejectedError
 from claimcheck.testing import RecordingBroker
 from tests.vectors import FOLDER, UUID

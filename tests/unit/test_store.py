@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from claimcheck._pointer import Pointer, slug
-from claimcheck._store import Store
-from claimcheck._store_contract import StoreContext
+from claimcheck._store.contract import StoreContext
+from claimcheck._store.store import Store
+from claimcheck._wire.pointer import Pointer, slug
 from claimcheck.errors import (
     ConfigError,
     IntegrityError,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import claimcheck.testing._store_kit as payloads
-from claimcheck._pointer import Pointer
-from claimcheck._store import Store
+from claimcheck._store.store import Store
+from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import (
     IntegrityError,
     PayloadError,

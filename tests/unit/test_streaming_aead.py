@@ -11,8 +11,7 @@ import tracemalloc
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from claimcheck._reader import PieceReader
-from claimcheck._streaming_aead import (
+from claimcheck._content.encryption import (
     HEADER_BYTES,
     DecryptingReader,
     Forged,
@@ -20,6 +19,7 @@ from claimcheck._streaming_aead import (
     encrypt,
     plaintext_bytes,
 )
+from claimcheck._content.reader import PieceReader
 from tests import tink_oracle
 from tests.conftest import IN_CI
 from tests.tink_oracle import KEY, SIZES, plaintext

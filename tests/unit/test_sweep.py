@@ -11,8 +11,8 @@ from datetime import datetime
 import pytest
 
 import claimcheck
-from claimcheck._store_contract import StoreContext
-from claimcheck._sweep import Sweep
+from claimcheck._operate.sweep import Sweep
+from claimcheck._store.contract import StoreContext
 from claimcheck.errors import ConfigError, ScanNotSupportedError, StoreError, StoreUnavailableError
 from claimcheck.hooks import Hooks, SweepEvent
 from claimcheck.stores.filesystem import PARTIAL_SUFFIX, FilesystemStore

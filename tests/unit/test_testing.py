@@ -13,7 +13,7 @@ import pytest
 
 import claimcheck
 from claimcheck import HEADER, IncompletePayloadError
-from claimcheck._envelope import encode_abort
+from claimcheck._wire.envelope import encode_abort
 from claimcheck.testing import RecordedMessage, RecordingBroker, assert_inline, assert_offloaded
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from claimcheck import _envelope as envelope
-from claimcheck import _pointer as pointer
-from claimcheck._envelope import CHUNK_OVERHEAD_BYTES, HEADER, PointerData
-from claimcheck._pointer import MAX_POINTER_BYTES
-from claimcheck.config import Config
+from claimcheck._wire import envelope, pointer
+from claimcheck._wire.envelope import CHUNK_OVERHEAD_BYTES, PointerData
+from claimcheck.config import HEADER, MAX_POINTER_BYTES, Config
 from claimcheck.errors import ClaimCheckError
 
 P = TypeVar("P")

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from claimcheck._envelope import PointerData, decode
+from claimcheck._wire.envelope import PointerData, decode
 from claimcheck.errors import ClaimCheckError, ConfigError
 
 if TYPE_CHECKING:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from claimcheck import _hints as hints
-from claimcheck._digest import digest_of
-from claimcheck._envelope import Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
+from claimcheck._wire import headers as hints
+from claimcheck._wire.digest import digest_of
+from claimcheck._wire.envelope import Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.stored_payload import StoredPayload
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
-    from claimcheck._pointer import Pointer
-    from claimcheck._resolver import Resolver
+    from claimcheck._receive.resolver import Resolver
+    from claimcheck._wire.pointer import Pointer
 
 Content = Plain | Literal | StoredPayload | Chunk | Abort | ClaimCheckError
 """A plain message, an escaped payload, one that is read or decoded on access, a chunk, an abort envelope, or an error.

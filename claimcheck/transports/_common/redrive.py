@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from itertools import chain
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from claimcheck._destination import canonical
-from claimcheck._envelope import Buffer, is_lookalike
-from claimcheck._signing import signed_ms
+from claimcheck._wire.envelope import Buffer, is_lookalike
+from claimcheck._wire.signing import signed_ms
+from claimcheck.config import canonical
 from claimcheck.errors import TransportError
 from claimcheck.transports._common.dead_letters import LABELS, ORIGINS
 

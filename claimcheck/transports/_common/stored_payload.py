@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from claimcheck._pointer import Pointer
 from claimcheck._threads import IoThreads, Join
+from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import ClaimCheckError
 
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from claimcheck._assembler import Identity, Slot
-from claimcheck._envelope import Abort, Chunk
-from claimcheck._resolver import Dropped, Failed, Outcome, Resolved
+from claimcheck._receive.assembler import Identity, Slot
+from claimcheck._receive.resolver import Dropped, Failed, Outcome, Resolved
 from claimcheck._threads import IoThreads
+from claimcheck._wire.envelope import Abort, Chunk
 from claimcheck.errors import IncompletePayloadError
 from claimcheck.transports._common.dispatch import dispatch, resolver_of
 from claimcheck.transports.kafka._client import vendor

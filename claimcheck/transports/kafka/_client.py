@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from claimcheck._registry import import_vendor
-from claimcheck._sending import classifier
+from claimcheck._send.ledger import classifier
 from claimcheck._validation import check_type
 from claimcheck.errors import TransportError
 from claimcheck.transports._common.delegation import Closing

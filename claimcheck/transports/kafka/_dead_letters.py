@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from claimcheck._envelope import encode_literal
 from claimcheck._validation import check_type
+from claimcheck._wire.envelope import encode_literal
 from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.transports._common.dead_letters import kept_longer, origin
 from claimcheck.transports.kafka._client import exception_of, vendor

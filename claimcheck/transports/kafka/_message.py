@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from claimcheck import _hints as hints
-from claimcheck._envelope import Literal, Plain
-from claimcheck._resolver import Outcome, Resolved
+from claimcheck._receive.resolver import Outcome, Resolved
 from claimcheck._threads import IoThreads
+from claimcheck._wire import headers as hints
+from claimcheck._wire.envelope import Literal, Plain
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.kafka._client import vendor

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Self
 
-from claimcheck._assembler import Identity, Slot
-from claimcheck._resolver import Dropped
+from claimcheck._receive.assembler import Identity, Slot
+from claimcheck._receive.resolver import Dropped
 
 if TYPE_CHECKING:
     from confluent_kafka import TopicPartition

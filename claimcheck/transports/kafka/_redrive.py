@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from claimcheck import _pointer as pointers
-from claimcheck._envelope import PointerData, decode
+from claimcheck._wire import pointer as pointers
+from claimcheck._wire.envelope import PointerData, decode
 from claimcheck.errors import ConfigError, EnvelopeError, TransportError
 from claimcheck.transports._common.redrive import EndClock, Letter, Senders, foreign, patient, relabeled
 from claimcheck.transports.kafka._client import exception_of, vendor

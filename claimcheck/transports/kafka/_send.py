@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from claimcheck._envelope import Envelope
-from claimcheck._sending import SendLedger
+from claimcheck._send.ledger import SendLedger
+from claimcheck._wire.envelope import Envelope
 from claimcheck.transports.kafka._client import MissingReportError, exception_of
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from claimcheck import _hints as hints
-from claimcheck._envelope import Buffer, Envelope
-from claimcheck._payload import Payload
-from claimcheck._resolver import Dropped, Failed, Outcome, Resolved
-from claimcheck._sending import NEVER, classifier
+from claimcheck._content.source import Payload
+from claimcheck._receive.resolver import Dropped, Failed, Outcome, Resolved
+from claimcheck._send.ledger import NEVER, classifier
 from claimcheck._validation import check_cc, check_int, check_seconds, check_type, fail
-from claimcheck._wire_size import WireLimit, byte_length
+from claimcheck._wire import headers as hints
+from claimcheck._wire.envelope import Buffer, Envelope
+from claimcheck._wire.sizes import WireLimit, byte_length
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.delegation import Closing
 from claimcheck.transports._common.stored_payload import StoredPayload

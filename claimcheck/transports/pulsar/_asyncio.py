@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
 
-from claimcheck._outbound import in_background
+from claimcheck._send.outbound import in_background
 from claimcheck._threads import in_thread
 from claimcheck._validation import check_type
 from claimcheck.errors import ClaimCheckError

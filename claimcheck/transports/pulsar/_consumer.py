@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from claimcheck._resolver import Dropped, Outcome
+from claimcheck._receive.resolver import Dropped, Outcome
 from claimcheck._validation import check_cc, check_int, check_type
 from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.transports._common.dead_letters import REASON, kept_longer

@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from claimcheck._registry import import_vendor
-from claimcheck._sending import classifier
+from claimcheck._send.ledger import classifier
 from claimcheck.errors import TransportError
 
 if TYPE_CHECKING:

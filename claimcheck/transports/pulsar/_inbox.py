@@ -8,10 +8,10 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from claimcheck._acknowledgement import CumulativeAcks
-from claimcheck._envelope import Abort, Chunk
-from claimcheck._resolver import Dropped, Failed, Outcome, Resolved
+from claimcheck._receive.resolver import Dropped, Failed, Outcome, Resolved
+from claimcheck._wire.envelope import Abort, Chunk
 from claimcheck.errors import ClaimCheckError
+from claimcheck.transports._common.acknowledgement import CumulativeAcks
 from claimcheck.transports._common.dispatch import dispatch, passes_plain, resolver_of
 from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.pulsar._message import (

@@ -8,9 +8,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from claimcheck import _hints as hints
-from claimcheck._resolver import Outcome
+from claimcheck._receive.resolver import Outcome
 from claimcheck._threads import IoThreads
+from claimcheck._wire import headers as hints
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, TransportError
 from claimcheck.transports._common.stored_payload import StoredPayload
 from claimcheck.transports.pulsar._errors import vendor

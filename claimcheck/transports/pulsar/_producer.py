@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 
-from claimcheck import _hints as hints
-from claimcheck._envelope import Envelope
-from claimcheck._payload import Payload
+from claimcheck._content.source import Payload
 from claimcheck._validation import check_cc, check_int, check_seconds
-from claimcheck._wire_size import WireLimit
+from claimcheck._wire import headers as hints
+from claimcheck._wire.envelope import Envelope
+from claimcheck._wire.sizes import WireLimit
 from claimcheck.transports._common.delegation import Closing
 from claimcheck.transports._common.rollback_worker import RollbackWorker
 from claimcheck.transports.pulsar._admin import MAX_MESSAGE_BYTES, ask_limit

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from claimcheck._resolver import Dropped, Outcome
+from claimcheck._receive.resolver import Dropped, Outcome
 from claimcheck._validation import check_cc, check_type
 from claimcheck.transports._common.delegation import Closing
 from claimcheck.transports.pulsar._errors import vendor

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+from claimcheck._config_file import read_yaml
 from claimcheck._texts import number_text, size_text
 from claimcheck._validation import Count, Range, build
-from claimcheck.config import read_yaml
 from claimcheck.errors import ConfigError
 from tests.benchmarks.compare.model import MODES, Experiment, Point, Series
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from claimcheck._sweep import Sweep
+from claimcheck._operate.sweep import Sweep
 from claimcheck.errors import ScanNotSupportedError
 from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.model import CompareError, Experiment, Mode, Verdict

@@ -12,11 +12,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from claimcheck._client import ClaimCheck
-from claimcheck._decorator import OutboundBlock
-from claimcheck._envelope import Envelope
-from claimcheck._outbound import Outbound
-from claimcheck._pointer import Pointer
-from claimcheck._resolver import Outcome, Resolver
+from claimcheck._receive.resolver import Outcome, Resolver
+from claimcheck._send.decorator import OutboundBlock
+from claimcheck._send.outbound import Outbound
+from claimcheck._wire.envelope import Envelope
+from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config, StoreConfig, expand
 from claimcheck.hooks import Hook
 from claimcheck.testing._faults import FaultyStore, Operation, When

@@ -22,10 +22,11 @@ from typing import Any
 import click
 from rich.console import Console
 
-from claimcheck import config as configuration
+from claimcheck._config_file import from_dict, load
 from claimcheck.cli._brokers import BrokerOptions, broker_options
 from claimcheck.cli._exit_codes import one_line
 from claimcheck.cli._files import is_terminal, live_status
+from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError, ConfigError
 from tests.benchmarks.compare.broker import BrokerAddress
 from tests.benchmarks.compare.model import CompareError, as_json
@@ -171,10 +172,10 @@ def _measured(run: Run, options: Options, out: Path) -> bool:
     return True
 
 
-def _config(run: Run) -> configuration.Config | None:
+def _config(run: Run) -> Config | None:
     if run.config is not None:
-        return configuration.load(run.config)
-    return configuration.from_dict({"strategy": "hybrid", "stores": {"payloads": run.store}}) if run.store else None
+        return load(run.config)
+    return from_dict({"strategy": "hybrid", "stores": {"payloads": run.store}}) if run.store else None
 
 
 def _note(text: str) -> None:

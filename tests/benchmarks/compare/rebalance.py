@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from claimcheck._client import ClaimCheck
-from claimcheck._envelope import Envelope
+from claimcheck._wire.envelope import Envelope
 from tests.benchmarks.compare.broker import Consumer
 from tests.benchmarks.compare.faults import SendingClaimCheck
 from tests.benchmarks.compare.lab import Lab

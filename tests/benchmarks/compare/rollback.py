@@ -9,8 +9,8 @@ from functools import partial
 from typing import Literal
 
 from claimcheck._client import ClaimCheck
-from claimcheck._envelope import Envelope
 from claimcheck._texts import size_text
+from claimcheck._wire.envelope import Envelope
 from claimcheck.testing._faults import FaultyStore, When
 from tests.benchmarks.compare.faults import KillingStore, SendingClaimCheck, with_faulty_stores
 from tests.benchmarks.compare.lab import Lab

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from claimcheck import _hints as hints
-from claimcheck import _pointer as pointers
-from claimcheck._envelope import Abort, Chunk, Literal, PointerData, decode
+from claimcheck._wire import headers as hints
+from claimcheck._wire import pointer as pointers
+from claimcheck._wire.envelope import Abort, Chunk, Literal, PointerData, decode
 from claimcheck.errors import EnvelopeError
 
 _MAX_DIGITS = 12

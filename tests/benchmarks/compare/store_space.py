@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from claimcheck._client import ClaimCheck
-from claimcheck._store import Store
+from claimcheck._store.store import Store
 from claimcheck.config import Config, StoreConfig, expand
 from claimcheck.errors import ScanNotSupportedError
 from claimcheck.stores.filesystem import PARTIAL_SUFFIX, FilesystemStore, not_mounted

@@ -41,7 +41,7 @@ class Slow(io.RawIOBase):
     def read(self, size=-1):
         time.sleep(0.01)
         return b"x"
-claimcheck._message_reader.MessageReader.open = lambda self, pointer: Slow()
+claimcheck._receive.messages.MessageReader.open = lambda self, pointer: Slow()
 {CODE}"""
 
 proc = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="no /proc here")

@@ -9,7 +9,7 @@ import pytest
 
 import claimcheck
 from claimcheck import HEADER, errors
-from claimcheck._envelope import encode_chunk, encode_literal, encode_pointer
+from claimcheck._wire.envelope import encode_chunk, encode_literal, encode_pointer
 from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._options import exit_code, one_line
 from tests.unit.cli.rig import (

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 import claimcheck
-from claimcheck._message_reader import MessageReader
+from claimcheck._receive.messages import MessageReader
 from tests.unit.cli.rig import (
     PAYLOAD,
     claims,

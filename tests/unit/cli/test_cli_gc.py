@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 import claimcheck
-from claimcheck._envelope import encode_pointer
-from claimcheck._gc_collection import Collection
-from claimcheck._gc_topics import LocalTopics
-from claimcheck._store_contract import StoreContext
+from claimcheck._operate.gc_collection import Collection
+from claimcheck._operate.gc_topics import LocalTopics
+from claimcheck._store.contract import StoreContext
+from claimcheck._wire.envelope import encode_pointer
 from claimcheck.transports._common.topics import topics_not_read, topics_to_read
 from claimcheck.transports.local import LocalBroker
 from claimcheck.transports.local._database import local_cluster
@@ -335,7 +335,7 @@ def test_dead_letter_and_retry_topics_are_read_both_ways(suffix, group, number):
 
 
 def test_pulsar_reads_all_partitions_of_the_topic_of_a_dead_letter_topic(monkeypatch):
-    from claimcheck._gc_topics import PulsarTopics
+    from claimcheck._operate.gc_topics import PulsarTopics
     from claimcheck.transports.pulsar._queries import PulsarTarget
 
     place = "persistent://public/default/"
@@ -354,7 +354,7 @@ def test_pulsar_reads_all_partitions_of_the_topic_of_a_dead_letter_topic(monkeyp
 def test_kafka_reads_the_topic_of_a_dead_letter_topic(monkeypatch):
     from confluent_kafka import admin as vendor
 
-    from claimcheck._gc_topics import KafkaTopics
+    from claimcheck._operate.gc_topics import KafkaTopics
     from claimcheck.transports.kafka._queries import KafkaTarget
 
     known = {name: SimpleNamespace(error=None, partitions=(0,)) for name in ("orders", "orders.dlq", "x")}

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from claimcheck import HEADER
-from claimcheck._envelope import encode_chunk, encode_literal, encode_pointer
+from claimcheck._wire.envelope import encode_chunk, encode_literal, encode_pointer
 from claimcheck.cli._options import human_bytes
 from claimcheck.cli._payloads import lines
 from tests.content_oracle import VECTORS

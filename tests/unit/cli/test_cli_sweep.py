@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from claimcheck._store_contract import StoreContext
+from claimcheck._store.contract import StoreContext
 from claimcheck.stores.filesystem import FilesystemStore
 from tests.unit.cli.rig import command, is_one_line, ok, put, run
 

@@ -1,0 +1,1 @@
+"""Encryption and compression: from bytes to bytes. No I/O."""

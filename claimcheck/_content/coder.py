@@ -1,0 +1,323 @@
+"""Decodes content, and decides how payloads are encoded: see `claimcheck._content.header` for the format. No I/O."""
+
+from __future__ import annotations
+
+import io
+import uuid
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from claimcheck._content import compression
+from claimcheck._content import encryption as aead
+from claimcheck._content.encoding import Encoding, Stream, keyed_checksum
+from claimcheck._content.header import (
+    AEAD,
+    ALGORITHM,
+    ContentHeader,
+    Damaged,
+    Expected,
+    NotContent,
+    read_header,
+)
+from claimcheck._content.reader import PieceReader, Reader, fill, pieces_of
+from claimcheck._content.source import Source
+from claimcheck._registry import UNUSABLE
+from claimcheck._wire.digest import KEYED, algorithm_of, begin
+from claimcheck._wire.envelope import Buffer, encoded_start
+from claimcheck._wire.pointer import Pointer
+from claimcheck.config import HEADER, CompressionConfig, Config, EncryptionConfig, canonical
+from claimcheck.errors import IntegrityError, MissingDependencyError, PayloadTooLargeError, clear_frames
+
+if TYPE_CHECKING:
+    from claimcheck._content.data_keys import DataKeys
+
+T = TypeVar("T")
+
+OpenRange = Callable[[int, int], Reader]
+"""Opens a range of the content: its first byte, and the one after its last."""
+
+_HEADER_BYTES = 1024  # of most headers, and of the first range that is read for one
+_SAMPLE_BYTES = 64 << 10
+_SPARE_BYTES = 128 << 10  # content may be larger than its payload by this and by
+_SPARE_FRACTION = 128  # this fraction: header, tags, incompressible blocks
+
+
+class ContentReader:
+    """Reads a payload from its content: a `Reader` that decrypts and decompresses."""
+
+    def __init__(
+        self,
+        open_range: OpenRange,
+        expected: Expected,
+        keys: DataKeys | None,
+        *,
+        fail: Callable[[str], Exception],
+        start: int = 0,
+        stop: int | None = None,
+    ) -> None:
+        self._open_range, self._expected, self._keys, self._fail = open_range, expected, keys, fail
+        self._stop = stop
+        self._key = b""
+        self._opened = list[Reader]()
+        try:
+            self._reader = self._guarded(lambda: self._begin(start))
+        except BaseException:
+            self.close()
+            raise
+
+    def readinto(self, buffer: memoryview, /) -> int | None:
+        """Fill the beginning of a buffer with bytes of the payload, which are authentic if they are encrypted."""
+        return self._guarded(lambda: self._reader.readinto(buffer))
+
+    def keyed(self, sha256: str) -> str:
+        """Return the keyed checksum of an encrypted payload, from its SHA-256."""
+        return keyed_checksum(sha256, self._key, self.header)
+
+    def close(self) -> None:
+        """Release all resources, also buffers: those of many bad messages would add up until the next collection."""
+        opened, self._opened, self._reader = self._opened, [], PieceReader(())
+        for reader in reversed(opened):
+            reader.close()
+
+    def _guarded(self, read: Callable[[], T]) -> T:
+        try:
+            return read()
+        except (Damaged, aead.Forged, compression.Damaged) as error:
+            clear_frames(error)  # a data key is among the local variables
+            raise self._fail(str(error)) from error
+
+    def _open(self, start: int, stop: int) -> Reader:
+        self._opened.append(self._open_range(start, stop))
+        return self._opened[-1]
+
+    def _begin(self, start: int) -> Reader:
+        size = self._expected.bytes
+        first, begin = self._read_header([size] if start == 0 else [min(size, _HEADER_BYTES), size])
+        self._expected.check(self.header, body=size - begin)
+        body = first if start == 0 else None
+        if self.header.encryption is not None:
+            reader = self._decrypting(body, begin, 0 if self.header.codec else start)
+        else:
+            reader = body or self._open(begin if self.header.codec else begin + start, size)
+        if self.header.codec is None:
+            return reader
+        reader = self._decompressing(reader)
+        _skip(reader, start)
+        return reader
+
+    def _read_header(self, stops: list[int]) -> tuple[Reader, int]:
+        """Read the header from the first range that has all of it; returns the range and the size of the header."""
+        first = self._open(0, stops[0])
+        try:
+            self.header, begin = read_header(first)
+        except NotContent:
+            raise
+        except Damaged:
+            if len(stops) == 1:
+                raise
+            return self._read_header(stops[1:])
+        return first, begin
+
+    def _decrypting(self, body: Reader | None, begin: int, start: int) -> Reader:
+        header, bodies = self.header, [body] if body else []
+        if header.encryption != ALGORITHM or header.key_id is None or header.wrapped_key is None:
+            raise Damaged(f"it is encrypted as {header.encryption!r}, which this claimcheck does not know")
+        if self._keys is None:
+            raise Damaged(f"it is encrypted with the key {header.key_id!r}, but encryption.keys is not set here")
+        try:
+            self._key = self._keys.open(header.key_id, header.wrapped_key, header.key_context)
+        except IntegrityError as error:  # name the payload
+            raise Damaged(str(error)) from error
+        except UNUSABLE as error:  # the content chose the key
+            raise Damaged(f"it is encrypted with the key {header.key_id!r}, which fails here: {error}") from error
+
+        def open_range(first: int, stop: int) -> Reader:
+            return bodies.pop() if bodies and first == 0 else self._open(begin + first, begin + stop)
+
+        self._opened.append(
+            aead.DecryptingReader(
+                open_range,
+                size=self._expected.bytes - begin,
+                key=self._key,
+                associated_data=header.associated_data,
+                start=start,
+                stop=None if header.codec else self._stop,
+            )
+        )
+        return self._opened[-1]
+
+    def _decompressing(self, reader: Reader) -> Reader:
+        size = self.header.size if self._expected.size is None else self._expected.size
+        if self.header.codec not in compression.CODECS or size is None:
+            raise Damaged(f"it is compressed as {self.header.codec!r}, which this claimcheck does not know")
+        try:
+            self._opened.append(compression.DecompressingReader(reader, codec=self.header.codec, size=size))
+        except MissingDependencyError as error:  # the content chose the codec
+            raise Damaged(f"it is compressed as {self.header.codec!r}, which fails here: {error}") from error
+        return self._opened[-1]
+
+
+def _skip(reader: Reader, count: int) -> None:
+    buffer = memoryview(bytearray(min(count, _SAMPLE_BYTES)))
+    while count and (read := reader.readinto(buffer[:count])):
+        count -= read
+
+
+class ContentCoder:
+    """Encodes and decodes payloads as a configuration says. Holds the data keys of this process."""
+
+    def __init__(self, config: Config | None = None, keys: DataKeys | None = None) -> None:
+        self.keys = keys
+        encryption = EncryptionConfig() if config is None else config.encryption
+        self.requires_encryption = bool(encryption.require)
+        self.encrypts_inline = encryption.inline and encryption.key_id is not None
+        self._new_keys = keys if encryption.key_id is not None else None
+        self.encrypts = self._new_keys is not None
+        overrides = () if config is None else (config, *(override for _, override in config.destinations))
+        compresses = any(each.compression for each in overrides)
+        self._config = config if compresses else None
+
+    def encoding(self, payload: Source, destination: str) -> Encoding | None:
+        """Return how to encode a payload; ``None`` if it is stored as it is."""
+        codec = None if self._config is None else self._config.for_destination(destination).compression
+        if codec is not None and not _is_worth_it(payload, codec):
+            codec = None
+        return Encoding(canonical(destination), codec, self._new_keys) if codec or self._new_keys else None
+
+    def decode(self, content: memoryview, *, chunks: str | None = None, limit: int) -> tuple[bytes, ContentHeader]:
+        """Return the payload of content in messages, and its header."""
+        expected = Expected(bytes=len(content), id=chunks and uuid.UUID(chunks).hex)
+        reader = ContentReader(
+            lambda start, stop: PieceReader([content[start:stop]]), expected, self.keys, fail=_broken
+        )
+        with closing(reader):
+            size = reader.header.size
+            if reader.header.codec is None:
+                limit = max(limit, len(content))  # it is in memory already
+            if size is not None and size > limit:
+                raise _too_large(size, limit)
+            if reader.header.encryption is None and self.requires_encryption:
+                raise _broken("it is not encrypted, but encryption.require is true")
+            payload = _read_all(reader, limit)
+        if size not in (None, len(payload)):
+            raise _broken(f"its header declares {size} bytes, but it has {len(payload)}")
+        return payload, reader.header
+
+    def stream_of(self, open_range: OpenRange, size: int) -> Stream:
+        """Read how content was encrypted, so that an attempt to write it again writes the same bytes."""
+        salt = bytearray(aead.HEADER_BYTES)
+        with closing(open_range(0, size)) as content:
+            header, _ = read_header(content)
+            if header.key_id is None or header.wrapped_key is None or fill(content, memoryview(salt)) < len(salt):
+                raise Damaged("it is not encrypted")
+        assert self.keys is not None
+        key = self.keys.open(header.key_id, header.wrapped_key, header.key_context)
+        return Stream(header, key, bytes(salt))
+
+
+class Unpacker:
+    """Returns the payloads of encoded envelopes and of chunks."""
+
+    def __init__(
+        self,
+        coder: ContentCoder | None = None,
+        *,
+        header: bytes = HEADER,
+        limit: int = 256 << 20,
+        check_origin: Callable[[str, str | None], None] | None = None,
+    ) -> None:
+        self._coder = coder or ContentCoder()
+        self._start = encoded_start(header=header)
+        self._limit = limit
+        self._check_origin = check_origin
+
+    def content(self, content: memoryview, uuid: str | None = None, *, destination: str | None) -> bytes:
+        """Return the payload of an encoded envelope."""
+        payload, header = self._coder.decode(content, chunks=uuid, limit=self._limit)
+        if header.encryption is not None and self._check_origin is not None:
+            self._check_origin(header.destination, destination)
+        return payload
+
+    def encoded_size(self, message: Buffer) -> int | None:
+        """Return the most bytes to which a message, or joined chunks, are decoded; ``None`` if it is not encoded."""
+        view, start = memoryview(message), len(self._start)
+        return self.size_of(view[start:]) if view[:start] == self._start else None
+
+    def size_of(self, content: memoryview) -> int:
+        """Return the most bytes to which the content of an encoded envelope is decoded."""
+        try:
+            declared = read_header(PieceReader([content]))[0].size
+        except ValueError:  # so it is not decoded
+            declared = None
+        most = max(self._limit, len(content))
+        return len(content) if declared is None else min(max(0, declared), most)
+
+    def chunks(self, payload: bytes, uuid: str, *, destination: str | None) -> bytes:
+        """Return the payload of complete chunks, which may be an encoded envelope; raises as `content`."""
+        return bytes(self.pieces([payload], uuid, destination=destination)[0])
+
+    def pieces(self, pieces: list[Buffer], uuid: str, *, destination: str | None) -> list[Buffer]:
+        """Return the payload of complete chunks in pieces: the same ones if it is not encoded."""
+        size = len(self._start)
+        if b"".join(piece[:size] for piece in pieces[:size])[:size] == self._start:
+            return [self.content(memoryview(b"".join(pieces))[size:], uuid, destination=destination)]
+        if self._coder.requires_encryption:
+            raise _broken("it is not encrypted, but encryption.require is true")
+        return pieces
+
+
+def package_users(config: Config) -> list[tuple[str, Callable[[], object]]]:
+    """Return the settings outside of stores, with what raises an error if the package that they need is missing."""
+    configs = (config, *(override for _, override in config.destinations))
+    codecs = sorted({each.compression.codec for each in configs if each.compression is not None})
+    users: list[tuple[str, Callable[[], object]]] = [("checksum", partial(begin, config.content_checksum))]
+    return users + [("compression", partial(compression.fingerprint, codec, None)) for codec in codecs]
+
+
+def encoding_problem(pointer: Pointer) -> tuple[str, str] | None:
+    """Return the reason to reject a pointer, and its description, if its encoding is unknown or cannot be true."""
+    plain = pointer.codec is None and pointer.encryption is None and pointer.stored_bytes is None
+    if plain and algorithm_of(pointer.checksum or "crc32"):
+        return None  # as with most pointers
+    size, stored = pointer.size or 0, pointer.stored_bytes
+    known = pointer.codec in (None, *compression.CODECS) and pointer.encryption in (None, ALGORITHM)
+    encrypted = pointer.encryption is not None
+    declared = pointer.checksum or (AEAD if encrypted else "crc32")
+    verifiable = declared.startswith((AEAD, KEYED)) if encrypted else algorithm_of(declared)
+    if not known or not verifiable:
+        return "feature", "needs a codec, encryption or checksum that this claimcheck does not know"
+    if (stored is None) != (pointer.codec is None and pointer.encryption is None):
+        return "feature", f"declares {stored} stored bytes, codec {pointer.codec} and encryption {pointer.encryption}"
+    if stored is not None and stored > size + size // _SPARE_FRACTION + _SPARE_BYTES:
+        return "size", f"declares {stored} stored bytes for a payload of {size} bytes"
+    return None
+
+
+def _read_all(reader: Reader, limit: int) -> bytes:
+    """Read into a buffer that grows: a declared size is never allocated before its bytes are there."""
+    box = io.BytesIO()
+    for piece in pieces_of(reader):
+        box.write(piece)
+        if box.tell() > limit:
+            raise _too_large(box.tell(), limit)
+    return box.getvalue()
+
+
+def _too_large(size: int, limit: int) -> PayloadTooLargeError:
+    text = f"a payload of {size} bytes or more is over the limit of {limit} bytes"
+    return PayloadTooLargeError(
+        f"{text} (limits.max_payload_bytes, chunking.max_payload_bytes)", size=size, limit=limit
+    )
+
+
+def _broken(why: str) -> IntegrityError:
+    return IntegrityError(f"the content of the message cannot be trusted: {why}")
+
+
+def _is_worth_it(payload: Source, codec: CompressionConfig) -> bool:
+    if payload.size is not None and payload.size < codec.min_bytes:
+        return False
+    sample = payload.peek(_SAMPLE_BYTES) if payload.view is None else compression.sample_of(payload.view)
+    return compression.shrinks(sample, codec=codec.codec, level=codec.level)

@@ -1,0 +1,1 @@
+"""From a payload to messages, and what became of them."""

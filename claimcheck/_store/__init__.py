@@ -1,0 +1,1 @@
+"""What all stores have in common."""

@@ -1,0 +1,184 @@
+"""Keys with the lifetime of their payloads, and what a store returns when it lists and deletes payloads. No I/O.
+
+The last part of a key has one of three forms, told apart by the character before the uuid, so that no name of a
+destination can imitate another form:
+
+- ``{destination}-{created}-{lifetime}.{uuid}``: of a write with a fresh uuid.
+- ``{destination}-{lifetime}_{uuid}``: of a write with an identity. All attempts have to use the same key, so the time
+  is not part of it: the lifetime begins when the medium last stored the entry.
+- ``{destination}-{uuid}``: of earlier releases and of pointers of version 1; the key has no lifetime.
+
+``created`` is like ``20261122T113004Z``; ``lifetime`` is like ``604800s``, rounded up, or ``never``.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import uuid
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Literal
+
+from claimcheck.errors import StoreError
+
+UNLIMITED = "never"
+"""The lifetime of a payload that does not expire."""
+
+CLAIM = ".gc-owner"
+"""The end of the key of a record, which is not a payload; see `claimcheck._operate.gc_claims`."""
+
+_LIFETIME = r"\d{1,11}s|never"
+_NAME = re.compile(
+    r"(?P<destination>~?[A-Za-z0-9._-]{1,64}?)-"  # not greedy: most destinations are short
+    rf"(?:(?P<created>\d{{8}}T\d{{6}}Z)-(?P<lifetime>{_LIFETIME})\.|(?P<relative>{_LIFETIME})_|(?<=-))"
+    r"(?P<open>\{)?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?P<close>\})?",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLifetime:
+    """What a key says about the lifetime of its payload."""
+
+    created_ms: int | None = None
+    lifetime_ms: int | None = None
+    is_known: bool = False
+
+
+def with_lifetime(
+    key: str, unique: uuid.UUID, *, created_ms: int, expires_ms: int | None, fresh: bool, max_bytes: int
+) -> str:
+    """Return a new key with a lifetime in front of its uuid."""
+    tail = f"-{{{unique}}}" if key.endswith("}") else f"-{unique}"
+    moment = _moment(created_ms // 1000)
+    if not key.endswith(tail) or moment is None:
+        return key
+    lifetime = UNLIMITED if expires_ms is None else f"{-(-(expires_ms - created_ms) // 1000)}s"
+    mark = f"-{moment}-{lifetime}." if fresh else f"-{lifetime}_"
+    marked = f"{key[: -len(tail)]}{mark}{tail[1:]}"
+    return marked if len(marked.encode()) <= max_bytes else key
+
+
+def parse_name(name: str) -> KeyLifetime | None:
+    """Return what the last part of a key says; ``None`` if this library did not create it."""
+    match = _NAME.fullmatch(name)
+    if match is None or (match["open"] is None) != (match["close"] is None):
+        return None
+    created, lifetime = match["created"], match["lifetime"] or match["relative"]
+    return KeyLifetime() if lifetime is None else _known(created, lifetime)
+
+
+def destination_of(key: str) -> str:
+    """Return the part of a key that names the destination; empty if this library did not create the key."""
+    match = _NAME.fullmatch(key.rpartition("/")[2].partition("@")[0])
+    return "" if match is None else match["destination"]
+
+
+@functools.lru_cache(maxsize=1024)
+def _known(created: str | None, lifetime: str) -> KeyLifetime | None:
+    created_ms = None if created is None else _milliseconds(created)
+    if created is not None and created_ms is None:
+        return None
+    return KeyLifetime(created_ms, None if lifetime == UNLIMITED else int(lifetime[:-1]) * 1000, is_known=True)
+
+
+@functools.lru_cache(maxsize=16)
+def _moment(seconds: int) -> str | None:
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y%m%dT%H%M%SZ")
+    except (ValueError, OverflowError, OSError):  # an injected clock may return any time
+        return None
+
+
+def _milliseconds(text: str) -> int | None:
+    try:
+        return int(datetime.fromisoformat(text).timestamp()) * 1000 + 999
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreEntry:
+    """One payload in a store, or what an interrupted write left behind.
+
+    Attributes:
+        kind: ``payload``, or ``leftover``: a temporary file, an incomplete multipart upload, an empty folder. No
+            pointer names a leftover.
+        key: The payload's key; for a leftover its name in the medium.
+        size: Stored bytes; ``None`` if the medium does not tell.
+        created_ms: When it was written, milliseconds since 1970: the time in the key, to the second, otherwise the time
+            at which the medium last stored it. ``None`` if unknown.
+        expires_ms: When its lifetime ends, milliseconds since 1970; ``None`` if it has none, or if unknown.
+        has_lifetime: Whether the lifetime is known; with ``expires_ms`` ``None`` it is unlimited. False for leftovers
+            and for keys of earlier releases.
+        is_immutable: Whether the entry cannot change, because no other write uses the same key.
+        position: Pass it to `Store.scan` to continue here. ``None`` if the listing can only be started again.
+        version: What the medium knows about this version of the entry; compared before it is deleted.
+    """
+
+    kind: Literal["payload", "leftover"] = "payload"
+    key: str
+    size: int | None = None
+    created_ms: int | None = None
+    expires_ms: int | None = None
+    has_lifetime: bool = False
+    is_immutable: bool = False
+    position: str | None = None
+    version: str = field(default="", repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        key: str,
+        known: KeyLifetime,
+        *,
+        size: int | None = None,
+        stored_ms: int | None = None,
+        position: str | None = None,
+        version: str = "",
+    ) -> StoreEntry:
+        """Return the entry of a payload.
+
+        Args:
+            key: Its key.
+            known: What the key says.
+            size: Stored bytes.
+            stored_ms: When the medium last stored it.
+            position: Where to continue.
+            version: Compared before it is deleted; ``stored_ms`` if empty.
+        """
+        created = stored_ms if known.created_ms is None else known.created_ms
+        expires = None if created is None or known.lifetime_ms is None else created + known.lifetime_ms
+        return cls(
+            key=key,
+            size=size,
+            created_ms=created,
+            expires_ms=expires,
+            has_lifetime=known.is_known and (expires is not None or known.lifetime_ms is None),
+            is_immutable=known.created_ms is not None,
+            position=position,
+            version=version or str(stored_ms),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """What became of one entry that `Store.delete` was called with.
+
+    Attributes:
+        entry: The entry.
+        outcome: ``deleted``; ``gone``: it was no longer there; ``changed``: it was written again since it was listed,
+            and stays; ``failed``: it may still be there.
+        error: The error, only for ``failed``.
+    """
+
+    entry: StoreEntry
+    outcome: Literal["deleted", "gone", "changed", "failed"]
+    error: Exception | None = None
+
+
+class IncompleteScanError(StoreError):
+    """Parts of a store could not be listed. It is raised at the end, after everything else was listed."""
+
+    errors: tuple[StoreError, ...] = ()

@@ -1,0 +1,386 @@
+"""`Store`, the base class of all stores: what callers use, on top of what a store implements.
+
+A store author subclasses `Store` and writes three methods::
+
+    class TapeStore(Store):
+        def __init__(self, *, drive: int) -> None: ...             # the options, as in YAML
+        def _write(self, pointer, source): ...                      # for piece in source: ...
+        def _read(self, pointer): ...                               # yield the pieces, in order
+        def _delete(self, pointer): ...                             # a missing entry is not an error
+
+A store whose medium can read from any position implements ``_open`` instead of ``_read``. A store that implements
+``_scan`` can be listed and swept. See `StoreContract` in `claimcheck._store.contract`.
+``claimcheck.testing.StoreConformance`` tests whether a new store keeps the contract.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import mmap
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+
+import claimcheck._store.read as reading
+from claimcheck._content.source import Payload, is_file
+from claimcheck._store.contract import StoreContract, Translated
+from claimcheck._store.listing import Deletion, StoreEntry, destination_of
+from claimcheck._store.write import StoreWrite
+from claimcheck._threads import Join, Replies, in_thread
+from claimcheck._validation import Seconds, check_value
+from claimcheck._wire.envelope import Buffer, as_view
+from claimcheck._wire.pointer import Pointer, is_key
+from claimcheck.errors import ClaimCheckError, PayloadError, PointerRejectedError
+
+_DELETE_BATCH = 1000  # as in S3's DeleteObjects
+_IN_MEMORY_BYTES = 8 << 20
+_COPY_BYTES = 1 << 20
+
+
+class Store(StoreContract):
+    """Base class of all stores. Thread-safe; one instance serves one process.
+
+    Subclasses implement ``_write``, ``_delete``, and either ``_read`` or ``_open``. The ``a...`` methods are for event
+    loops: they do the same in a thread.
+
+    Attributes:
+        prefix: The beginning of every key of this store; pointers to other keys are rejected.
+        max_key_bytes: The longest key of the medium, in UTF-8; longer ones are rejected before any I/O.
+        segment_bytes: The size of the pieces that a payload is stored in; ``None`` for one piece.
+        ttl_seconds: The lifetime of a payload; ``None`` for no limit.
+        pointer_version: The version of the pointers that `write` returns.
+        reads_v1: Whether pointers of version 1, which have no store name and no size, are accepted.
+        context: Name, limits, hooks and clock; set once, before use.
+    """
+
+    def write(
+        self,
+        payload: Payload,
+        *,
+        destination: str = "",
+        limit: int | None = None,
+        identity: uuid.UUID | None = None,
+        min_ttl_seconds: float | None = None,
+    ) -> Pointer:
+        """Store one payload and return a pointer to it.
+
+        Args:
+            payload: Bytes-like, or a readable binary file, which is read from its current position in bounded memory.
+            destination: Topic or queue, as a readable part of the key. Where signing is configured, readers accept the
+                pointer only from this destination.
+            limit: The largest size of this payload in bytes, if smaller than ``limits.max_payload_bytes``.
+            identity: Replaces the fresh uuid, for a bytes-like payload that several attempts may write, sequentially or
+                concurrently. It must identify this payload alone; all attempts use the same key. Each attempt renews
+                the lifetime of what is stored, and a failed write deletes nothing.
+            min_ttl_seconds: The lifetime of this payload, if longer than the store's ``ttl_seconds``.
+
+        Returns:
+            A pointer with the payload's size and checksum, readable at once by any reader.
+
+        Raises:
+            PayloadTypeError: Neither bytes-like nor a binary file; nothing was written.
+            PayloadTooLargeError: Over the limit; nothing stays in the store.
+            PayloadError: The file failed or shrank; nothing stays in the store.
+            StoreUnavailableError: The store could not be reached; what was written was deleted if possible, otherwise
+                it expires.
+            StoreError: Any other failure of the store, such as a full disk, with the same effect. Also raised if the
+                store would reject its own pointer; then nothing was written.
+        """
+        write = StoreWrite(
+            self, payload, destination=destination, limit=limit, identity=identity, min_ttl_seconds=min_ttl_seconds
+        )
+        del payload  # error reports show local variables
+        return write.run()
+
+    def read(self, pointer: Pointer) -> bytes:
+        """Return the payload, complete and verified.
+
+        Raises:
+            PointerRejectedError: Not a pointer of this store; no I/O was done.
+            PayloadNotFoundError: The payload, or a part of it, is gone.
+            IntegrityError: Size or checksum differ from the pointer's.
+            StoreUnavailableError: The store could not be reached; the same call may succeed later.
+        """
+        return reading.read(self, pointer)
+
+    def read_into(self, pointer: Pointer, buffer: Buffer) -> int:
+        """Read the payload, complete and verified, into the beginning of a writable buffer.
+
+        Returns:
+            The payload's size in bytes.
+
+        Raises:
+            PayloadTypeError: The object is not a buffer, or is read-only; no I/O was done.
+            PayloadTooLargeError: The payload is larger than the buffer; if its size is known, nothing was read.
+            StoreError: See `read`; the buffer's content is undefined then.
+        """
+        return reading.read_into(self, pointer, buffer)
+
+    def read_range(self, pointer: Pointer, start: int, length: int) -> bytes:
+        """Return ``payload[start : start + length]`` without reading the rest.
+
+        Encrypted payloads are authenticated by their encryption, in segments of 1 MiB. Sizes are verified. The checksum
+        is not, because it covers the whole payload. Compressed payloads, and all payloads of a store that implements
+        ``_read`` and not ``_open``, are read from the start.
+
+        Args:
+            pointer: The payload's pointer.
+            start: Bytes from the payload's start, not negative.
+            length: Bytes, not negative; the result is shorter if the payload ends earlier.
+
+        Raises:
+            ValueError: A negative number, or a pointer of version 1, which has no size.
+            StoreError: See `read`.
+        """
+        return reading.read_range(self, pointer, start, length)
+
+    def open(self, pointer: Pointer) -> io.BufferedReader:
+        """Return the payload as a binary file, read piece by piece and verified before its last byte is returned.
+
+        The file can seek if the store can read from any position. Seeking elsewhere first reads and verifies the rest
+        of the payload, once.
+
+        Raises:
+            PointerRejectedError: Not a pointer of this store; no I/O was done. Reading raises the errors of `read`.
+        """
+        return reading.open_file(self, pointer)
+
+    def rollback(self, pointer: Pointer) -> None:
+        """Delete the payload of exactly one write; a second call has no effect.
+
+        Raises:
+            PointerRejectedError: Not a pointer of this store; nothing was deleted.
+            StoreUnavailableError: The store could not be reached; the payload stays until it expires.
+        """
+        self.check(pointer)
+        with self.operation("rollback", pointer, pointer.size), Translated(self, pointer, "rollback"):
+            self._delete(pointer)
+
+    def extend(self, pointer: Pointer, ttl_seconds: float, *, destination: str | None = None) -> Pointer:
+        """Extend the lifetime of a payload, and return the pointer to use from now on.
+
+        The payload stays readable for at least ``ttl_seconds`` from now. Redis changes the expiry of what is stored.
+        All other stores copy the payload under a new key, and the old one stays until its own lifetime ends.
+
+        Args:
+            pointer: The payload's pointer.
+            ttl_seconds: Seconds from now.
+            destination: Topic or queue of the new pointer, for the key of a copy; by default that of the old one.
+
+        Returns:
+            An unsigned pointer. If the lifetime is already as long, or unlimited, ``pointer`` itself: then nothing was
+            read or written.
+
+        Raises:
+            PointerRejectedError: Not a pointer of this store; no I/O was done.
+            PayloadNotFoundError: The payload, or a part of it, is gone.
+            IntegrityError: The payload is damaged; there is no copy.
+            StoreUnavailableError: The store could not be reached; the same call may succeed later.
+        """
+        check_value("ttl_seconds", ttl_seconds, Seconds)
+        self.check(pointer)
+        unlimited = pointer.expires_ms is None and pointer.version != 1
+        if unlimited or (pointer.expires_ms or 0) >= int((self.context.clock() + ttl_seconds) * 1000):
+            return pointer
+        return self._extend(pointer, ttl_seconds, destination)
+
+    def copy(
+        self,
+        pointer: Pointer,
+        *,
+        to: Store,
+        destination: str | None = None,
+        min_ttl_seconds: float | None = None,
+        identity: uuid.UUID | None = None,
+    ) -> Pointer:
+        """Copy a payload to a store, in bounded memory, and return a pointer to the copy.
+
+        The copy is verified: a damaged payload leaves none. What the pointer points at stays as it is.
+
+        Args:
+            pointer: The payload's pointer.
+            to: The store to write to, which may be this one.
+            destination: Topic or queue, for the key of the copy; by default that of the payload's key. The destination
+                from which readers accept the pointer stays the same.
+            min_ttl_seconds: The lifetime of the copy, if longer than the ``ttl_seconds`` of ``to``.
+            identity: Replaces the fresh uuid, so that several attempts write one copy; see `write`. A payload of more
+                than 8 MiB passes through a temporary file.
+
+        Raises:
+            StoreError: See `read` for this store's errors, and `write` for those of ``to``.
+        """
+        name = destination_of(pointer.key.removeprefix(self.prefix)) if destination is None else destination
+
+        def written(payload: Payload) -> Pointer:
+            write = StoreWrite(
+                to,
+                payload,
+                destination=name,
+                bound=pointer.destination or "",
+                identity=identity,
+                min_ttl_seconds=min_ttl_seconds,
+            )
+            return replace(write.run(), destination=pointer.destination)
+
+        if identity is not None:
+            return written(self._verified(pointer))
+        with self.open(pointer) as file:
+            try:
+                return written(file)
+            except PayloadError as error:  # of reading the copied payload, which for the write is only a file
+                if isinstance(error.__cause__, ClaimCheckError):
+                    raise error.__cause__ from None
+                raise
+
+    def scan(self, after: str | None = None, *, partition: str | None = None) -> Iterator[StoreEntry]:
+        """List what is stored below this store's prefix, in bounded memory.
+
+        Objects that this library did not create are not listed. Payloads that are written or deleted during the listing
+        may be missing; all others are listed, some perhaps twice.
+
+        Args:
+            after: The ``position`` of an entry: the listing continues there.
+            partition: One of the store's `partitions`: only its entries are listed, from the first one on.
+
+        Raises:
+            ScanNotSupportedError: This store cannot list its payloads.
+            StoreUnavailableError: The store could not be reached; the listing can be continued.
+            StoreError: Any other failure, such as a missing permission.
+        """
+        with Translated(self, Pointer(key=self.prefix), "scan"):
+            yield from self._scan(after) if partition is None else self._scan_partition(partition)
+
+    def partitions(self, count: int) -> list[str]:
+        """Divide the listing into parts that several processes can list at the same time with `scan`.
+
+        Every entry is in exactly one part. The parts stay valid while payloads are written and deleted.
+
+        Args:
+            count: About how many parts; a store that cannot divide its listing returns one.
+
+        Raises:
+            StoreError: As `scan` does.
+        """
+        with Translated(self, Pointer(key=self.prefix), "scan"):
+            return list(self._scan_partitions(count))
+
+    def delete(self, entries: Iterable[StoreEntry]) -> list[Deletion]:
+        """Delete entries that `scan` returned, in batches, and return the result of each, in any order.
+
+        An entry that was written again under the same key since it was listed is not deleted. Errors are results, not
+        exceptions, so that one of them does not keep the others.
+
+        Raises:
+            PointerRejectedError: An entry is not one of this store's; nothing of its batch was deleted.
+            StoreUnavailableError: The store could not be reached.
+        """
+        results: list[Deletion] = []
+        remaining = iter(entries)
+        while batch := list(islice(remaining, _DELETE_BATCH)):
+            for entry in batch:
+                self._check_entry(entry)
+            results += self._delete_unchanged(batch)
+        return results
+
+    def close(self) -> None:
+        """Close connections. Payloads are kept. A closed store may reopen at its next use."""
+
+    # For event loops -------------------------------------------------------------------------------------------
+
+    async def awrite(self, payload: Payload, *, destination: str = "", limit: int | None = None) -> Pointer:
+        """Same as `write`. After a cancellation, what was stored is deleted at once, and the file is not in use."""
+        if self._joined_bytes and not is_file(payload) and 0 < len(as_view(payload)) <= self._joined_bytes:
+            write = StoreWrite(self, payload, destination=destination, limit=limit)
+            size = write.plain_bytes
+            join = self._send_all if size else None
+            return await in_thread(write.run, size=size, undo=self.rollback, join=join, request=write)
+        return await in_thread(
+            lambda: self.write(payload, destination=destination, limit=limit),
+            undo=self.rollback,
+            to_the_end=is_file(payload),
+        )
+
+    async def aread(self, pointer: Pointer) -> bytes:
+        """Same as `read`. After a cancellation the read stops soon and closes its connection."""
+        size = getattr(pointer, "size", None) or 0
+        return await in_thread(lambda: self.read(pointer), size=size, join=self._join(pointer), request=pointer)
+
+    async def aextend(self, pointer: Pointer, ttl_seconds: float, *, destination: str | None = None) -> Pointer:
+        """Same as `extend`. After a cancellation no copy stays in the store."""
+        return await in_thread(
+            lambda: self.extend(pointer, ttl_seconds, destination=destination),
+            undo=lambda extended: None if extended.key == pointer.key else self.rollback(extended),
+        )
+
+    async def arollback(self, pointer: Pointer) -> None:
+        """Same as `rollback`. It runs to completion even if it is cancelled."""
+        import asyncio
+
+        await asyncio.shield(asyncio.ensure_future(in_thread(lambda: self.rollback(pointer))))
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+    def _send_all(self, writes: Sequence[StoreWrite]) -> Replies:
+        return self._send([write.command() for write in writes])
+
+    def _join(self, pointer: Pointer) -> Join | None:
+        """Return what requests this payload together with others; ``None`` if it is read alone."""
+        is_small = isinstance(pointer, Pointer) and 0 < (pointer.size or 0) <= self._joined_bytes
+        if is_small and pointer.segments == 1 and pointer.stored_bytes is None:
+            with contextlib.suppress(PointerRejectedError):  # nothing is requested for it; its own call raises
+                self.check(pointer)
+                return self._request
+        return None
+
+    def _extend(self, pointer: Pointer, ttl_seconds: float, destination: str | None) -> Pointer:
+        """Return a pointer to the same payload that stays readable for ``ttl_seconds`` from now; see `extend`.
+
+        By default the payload is copied. Override it if the medium can change the expiry of what it stores; it must
+        never become earlier.
+        """
+        return self.copy(pointer, to=self, destination=destination, min_ttl_seconds=ttl_seconds)
+
+    def _verified(self, pointer: Pointer) -> Buffer:
+        """Return the whole payload, verified before its first byte is written, because nothing can undo the write."""
+        if pointer.size is not None and pointer.size <= _IN_MEMORY_BYTES:
+            return self.read(pointer)
+        import shutil
+        import tempfile  # both are slow to import
+
+        with tempfile.TemporaryFile() as temporary:
+            with self.open(pointer) as file:
+                shutil.copyfileobj(file, temporary, _COPY_BYTES)
+            temporary.flush()
+            if not temporary.tell():
+                return b""
+            return memoryview(mmap.mmap(temporary.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def _check_entry(self, entry: StoreEntry) -> None:
+        """Refuse to delete what `scan` does not list."""
+        name = entry.key.rstrip("/") if entry.kind == "leftover" else entry.key
+        ours = entry.kind == "leftover" or self._lifetime_of(entry.key) is not None
+        if not (ours and is_key(name) and name.startswith(self.prefix)):
+            self.reject(Pointer(key=entry.key), "scope", "is not the key of an entry of this store")
+
+    def _delete_unchanged(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
+        unchanged = []
+        with Translated(self, Pointer(key=self.prefix), "delete"):
+            for entry, now in self._now(entries):
+                if now is not None and now.version == entry.version:
+                    unchanged.append(entry)
+                else:
+                    yield Deletion(entry, "gone" if now is None else "changed")
+            yield from self._discard(unchanged)
+
+
+RangeStore = Store
+"""Alias of `Store`; formerly the base class of stores that implement ``_open``."""

@@ -1,0 +1,244 @@
+"""One write to a store: limits, key, encoding, and what happens after a failure."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+
+from claimcheck._content.encoding import Stream, keyed_checksum
+from claimcheck._content.header import AEAD, ALGORITHM, Damaged
+from claimcheck._content.source import Payload, Source
+from claimcheck._store.contract import StoreContract, Translated, untrusted
+from claimcheck._threads import joined
+from claimcheck._validation import MAX_SECONDS, Seconds, check_value, fail
+from claimcheck._wire.pointer import Pointer, changed, created
+from claimcheck.config import canonical
+from claimcheck.errors import (
+    KeyTakenError,
+    PayloadNotFoundError,
+    PayloadTypeError,
+    PointerRejectedError,
+    StoreError,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class StoreWrite:
+    """Writes one payload; see `Store.write`."""
+
+    def __init__(
+        self,
+        store: StoreContract,
+        payload: Payload,
+        *,
+        destination: str,
+        limit: int | None = None,
+        identity: uuid.UUID | None = None,
+        min_ttl_seconds: float | None = None,
+        bound: str | None = None,
+    ) -> None:
+        self._store = store
+        self._shared = identity is not None
+        self._payload = _limited(store, payload, limit)
+        self._bound = canonical(destination if bound is None else bound)
+        self._encoding = store.context.content.encoding(self._payload, destination)
+        if self._encoding is not None:
+            self._encoding = replace(self._encoding, destination=self._bound)
+        if self._encoding is not None and identity is not None:
+            identity = self._encoding.unique(identity)
+        self._unique = identity or store.context.new_uuid()
+        self._digests: dict[bytes, bytes] | None = {} if self._shared else None
+        self._encrypted_as: Stream | None = None
+        self._draft = self._drafted(destination, min_ttl_seconds)
+        self._content = self._payload
+        self._check_draft()
+
+    @property
+    def plain_bytes(self) -> int:
+        """Size of a payload that is in memory and is stored as it is; 0 for any other."""
+        return len(self._payload.view) if self._encoding is None and self._payload.view is not None else 0
+
+    def command(self) -> tuple[Pointer, memoryview]:
+        """Return the pointer and the bytes to store, for a store that sends several writes together."""
+        assert self._payload.view is not None
+        return self._draft, self._payload.view
+
+    def run(self) -> Pointer:
+        """Write the payload; raises as `Store.write`."""
+        store = self._store
+        try:
+            with store.operation("write", self._draft, self._payload.size):
+                with Translated(store, self._draft, "write"):
+                    store._reach()
+                return self._write_or_find() if self._shared else self._write_or_undo()
+        finally:
+            self._payload.close()
+
+    def _drafted(self, destination: str, min_ttl_seconds: float | None) -> Pointer:
+        store, encoding = self._store, self._encoding
+        written = int(store.context.clock() * 1000)
+        expires = _expires_ms(store, written, min_ttl_seconds)
+        key = store._key(destination, self._unique, created_ms=written, expires_ms=expires, fresh=not self._shared)
+        encrypts = encoding is not None and encoding.keys is not None
+        bound = self._bound and store.pointer_version != 1 and (encrypts or store.context.binds)
+        return created(
+            key=key,
+            store=store.name,
+            version=store.pointer_version,
+            created_ms=written,
+            expires_ms=expires,
+            destination=self._bound if bound else None,
+            codec=encoding.compression.codec if encoding and encoding.compression else None,
+            encryption=ALGORITHM if encrypts else None,
+        )
+
+    def _check_draft(self) -> None:
+        """Refuse to write what this store would not read."""
+        store, draft = self._store, self._draft
+        try:
+            store.check(draft if self._encoding is None else replace(draft, codec=None, encryption=None))
+        except PointerRejectedError as error:
+            text = f"store {store.name!r} would reject its own pointer, so nothing was written: {error}"
+            raise StoreError(text, store=store.name, key=draft.key) from error
+
+    def _write_or_undo(self) -> Pointer:
+        try:
+            return self._pointer(self._written(self._write))
+        except BaseException as error:
+            if not self._store._wrote_nothing(error):
+                self._undo(error)
+            raise
+
+    def _write(self, draft: Pointer, content: Source) -> str | None:
+        """Write the payload, unless it was sent together with others, and is stored."""
+        if joined(self) is None:
+            return self._store._write(draft, content)
+        content.take_all()
+        return None
+
+    def _write_or_find(self, retries: int = 2) -> Pointer:
+        """Write what another attempt may have written, or may be writing now. Nothing is deleted on failure."""
+        if self._payload.view is None:
+            raise PayloadTypeError("a payload with an identity must be bytes-like, not a file")
+        try:
+            return self._pointer(self._written(self._store._write))
+        except KeyTakenError:
+            self._payload = self._payload.again()
+        try:
+            if self._draft.expires_ms is not None or self._draft.encryption is not None:
+                return self._pointer(self._written(self._store._rewrite, like=self._stream()))
+        except PayloadNotFoundError:  # it has just expired, or some servers show nothing while it is replaced
+            if retries:
+                return self._write_or_find(retries - 1)
+            raise
+        self._content = self._encoded(None)
+        self._content.take_all()
+        return self._pointer(self._draft.key)
+
+    def _stream(self) -> Stream | None:
+        """Return how the other attempt encrypted the payload: attempts that write at the same time must not differ."""
+        store, draft, size = self._store, self._draft, self._content.size or 0
+        if draft.encryption is None:
+            return None
+        stored = _stored(store, draft, size)
+        with Translated(store, draft, "read"):
+            try:
+                return store.context.content.stream_of(lambda start, stop: store._open(stored, start, stop), size)
+            except ValueError as error:
+                raise untrusted(store, draft, str(error)) from error
+
+    def _written(self, write: Callable[[Pointer, Source], str | None], *, like: Stream | None = None) -> str:
+        store, draft = self._store, self._draft
+        with Translated(store, draft, "write"):
+            try:
+                content = self._content = self._encoded(like)
+            except Damaged as error:
+                raise untrusted(store, draft, str(error)) from error
+            key = write(draft, content)
+            if content.taken != content.size:
+                text = f"{type(store).__name__}._write is broken: it read {content.taken} of {content.size} bytes"
+                raise StoreError(f"store {store.name!r}: {text} of the payload")
+        return key if isinstance(key, str) else draft.key
+
+    def _encoded(self, like: Stream | None) -> Source:
+        if self._encoding is None:
+            return self._payload
+        draft = self._draft
+        if self._encoding.keys is not None and not self._is_bound:
+            self._payload.skip_checksum()
+        content = self._encoding.encode(
+            self._payload,
+            unique=self._unique,
+            store=draft.store or "",
+            stored_as=draft.key,
+            like=like,
+            digests=self._digests,
+        )
+        content.skip_checksum()
+        self._encrypted_as = content.stream
+        return content
+
+    def _pointer(self, key: str) -> Pointer:
+        payload, stored = self._payload, self._content.taken
+        if self._encoding is None:
+            return _stored(self._store, self._draft, stored, key=key, checksum=payload.checksum)
+        pointer = _stored(self._store, self._draft, stored, key=key, checksum=self._checksum())
+        return replace(pointer, size=payload.taken, stored_bytes=stored)
+
+    def _checksum(self) -> str:
+        """Return the checksum of an encoded payload; that of an encrypted one says nothing about it without its key."""
+        stream = self._encrypted_as
+        if stream is None:
+            return self._payload.checksum
+        if self._is_bound:
+            return keyed_checksum(self._payload.checksum, stream.key, stream.header)
+        return f"{AEAD}{self._unique.hex}"
+
+    @property
+    def _is_bound(self) -> bool:
+        """Whether the pointer of an encrypted payload has a checksum of it, for a signature that covers the content."""
+        return self._store.context.binds and self._store.context.checksum == "sha256"
+
+    def _undo(self, error: BaseException) -> None:
+        store, pointer = self._store, _stored(self._store, self._draft, self._content.taken)
+        try:
+            store._delete(pointer)
+        except Exception as second:
+            why = type(second).__name__
+            _log.warning("store %r: could not delete the failed write of %r: %s", store.name, pointer.key, why)
+            error.add_note(f"and what may have been written could not be deleted ({why}): it stays until it expires")
+
+
+def _stored(
+    store: StoreContract, draft: Pointer, size: int, *, key: str | None = None, checksum: str | None = None
+) -> Pointer:
+    """Return the pointer to what is stored, as it is stored."""
+    piece = store.segment_bytes if store.segment_bytes and size > store.segment_bytes else None
+    segments = -(-size // piece) if piece else 1
+    return changed(draft, key=key or draft.key, size=size, segments=segments, segment_bytes=piece, checksum=checksum)
+
+
+def _limited(store: StoreContract, payload: Payload, limit: int | None) -> Source:
+    """Limit the payload to the bytes and segments that `Store.check` accepts: a larger one could not be read."""
+    maximum, checksum = store.context.max_payload_bytes, store.context.checksum
+    limit = maximum if limit is None else min(limit, maximum)
+    if store.segment_bytes is not None:
+        segments = store._max_segments(store.pointer_version)
+        if store.segment_bytes * segments < limit:
+            what = f"{segments} segments of {store.segment_bytes} bytes"
+            return Source(payload, limit=store.segment_bytes * segments, limit_name=what, checksum=checksum)
+    return Source(payload, limit=limit, checksum=checksum)
+
+
+def _expires_ms(store: StoreContract, created_ms: int, min_ttl_seconds: float | None) -> int | None:
+    if store.ttl_seconds is None:
+        return None
+    if not 0 <= store.ttl_seconds <= MAX_SECONDS:  # a third-party store may not check its option, and pass NaN
+        expected = f"0 to {MAX_SECONDS} seconds"
+        fail(f"stores.{store.name}.ttl_seconds", found=f"{store.ttl_seconds:g}", expected=expected)
+    if min_ttl_seconds is not None:
+        check_value("min_ttl_seconds", min_ttl_seconds, Seconds)
+    return created_ms + int(max(store.ttl_seconds, min_ttl_seconds or 0) * 1000)

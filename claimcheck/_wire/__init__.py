@@ -1,0 +1,1 @@
+"""What bytes mean: envelopes, pointers, headers, sizes, checksums and signatures. No I/O."""

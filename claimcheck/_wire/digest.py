@@ -1,0 +1,211 @@
+"""Content digests: the checksum that a pointer or a header has of a payload, computed while its bytes pass.
+
+``crc32`` finds damage. ``sha256`` also finds a payload that was replaced, if the pointer is signed; for encrypted
+payloads `keyed` does. ``xxh3-128`` has 128 bits and takes hardly longer than a CRC-32, but does not resist forgery.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from claimcheck._registry import import_vendor
+from claimcheck._wire import checksum
+from claimcheck._wire.envelope import Buffer
+
+ALGORITHMS = ("crc32", "sha256", "xxh3-128")
+
+CRYPTOGRAPHIC = frozenset({"sha256"})
+"""Algorithms for which no one can find other bytes with the same digest."""
+
+KEYED = "hmac-sha256:"
+"""The beginning of the checksum of an encrypted payload in a signed pointer; see `keyed`."""
+
+_BACKGROUND_FROM_BYTES = 4 << 20  # a thread takes about as long to start as a few hundred KiB to hash
+_BATCH_BYTES = 512 << 10
+_BATCHES = 2  # that a thread may lie behind
+
+
+class Digest(Protocol):
+    """A digest of the bytes that passed so far."""
+
+    in_background: bool
+
+    def update(self, piece: Buffer, *, stable: bool = True) -> None:
+        """Add bytes. ``stable`` bytes do not change before the next call of `text` or `close`; others are copied."""
+
+    def text(self) -> str:
+        """Return the digest as pointers and headers carry it, ``algorithm:hex``. More bytes may follow."""
+
+    def close(self) -> None:
+        """Stop; no piece is in use afterwards."""
+
+
+def algorithm_of(text: str) -> str | None:
+    """Return the algorithm of a checksum as pointers and headers carry it; ``None`` for an unknown one."""
+    name = text.partition(":")[0]
+    return name if name in ALGORITHMS else None
+
+
+def begin(algorithm: str, *, size: int | None = 0) -> Digest:
+    """Return the digest of no bytes."""
+    if algorithm == "crc32":
+        return Crc32()
+    if algorithm == "sha256":
+        hashed = hashlib.sha256()
+        background = size is None or size >= _BACKGROUND_FROM_BYTES
+        return _Background("sha256", hashed) if background else _Hash("sha256", hashed)
+    return _Hash("xxh3-128", import_vendor("xxhash", extra="fast").xxh3_128())
+
+
+def keyed(sha256: str, *, key: bytes, associated_data: bytes) -> str:
+    """Return the checksum of an encrypted payload as signed pointers carry it: an HMAC with its data key."""
+    digest = bytes.fromhex(sha256.removeprefix("sha256:"))
+    mac = hmac.digest(key, associated_data + digest, "sha256")
+    return f"{KEYED}{mac.hex()}"
+
+
+def digest_of(*pieces: Buffer, algorithm: str = "crc32") -> str:
+    """Return the digest of a payload in pieces, as pointers and headers carry it."""
+    digest = begin(algorithm)
+    for piece in pieces:
+        digest.update(piece)
+    return digest.text()
+
+
+class Crc32:
+    """CRC-32, which can be combined from those of consecutive parts."""
+
+    in_background = False
+
+    def __init__(self, value: int = 0) -> None:
+        self._value = value
+
+    def update(self, piece: Buffer, *, stable: bool = True) -> None:
+        self._value = checksum.crc32(piece, self._value)
+
+    def append(self, crc32: int, size: int) -> None:
+        """Add bytes by their own CRC-32 and number."""
+        self._value = checksum.crc32_combine(self._value, crc32, size)
+
+    def text(self) -> str:
+        return f"crc32:{self._value:08x}"
+
+    def close(self) -> None:
+        pass
+
+
+class _Hash:
+    in_background = False
+
+    def __init__(self, algorithm: str, hashed: Any) -> None:
+        self._algorithm = algorithm
+        self._hashed = hashed
+
+    def update(self, piece: Buffer, *, stable: bool = True) -> None:
+        self._hashed.update(piece)
+
+    def text(self) -> str:
+        return f"{self._algorithm}:{self._hashed.hexdigest()}"
+
+    def close(self) -> None:
+        pass
+
+
+_Todo = queue.SimpleQueue[list[Buffer] | None]
+
+
+class _Background(_Hash):
+    """Hashes in a thread of its own, which starts when there is enough to hash and ends with this object."""
+
+    in_background = True
+
+    def __init__(self, algorithm: str, hashed: Any) -> None:
+        super().__init__(algorithm, hashed)
+        self._batch: list[Buffer] = []
+        self._batch_bytes = 0
+        self._thread: _Thread | None = None
+
+    def update(self, piece: Buffer, *, stable: bool = True) -> None:
+        self._batch.append(piece if stable else bytes(piece))
+        self._batch_bytes += memoryview(piece).nbytes
+        if self._batch_bytes >= _BATCH_BYTES:
+            self._hand_over()
+
+    def text(self) -> str:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.put(self._batch)
+            self._batch = []
+            thread.end()
+        self._hash_batch()
+        return super().text()
+
+    def close(self) -> None:
+        thread, self._thread = self._thread, None
+        self._batch, self._batch_bytes = [], 0
+        if thread is not None:
+            with contextlib.suppress(Exception):  # the digest is not needed any more
+                thread.end()
+
+    def _hand_over(self) -> None:
+        if self._thread is None:
+            self._thread = _Thread.started(self._hashed.update)
+        if self._thread is None:
+            self._hash_batch()
+        else:
+            self._thread.put(self._batch)
+            self._batch, self._batch_bytes = [], 0
+
+    def _hash_batch(self) -> None:
+        for piece in self._batch:
+            self._hashed.update(piece)
+        self._batch, self._batch_bytes = [], 0
+
+
+class _Thread:
+    """A thread that calls a function for each piece of a few batches, in order."""
+
+    def __init__(self, update: Callable[[Buffer], object]) -> None:
+        self._todo = _Todo()
+        self._room = threading.Semaphore(_BATCHES)
+        self._errors: list[Exception] = []
+        arguments = (update, self._todo, self._room, self._errors)
+        threading.Thread(target=_work, args=arguments, name="claimcheck-digest", daemon=True).start()
+        weakref.finalize(self, self._todo.put, None)
+
+    @classmethod
+    def started(cls, update: Callable[[Buffer], object]) -> _Thread | None:
+        try:
+            return cls(update)
+        except RuntimeError:  # too many threads, or the interpreter is shutting down
+            return None
+
+    def put(self, batch: list[Buffer]) -> None:
+        self._room.acquire()
+        self._todo.put(batch)
+
+    def end(self) -> None:
+        """Wait until all batches are done, or raise the error of a piece; no piece is referenced afterwards."""
+        for _ in range(_BATCHES):
+            self._room.acquire()
+        self._todo.put(None)
+        if self._errors:
+            raise self._errors[0]
+
+
+def _work(update: Callable[[Buffer], object], todo: _Todo, room: threading.Semaphore, errors: list[Exception]) -> None:
+    while (batch := todo.get()) is not None:
+        try:
+            while batch and not errors:
+                update(batch.pop(0))
+        except Exception as error:  # a view that was released, for example
+            errors.append(error)
+        batch.clear()
+        room.release()
