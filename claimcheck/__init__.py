@@ -98,9 +98,9 @@ __all__ = [
 ]
 
 _LAZY = {
-    "CheckReport": "_check",
-    "Finding": "_check",
-    "SweepReport": "_sweep",
+    "CheckReport": "_operate.findings",
+    "Finding": "_operate.findings",
+    "SweepReport": "_operate.sweep",
 }  # half of what an import would take more
 
 

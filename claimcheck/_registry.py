@@ -50,7 +50,7 @@ UNUSABLE = (ConfigError, MissingDependencyError)
 
 def load_class(name: str, builtin: Mapping[str, str], *, group: str, path: str) -> type[object]:
     """Return the class for a name in the configuration."""
-    target = builtin.get(name) or _entry_point(name, group)
+    target = builtin.get(name) or (name if ":" in name else _entry_point(name, group))
     module, _, attribute = target.partition(":")
     if not attribute or not module or module.startswith("."):
         import difflib  # slow to import

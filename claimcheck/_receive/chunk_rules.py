@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from claimcheck import errors
+import claimcheck.errors
 
 _RANGES = 8
 
@@ -94,7 +94,7 @@ def _gaps(positions: Iterable[int], count: int) -> Iterator[tuple[int, int]]:
         yield following, count - 1
 
 
-def error_of(fault: Fault) -> errors.ClaimCheckError:
+def error_of(fault: Fault) -> claimcheck.errors.ClaimCheckError:
     """Return the error."""
-    error: errors.ClaimCheckError = getattr(errors, fault.kind)(fault.text, **fault.details)
+    error: claimcheck.errors.ClaimCheckError = getattr(claimcheck.errors, fault.kind)(fault.text, **fault.details)
     return error

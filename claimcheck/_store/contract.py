@@ -294,7 +294,9 @@ class StoreContract(ABC):
             self.reject(pointer, "scope", f"has a key of more than {self.max_key_bytes} bytes")
         if (pointer.size or 0) > limit:
             self.reject(pointer, "size", f"declares {pointer.size} bytes, but limits.max_payload_bytes is {limit}")
-        if pointer.segments > self._max_segments(pointer.version) or pointer.segments != _segments_of(pointer):
+        if (pointer.segments, pointer.segment_bytes) != (1, None) and (
+            pointer.segments > self._max_segments(pointer.version) or pointer.segments != _segments_of(pointer)
+        ):
             self.reject(pointer, "size", f"declares {pointer.segments} segments for {pointer.size} bytes")
         if (problem := encoding_problem(pointer)) is not None:
             self.reject(pointer, *problem)

@@ -36,7 +36,7 @@ CONFIGS = {
             "chunking": {
                 "max_message_bytes": 600, "expire_after_seconds": 30, "max_redeliveries": 1, "max_pending_payloads": 3,
             },
-            "stores": {"m": {"type": "simulated"}},
+            "stores": {"m": {"type": "tests.simulation.store:SimulatedStore"}},
         }
     ).config
     for strategy in STRATEGIES

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from claimcheck._content.reader import Reader
-from claimcheck._registry import STORES
 from claimcheck._wire.pointer import Pointer
 from claimcheck.stores.memory import MemoryStore
 from tests.simulation.scheduler import Process, Scheduler
@@ -84,9 +83,6 @@ class SimulatedStore(MemoryStore):
         self.process.check()
         if scheduler.strikes(f"store loses the answer to a {operation}", self.medium.fails):
             raise ConnectionError("simulated, after it had its effect")
-
-
-STORES["simulated"] = "tests.simulation.store:SimulatedStore"  # a name with a module costs a search for entry points
 
 
 def open_store(cc: Any, medium: Medium, process: Process) -> SimulatedStore:

@@ -23,9 +23,8 @@ import click
 from rich.console import Console
 
 from claimcheck._config_file import from_dict, load
-from claimcheck.cli._brokers import BrokerOptions, broker_options
-from claimcheck.cli._exit_codes import one_line
 from claimcheck.cli._files import is_terminal, live_status
+from claimcheck.cli._options import BrokerOptions, broker_options, one_line
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError, ConfigError
 from tests.benchmarks.compare.broker import BrokerAddress
