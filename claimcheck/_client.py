@@ -11,7 +11,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TypeVar, overload
 
-from claimcheck import _opened as opened
+import claimcheck._opened as opened
 from claimcheck._config_file import parse, read_yaml
 from claimcheck._content.data_keys import DataKeys
 from claimcheck._content.source import Payload
