@@ -123,7 +123,10 @@ def pulsar_and_s3(pulsar_jars, s3_programs, topic, tmp_path):
 
         @contextlib.contextmanager
         def sender(cc: claimcheck.ClaimCheck) -> Iterator[Send]:
-            native = client.create_producer(topic, send_timeout_millis=TIMEOUT_MS, block_if_queue_full=True)
+            native = None
+            while native is None:
+                with contextlib.suppress(pulsar.ConnectError):  # the client may try just when the broker is killed
+                    native = client.create_producer(topic, send_timeout_millis=TIMEOUT_MS, block_if_queue_full=True)
             with contextlib.closing(PulsarProducer(native, cc, max_message_bytes=LIMIT)) as producer:
 
                 def send(payload: bytes, confirmed: Callable[[], None]) -> None:
