@@ -60,8 +60,8 @@ def test_kafka_with_a_password_and_tls(kafka_jars: None, tmp_path: Path, monkeyp
 def test_pulsar_with_a_token_and_tls(secure_pulsar: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     token = secure_pulsar.token("operator")
     monkeypatch.setenv("CLAIMCHECK_PULSAR_TOKEN", token)
+    monkeypatch.setenv("CLAIMCHECK_PULSAR_TLS_TRUST_CERTS_FILE_PATH", str(secure_pulsar.authority))
     arguments = ["--pulsar", secure_pulsar.tls_url, "--admin-url", secure_pulsar.tls_admin_url]
-    arguments += ["--tls-ca-file", str(secure_pulsar.authority)]
     compared(*arguments, "--only", "partition,speed", "--sizes", "64KiB", secret=token)
 
     monkeypatch.setenv("CLAIMCHECK_PULSAR_TOKEN", secure_pulsar.token("nobody"))
