@@ -409,7 +409,34 @@ def _outcome(error: Any, *, is_wrapped: bool = True) -> Any:
     return "failed" if error.name() in definite else "unknown"
 
 
-class KafkaRun:
+class Run:
+    """Actors that act in any order."""
+
+    scheduler: Scheduler
+    senders: list[Any]
+    receivers: list[Any]
+
+    def act(self) -> None:
+        """Let some time pass, perhaps, and one actor act."""
+        scheduler = self.scheduler
+        if scheduler.chance(0.05):
+            scheduler.wait(lambda: False, scheduler.choice((0.1, 3, 35)))
+        scheduler.choice([*self.senders, *self.receivers]).step()
+        for receiver in self.receivers:
+            if receiver.consumer.pending_payloads > 3:
+                scheduler.violated(f"{receiver.consumer.pending_payloads} payloads pending, and only 3 are allowed")
+
+    def finish_sending(self) -> None:
+        """Restart the actors that have died, and let all senders end."""
+        for actor in (*self.senders, *self.receivers):
+            if not actor.process.alive:
+                actor.restart()
+        for sender in self.senders:
+            sender.finish()
+        self.scheduler.wait(lambda: False, 5.0)  # what arrives after its timeout
+
+
+class KafkaRun(Run):
     """One run: builds the actors, lets them act in any order, then lets everything end."""
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -453,20 +480,10 @@ class KafkaRun:
         if scheduler.strikes("rebalance", self.rebalances):
             group: Any = scheduler.choice(self.broker.groups)
             scheduler.later(group.lose if scheduler.chance(0.3) else group.rebalance, scheduler.choice((0, 0.5)))
-        if scheduler.chance(0.05):
-            scheduler.wait(lambda: False, scheduler.choice((0.1, 3, 35)))
-        scheduler.choice([*self.senders, *self.receivers]).step()
-        for receiver in self.receivers:
-            if receiver.consumer.pending_payloads > 3:
-                scheduler.violated(f"{receiver.consumer.pending_payloads} payloads pending, and only 3 are allowed")
+        self.act()
 
     def finish(self) -> None:
-        for actor in (*self.senders, *self.receivers):
-            if not actor.process.alive:
-                actor.restart()
-        for sender in self.senders:
-            sender.finish()
-        self.scheduler.wait(lambda: False, 5.0)  # records that arrive after their timeout
+        self.finish_sending()
         self._calm_down(self.broker.is_at_rest)
         self.broker.append_markers()
         self._calm_down(lambda: self.broker.is_at_rest() and all(map(self._is_committed, self.broker.groups)))

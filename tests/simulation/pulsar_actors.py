@@ -11,7 +11,7 @@ import pulsar
 from claimcheck.errors import ClaimCheckError, PartialSendError
 from claimcheck.transports.pulsar import AsyncPulsarConsumer, PulsarConsumer, PulsarProducer, SendDeadlineError
 from tests.harness.kafka_callbacks import TOPIC
-from tests.simulation.kafka_actors import CALM, STRATEGIES, Actor
+from tests.simulation.kafka_actors import CALM, STRATEGIES, Actor, Run
 from tests.simulation.ledger import Sent, Unit
 from tests.simulation.pulsar_model import (
     DEFINITE,
@@ -236,7 +236,7 @@ class AsyncReceiver(Receiver):
         return self.loop.run_until_complete(call())
 
 
-class PulsarRun:
+class PulsarRun(Run):
     """One run: builds the actors, lets them act in any order, then lets everything end."""
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -269,20 +269,10 @@ class PulsarRun:
         if scheduler.strikes("topic is unloaded", self.unloading):
             receiver = scheduler.choice(self.receivers)
             scheduler.later(lambda: receiver.group.release(receiver.client))
-        if scheduler.chance(0.05):
-            scheduler.wait(lambda: False, scheduler.choice((0.1, 3, 35)))
-        scheduler.choice([*self.senders, *self.receivers]).step()
-        for receiver in self.receivers:
-            if receiver.consumer.pending_payloads > 3:
-                scheduler.violated(f"{receiver.consumer.pending_payloads} payloads pending, and only 3 are allowed")
+        self.act()
 
     def finish(self) -> None:
-        for actor in (*self.senders, *self.receivers):
-            if not actor.process.alive:
-                actor.restart()
-        for sender in self.senders:
-            sender.finish()
-        self.scheduler.wait(lambda: False, 5.0)
+        self.finish_sending()
         self.broker.append_markers()
         self._calm_down()
         for group in self.broker.groups:
