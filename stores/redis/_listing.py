@@ -9,7 +9,6 @@ from claimcheck.stores.redis._server import RedisServer
 
 _SCAN_KEYS = 1000
 _WINDOW = 100
-_FIRST = b"-0"
 _SPECIAL = "\\*?[]"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from claimcheck._wire import envelope, pointer
-from claimcheck._wire.envelope import CHUNK_OVERHEAD_BYTES, PointerData
+from claimcheck._wire.envelope import PointerData
 from claimcheck.config import HEADER, MAX_POINTER_BYTES, Config
 from claimcheck.errors import ClaimCheckError
 
@@ -96,11 +96,6 @@ class Scale:
     @classmethod
     def of(cls, config: Config | None) -> Scale:
         return cls() if config is None else cls(config.header, config.limits.max_pointer_bytes)
-
-    @property
-    def head_bytes(self) -> int:
-        """How much of a message's beginning `weigh` needs."""
-        return len(self.header) + self.max_pointer_bytes + CHUNK_OVERHEAD_BYTES
 
     def weigh(self, head: bytes | None, size: int) -> int:
         if head is None or not head.startswith(self.header):
