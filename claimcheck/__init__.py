@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from claimcheck._client import ClaimCheck, from_dict, load
 from claimcheck._content.data_keys import KeyProvider
 from claimcheck._content.source import Payload
-from claimcheck._receive.many import Resolution
+from claimcheck._receive.messages import Resolution
 from claimcheck._receive.resolver import Dropped, Failed, Resolved, Resolver
 from claimcheck._send.outbound import Outbound
 from claimcheck._send.strategy import Strategy

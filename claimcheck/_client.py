@@ -15,21 +15,20 @@ import claimcheck._opened as opened
 from claimcheck._config_file import parse, read_yaml
 from claimcheck._content.data_keys import DataKeys
 from claimcheck._content.source import Payload
-from claimcheck._opened import Opened
-from claimcheck._plans import check_strategies, strategy_class
-from claimcheck._receive.many import Message as ManyMessage
-from claimcheck._receive.many import Resolution, aresolve_many, resolve_many
-from claimcheck._receive.messages import MessageReader
+from claimcheck._opened import Opened, check_strategies, strategy_class
+from claimcheck._receive.messages import Message as ManyMessage
+from claimcheck._receive.messages import MessageReader, Resolution, aresolve_many, resolve_many
 from claimcheck._receive.resolver import Resolver
 from claimcheck._registry import check_store
-from claimcheck._send.decorator import OutboundBlock, Plan, ProduceCall, decorate
+from claimcheck._send.decorator import OutboundBlock, ProduceCall, decorate
 from claimcheck._send.ledger import Classifier
-from claimcheck._send.strategy import Message
+from claimcheck._send.strategy import Message, Plan
 from claimcheck._store.store import Store
 from claimcheck._threads import in_thread
 from claimcheck._validation import Problems, check_int, check_type, fail
 from claimcheck._wire import pointer as pointers
-from claimcheck._wire.envelope import Buffer, Envelope, encode_pointer
+from claimcheck._wire.buffers import Buffer
+from claimcheck._wire.envelope import Envelope, encode_pointer
 from claimcheck._wire.headers import Headers
 from claimcheck._wire.pointer import Pointer
 from claimcheck._wire.sizes import WireLimit

@@ -17,15 +17,13 @@ from types import ModuleType
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from claimcheck._content.reader import PieceReader, Reader
 from claimcheck._content.source import Source
-from claimcheck._registry import import_vendor
-from claimcheck._store.listing import Deletion, KeyLifetime, StoreEntry
+from claimcheck._store.listing import Deletion, KeyLifetime, StoreEntry, is_key_prefix
 from claimcheck._store.store import Store
 from claimcheck._validation import Check, Seconds, Size, Timeout, check_arguments, fail
-from claimcheck._wire.envelope import Buffer
-from claimcheck._wire.pointer import Pointer, is_key_prefix
-from claimcheck.errors import KeyTakenError, PayloadNotFoundError, StoreError, StoreUnavailableError
+from claimcheck._wire.buffers import Buffer, PieceReader, Reader
+from claimcheck._wire.pointer import Pointer
+from claimcheck.errors import KeyTakenError, PayloadNotFoundError, StoreError, StoreUnavailableError, import_vendor
 from claimcheck.stores._common import (
     ENDPOINT,
     ERROR_CODES,

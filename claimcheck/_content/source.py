@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from claimcheck._threads import STOP, check_interrupt
+from claimcheck._wire.buffers import Buffer, as_view
 from claimcheck._wire.digest import Crc32, begin
-from claimcheck._wire.envelope import Buffer, as_view
 from claimcheck.errors import PayloadError, PayloadTooLargeError, PayloadTypeError
 
 if TYPE_CHECKING:

@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NoReturn
 
 from claimcheck._content.coder import ContentCoder, encoding_problem
-from claimcheck._content.reader import PieceReader, Reader, pieces_of
 from claimcheck._content.source import Source
-from claimcheck._store.listing import CLAIM, Deletion, KeyLifetime, StoreEntry, parse_name, with_lifetime
+from claimcheck._store.listing import CLAIM, Deletion, KeyLifetime, StoreEntry, is_key, parse_name, slug, with_lifetime
 from claimcheck._texts import duration, time_text
 from claimcheck._threads import Replies
 from claimcheck._validation import without_secrets
-from claimcheck._wire.envelope import Buffer
-from claimcheck._wire.pointer import Pointer, is_key, slug
+from claimcheck._wire.buffers import Buffer, PieceReader, Reader, pieces_of
+from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import (
     ClaimCheckError,
     ConfigError,

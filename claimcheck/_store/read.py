@@ -10,8 +10,6 @@ from typing import Any, TypeVar, cast
 
 from claimcheck._content.coder import ContentReader
 from claimcheck._content.header import Expected
-from claimcheck._content.reader import STEP_BYTES, FreshBytes, PieceReader, Reader, fill, lend_to, writable_view
-from claimcheck._registry import UNUSABLE, unusable
 from claimcheck._store.contract import (
     StoreContract,
     Translated,
@@ -22,10 +20,10 @@ from claimcheck._store.contract import (
     untrusted,
 )
 from claimcheck._threads import check_interrupt, joined
-from claimcheck._wire.digest import KEYED, Digest, algorithm_of, begin
-from claimcheck._wire.envelope import Buffer
-from claimcheck._wire.pointer import Pointer, changed
-from claimcheck.errors import MissingDependencyError, clear_frames
+from claimcheck._wire.buffers import STEP_BYTES, Buffer, FreshBytes, PieceReader, Reader, fill, lend_to, writable_view
+from claimcheck._wire.digest import Digest, algorithm_of, begin
+from claimcheck._wire.pointer import KEYED, Pointer, changed
+from claimcheck.errors import UNUSABLE, MissingDependencyError, clear_frames, unusable
 
 TRUSTED_BYTES = 64 << 20
 """Declared sizes up to this are allocated immediately. Larger ones have to be confirmed by the medium; otherwise memory

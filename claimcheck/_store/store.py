@@ -26,12 +26,12 @@ from itertools import islice
 import claimcheck._store.read as reading
 from claimcheck._content.source import Payload, is_file
 from claimcheck._store.contract import StoreContract, Translated
-from claimcheck._store.listing import Deletion, StoreEntry, destination_of
+from claimcheck._store.listing import Deletion, StoreEntry, destination_of, is_key
 from claimcheck._store.write import StoreWrite
 from claimcheck._threads import Join, Replies, in_thread
 from claimcheck._validation import Seconds, check_value
-from claimcheck._wire.envelope import Buffer, as_view
-from claimcheck._wire.pointer import Pointer, is_key
+from claimcheck._wire.buffers import Buffer, as_view
+from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import ClaimCheckError, PayloadError, PointerRejectedError
 
 _DELETE_BATCH = 1000  # as in S3's DeleteObjects

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
-from claimcheck._content.encoding import Stream, keyed_checksum
+from claimcheck._content.coder import Stream, keyed_checksum
 from claimcheck._content.header import AEAD, ALGORITHM, Damaged
 from claimcheck._content.source import Payload, Source
 from claimcheck._store.contract import StoreContract, Translated, untrusted

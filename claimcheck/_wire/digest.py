@@ -1,31 +1,30 @@
 """Content digests: the checksum that a pointer or a header has of a payload, computed while its bytes pass.
 
 ``crc32`` finds damage. ``sha256`` also finds a payload that was replaced, if the pointer is signed; for encrypted
-payloads `keyed` does. ``xxh3-128`` has 128 bits and takes hardly longer than a CRC-32, but does not resist forgery.
+payloads the keyed one of `claimcheck._content.coder` does. ``xxh3-128`` has 128 bits and takes hardly longer than a
+CRC-32, but does not resist forgery.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import hmac
 import queue
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from claimcheck._registry import import_vendor
 from claimcheck._wire import checksum
-from claimcheck._wire.envelope import Buffer
+from claimcheck.errors import import_vendor
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 ALGORITHMS = ("crc32", "sha256", "xxh3-128")
 
 CRYPTOGRAPHIC = frozenset({"sha256"})
 """Algorithms for which no one can find other bytes with the same digest."""
-
-KEYED = "hmac-sha256:"
-"""The beginning of the checksum of an encrypted payload in a signed pointer; see `keyed`."""
 
 _BACKGROUND_FROM_BYTES = 4 << 20  # a thread takes about as long to start as a few hundred KiB to hash
 _BATCH_BYTES = 512 << 10
@@ -62,13 +61,6 @@ def begin(algorithm: str, *, size: int | None = 0) -> Digest:
         background = size is None or size >= _BACKGROUND_FROM_BYTES
         return _Background("sha256", hashed) if background else _Hash("sha256", hashed)
     return _Hash("xxh3-128", import_vendor("xxhash", extra="fast").xxh3_128())
-
-
-def keyed(sha256: str, *, key: bytes, associated_data: bytes) -> str:
-    """Return the checksum of an encrypted payload as signed pointers carry it: an HMAC with its data key."""
-    digest = bytes.fromhex(sha256.removeprefix("sha256:"))
-    mac = hmac.digest(key, associated_data + digest, "sha256")
-    return f"{KEYED}{mac.hex()}"
 
 
 def digest_of(*pieces: Buffer, algorithm: str = "crc32") -> str:
@@ -118,7 +110,7 @@ class _Hash:
         pass
 
 
-_Todo = queue.SimpleQueue[list[Buffer] | None]
+_Todo: TypeAlias = "queue.SimpleQueue[list[Buffer] | None]"
 
 
 class _Background(_Hash):
@@ -173,7 +165,7 @@ class _Thread:
     """A thread that calls a function for each piece of a few batches, in order."""
 
     def __init__(self, update: Callable[[Buffer], object]) -> None:
-        self._todo = _Todo()
+        self._todo: _Todo = queue.SimpleQueue()
         self._room = threading.Semaphore(_BATCHES)
         self._errors: list[Exception] = []
         arguments = (update, self._todo, self._room, self._errors)

@@ -20,6 +20,7 @@ from claimcheck._validation import Problems
 from claimcheck._wire import envelope as envelopes
 from claimcheck._wire import headers as hints
 from claimcheck._wire import pointer as pointers
+from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.digest import CRYPTOGRAPHIC, algorithm_of
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config, canonical, signing_key
@@ -140,7 +141,7 @@ class Seal:
         *,
         uuid: str,
         count: int,
-        pieces: Iterable[envelopes.Buffer],
+        pieces: Iterable[Buffer],
         destination: str | None,
     ) -> None:
         """Check the signatures of a complete payload in chunks; raises as `check_whole`."""
@@ -282,7 +283,7 @@ class Seal:
         return {name: signing_key(text, path=f"signing.keys.{name}") for name, text in keys.items()}
 
 
-def signed_ms(message: envelopes.Buffer | None, headers: object, *, header: bytes) -> int | None:
+def signed_ms(message: Buffer | None, headers: object, *, header: bytes) -> int | None:
     """Return when a message that was accepted was signed, in milliseconds since 1970; ``None`` if it was not."""
     envelope = None if message is None else envelopes.decode(message, header=header)
     if isinstance(envelope, envelopes.PointerData):
@@ -294,7 +295,7 @@ def signed_ms(message: envelopes.Buffer | None, headers: object, *, header: byte
     return min(created, default=None)
 
 
-def sha256_of(data: envelopes.Buffer) -> str:
+def sha256_of(data: Buffer) -> str:
     """Return the checksum of a payload as statements have it."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 

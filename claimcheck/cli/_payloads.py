@@ -18,11 +18,11 @@ from rich.text import Text
 
 from claimcheck._client import ClaimCheck
 from claimcheck._content.header import Damaged, read_header
-from claimcheck._content.reader import PieceReader
 from claimcheck._content.source import remaining_bytes
 from claimcheck._store.store import Store
 from claimcheck._wire import pointer as pointers
-from claimcheck._wire.envelope import Abort, Buffer, Chunk, Encoded, Literal, Plain, PointerData, decode
+from claimcheck._wire.buffers import Buffer, PieceReader
+from claimcheck._wire.envelope import Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
 from claimcheck._wire.pointer import Pointer
 from claimcheck.cli._files import (
     STDIO,

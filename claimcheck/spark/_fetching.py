@@ -18,12 +18,13 @@ from typing import Annotated, BinaryIO, Generic, TypeVar
 from typing import Literal as OneOf
 
 from claimcheck._client import ClaimCheck
-from claimcheck._registry import UNUSABLE
 from claimcheck._validation import Range
-from claimcheck._wire.envelope import Buffer, Literal, as_view, decode, is_lookalike
+from claimcheck._wire.buffers import Buffer, as_view
+from claimcheck._wire.envelope import Literal, decode, is_lookalike
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config
 from claimcheck.errors import (
+    UNUSABLE,
     ChunkError,
     ClaimCheckError,
     EnvelopeError,

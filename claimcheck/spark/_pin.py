@@ -14,10 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from claimcheck._client import ClaimCheck
-from claimcheck._store.listing import destination_of
+from claimcheck._store.listing import PINNED, destination_of
 from claimcheck._store.store import Store
 from claimcheck._validation import fail
-from claimcheck._wire.pointer import PINNED, Pointer
+from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import ClaimCheckError
 from claimcheck.spark._columns import check_new, error_type, find_column, map_batches, require_arrow, session_of
 from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, Concurrency, Job, same

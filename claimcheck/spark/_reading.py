@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, T
 
 from claimcheck._client import ClaimCheck
 from claimcheck._validation import check_int, check_value, fail
-from claimcheck._wire.envelope import Buffer
+from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config
 from claimcheck.errors import ChunkError, ClaimCheckError, PayloadTooLargeError

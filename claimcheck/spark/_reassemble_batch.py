@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from claimcheck._content.coder import Unpacker
 from claimcheck._receive.chunk_rules import Fault, error_of, fault_of, incomplete
-from claimcheck._wire.envelope import Abort, Buffer, Chunk, decode
+from claimcheck._wire.buffers import Buffer
+from claimcheck._wire.envelope import Abort, Chunk, decode
 from claimcheck._wire.signing import Seal
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError

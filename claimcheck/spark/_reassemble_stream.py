@@ -28,7 +28,8 @@ from claimcheck._receive import chunk_rules as _chunk_rules
 from claimcheck._store.listing import StoreEntry
 from claimcheck._store.store import Store
 from claimcheck._validation import fail
-from claimcheck._wire.envelope import Abort, Buffer, Chunk, decode, encode_literal
+from claimcheck._wire.buffers import Buffer
+from claimcheck._wire.envelope import Abort, Chunk, decode, encode_literal
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError, ConfigError, MissingDependencyError

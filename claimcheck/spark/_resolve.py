@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
 
 from claimcheck._validation import check_value, fail
-from claimcheck._wire.envelope import Buffer
+from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.pointer import Pointer
 from claimcheck.spark._columns import check_new, error_type, find_column, map_batches, require_arrow
 from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, Concurrency, Outcome, payload_size

@@ -254,7 +254,7 @@ def test_a_strategy_that_is_unknown_to_one_destination_is_named_there():
 
 
 def test_plans_do_not_pile_up_with_the_destinations(monkeypatch):
-    monkeypatch.setattr("claimcheck._plans._REMEMBERED", 10)
+    monkeypatch.setattr("claimcheck._opened._REMEMBERED", 10)
     cc = claimcheck.from_dict(CONFIG)
     for number in range(100):
         cc.outbound(b"x", destination=f"topic-{number}")

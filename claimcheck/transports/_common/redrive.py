@@ -9,7 +9,8 @@ from fnmatch import fnmatchcase
 from itertools import chain
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from claimcheck._wire.envelope import Buffer, is_lookalike
+from claimcheck._wire.buffers import Buffer
+from claimcheck._wire.envelope import is_lookalike
 from claimcheck._wire.signing import signed_ms
 from claimcheck.config import canonical
 from claimcheck.errors import TransportError
