@@ -20,6 +20,8 @@ from claimcheck._store.contract import StoreContext
 from claimcheck._store.store import Store
 from claimcheck._validation import Problems, fail
 from claimcheck._wire import pointer as pointers
+from claimcheck._wire.envelope import encode_pointer
+from claimcheck._wire.pointer import Pointer
 from claimcheck._wire.signing import Seal
 from claimcheck._wire.sizes import DEFAULT_LIMIT, WireLimit
 from claimcheck.config import Config
@@ -93,6 +95,11 @@ class Opened:
             for _, use in package_users(self._config):
                 use()
             self._has_keys = True
+
+    def reseal(self, pointer: Pointer, *, original: Pointer) -> bytes:
+        """Return the message of a pointer that replaces an accepted one. It is signed only if that one was."""
+        data = pointers.encode(pointer) if original.mac is None else self.seal.sign(pointer)
+        return encode_pointer(data, header=self._config.header)
 
     def close(self) -> None:
         """Close all stores, and forget them: who still has this object must not use them."""

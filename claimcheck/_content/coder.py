@@ -325,6 +325,7 @@ class ContentCoder:
         overrides = () if config is None else (config, *(override for _, override in config.destinations))
         compresses = any(each.compression for each in overrides)
         self._config = config if compresses else None
+        self.encodes = compresses or self.encrypts
 
     def encoding(self, payload: Source, destination: str) -> Encoding | None:
         """Return how to encode a payload; ``None`` if it is stored as it is."""
@@ -425,9 +426,6 @@ def package_users(config: Config) -> list[tuple[str, Callable[[], object]]]:
 
 def encoding_problem(pointer: Pointer) -> tuple[str, str] | None:
     """Return the reason to reject a pointer, and its description, if its encoding is unknown or cannot be true."""
-    plain = pointer.codec is None and pointer.encryption is None and pointer.stored_bytes is None
-    if plain and algorithm_of(pointer.checksum or "crc32"):
-        return None  # as with most pointers
     size, stored = pointer.size or 0, pointer.stored_bytes
     known = pointer.codec in (None, *compression.CODECS) and pointer.encryption in (None, ALGORITHM)
     encrypted = pointer.encryption is not None

@@ -266,7 +266,7 @@ class Strategy(ABC):
         return {hints.SIGNATURE: signer.statement(kind, message.destination, **facts)}
 
     def _as_plain(self, message: Message, payload: Buffer) -> Envelope | None:
-        size = len(as_view(payload))
+        size = len(payload) if type(payload) is bytes else len(as_view(payload))
         if size > 0 and not self._fits(message, size):
             return None
         if size > 0 and self.context.content.encrypts_inline:

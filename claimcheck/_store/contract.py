@@ -16,12 +16,13 @@ from typing import ClassVar, NoReturn
 
 from claimcheck._content.coder import ContentCoder, encoding_problem
 from claimcheck._content.source import Source
-from claimcheck._store.listing import CLAIM, Deletion, KeyLifetime, StoreEntry, is_key, parse_name, slug, with_lifetime
+from claimcheck._store.listing import CLAIM, Deletion, KeyLifetime, StoreEntry, parse_name, with_lifetime
 from claimcheck._texts import duration, time_text
 from claimcheck._threads import Replies
 from claimcheck._validation import without_secrets
 from claimcheck._wire.buffers import Buffer, PieceReader, Reader, pieces_of
-from claimcheck._wire.pointer import Pointer
+from claimcheck._wire.digest import algorithm_of
+from claimcheck._wire.pointer import Pointer, is_key, slug
 from claimcheck.errors import (
     ClaimCheckError,
     ConfigError,
@@ -81,7 +82,7 @@ class StoreContract(ABC):
     pointer_version: int = 2
     reads_v1: bool = False
     context: StoreContext = StoreContext()
-    _joined_bytes: int = 0  # the largest payload for `_request` and `_send`; 0 if they are not implemented
+    joined_bytes: int = 0  # the largest payload for `_request` and `_send`; 0 if they are not implemented
     _seekable: ClassVar[bool] = False
     _whole_bytes: ClassVar[int] = 0  # the largest payload that readers return with `PieceReader.whole`
 
@@ -192,7 +193,7 @@ class StoreContract(ABC):
         return key
 
     def _request(self, pointers: Sequence[Pointer]) -> Replies:
-        """Request several payloads in one round trip. Called only for payloads of up to ``_joined_bytes``."""
+        """Request several payloads in one round trip. Called only for payloads of up to ``joined_bytes``."""
         raise NotImplementedError
 
     def _send(self, writes: Sequence[tuple[Pointer, memoryview]]) -> Replies:
@@ -297,7 +298,8 @@ class StoreContract(ABC):
             pointer.segments > self._max_segments(pointer.version) or pointer.segments != _segments_of(pointer)
         ):
             self.reject(pointer, "size", f"declares {pointer.segments} segments for {pointer.size} bytes")
-        if (problem := encoding_problem(pointer)) is not None:
+        is_plain = pointer.codec is None and pointer.encryption is None and pointer.stored_bytes is None
+        if not (is_plain and algorithm_of(pointer.checksum or "crc32")) and (problem := encoding_problem(pointer)):
             self.reject(pointer, *problem)
 
     def operation(self, operation: Operation, pointer: Pointer, size: int | None) -> AbstractContextManager[None]:

@@ -19,7 +19,7 @@ from claimcheck._store.contract import (
     too_small,
     untrusted,
 )
-from claimcheck._threads import check_interrupt, joined
+from claimcheck._threads import STOP, check_interrupt, joined
 from claimcheck._wire.buffers import STEP_BYTES, Buffer, FreshBytes, PieceReader, Reader, fill, lend_to, writable_view
 from claimcheck._wire.digest import Digest, algorithm_of, begin
 from claimcheck._wire.pointer import KEYED, Pointer, changed
@@ -169,7 +169,8 @@ class VerifiedReader:
 
     def readinto(self, view: memoryview, /, *, stable: bool = False) -> int:
         """Read and checksum the next bytes; ``stable`` memory keeps them until the whole payload is verified."""
-        check_interrupt()
+        if STOP.get() is not None:
+            check_interrupt()
         if self.is_verified:
             return 0
         view = view[: self._step_bytes if self._size is None else min(self._step_bytes, self._size - self.count)]
@@ -187,11 +188,11 @@ class VerifiedReader:
             raise too_long(self._store, self._pointer, self.count)
 
     def _finish(self) -> None:
-        pointer, store, size = self._pointer, self._store.name, self._size
+        pointer, size = self._pointer, self._size
         if size is not None and self.count < size:
-            differs(pointer, "size", size, self.count, store)
+            differs(pointer, "size", size, self.count, self._store.name)
         if size is not None and self._source.readinto(_ONE_BYTE):
-            differs(pointer, "size", size, f"at least {size + 1}", store)
+            differs(pointer, "size", size, f"at least {size + 1}", self._store.name)
         if self._digest is not None:
             actual, expected = self._digest.text(), pointer.checksum or ""
             if self._is_keyed:
@@ -200,7 +201,7 @@ class VerifiedReader:
             else:
                 is_same = actual == expected
             if not is_same:
-                differs(pointer, "checksum", expected, actual, store)
+                differs(pointer, "checksum", expected, actual, self._store.name)
         self.is_verified = True
         self.close()
 
@@ -374,7 +375,7 @@ def _digest(store: StoreContract, pointer: Pointer) -> Digest:
 def _content(store: StoreContract, pointer: Pointer, start: int, stop: int | None) -> Reader:
     """Open a range of a payload: that of the stored bytes, if they are not encoded."""
     if pointer.stored_bytes is None:
-        reply = joined(pointer)
+        reply = joined(pointer) if store.joined_bytes else None
         return store._open(pointer, start, stop) if reply is None else PieceReader((reply,))
     stored = changed(pointer, size=pointer.stored_bytes, stored_bytes=None, codec=None, encryption=None)
     return ContentReader(

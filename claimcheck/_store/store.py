@@ -26,12 +26,12 @@ from itertools import islice
 import claimcheck._store.read as reading
 from claimcheck._content.source import Payload, is_file
 from claimcheck._store.contract import StoreContract, Translated
-from claimcheck._store.listing import Deletion, StoreEntry, destination_of, is_key
+from claimcheck._store.listing import Deletion, StoreEntry, destination_of
 from claimcheck._store.write import StoreWrite
 from claimcheck._threads import Join, Replies, in_thread
 from claimcheck._validation import Seconds, check_value
 from claimcheck._wire.buffers import Buffer, as_view
-from claimcheck._wire.pointer import Pointer
+from claimcheck._wire.pointer import Pointer, is_key
 from claimcheck.errors import ClaimCheckError, PayloadError, PointerRejectedError
 
 _DELETE_BATCH = 1000  # as in S3's DeleteObjects
@@ -291,7 +291,7 @@ class Store(StoreContract):
 
     async def awrite(self, payload: Payload, *, destination: str = "", limit: int | None = None) -> Pointer:
         """Same as `write`. After a cancellation, what was stored is deleted at once, and the file is not in use."""
-        if self._joined_bytes and not is_file(payload) and 0 < len(as_view(payload)) <= self._joined_bytes:
+        if self.joined_bytes and not is_file(payload) and 0 < len(as_view(payload)) <= self.joined_bytes:
             write = StoreWrite(self, payload, destination=destination, limit=limit)
             size = write.plain_bytes
             join = self._send_all if size else None
@@ -334,7 +334,7 @@ class Store(StoreContract):
 
     def _join(self, pointer: Pointer) -> Join | None:
         """Return what requests this payload together with others; ``None`` if it is read alone."""
-        is_small = isinstance(pointer, Pointer) and 0 < (pointer.size or 0) <= self._joined_bytes
+        is_small = isinstance(pointer, Pointer) and 0 < (pointer.size or 0) <= self.joined_bytes
         if is_small and pointer.segments == 1 and pointer.stored_bytes is None:
             with contextlib.suppress(PointerRejectedError):  # nothing is requested for it; its own call raises
                 self.check(pointer)

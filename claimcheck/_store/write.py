@@ -43,10 +43,11 @@ class StoreWrite:
         self._store = store
         self._shared = identity is not None
         self._payload = _limited(store, payload, limit)
-        self._bound = canonical(destination if bound is None else bound)
-        self._encoding = store.context.content.encoding(self._payload, destination)
-        if self._encoding is not None:
-            self._encoding = replace(self._encoding, destination=self._bound)
+        content, self._bound, self._encoding = store.context.content, "", None
+        if content.encodes or store.context.binds:
+            self._bound = canonical(destination if bound is None else bound)
+        if content.encodes and (encoding := content.encoding(self._payload, destination)) is not None:
+            self._encoding = replace(encoding, destination=self._bound)
         if self._encoding is not None and identity is not None:
             identity = self._encoding.unique(identity)
         self._unique = identity or store.context.new_uuid()
@@ -114,7 +115,7 @@ class StoreWrite:
 
     def _write(self, draft: Pointer, content: Source) -> str | None:
         """Write the payload, unless it was sent together with others, and is stored."""
-        if joined(self) is None:
+        if not self._store.joined_bytes or joined(self) is None:
             return self._store._write(draft, content)
         content.take_all()
         return None

@@ -118,7 +118,7 @@ def test_closing_keeps_payloads_and_opens_again():
 def test_what_was_prepared_before_closing_does_not_use_a_closed_store():
     cc = claimcheck.from_dict(CONFIG)
     pointer, store, messages = cc.store("hot").write(BIG), cc.store("hot"), cc._messages
-    store._joined_bytes = len(BIG)
+    store.joined_bytes = len(BIG)
     assert messages.join(pointer) == store._request
 
     cc.close()
