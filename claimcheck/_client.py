@@ -20,17 +20,16 @@ from claimcheck._receive.messages import Message as ManyMessage
 from claimcheck._receive.messages import MessageReader, Resolution, aresolve_many, resolve_many
 from claimcheck._receive.resolver import Resolver
 from claimcheck._registry import check_store
+from claimcheck._send.classification import Classifier
 from claimcheck._send.decorator import OutboundBlock, ProduceCall, decorate
-from claimcheck._send.ledger import Classifier
 from claimcheck._send.strategy import Message, Plan
 from claimcheck._store.store import Store
 from claimcheck._threads import in_thread
 from claimcheck._validation import Problems, check_int, check_type, fail
 from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.envelope import Envelope, encode_pointer
-from claimcheck._wire.headers import Headers
+from claimcheck._wire.headers import Headers, WireLimit
 from claimcheck._wire.pointer import Pointer
-from claimcheck._wire.sizes import WireLimit
 from claimcheck.config import Config
 from claimcheck.errors import PayloadTypeError
 from claimcheck.hooks import Hook, Hooks
@@ -510,7 +509,8 @@ class ClaimCheck:
     # Internals -------------------------------------------------------------------------------------------------
 
     def _plan(self, destination: str, limit: WireLimit | None = None) -> Plan:
-        return self.opened.plans.of(destination, limit)
+        plans = self.opened.plans
+        return plans.known.get((destination, limit)) or plans.of(destination, limit)
 
     def _check_classes(self) -> None:
         problems = Problems()

@@ -53,38 +53,18 @@ class Stream:
 
 
 class PieceSource(Source):
-    """A source of pieces in place of a payload."""
+    """A source of pieces in place of a payload; a piece is used up before the next one is requested."""
 
     stream: Stream | None = None
 
     def __init__(self, pieces: bytes | Iterator[Buffer], *, size: int | None, checksum: str = "crc32") -> None:
-        super().__init__(pieces if isinstance(pieces, bytes) else _Pieces(pieces), limit=1 << 62, checksum=checksum)
-        self.size = size if self.view is None else len(self.view)
+        super().__init__(pieces if isinstance(pieces, bytes) else io.BytesIO(), limit=1 << 62, checksum=checksum)
+        self.size = len(pieces) if isinstance(pieces, bytes) else size
+        self._pieces = PieceReader(() if isinstance(pieces, bytes) else pieces)
 
-    def _read_some(self, size: int) -> bytes:
-        return self._file.read(size)  # type: ignore[return-value, union-attr]
-
-
-class _Pieces:
-    """A file of pieces; a piece is used up before the next one is requested."""
-
-    def __init__(self, pieces: Iterator[Buffer]) -> None:
-        self._pieces = pieces
-        self._rest = memoryview(b"")
-
-    def read(self, size: int) -> bytes:
-        parts, missing = list[bytes](), size
-        while missing:
-            if not len(self._rest):
-                piece = next(self._pieces, None)
-                if piece is None:
-                    break
-                self._rest = memoryview(piece)
-                continue
-            part, self._rest = bytes(self._rest[:missing]), self._rest[missing:]
-            parts.append(part)
-            missing -= len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+    def _read_some(self, size: int) -> Buffer:
+        piece = memoryview(bytearray(size))
+        return piece[: fill(self._pieces, piece)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,7 +224,7 @@ class Source:
             part = self._read_some(size - done) if done < size else b""
         return whole[:done]
 
-    def _read_some(self, size: int) -> bytes:
+    def _read_some(self, size: int) -> Buffer:
         if len(self._ahead):
             ahead, self._ahead = self._ahead[:size], self._ahead[size:]
             return bytes(ahead)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeAlias
 
 from claimcheck._content.coder import Unpacker
-from claimcheck._store.read import open_file
 from claimcheck._store.store import Store
 from claimcheck._threads import Join, awaitable, interruptible, io_threads
 from claimcheck._wire.buffers import Buffer
@@ -134,7 +133,7 @@ class MessageReader:
 
     def open(self, pointer: Pointer) -> BinaryIO:
         """Return the payload of an accepted pointer as a file."""
-        return open_file(self.store_of(pointer), pointer, from_message=True)
+        return self.store_of(pointer).open_file(pointer, from_message=True)
 
     def store_of(self, pointer: Pointer) -> Store:
         """Return the store that an accepted pointer names; raises `PointerRejectedError` as `read` does."""

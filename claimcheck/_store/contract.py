@@ -83,14 +83,14 @@ class StoreContract(ABC):
     reads_v1: bool = False
     context: StoreContext = StoreContext()
     joined_bytes: int = 0  # the largest payload for `_request` and `_send`; 0 if they are not implemented
-    _seekable: ClassVar[bool] = False
+    is_seekable: ClassVar[bool] = False
     _whole_bytes: ClassVar[int] = 0  # the largest payload that readers return with `PieceReader.whole`
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls._seekable = cls._open is not StoreContract._open
+        cls.is_seekable = cls._open is not StoreContract._open
         if cls._read in (StoreContract._read, _no_read):
-            cls._read = StoreContract._read if cls._seekable else _no_read  # type: ignore[method-assign]
+            cls._read = StoreContract._read if cls.is_seekable else _no_read  # type: ignore[method-assign]
 
     # To implement ----------------------------------------------------------------------------------------------
 
@@ -353,16 +353,6 @@ def _no_read(self: StoreContract, pointer: Pointer) -> Iterable[Buffer]:
     raise NotImplementedError
 
 
-def check_readable(store: StoreContract, pointer: Pointer) -> None:
-    """Reject what `Store.check` rejects, and what the configuration of encryption does not allow to read."""
-    store.check(pointer)
-    content = store.context.content
-    if pointer.encryption is None and content.requires_encryption:
-        store.reject(pointer, "encryption", "is not encrypted, but encryption.require is true")
-    if pointer.encryption is not None and content.keys is None:
-        store.reject(pointer, "encryption", "is encrypted, but encryption.keys is not set here")
-
-
 def _segments_of(pointer: Pointer) -> int:
     if pointer.version == 1 and pointer.size is None:
         return pointer.segments
@@ -386,12 +376,6 @@ def too_long(store: StoreContract, pointer: Pointer, size: int) -> PayloadTooLar
     limit = store.context.max_payload_bytes
     text = f"store {store.name!r}: {pointer.key!r} is longer than limits.max_payload_bytes ({limit})"
     return PayloadTooLargeError(text, store=store.name, key=pointer.key, size=size, limit=limit)
-
-
-def too_small(store: StoreContract, pointer: Pointer, size: int) -> PayloadTooLargeError:
-    """Return the error for a payload that is larger than a buffer of ``size`` bytes."""
-    text = f"store {store.name!r}: {pointer.key!r} does not fit into a buffer of {size} bytes"
-    return PayloadTooLargeError(text, store=store.name, key=pointer.key, size=pointer.size, limit=size)
 
 
 def untrusted(store: StoreContract, pointer: Pointer, why: str) -> IntegrityError:
