@@ -16,8 +16,8 @@ from claimcheck._send.strategy import Strategy
 from claimcheck._store.listing import Deletion, StoreEntry
 from claimcheck._store.store import RangeStore, Store
 from claimcheck._wire.envelope import Envelope
+from claimcheck._wire.headers import WireLimit
 from claimcheck._wire.pointer import Pointer
-from claimcheck._wire.sizes import WireLimit
 from claimcheck.config import HEADER, Config
 from claimcheck.errors import (
     ChunkConflictError,

@@ -20,8 +20,10 @@ from claimcheck._store.contract import StoreContext
 from claimcheck._store.store import Store
 from claimcheck._validation import Problems, fail
 from claimcheck._wire import pointer as pointers
+from claimcheck._wire.envelope import encode_pointer
+from claimcheck._wire.headers import DEFAULT_LIMIT, WireLimit
+from claimcheck._wire.pointer import Pointer
 from claimcheck._wire.signing import Seal
-from claimcheck._wire.sizes import DEFAULT_LIMIT, WireLimit
 from claimcheck.config import Config
 from claimcheck.errors import ConfigError
 from claimcheck.hooks import Hooks
@@ -94,6 +96,11 @@ class Opened:
                 use()
             self._has_keys = True
 
+    def reseal(self, pointer: Pointer, *, original: Pointer) -> bytes:
+        """Return the message of a pointer that replaces an accepted one. It is signed only if that one was."""
+        data = pointers.encode(pointer) if original.mac is None else self.seal.sign(pointer)
+        return encode_pointer(data, header=self._config.header)
+
     def close(self) -> None:
         """Close all stores, and forget them: who still has this object must not use them."""
         stores = list(self.stores.values())
@@ -120,17 +127,17 @@ class Plans:
         self._seal = seal
         self._content = content
         self._hooks = hooks
-        self._known: dict[tuple[str, WireLimit | None], Plan] = {}
+        self.known: dict[tuple[str, WireLimit | None], Plan] = {}
         self._strategies: dict[int, Strategy] = {}
         self._breakers: dict[tuple[str | None, float], Breaker] = {}
 
     def of(self, destination: str, limit: WireLimit | None = None) -> Plan:
         """Return how messages for a destination are sent."""
-        known = self._known.get((destination, limit))
+        known = self.known.get((destination, limit))
         if known is None:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            known = self._known[destination, limit] = self._make(destination, limit)
+            if len(self.known) >= _REMEMBERED:
+                self.known.clear()
+            known = self.known[destination, limit] = self._make(destination, limit)
         return known
 
     def strategy(self, config: Config) -> Strategy:

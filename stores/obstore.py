@@ -18,11 +18,11 @@ from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from claimcheck._content.source import Source
-from claimcheck._store.listing import Deletion, KeyLifetime, StoreEntry, is_key_prefix
+from claimcheck._store.listing import Deletion, KeyLifetime, StoreEntry
 from claimcheck._store.store import Store
 from claimcheck._validation import Check, Seconds, Size, Timeout, check_arguments, fail
 from claimcheck._wire.buffers import Buffer, PieceReader, Reader
-from claimcheck._wire.pointer import Pointer
+from claimcheck._wire.pointer import Pointer, is_key_prefix
 from claimcheck.errors import KeyTakenError, PayloadNotFoundError, StoreError, StoreUnavailableError, import_vendor
 from claimcheck.stores._common import (
     ENDPOINT,

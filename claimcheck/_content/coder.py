@@ -53,38 +53,18 @@ class Stream:
 
 
 class PieceSource(Source):
-    """A source of pieces in place of a payload."""
+    """A source of pieces in place of a payload; a piece is used up before the next one is requested."""
 
     stream: Stream | None = None
 
     def __init__(self, pieces: bytes | Iterator[Buffer], *, size: int | None, checksum: str = "crc32") -> None:
-        super().__init__(pieces if isinstance(pieces, bytes) else _Pieces(pieces), limit=1 << 62, checksum=checksum)
-        self.size = size if self.view is None else len(self.view)
+        super().__init__(pieces if isinstance(pieces, bytes) else io.BytesIO(), limit=1 << 62, checksum=checksum)
+        self.size = len(pieces) if isinstance(pieces, bytes) else size
+        self._pieces = PieceReader(() if isinstance(pieces, bytes) else pieces)
 
-    def _read_some(self, size: int) -> bytes:
-        return self._file.read(size)  # type: ignore[return-value, union-attr]
-
-
-class _Pieces:
-    """A file of pieces; a piece is used up before the next one is requested."""
-
-    def __init__(self, pieces: Iterator[Buffer]) -> None:
-        self._pieces = pieces
-        self._rest = memoryview(b"")
-
-    def read(self, size: int) -> bytes:
-        parts, missing = list[bytes](), size
-        while missing:
-            if not len(self._rest):
-                piece = next(self._pieces, None)
-                if piece is None:
-                    break
-                self._rest = memoryview(piece)
-                continue
-            part, self._rest = bytes(self._rest[:missing]), self._rest[missing:]
-            parts.append(part)
-            missing -= len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+    def _read_some(self, size: int) -> Buffer:
+        piece = memoryview(bytearray(size))
+        return piece[: fill(self._pieces, piece)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +305,7 @@ class ContentCoder:
         overrides = () if config is None else (config, *(override for _, override in config.destinations))
         compresses = any(each.compression for each in overrides)
         self._config = config if compresses else None
+        self.encodes = compresses or self.encrypts
 
     def encoding(self, payload: Source, destination: str) -> Encoding | None:
         """Return how to encode a payload; ``None`` if it is stored as it is."""
@@ -425,9 +406,6 @@ def package_users(config: Config) -> list[tuple[str, Callable[[], object]]]:
 
 def encoding_problem(pointer: Pointer) -> tuple[str, str] | None:
     """Return the reason to reject a pointer, and its description, if its encoding is unknown or cannot be true."""
-    plain = pointer.codec is None and pointer.encryption is None and pointer.stored_bytes is None
-    if plain and algorithm_of(pointer.checksum or "crc32"):
-        return None  # as with most pointers
     size, stored = pointer.size or 0, pointer.stored_bytes
     known = pointer.codec in (None, *compression.CODECS) and pointer.encryption in (None, ALGORITHM)
     encrypted = pointer.encryption is not None

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from claimcheck._content.source import Source
 from claimcheck._store.contract import Translated
-from claimcheck._store.listing import CLAIM, slug
+from claimcheck._store.listing import CLAIM
 from claimcheck._store.store import Store
-from claimcheck._wire.pointer import Pointer
+from claimcheck._wire.pointer import Pointer, slug
 from claimcheck.errors import (
     ConfigError,
     IntegrityError,

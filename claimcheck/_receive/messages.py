@@ -12,10 +12,9 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeAlias
 
 from claimcheck._content.coder import Unpacker
-from claimcheck._store.read import open_file
 from claimcheck._store.store import Store
 from claimcheck._threads import Join, awaitable, interruptible, io_threads
 from claimcheck._wire.buffers import Buffer
@@ -33,8 +32,6 @@ from claimcheck.errors import (
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-
-T = TypeVar("T")
 
 Whole = Plain | Literal | PointerData | Encoded
 
@@ -128,15 +125,23 @@ class MessageReader:
 
     def read(self, pointer: Pointer) -> bytes:
         """Return the payload of an accepted pointer; see `ClaimCheck.read`."""
-        return self._in_store(pointer, lambda store: store.read(pointer))
+        name = self.seal.store_name(pointer)
+        try:
+            return self.store(name).read(pointer)
+        except UNUSABLE as error:
+            raise unusable(name, pointer.key, error) from error
 
     def open(self, pointer: Pointer) -> BinaryIO:
         """Return the payload of an accepted pointer as a file."""
-        return open_file(self.store_of(pointer), pointer, from_message=True)
+        return self.store_of(pointer).open_file(pointer, from_message=True)
 
     def store_of(self, pointer: Pointer) -> Store:
         """Return the store that an accepted pointer names; raises `PointerRejectedError` as `read` does."""
-        return self._in_store(pointer, lambda store: store)
+        name = self.seal.store_name(pointer)
+        try:
+            return self.store(name)
+        except UNUSABLE as error:
+            raise unusable(name, pointer.key, error) from error
 
     def join(self, pointer: Pointer) -> Join | None:
         """Return what reads a payload together with others; ``None`` if it is read alone, or must not be read."""
@@ -145,13 +150,6 @@ class MessageReader:
         except PointerRejectedError:  # the error of this message alone, when it is read
             return None
         return None if store is None else store._join(pointer)
-
-    def _in_store(self, pointer: Pointer, use: Callable[[Store], T]) -> T:
-        name = self.seal.store_name(pointer)
-        try:
-            return use(self.store(name))
-        except UNUSABLE as error:
-            raise unusable(name, pointer.key, error) from error
 
     def _whole(self, message: Buffer, headers: object, destination: str | None) -> Whole:
         """Decode a message that is a whole payload, and check its signature, except for that of a pointer."""

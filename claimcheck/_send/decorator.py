@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from claimcheck._content.source import is_file
-from claimcheck._send.ledger import Classifier, NotSentError
+from claimcheck._send.classification import Classifier, NotSentError
 from claimcheck._send.outbound import Outbound, in_background, is_future
 from claimcheck._send.strategy import Message, Plan, Strategy
 from claimcheck._threads import in_thread

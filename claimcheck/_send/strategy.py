@@ -26,10 +26,9 @@ from claimcheck._store.store import Store
 from claimcheck._wire import headers as hints
 from claimcheck._wire.buffers import Buffer, as_view
 from claimcheck._wire.envelope import Envelope, FailedEnvelope, Kind, encode_literal, encoded_start, is_lookalike
-from claimcheck._wire.headers import Headers
+from claimcheck._wire.headers import DEFAULT_LIMIT, Headers, WireLimit
 from claimcheck._wire.pointer import Pointer
 from claimcheck._wire.signing import Seal, StatementKind, sha256_of
-from claimcheck._wire.sizes import DEFAULT_LIMIT, WireLimit
 from claimcheck.config import Config, canonical
 from claimcheck.errors import ConfigError, PayloadError
 from claimcheck.hooks import Hooks
@@ -266,7 +265,7 @@ class Strategy(ABC):
         return {hints.SIGNATURE: signer.statement(kind, message.destination, **facts)}
 
     def _as_plain(self, message: Message, payload: Buffer) -> Envelope | None:
-        size = len(as_view(payload))
+        size = len(payload) if type(payload) is bytes else len(as_view(payload))
         if size > 0 and not self._fits(message, size):
             return None
         if size > 0 and self.context.content.encrypts_inline:

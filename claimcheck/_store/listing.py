@@ -21,45 +21,14 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from claimcheck._validation import Check
+from claimcheck._wire.pointer import MAX_PREFIX_BYTES, is_key_prefix
 from claimcheck.errors import StoreError
-
-_MAX_KEY_BYTES = 1024  # as in S3
-_MAX_PREFIX_BYTES = 900  # the rest of a key has up to 104
-
-
-PINNED = "\0"
-"""Before the destination of a payload that belongs to no topic, because its copy is pinned."""
-
-_NOT_IN_SLUG = re.compile(r"[^A-Za-z0-9._-]+")
-
-
-def slug(destination: str) -> str:
-    """Turn a destination into a part of a key: 1 to 64 of ``A-Z a-z 0-9 . _ -``, never ``.`` or ``..``."""
-    if destination.startswith(PINNED):
-        return "~" + slug(destination.lstrip(PINNED + "~"))
-    return _NOT_IN_SLUG.sub("_", destination).strip(".")[:64] or "_"
-
-
-def is_key_prefix(prefix: str) -> bool:
-    """Whether keys with this prefix pass `is_key`."""
-    return is_key(f"{prefix}x") and len(prefix.encode()) <= _MAX_PREFIX_BYTES
-
 
 KEY_PREFIX = Check(
     is_key_prefix,
-    f"printable text of up to {_MAX_PREFIX_BYTES} bytes that begins with no slash and has no '.' or '..' in it",
+    f"printable text of up to {MAX_PREFIX_BYTES} bytes that begins with no slash and has no '.' or '..' in it",
 )
 """For the annotation of an option with a prefix of keys: ``Annotated[str, KEY_PREFIX]``."""
-
-
-def is_key(key: str) -> bool:
-    """Whether a key is printable, has 1 to 1024 bytes of UTF-8, and stays inside the store's folder or bucket."""
-    if "/" in key or "\\" in key or key in ("", ".", ".."):
-        path = f"/{key}/".replace("\\", "/")
-        if path.startswith("//") or "/./" in path or "/../" in path:
-            return False
-    return key.isprintable() and len(key.encode()) <= _MAX_KEY_BYTES
-
 
 UNLIMITED = "never"
 """The lifetime of a payload that does not expire."""

@@ -120,6 +120,37 @@ def changed(pointer: Pointer, **changes: Any) -> Pointer:
     return created(**(vars(pointer) | changes))
 
 
+_MAX_KEY_BYTES = 1024  # as in S3
+MAX_PREFIX_BYTES = 900  # the rest of a key has up to 104
+
+
+PINNED = "\0"
+"""Before the destination of a payload that belongs to no topic, because its copy is pinned."""
+
+_NOT_IN_SLUG = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def slug(destination: str) -> str:
+    """Turn a destination into a part of a key: 1 to 64 of ``A-Z a-z 0-9 . _ -``, never ``.`` or ``..``."""
+    if destination.startswith(PINNED):
+        return "~" + slug(destination.lstrip(PINNED + "~"))
+    return _NOT_IN_SLUG.sub("_", destination).strip(".")[:64] or "_"
+
+
+def is_key_prefix(prefix: str) -> bool:
+    """Whether keys with this prefix pass `is_key`."""
+    return is_key(f"{prefix}x") and len(prefix.encode()) <= MAX_PREFIX_BYTES
+
+
+def is_key(key: str) -> bool:
+    """Whether a key is printable, has 1 to 1024 bytes of UTF-8, and stays inside the store's folder or bucket."""
+    if "/" in key or "\\" in key or key in ("", ".", ".."):
+        path = f"/{key}/".replace("\\", "/")
+        if path.startswith("//") or "/./" in path or "/../" in path:
+            return False
+    return key.isprintable() and len(key.encode()) <= _MAX_KEY_BYTES
+
+
 def encode(pointer: Pointer) -> bytes:
     """Encode a pointer in its own version."""
     if pointer.version == 1:

@@ -41,6 +41,7 @@ class Seal:
     def __init__(self, config: Config, *, clock: Callable[[], float] = time.time) -> None:
         self._config = config
         self._clock = clock
+        self._readable = config.readable
         self.first_ms: int | None = None
 
     def check_keys(self, problems: Problems) -> None:
@@ -159,7 +160,7 @@ class Seal:
         name = self._v1_store(pointer) if pointer.version == 1 else pointer.store
         if name is None or name not in self._config.stores:
             _reject(pointer, "store", f"names the store {name!r}, which is not configured here", name)
-        if name not in self._config.readable:
+        if name not in self._readable:
             _reject(pointer, "store", f"names the store {name!r}, which is not listed in reads_from", name)
         return name
 
@@ -250,7 +251,7 @@ class Seal:
         _reject(pointer, "checksum", why)
 
     def _check_store(self, pointer: Pointer, destination: str) -> None:
-        if pointer.store in self._config.readable and pointer.store not in self._config.readable_from(destination):
+        if pointer.store in self._readable and pointer.store not in self._config.readable_from(destination):
             why = f"names the store {pointer.store!r}, which is not listed in reads_from of this destination"
             _reject(pointer, "store", why, pointer.store)
 

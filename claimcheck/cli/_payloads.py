@@ -168,7 +168,7 @@ def get(
 
 
 def _opened(message: bytes, pointer: Pointer | None, cc: ClaimCheck, destination: str | None) -> BinaryIO:
-    return cc._messages.open(pointer) if pointer is not None else cc.open(message, destination=destination)
+    return cc.opened.messages.open(pointer) if pointer is not None else cc.open(message, destination=destination)
 
 
 def _standard_output() -> str:
@@ -318,7 +318,7 @@ def _content_facts(content: Buffer) -> Facts:
 def accepted(message: bytes, cc: ClaimCheck, destination: str | None) -> Pointer | None:
     """Return the pointer of a message, if it is one and readers accept it: from a topic, or from any without one."""
     return (
-        cc._messages.pointer_from_anywhere(message)
+        cc.opened.messages.pointer_from_anywhere(message)
         if destination is None
         else cc.pointer(message, destination=destination)
     )

@@ -242,7 +242,7 @@ def _job(
         return Job(pair, partial(same, None))
     try:
         if origin.is_internal:
-            pointer = cc._messages.pointer_from_anywhere(message)
+            pointer = cc.opened.messages.pointer_from_anywhere(message)
         else:
             pointer = cc.pointer(message, destination=origin.destination)
         result = instead(message, pointer) if pointer is not None and instead is not None else None
@@ -252,7 +252,7 @@ def _job(
         return Job(pair, partial(same, result))
     if pointer is not None:
         return Job(pair, partial(_outcome, cc.read, pointer), pointer.size, waits=True)
-    size = cc._messages.unpacker.encoded_size(message)
+    size = cc.opened.messages.unpacker.encoded_size(message)
     return Job(pair, partial(_outcome, partial(_in_band, cc, origin), message), len(message) if size is None else size)
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from claimcheck._operate.garbage import same_slug
-from claimcheck._store.listing import slug
 from claimcheck._validation import did_you_mean, fail
+from claimcheck._wire.pointer import slug
 from claimcheck.errors import ConfigError
 
 if TYPE_CHECKING:

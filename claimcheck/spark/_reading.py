@@ -195,7 +195,7 @@ def _counted(
             if isinstance(outcome, Exception):
                 tally.row(0, error=type(outcome).__name__)
             else:
-                pointer = None if message is None else cc._messages.pointer_from_anywhere(message)
+                pointer = None if message is None else cc.opened.messages.pointer_from_anywhere(message)
                 store = None if pointer is None else pointer.store or "pointer of version 1"
                 tally.row(payload_size(outcome), store=store)
             yield row, message, outcome

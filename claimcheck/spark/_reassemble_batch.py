@@ -229,8 +229,8 @@ class _ReassembleStage(Stage[Joined]):
                 str(each.uuid),
                 reading.config,
                 max_bytes=self.options.max_payload_bytes,
-                unpacker=cc._current().unpacker,
-                seal=cc._current().seal,
+                unpacker=cc.opened.unpacker,
+                seal=cc.opened.seal,
                 destination=reading.origin.destination_of(each.row.batch, each.row.number),
             )
             is_chunk = payload.add(each.message or memoryview(b""), each.declared)

@@ -249,7 +249,7 @@ class _MapStage(Stage[_Result]):
     def _opener(self, message: Buffer, pointer: Pointer) -> Callable[[], BinaryIO] | None:
         """Return a function that opens a payload that is too large to fetch ahead."""
         small = pointer.size is not None and pointer.size <= self.reading.max_inflight_bytes
-        return None if small else partial(claim_check(self.reading.config)._messages.open, pointer)
+        return None if small else partial(claim_check(self.reading.config).opened.messages.open, pointer)
 
     def _result(self, row: Row, outcome: Outcome, reader: _RowReader) -> _Result | None:
         if outcome is None:

@@ -487,7 +487,7 @@ def test_a_file_that_is_not_there(tmp_path):
     [
         ({"type": "reddis"}, "stores.hot.type", "filesystem, memory, obstore, pulsar-topic, redis, s3"),
         ({"type": "no.such.module:Store"}, "stores.hot.type", "cannot import"),
-        ({"type": "claimcheck._store.listing:slug"}, "stores.hot.type", "a class"),
+        ({"type": "claimcheck._wire.pointer:slug"}, "stores.hot.type", "a class"),
         ({"type": "memory", "spcae": "x"}, "stores.hot.spcae", "did you mean 'space'"),
         ({"type": "memory", "spcae": "${X}"}, "stores.hot.spcae", "did you mean 'space'"),
         ({"type": "memory", "ttl_seconds": "soon"}, "stores.hot.ttl_seconds", "a number"),

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from claimcheck._store.listing import PINNED, KeyLifetime, destination_of, parse_name, slug, with_lifetime
+from claimcheck._store.listing import KeyLifetime, destination_of, parse_name, with_lifetime
+from claimcheck._wire.pointer import PINNED, slug
 
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 NOW = 1_700_000_000_500

@@ -47,7 +47,7 @@ class Opened(Store):
 
 def reader(pieces, expected=None, **options):
     store = Opened(lambda start, stop: PieceReader(pieces, start=start), **options)
-    store._seekable = False
+    store.is_seekable = False
     return PayloadFile(store, expected or pointer())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from claimcheck._store.listing import is_key, is_key_prefix
+from claimcheck._wire.pointer import is_key, is_key_prefix
 
 
 @pytest.mark.parametrize("key", ["a", "a/b", "a" * 1024, "é" * 512, "漢" * 341, "...", "a..b"])

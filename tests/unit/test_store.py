@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from claimcheck._store.contract import StoreContext
-from claimcheck._store.listing import slug
 from claimcheck._store.store import Store
-from claimcheck._wire.pointer import Pointer
+from claimcheck._wire.pointer import Pointer, slug
 from claimcheck.errors import (
     ConfigError,
     IntegrityError,

@@ -113,7 +113,7 @@ class Senders(Generic[P]):
             return self.producers[0]
         times = [signed_ms(value, headers, header=self._header) for value, headers in messages]
         signed = [each for each in times if each is not None]
-        self._configured[0]._current().seal.first_ms = min(signed, default=None)
+        self._configured[0].opened.seal.first_ms = min(signed, default=None)
         is_plain = not any(value is not None and is_lookalike(value, header=self._header) for value, _ in messages)
         return self.producers[0 if signed else 2 if is_plain else 1]
 
