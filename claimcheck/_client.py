@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TypeVar
 
 import claimcheck._opened as _process
 from claimcheck._config_file import parse, read_yaml
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+M = TypeVar("M", bytes, Buffer, None, bytes | None, Buffer | None)  # the payload of bytes is bytes
 
 
 def load(path: str | os.PathLike[str], *, hooks: Iterable[Hook] = ()) -> ClaimCheck:
@@ -234,23 +235,7 @@ class ClaimCheck:
 
     # Reading ---------------------------------------------------------------------------------------------------
 
-    @overload
-    def resolve(self, message: bytes, *, destination: str | None = ..., headers: object = ...) -> bytes: ...
-
-    @overload
-    def resolve(self, message: Buffer, *, destination: str | None = ..., headers: object = ...) -> Buffer: ...
-
-    @overload
-    def resolve(self, message: None, *, destination: str | None = ..., headers: object = ...) -> None: ...
-
-    @overload
-    def resolve(
-        self, message: Buffer | None, *, destination: str | None = ..., headers: object = ...
-    ) -> Buffer | None: ...
-
-    def resolve(
-        self, message: Buffer | None, *, destination: str | None = None, headers: object = None
-    ) -> Buffer | None:
+    def resolve(self, message: M, *, destination: str | None = None, headers: object = None) -> M:
         """Return the payload of one message: that of a pointer or an escaped payload, or the message itself.
 
         Args:
@@ -268,34 +253,20 @@ class ClaimCheck:
             StoreError: The payload is missing, damaged or unavailable; see its subclasses.
         """
         if message is None:
-            return None
-        return self.opened.messages.payload(message, headers, destination)
+            return message
+        payload: Any = self.opened.messages.payload(message, headers, destination)
+        return payload  # type: ignore[no-any-return]
 
-    @overload
-    async def aresolve(self, message: bytes, *, destination: str | None = ..., headers: object = ...) -> bytes: ...
-
-    @overload
-    async def aresolve(self, message: Buffer, *, destination: str | None = ..., headers: object = ...) -> Buffer: ...
-
-    @overload
-    async def aresolve(self, message: None, *, destination: str | None = ..., headers: object = ...) -> None: ...
-
-    @overload
-    async def aresolve(
-        self, message: Buffer | None, *, destination: str | None = ..., headers: object = ...
-    ) -> Buffer | None: ...
-
-    async def aresolve(
-        self, message: Buffer | None, *, destination: str | None = None, headers: object = None
-    ) -> Buffer | None:
+    async def aresolve(self, message: M, *, destination: str | None = None, headers: object = None) -> M:
         """Same as `resolve` for event loops: stores are read in a thread.
 
         A cancelled task ends immediately; the read stops at its next piece and closes its connection.
         """
         work = self.opened.messages.work(message, headers, destination)
+        run: Callable[[], Any] = work.run
         if not work.blocks:
-            return work.run()
-        return await in_thread(work.run, size=work.size or 0, join=work.join, request=work.request)
+            return run()  # type: ignore[no-any-return]
+        return await in_thread(run, size=work.size or 0, join=work.join, request=work.request)
 
     def resolve_many(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from claimcheck._send.classification import Classification, Classifier, judge
@@ -366,7 +366,11 @@ class Outbound:
             self._once.pop()
         except IndexError:
             return verdict
-        self._release()
+        # Drop payload and file now: this object and its generator form a cycle, which would wait for the gc.
+        messages, self._messages = self._messages, iter(())
+        if isinstance(messages, Generator):
+            with contextlib.suppress(ValueError):  # an abandoned thread still runs it
+                messages.close()
         try:
             if verdict.rollback:
                 self._delete()
@@ -383,7 +387,7 @@ class Outbound:
         self._rewind = rewind
         return self
 
-    def bind(self, *, destination: str, hooks: Hooks, classify: Classifier | None) -> Outbound:
+    def bind(self, destination: str, hooks: Hooks, classify: Classifier | None) -> Outbound:
         """Set the destination of the event, the hooks and the classifier; returns itself."""
         self._destination, self._hooks, self.ledger.classify = destination, hooks, classify
         return self
@@ -418,14 +422,6 @@ class Outbound:
         if rewind is not None:
             with contextlib.suppress(OSError, ValueError):  # the file was closed meanwhile
                 rewind()
-
-    def _release(self) -> None:
-        """Drop payload and file now: this object and its generator form a cycle, which would wait for the gc."""
-        close = getattr(self._messages, "close", None)  # of a generator
-        if close is not None:
-            with contextlib.suppress(ValueError):  # an abandoned thread still runs it
-                close()
-        self._messages = iter(())
 
     async def _next_async(self) -> Envelope | None:
         if self._blocking:  # the next chunk is read from a file
