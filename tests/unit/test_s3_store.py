@@ -29,7 +29,7 @@ from claimcheck.errors import (
     StoreUnavailableError,
 )
 from claimcheck.stores.s3 import _client as s3_client
-from claimcheck.stores.s3._store import S3Store
+from claimcheck.stores.s3 import S3Store
 from tests.parts import divided
 
 PART = 5 << 20
