@@ -106,10 +106,10 @@ def segment_key(pointer: Pointer, i: int) -> str:
     return f"{pointer.key}-{i}"
 
 
-def tls_options(address: Address, *, ca_file: str | None, validate_hostname: bool) -> dict[str, Any]:
+def tls_options(address: Address, *, ca_file: str | None) -> dict[str, Any]:
     """Return redis-py's options for TLS. Its defaults differ between versions: some do not check host names."""
     unverified = parse_qs(urlsplit(address.url).query).get("ssl_cert_reqs") == ["none"]
-    options = {} if unverified else {"ssl_check_hostname": validate_hostname}
+    options = {} if unverified else {"ssl_check_hostname": True}
     return options if ca_file is None else {**options, "ssl_ca_certs": ca_file}
 
 

@@ -102,8 +102,7 @@ class RedisStore(Store):
         v1_pointers: Whether pointers of version 1, which name no store, belong to this store. By default they belong to
             the only Redis store of a configuration. Those with more than 100,000 segments are rejected.
         tls_ca_file: Certificates of authorities in PEM format, in place of the system's, for ``rediss://``.
-        tls_validate_hostname: Whether the server's certificate must match the host in ``url``. Options of redis-py in
-            the query of ``url`` (``ssl_check_hostname``, ``ssl_cert_reqs``) take precedence.
+            It must name the host in ``url``, unless the query of ``url`` has redis-py's ``ssl_check_hostname=false``.
         timeout_seconds: Timeout for one reply of the server.
     """
 
@@ -119,14 +118,13 @@ class RedisStore(Store):
         pointer_version: Literal[1, 2] = 2,
         v1_pointers: bool | None = None,
         tls_ca_file: CaFile | None = None,
-        tls_validate_hostname: bool = True,
         timeout_seconds: Timeout = 30,
     ) -> None:
         check_arguments(RedisStore, url=url, segment_bytes=segment_bytes, key_prefix=key_prefix)
         options = {"socket_timeout": timeout_seconds, "socket_connect_timeout": min(timeout_seconds, _CONNECT_SECONDS)}
         self._address = Address.parse(url)
         if self._address.tls:
-            options |= tls_options(self._address, ca_file=tls_ca_file, validate_hostname=tls_validate_hostname)
+            options |= tls_options(self._address, ca_file=tls_ca_file)
         elif tls_ca_file:
             fail("tls_ca_file", found="an address without TLS", expected="one that begins with rediss")
         self._server = RedisServer(self._address, options, name=lambda: self.name)
