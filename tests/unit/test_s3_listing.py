@@ -10,8 +10,8 @@ from claimcheck._operate.sweep import Sweep
 from claimcheck._store.contract import StoreContext
 from claimcheck.errors import ConfigError
 from claimcheck.stores.obstore import ObstoreStore
-from claimcheck.stores.s3._lifecycle import apply, rule_for, rules_of
 from claimcheck.stores.s3 import S3Store
+from claimcheck.stores.s3._lifecycle import apply, rule_for, rules_of
 from tests.unit.cli.rig import ok, run
 
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")

@@ -28,8 +28,8 @@ from claimcheck.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from claimcheck.stores.s3 import _client as s3_client
 from claimcheck.stores.s3 import S3Store
+from claimcheck.stores.s3 import _client as s3_client
 from tests.parts import divided
 
 PART = 5 << 20
