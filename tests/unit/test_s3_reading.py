@@ -9,8 +9,8 @@ import pytest
 
 from claimcheck._store.contract import StoreContext
 from claimcheck.errors import IntegrityError, PayloadNotFoundError, StoreError, StoreUnavailableError
+from claimcheck.stores import s3 as s3_store
 from claimcheck.stores.s3 import S3Store
-from claimcheck.stores.s3 import _store as s3_store
 from tests.parts import divided
 from tests.unit.tiny_s3 import Answer, TinyS3
 

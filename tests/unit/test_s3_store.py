@@ -353,7 +353,7 @@ class TestClient:
         first = store._s3()
         assert store._s3() is first
 
-        monkeypatch.setattr("claimcheck.stores.s3._store.os.getpid", lambda: 1)
+        monkeypatch.setattr("claimcheck.stores.s3.os.getpid", lambda: 1)
 
         assert store._s3() is not first
 
