@@ -195,8 +195,8 @@ class TestCommand:
         assert run("lifecycle", *arguments).exit_code == code
 
 
-def test_obstore_renews_the_lifetime_of_what_is_stored(tmp_path):
-    store = ObstoreStore(url=tmp_path.as_uri(), ttl_seconds=600)
+def test_obstore_renews_the_lifetime_of_what_is_stored():
+    store = ObstoreStore(url="memory:///renewed", ttl_seconds=600)
     first = store.write(b"payload", identity=UUID)
     (before,) = store.scan()
 
