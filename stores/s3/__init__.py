@@ -61,8 +61,8 @@ class S3Store(Store):
         endpoint_url: The address of a server other than Amazon's.
         region_name: The region, if the SDK's own configuration does not set it.
         ttl_seconds: Written into pointers and keys; a lifecycle rule or ``claimcheck sweep`` deletes objects.
-        transfer_bytes: Memory for parts of all payloads together; 0 for one connection per payload. Otherwise payloads
-            from 8 MiB on share 8 connections, unless one connection is measured to be fast enough.
+        transfer_bytes: Memory for parts of all payloads together, to read as well as to write; 0 for one connection per
+            payload. Otherwise payloads from 8 MiB on share 8 connections, unless one is measured to be fast enough.
         tls_ca_file: Certificates of authorities in PEM format, in place of the SDK's own. The server's certificate is
             always verified, including its host name.
         timeout_seconds: Timeout for one response of the server.
@@ -124,7 +124,7 @@ class S3Store(Store):
         if len(head) < 2:  # it is as small as one part
             self._put(pointer, source, head.pop() if head else memoryview(b""), creator)
             return
-        upload = Upload(self._s3(), self._bucket, pointer.key, transfers=transfers, buffered=source.view is None)
+        upload = Upload(self._s3(), self._bucket, pointer.key, slots=transfers.puts, buffered=source.view is None)
         upload.run(chain(_emptying(head), pieces), complete=creator.create)
         for crc32, size in upload.checksums():
             source.add_checksum(crc32, size)
