@@ -27,7 +27,7 @@ VERDICTS = {
     "speed": "measured",
 }
 IN_GROUPS = ("services", "seek", "partitions", "rebalance", "rollback")
-FAULTS = ("lost", "lost_after_outage", "wrong", "split", "out_of_order")
+FAULTS = ("lost", "wrong", "split", "out of order")
 
 
 def checked(name: str, result: Experiment) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from claimcheck.errors import ClaimCheckError
 
@@ -97,6 +99,58 @@ class Experiment:
     rows: tuple[tuple[str | float | int | None, ...], ...] = ()
     series: tuple[Series, ...] = ()
     facts: dict[str, float] | None = None
+
+
+Row = dict[str, Any]
+"""One line of a detailed table: texts and numbers by column; the first column is ``mode``."""
+
+
+class Tally:
+    """The rows of an experiment, and the sums of their numbers by mode."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = rows
+        self.modes: list[str] = list(dict.fromkeys(str(row["mode"]) for row in rows))
+
+    def __getitem__(self, mode: str) -> Counter[str]:
+        """Return the sums of a mode, of those columns that hold numbers; 0 for all others."""
+        return self.where(mode=mode)
+
+    def where(self, **cells: str) -> Counter[str]:
+        """Return the sums of the rows with these cells."""
+        found: Counter[str] = Counter()
+        for row in self.rows:
+            if all(row[column] == value for column, value in cells.items()):
+                found.update({name: value for name, value in row.items() if isinstance(value, int | float)})
+        return found
+
+    def faulty(self, *columns: str) -> list[str]:
+        """Return the modes in which one of these columns is not 0."""
+        return [mode for mode in self.modes if any(self[mode][column] for column in columns)]
+
+    def experiment(
+        self,
+        name: str,
+        title: str,
+        claimed: dict[str, str],
+        line: Callable[[str], str],
+        verdict: Verdict,
+        explanation: str,
+        **facts: float,
+    ) -> Experiment:
+        """Return the result, with what ``line`` says of each mode; the sums are its facts."""
+        sums = {f"{column}/{mode}": float(value) for mode in self.modes for column, value in self[mode].items()}
+        return Experiment(
+            name,
+            title,
+            claimed,
+            {mode: line(mode) for mode in self.modes},
+            verdict,
+            explanation,
+            columns=tuple(self.rows[0]) if self.rows else (),
+            rows=tuple(tuple(row.values()) for row in self.rows),
+            facts=sums | facts,
+        )
 
 
 @dataclass(frozen=True, slots=True)
