@@ -20,7 +20,6 @@ from claimcheck._operate.findings import WHY, CheckReport, Finding, redacted
 from claimcheck._texts import printable
 from claimcheck._validation import did_you_mean
 from claimcheck.cli._files import STDIO, check_output, is_terminal
-from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._options import (
     BrokerOptions,
     broker_options,
@@ -44,7 +43,7 @@ def _known_ids(context: click.Context, parameter: click.Parameter, ids: tuple[st
     return ids
 
 
-@click.command(short_help=COMMANDS["check"])
+@click.command()
 @config_option
 @click.option("--servers", is_flag=True, help="Try the keys, write to every store, and look at its server.")
 @broker_options

@@ -20,7 +20,6 @@ from claimcheck._operate.sweep import SweepReport
 from claimcheck._texts import duration as in_words
 from claimcheck._texts import printable
 from claimcheck.cli._files import STDIO, check_output, live_status
-from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._options import (
     BrokerOptions,
     broker_options,
@@ -33,7 +32,6 @@ from claimcheck.cli._options import (
     json_option,
     limit_option,
     loaded,
-    local_broker,
     local_option,
     one_line,
     rate_option,
@@ -43,8 +41,10 @@ from claimcheck.cli._options import (
     yes_option,
 )
 from claimcheck.config import HEADER
-from claimcheck.errors import ClaimCheckError, ScanNotSupportedError
+from claimcheck.errors import ClaimCheckError, ConfigError, ScanNotSupportedError
 from claimcheck.transports.kafka._queries import KafkaTarget
+from claimcheck.transports.local._broker import LocalBroker
+from claimcheck.transports.local._database import is_broker_file
 from claimcheck.transports.pulsar._queries import PulsarTarget
 
 _HINTS = 10
@@ -65,7 +65,7 @@ _KEPT_BY_GC = {
 # sweep ---------------------------------------------------------------------------------------------------------
 
 
-@click.command(short_help=COMMANDS["sweep"])
+@click.command()
 @config_option
 @store_option
 @yes_option("Delete", "deleted")
@@ -231,7 +231,7 @@ def _time(context: click.Context, parameter: click.Parameter, value: str | None)
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-@click.command(short_help=COMMANDS["gc"])
+@click.command()
 @broker_options
 @local_option
 @topic_option("Repeatable.", required=True)
@@ -315,7 +315,9 @@ def _topics(
     broker: BrokerOptions, local: str | None, topics: tuple[str, ...], consumed: bool, stack: contextlib.ExitStack
 ) -> Topics:
     if local is not None:
-        return LocalTopics(stack.enter_context(local_broker(local)), topics, consumed=consumed)
+        if not is_broker_file(local):
+            raise ConfigError(f"{local} is not the file of an embedded broker: check its name", path="--local")
+        return LocalTopics(stack.enter_context(LocalBroker(local)), topics, consumed=consumed)
     target = broker.target(topics)
     if isinstance(target, KafkaTarget):
         return KafkaTopics(target, consumed=consumed)

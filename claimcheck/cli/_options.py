@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -38,9 +38,6 @@ from claimcheck.errors import (
 )
 from claimcheck.transports.kafka._queries import KafkaTarget
 from claimcheck.transports.pulsar._queries import PulsarTarget
-
-if TYPE_CHECKING:
-    from claimcheck.transports.local import LocalBroker
 
 CONFIG = "claimcheck.yaml"
 """The default path of the configuration."""
@@ -207,16 +204,6 @@ def check_one_broker(broker: BrokerOptions, *local: str | None) -> None:
     """Raise `click.UsageError` unless exactly one broker is named; ``local`` is the value of ``--local``, if any."""
     if sum(each is not None for each in (broker.kafka, broker.pulsar, *local)) != 1:
         raise click.UsageError(f"name one broker: --kafka{', --pulsar or --local' if local else ' or --pulsar'}")
-
-
-def local_broker(path: str) -> LocalBroker:
-    """Open the embedded broker of ``--local``."""
-    from claimcheck.transports.local import LocalBroker
-    from claimcheck.transports.local._database import is_broker_file
-
-    if not is_broker_file(path):
-        raise ConfigError(f"{path} is not the file of an embedded broker: check its name", path="--local")
-    return LocalBroker(path)
 
 
 def _from_environment(environ: Mapping[str, str], kind: str) -> dict[str, str]:

@@ -35,7 +35,6 @@ from claimcheck.cli._files import (
     read_message,
     watched,
 )
-from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._options import CONFIG, OUTPUT, config_option, force_option, human_bytes, json_option, loaded
 from claimcheck.config import HEADER, MAX_POINTER_BYTES
 from claimcheck.errors import ClaimCheckError, ConfigError, EnvelopeError, PointerRejectedError, StoreError
@@ -65,7 +64,7 @@ _facts_option = click.option(
 # put, get, inspect --------------------------------------------------------------------------------------------
 
 
-@click.command(short_help=COMMANDS["put"])
+@click.command()
 @click.argument("file", type=_FILE)
 @config_option
 @click.option("--store", "store_name", metavar="NAME", help="The store.  [default: the one that writers use]")
@@ -128,7 +127,7 @@ def _rollback_on_error(store: Store, pointer: Pointer) -> Iterator[None]:
         raise
 
 
-@click.command(short_help=COMMANDS["get"])
+@click.command()
 @click.argument("envelope", type=_FILE)
 @config_option
 @click.option(
@@ -196,7 +195,7 @@ def _copy(payload: BinaryIO, out: BinaryIO | None, total: int | None) -> int:
     return copied
 
 
-@click.command(short_help=COMMANDS["inspect"])
+@click.command()
 @click.argument("envelope", type=_FILE)
 @config_option
 @click.option("--read", is_flag=True, help="Read and verify the payload.")

@@ -14,7 +14,6 @@ from claimcheck._client import ClaimCheck
 from claimcheck._operate.redrive import Redrive, RedriveReport
 from claimcheck._texts import printable
 from claimcheck.cli._files import STDIO, check_output, live_status
-from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._options import (
     BrokerOptions,
     broker_options,
@@ -36,7 +35,7 @@ from claimcheck.transports.pulsar._queries import PulsarTarget
 _GROUP = "claimcheck-redrive"
 
 
-@click.command(short_help=COMMANDS["redrive"])
+@click.command()
 @config_option
 @broker_options
 @click.option("--from", "source", metavar="TOPIC", required=True, help="The dead-letter topic.")

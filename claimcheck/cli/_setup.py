@@ -13,7 +13,6 @@ import click
 from claimcheck._client import ClaimCheck
 from claimcheck._registry import pip_install
 from claimcheck.cli._files import STDIO, check_output, is_terminal, output
-from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._options import CONFIG, OUTPUT, config_option, force_option, grace_option, loaded, store_option
 from claimcheck.errors import ConfigError
 from claimcheck.stores.s3 import S3Store
@@ -139,7 +138,7 @@ def next_steps(answers: Answers, path: str) -> str:
     return f"Wrote {path}. Next:{install}\n  claimcheck check --config {shlex.quote(path)} --servers"
 
 
-@click.command(short_help=COMMANDS["init"])
+@click.command()
 @click.option("--strategy", type=click.Choice(list(STRATEGIES)), help="How large payloads travel.")
 @click.option("--store", type=click.Choice(list(STORES)), help="Where payloads are stored.")
 @click.option("--broker", type=click.Choice(list(BROKERS)), help="Which broker carries the messages.")
@@ -158,7 +157,7 @@ def init(strategy: str | None, store: str | None, broker: str | None, target: st
         click.echo(next_steps(answers, target), err=True)
 
 
-@click.command(short_help=COMMANDS["lifecycle"])
+@click.command()
 @config_option
 @store_option
 @click.option(
