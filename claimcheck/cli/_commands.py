@@ -7,7 +7,7 @@ import importlib
 import click
 
 from claimcheck.cli._help import COMMANDS, COMPLETION, EXIT_CODES, SUMMARY, version
-from claimcheck.cli._options import exit_code, one_line
+from claimcheck.cli._options import CONFIG, exit_code, one_line
 from claimcheck.errors import ConfigError
 
 _MODULES = {
@@ -58,7 +58,16 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, help=SUMMARY, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--config",
+    metavar="FILE",
+    envvar="CLAIMCHECK_CONFIG",
+    default=CONFIG,
+    show_default=True,
+    show_envvar=True,
+    help="The configuration.",
+)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.version_option(version(), "--version", prog_name="claimcheck")
-def commands(debug: bool) -> None:
+def commands(config: str, debug: bool) -> None:
     """Carry the options of all commands."""

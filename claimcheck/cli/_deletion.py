@@ -25,7 +25,6 @@ from claimcheck.cli._options import (
     broker_options,
     check_one_broker,
     checked_stores,
-    config_option,
     duration,
     grace_option,
     human_bytes,
@@ -38,6 +37,7 @@ from claimcheck.cli._options import (
     store_option,
     topic_option,
     why,
+    with_config,
     yes_option,
 )
 from claimcheck.config import HEADER
@@ -66,7 +66,7 @@ _KEPT_BY_GC = {
 
 
 @click.command()
-@config_option
+@with_config
 @store_option
 @yes_option("Delete", "deleted")
 @grace_option("1h", "Keep expired entries this much longer.")
@@ -95,7 +95,7 @@ def sweep(
     are kept. TIME is a number with the unit s, m, h or d, such as 90s or 12h. A store that fails does not
     stop the others. Exits with 1 if an entry could not be deleted.
     """
-    check_output(STDIO, force=False)
+    check_output(STDIO)
     with loaded(config) as cc:
         swept = _Swept(cc, names)
         try:
@@ -235,7 +235,7 @@ def _time(context: click.Context, parameter: click.Parameter, value: str | None)
 @broker_options
 @local_option
 @topic_option("Repeatable.", required=True)
-@config_option
+@with_config
 @store_option
 @yes_option("Delete", "deleted")
 @grace_option("24h", "Keep younger payloads: their messages may not have been sent yet.")
@@ -288,7 +288,7 @@ def gc(
     if claim and not yes:
         raise click.UsageError("--claim needs --yes: look at the report without both first")
     check_one_broker(broker, local)
-    check_output(STDIO, force=False)
+    check_output(STDIO)
     with loaded(config) as cc, contextlib.ExitStack() as stack:
         stores = [cc.store(name) for name in checked_stores(cc, names)]
         headers = tuple(dict.fromkeys((cc.config.header, HEADER)))

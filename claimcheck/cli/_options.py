@@ -77,17 +77,7 @@ def _rate(context: click.Context, parameter: click.Parameter, value: str | None)
     return float(match[1])
 
 
-config_option = click.option(
-    "--config",
-    metavar="FILE",
-    envvar="CLAIMCHECK_CONFIG",
-    default=CONFIG,
-    show_default=True,
-    show_envvar=True,
-    help="The configuration.",
-)
 OUTPUT = click.Path(dir_okay=False, allow_dash=True)
-force_option = click.option("--force", is_flag=True, help="Replace an existing file.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 store_option = click.option(
     "--store", "names", metavar="NAME", multiple=True, help="Only this store; repeatable.  [default: all]"
@@ -96,6 +86,16 @@ local_option = click.option(
     "--local", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="The file of the embedded broker."
 )
 rate_option = click.option("--rate", metavar="N/s", callback=_rate, help="At most this many entries per second.")
+
+
+def with_config(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Pass the path of the configuration, which is an option of all commands, to a command as ``config``."""
+
+    @functools.wraps(command)
+    def called(**arguments: Any) -> Any:
+        return command(config=click.get_current_context().find_root().params["config"], **arguments)
+
+    return called
 
 
 def yes_option(does: str, not_done: str) -> Callable[..., Any]:
