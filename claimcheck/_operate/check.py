@@ -46,14 +46,16 @@ _SECRETS = ("password", "secret", "secret_key", "secret_id", "token", "api_key")
 _ADDRESSES = ("url", "endpoint_url", "admin_url")
 
 
-class _ClaimCheck(Protocol):
+class Configured(Protocol):
+    """What every check needs of a `claimcheck.ClaimCheck`."""
+
     @property
     def config(self) -> Config: ...
 
     def store(self, name: str) -> Store: ...
 
 
-def check(cc: _ClaimCheck, *, open: bool = False) -> CheckReport:  # noqa: A002 - the public name
+def check(cc: Configured, *, open: bool = False) -> CheckReport:  # noqa: A002 - the public name
     """Return what is wrong, insecure or unwise in a configuration."""
     parts = (_general, _signing, _encryption, _secrets, _destinations)
     findings = [each for part in parts for each in part(cc.config)]
@@ -381,7 +383,7 @@ def _use_keys(keys: DataKeys, path: str) -> Mapping[str, str]:
     return facts
 
 
-def _open_store(cc: _ClaimCheck, name: str) -> Finding:
+def _open_store(cc: Configured, name: str) -> Finding:
     path, begin = f"stores.{name}", time.perf_counter()
     try:
         done = _write_read_delete(cc.store(name), encrypted=bool(cc.config.encryption.require))

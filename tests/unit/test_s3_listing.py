@@ -169,7 +169,7 @@ class TestCommand:
         cold = "cold: {type: s3, bucket: payloads, prefix: claims/, ttl_seconds: 604800}"
         (tmp_path / "claimcheck.yaml").write_text(f"store: cold\nstores: {{{cold}, m: {{type: memory}}}}")
 
-    def test_shows_and_applies(self, open_store):
+    def test_shows_and_applies(self, open_store, tmp_path):
         shown = ok("lifecycle").stdout.splitlines()
         applied, again = ok("lifecycle", "--apply").stdout, ok("lifecycle", "--apply").stdout
 
@@ -181,7 +181,9 @@ class TestCommand:
         assert "the rule was written" in applied
         assert "nothing changed" in again, again
         assert "the rule is there" in ok("lifecycle").stdout
-        assert "the rule differs" in ok("lifecycle", "--grace", "3d").stdout
+        text = (tmp_path / "claimcheck.yaml").read_text()
+        (tmp_path / "claimcheck.yaml").write_text(text.replace("604800", "1209600"))
+        assert "the rule differs" in ok("lifecycle").stdout
         assert len(rules_of(open_store())) == 2
 
     def test_counts_the_dead_letters_of_every_destination(self, tmp_path):
