@@ -25,7 +25,8 @@ from claimcheck.errors import ConfigError, ScanNotSupportedError
 from claimcheck.spark._columns import described, find_column, map_rows, require_arrow, with_index_names
 from claimcheck.spark._garbage_references import References, Spans
 from claimcheck.spark._garbage_topics import WholeTopics
-from claimcheck.spark._worker import AnyConfig, as_config, check_paths, check_reached, claim_check
+from claimcheck.spark._paths import check_paths, check_reached
+from claimcheck.spark._worker import AnyConfig, as_config, claim_check
 
 if TYPE_CHECKING:
     import pyarrow as pa

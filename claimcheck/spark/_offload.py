@@ -20,19 +20,12 @@ from claimcheck._validation import check_int, fail
 from claimcheck._wire.checksum import content_hash
 from claimcheck._wire.envelope import Envelope, Kind, is_lookalike
 from claimcheck._wire.sizes import DEFAULT_LIMIT, WireLimit, kafka_overhead
-from claimcheck.spark._columns import (
-    HEADERS_TYPE,
-    check_new,
-    find_column,
-    map_batches,
-    require_arrow,
-    row_source,
-    session_of,
-)
-from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, Concurrency, Job
+from claimcheck.spark._columns import HEADERS_TYPE, check_new, find_column, map_batches, row_source, session_of
+from claimcheck.spark._fetching import Job
 from claimcheck.spark._metrics import Metrics, Tally
-from claimcheck.spark._reading import Reading, Row, RowGroup, Stage, views
-from claimcheck.spark._worker import AnyConfig, as_config, check_paths, check_writing, claim_check, task_id
+from claimcheck.spark._paths import check_paths, check_writing
+from claimcheck.spark._reading import MAX_INFLIGHT_BYTES, Reading, Row, RowGroup, Stage, views
+from claimcheck.spark._worker import AnyConfig, claim_check, task_id
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +41,6 @@ def offload(
     key: str | None = None,
     headers: str | None = None,
     max_message_bytes: int | None = None,
-    concurrency: Concurrency = "auto",
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
     metrics: Metrics | None = None,
 ) -> Callable[[DataFrame], DataFrame]:
@@ -71,7 +63,6 @@ def offload(
             replaces it, so that the chunks stay together; without ``key`` a binary column ``key`` is added for that.
         headers: The column of headers, in the form of Kafka headers. Without it, ``headers`` is added for our hints.
         max_message_bytes: The broker's limit, counted as Kafka does; 1,000,000 unless the configuration sets another.
-        concurrency: Concurrent writes per task, 1 to 64, or ``auto``: threads where writing means waiting.
         max_inflight_bytes: Bound on the payload bytes being written at once.
         metrics: Counts what tasks do.
 
@@ -82,13 +73,12 @@ def offload(
         ConfigError: The configuration or an option is invalid; the function raises it for columns.
         MissingDependencyError: pyspark, pyarrow or pandas is missing.
     """
-    require_arrow()
     if not isinstance(destination, str) or not destination:
         fail("destination", found=repr(destination), expected="the name of a topic")
     if max_message_bytes is not None:
         check_int("max_message_bytes", max_message_bytes, minimum=1)
-    checked, run = as_config(config), uuid.uuid4()
-    reading = Reading(config=checked, concurrency=concurrency, max_inflight_bytes=max_inflight_bytes, metrics=metrics)
+    reading, run = Reading.of(config, max_inflight_bytes, metrics), uuid.uuid4()
+    checked = reading.config
     check_writing(own := checked.for_destination(destination))
     limit = None if max_message_bytes is None else WireLimit(max_message_bytes, kafka_overhead)
 

@@ -19,11 +19,21 @@ from claimcheck._store.store import Store
 from claimcheck._validation import fail
 from claimcheck._wire.pointer import PINNED, Pointer
 from claimcheck.errors import ClaimCheckError
-from claimcheck.spark._columns import check_new, error_type, find_column, map_batches, require_arrow, session_of
-from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, Concurrency, Job, same
+from claimcheck.spark._columns import check_new, error_type, find_column, map_batches, session_of
+from claimcheck.spark._fetching import Job, same
 from claimcheck.spark._metrics import Metrics, Tally
-from claimcheck.spark._reading import OnError, Reading, Row, RowGroup, Stage, error_array, messages_of
-from claimcheck.spark._worker import AnyConfig, as_config, check_paths, check_reached, claim_check
+from claimcheck.spark._paths import check_paths, check_reached
+from claimcheck.spark._reading import (
+    MAX_INFLIGHT_BYTES,
+    OnError,
+    Reading,
+    Row,
+    RowGroup,
+    Stage,
+    error_array,
+    messages_of,
+)
+from claimcheck.spark._worker import AnyConfig, claim_check
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +51,6 @@ def pin(
     config: AnyConfig,
     store: str = "archive",
     on_error: OnError = "fail",
-    concurrency: Concurrency = "auto",
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
     metrics: Metrics | None = None,
 ) -> DataFrame:
@@ -58,7 +67,6 @@ def pin(
         config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`, with both stores.
         store: The name of the long-lived store.
         on_error: As for `claimcheck.spark.resolve`. With ``null`` the message becomes null.
-        concurrency: Concurrent copies per task, 1 to 64, or ``auto``.
         max_inflight_bytes: Bound on the payload bytes in memory; a payload of more than 8 MiB passes through a
             temporary file.
         metrics: Counts what tasks do.
@@ -67,18 +75,11 @@ def pin(
         ConfigError: The configuration, an option or a column is invalid.
         MissingDependencyError: pyspark, pyarrow or pandas is missing.
     """
-    require_arrow()
-    checked = as_config(config)
+    reading = Reading.of(config, max_inflight_bytes, metrics, on_error)
+    checked = reading.config
     if store not in checked.stores:
         fail("store", found=repr(store), expected=f"one of the stores {', '.join(checked.stores) or '(none)'}")
     check_reached(replace(checked, store=store))
-    reading = Reading(
-        config=checked,
-        concurrency=concurrency,
-        max_inflight_bytes=max_inflight_bytes,
-        on_error=on_error,
-        metrics=metrics,
-    )
     for each in (replace(checked, store=store), checked):
         check_paths(each, session_of(df))
     added = {"error": error_type()} if on_error == "null" else {}

@@ -14,18 +14,17 @@ from claimcheck._wire.envelope import Abort, Buffer, Chunk, decode
 from claimcheck._wire.signing import Seal
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError
-from claimcheck.spark._columns import error_value
-from claimcheck.spark._fetching import is_bad_message
+from claimcheck.spark._columns import error_value, is_bad_message
 from claimcheck.spark._metrics import Tally
 from claimcheck.spark._reading import Reading, Row, RowGroup, Stage, views
 from claimcheck.spark._reassemble_common import (
     ColumnIndexes,
     Joined,
-    Options,
     added_columns,
     declared_claims,
     decoded,
     is_genuine,
+    max_payload_bytes,
     read_header,
 )
 from claimcheck.spark._worker import claim_check
@@ -40,15 +39,15 @@ _HELPERS = 3  # these columns follow those of the input
 _HASHED = ("string", "binary", "tinyint", "smallint", "int", "bigint", "timestamp", "timestamp_ntz", "date", "double")
 
 
-def reassemble_batch(df: DataFrame, columns: ColumnIndexes, options: Options, schema: StructType) -> DataFrame:
+def reassemble_batch(df: DataFrame, columns: ColumnIndexes, reading: Reading, schema: StructType) -> DataFrame:
     """Join the chunks of a batch whose column names need no quotes; returns a DataFrame with this schema."""
     names = df.columns
-    uuid, position = read_header(df[names[columns.message]], options.config.header)
+    uuid, position = read_header(df[names[columns.message]], reading.config.header)
     declared = declared_claims(df, columns.headers).alias(_DECLARED)
     parsed = df.select("*", uuid.alias(_UUID), position.alias(_POSITION), declared)
     source = [names[index] for index in columns.source]
     sorted_rows = parsed.repartition(_partition_key(parsed, source)).sortWithinPartitions(_UUID, *source, _POSITION)
-    return sorted_rows.mapInArrow(_ReassembleStage(options.reading, options, columns), schema)
+    return sorted_rows.mapInArrow(_ReassembleStage(reading, columns), schema)
 
 
 def _partition_key(df: DataFrame, source: list[str]) -> Column:
@@ -168,7 +167,6 @@ class _ReassembleStage(Stage[Joined]):
     """Joins the payloads of one partition, and resolves its other messages."""
 
     reading: Reading
-    options: Options
     columns: ColumnIndexes
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Joined, int]]:
@@ -227,7 +225,7 @@ class _ReassembleStage(Stage[Joined]):
             payload = payload or BatchAssembler(
                 str(each.uuid),
                 reading.config,
-                max_bytes=self.options.max_payload_bytes,
+                max_bytes=max_payload_bytes(reading.config),
                 unpacker=cc._current().unpacker,
                 seal=cc._current().seal,
                 destination=reading.origin.destination_of(each.row.batch, each.row.number),

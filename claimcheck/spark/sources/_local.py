@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadLimit
 
 from claimcheck._validation import fail
 from claimcheck.spark._columns import HEADERS_TYPE
-from claimcheck.spark._worker import check_absolute
+from claimcheck.spark._paths import check_absolute
 from claimcheck.spark.sources._admission_control import Budget, Spent, share
 from claimcheck.spark.sources._errors import DataLossError
 from claimcheck.spark.sources._options import TEXT, Values, require

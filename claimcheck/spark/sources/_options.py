@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 
 from claimcheck._validation import did_you_mean, fail
 from claimcheck.config import Config
-from claimcheck.spark._worker import as_config, check_store_paths, check_writing
+from claimcheck.spark._paths import check_store_paths, check_writing
+from claimcheck.spark._worker import as_config
 
 _OF_SPARK = {"checkpointlocation", "queryname"}  # which Spark passes with the options of a sink
 _MAX_SECONDS = 86_400
