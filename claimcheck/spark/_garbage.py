@@ -23,8 +23,7 @@ from claimcheck._validation import MAX_SECONDS, Range, check_value, fail
 from claimcheck.config import Config
 from claimcheck.errors import ConfigError, ScanNotSupportedError
 from claimcheck.spark._columns import described, find_column, map_rows, require_arrow, with_index_names
-from claimcheck.spark._garbage_references import References, Spans
-from claimcheck.spark._garbage_topics import WholeTopics
+from claimcheck.spark._garbage_topics import References, Spans, WholeTopics
 from claimcheck.spark._paths import check_paths, check_reached
 from claimcheck.spark._worker import AnyConfig, as_config, claim_check
 
@@ -74,7 +73,8 @@ def collect_garbage(
     name, have to be collected together.
 
     Args:
-        spark: A session; with Spark Connect, too. The source of Kafka must be on its class path if it is used.
+        spark: A session; with Spark Connect, too. The source of Kafka must be on its class path if it is used, and
+            the sources of this package registered with `claimcheck.spark.sources.register`.
         config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
         topics: Each a mapping of ``format`` (``kafka``, ``claimcheck_pulsar`` or ``claimcheck_local``) and the options
             of that source: the connection and the topics. What is read is set here; options that would leave messages
@@ -111,7 +111,7 @@ def collect_garbage(
     check_paths(checked, spark)
     whole = tuple(WholeTopics.of(each, path=f"topics[{number}]") for number, each in enumerate(topics))
     for each in whole:
-        each.prepare(spark, whole)
+        each.check(whole)
     tables = tuple(_messages(*each) if isinstance(each, tuple) else _messages(each) for each in keep)
     references = References(spark=spark, topics=whole, keep=tables, header=checked.header, consumed=consumed)
     clusters = [each.cluster() for each in whole]

@@ -200,6 +200,7 @@ def session(folder: Path) -> Any:
 def main(listed: int, *, files: bool) -> None:
     """Fill a store and a topic, collect, and check the result."""
     from claimcheck.spark import collect_garbage
+    from claimcheck.spark.sources import register
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
@@ -215,7 +216,7 @@ def main(listed: int, *, files: bool) -> None:
         sent = (number for number in range(listed) if number % 4 != 3)
         count = fill_topic(folder / "broker.sqlite", (keys[n] if files else key_of(n) for n in sent), "made")
         print(f"{listed:,} payloads and {count:,} pointers made in {time.perf_counter() - begin:.0f} s", flush=True)
-        spark = session(folder)
+        register(spark := session(folder))
         config = {"strategy": "external", "store": "made", "stores": {"made": store}}
         topics = [{"format": "claimcheck_local", "path": str(folder / "broker.sqlite"), "topic": "orders"}]
         begin = time.perf_counter()

@@ -21,6 +21,7 @@ from claimcheck._wire.envelope import encode_pointer
 from claimcheck.errors import ConfigError, ScanNotSupportedError, TransportError, UnknownVersionError
 from claimcheck.spark import collect_garbage
 from claimcheck.spark._garbage_topics import WholeTopics
+from claimcheck.spark.sources import register
 from claimcheck.transports.local import LocalBroker, LocalConsumer
 from claimcheck.transports.local._database import local_cluster
 from tests.local_rig import acknowledge
@@ -34,6 +35,7 @@ class Rig:
 
     def __init__(self, spark, folder: Path, config: Mapping[str, object]) -> None:
         self.spark, self.folder, self.config = spark, folder, config
+        register(spark)
         self.broker = LocalBroker(folder / "broker.sqlite")
         self.cc = claimcheck.from_dict(config)
         for topic in ("orders", "orders.dlq", "bills"):
