@@ -10,8 +10,7 @@ naming the extra to install. On a machine without Java, call `ensure_java` befor
 from claimcheck.spark._garbage import GarbageDeletion, GarbageReport, collect_garbage
 from claimcheck.spark._java import ensure_java
 from claimcheck.spark._metrics import Metrics, progress
-from claimcheck.spark._offload import offload
-from claimcheck.spark._pin import pin
+from claimcheck.spark._offload import offload, pin
 from claimcheck.spark._reading import DeadLetter, ResultError
 from claimcheck.spark._reassemble import reassemble
 from claimcheck.spark._repartition import repartition_by_payload

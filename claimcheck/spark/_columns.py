@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -53,7 +52,6 @@ MESSAGE_ERRORS: tuple[type[ClaimCheckError], ...] = (
 
 _HEADERS = ("headers", HEADERS_TYPE), ("properties", MAP_TYPE), ("headers", MAP_TYPE), ("properties", HEADERS_TYPE)
 _BATCH_ROWS = 8192
-_DESCRIPTION = "spark.job.description"
 _SOURCE = ("topic", "partition", "offset", "message_id", "ledger_id", "entry_id", "batch_index")
 _MESSAGE_CHARACTERS = 2000
 _ERROR = ("type", "message", "store", "key")
@@ -71,20 +69,6 @@ def session_of(df: DataFrame) -> SparkSession:
     expected = "a DataFrame of Spark; spark.createDataFrame makes one of a pandas DataFrame"
     check_type("df", df, valid=valid, expected=expected)
     return df.sparkSession
-
-
-@contextmanager
-def described(spark: SparkSession, text: str) -> Iterator[None]:
-    """Show a description of the jobs of a block in Spark's web interface, unless the caller has set one."""
-    context = None if getattr(spark, "_jsparkSession", None) is None else spark.sparkContext  # not with Spark Connect
-    if context is None or context.getLocalProperty(_DESCRIPTION):
-        yield
-        return
-    context.setLocalProperty(_DESCRIPTION, f"claimcheck: {text}")
-    try:
-        yield
-    finally:
-        context.setLocalProperty(_DESCRIPTION, None)  # type: ignore[arg-type]
 
 
 def find_column(df: DataFrame, option: str, name: object, *types: str) -> int:

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
 
-_ROWS_AT_ONCE, _BYTES_AT_ONCE = 256, 1 << 20
-
 _log = logging.getLogger(__name__)
 
 
@@ -212,10 +210,10 @@ class _MapStage(Stage[_Result]):
     with_row: bool
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, _Result, int]]:
-        reader, messages = _RowReader(self.names), messages_of(batches, self.index, self.names)
+        messages = messages_of(batches, self.index, self.names)
         with closing(self.reading.rows(messages, instead=self._opener if self.as_file else None)) as rows:
             for row, _, outcome in rows:
-                result = self._result(row, outcome, reader)
+                result = self._result(row, outcome)
                 del outcome  # it would keep the payload alive during the next fetch
                 if result is not None:
                     yield row, result, sum(map(_size, result.values))
@@ -225,13 +223,13 @@ class _MapStage(Stage[_Result]):
         small = pointer.size is not None and pointer.size <= self.reading.max_inflight_bytes
         return None if small else partial(claim_check(self.reading.config)._messages.open, pointer)
 
-    def _result(self, row: Row, outcome: Outcome, reader: _RowReader) -> _Result | None:
+    def _result(self, row: Row, outcome: Outcome) -> _Result | None:
         if outcome is None:
             return _Result(self._nulls())
         if isinstance(outcome, Exception):
             return self._error_result(row, outcome)
         try:
-            return _Result(self._call(outcome, (reader.values_of(row),) if self.with_row else ()))
+            return _Result(self._call(outcome, (row.values(),) if self.with_row else ()))
         except MemoryError:  # a problem of this worker, not of this row
             raise
         except Exception as error:
@@ -294,25 +292,6 @@ class _MapStage(Stage[_Result]):
                 fitting.numbers.append(number)
                 fitting.values.append(kept)
         return fitting
-
-
-class _RowReader:
-    """Converts successive rows to dictionaries, many at a time, which is much faster than one by one."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self._names = names
-        self._batch: pa.RecordBatch | None = None
-        self._numbers = range(0)
-        self._rows: list[dict[str, object]] = []
-
-    def values_of(self, row: Row) -> dict[str, object]:
-        batch, start = row.batch, row.number
-        if batch is not self._batch or start not in self._numbers:
-            count = min(_ROWS_AT_ONCE, max(1, _BYTES_AT_ONCE * len(batch) // max(1, batch.nbytes)))
-            columns = [column.slice(start, count).to_pylist() for column in batch.columns]
-            self._rows = [dict(zip(self._names, values, strict=True)) for values in zip(*columns, strict=True)]
-            self._batch, self._numbers = batch, range(start, start + len(self._rows))
-        return self._rows[start - self._numbers.start]
 
 
 def _arrays(results: list[_Result], fields: list[pa.Field]) -> list[pa.Array]:

@@ -111,9 +111,7 @@ def test_orphans_are_reported_and_then_deleted(rig):
         row = report.orphans.where(f"key = '{lost[0].key}'").collect()[0]
         assert (row.store, row.topic, row.size) == ("disk", "orders", len(PAYLOAD))
         assert row.age_seconds == pytest.approx(2 * DAY, abs=120)
-        groups = {(each.topic, each.age): (each.orphans, each.bytes) for each in report.summary().collect()}
-        assert {count for count, _ in groups.values()} == {4}
-        assert sum(size for _, size in groups.values()) == 12 * len(PAYLOAD)
+        assert sum(each.size for each in report.orphans.collect()) == 12 * len(PAYLOAD)
 
         first, again = report.delete(), report.delete()
 

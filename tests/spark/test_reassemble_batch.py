@@ -16,10 +16,9 @@ import pytest
 from claimcheck._wire.envelope import Abort, Chunk, decode, encode_abort, encode_chunk, encode_literal
 from claimcheck.config import HEADER
 from claimcheck.errors import ClaimCheckError, ConfigError
-from claimcheck.spark import _reassemble_batch as on_batch
 from claimcheck.spark import reassemble
 from claimcheck.spark._reading import Reading
-from claimcheck.spark._reassemble_batch import BatchAssembler
+from claimcheck.spark._reassemble import BatchAssembler, _ReassembleStage
 from claimcheck.spark._reassemble_common import ColumnIndexes, read_header
 from claimcheck.spark._worker import as_config
 from tests.spark.rig import in_chunks
@@ -262,7 +261,7 @@ def run_stage(config, batches, *, out_batch_bytes=1 << 20):
         out_batch_bytes=out_batch_bytes,
         on_error="null",
     )
-    stage = on_batch._ReassembleStage(reading, ColumnIndexes(0, ()))
+    stage = _ReassembleStage(reading, ColumnIndexes(0, ()))
     return pickle.loads(pickle.dumps(stage))(batches)
 
 

@@ -10,7 +10,7 @@ from claimcheck._wire.digest import digest_of
 from claimcheck._wire.envelope import encode_chunk
 from claimcheck.errors import IntegrityError
 from claimcheck.spark import offload, reassemble
-from claimcheck.spark._reassemble_batch import BatchAssembler
+from claimcheck.spark._reassemble import BatchAssembler
 from claimcheck.spark._worker import as_config
 
 CHUNKING = {"strategy": "chunking", "threshold_bytes": 1000, "chunking": {"max_message_bytes": 1000}}
