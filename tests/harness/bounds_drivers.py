@@ -319,7 +319,7 @@ def spark_resolver(config: Config, messages: list[bytes], folder: Path) -> Itera
 
 def spark_reassemble_batch(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
     """Drive the function of `claimcheck.spark.reassemble` on a batch."""
-    from claimcheck.spark._reassemble_batch import _ReassembleStage
+    from claimcheck.spark._reassemble import _ReassembleStage
     from claimcheck.spark._reassemble_common import ColumnIndexes
 
     found = [(_uuid_of(message) or "", message) for message in messages]
