@@ -1,16 +1,21 @@
-"""Methods that the wrappers of native clients share: context managers, and coroutines for blocking methods."""
+"""What the wrappers of native clients share: delegated and closing methods, coroutines, and a thread for rollbacks."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import logging
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class Closing:
@@ -75,3 +80,39 @@ def off_the_loop(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatena
         return await self._call(work)
 
     return call
+
+
+class RollbackWorker:
+    """A single thread for the work that follows a failed send; started at first use."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: ThreadPoolExecutor | None = None
+        self._pending: set[Future[None]] = set()
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Run ``work`` in the thread; errors are logged."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="claimcheck-rollback")
+            future = self._thread.submit(_logged, work)
+            self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+
+    def wait(self) -> None:
+        """Wait until all submitted work is done."""
+        wait(list(self._pending))
+
+    def close(self) -> None:
+        """Wait for submitted work, and stop the thread."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.shutdown()
+
+
+def _logged(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Exception:
+        _log.exception("cleanup after a failed send failed")

@@ -21,7 +21,7 @@ from claimcheck._wire.envelope import Buffer, Envelope
 from claimcheck._wire.sizes import WireLimit, byte_length
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.delegation import Closing
-from claimcheck.transports._common.stored_payload import StoredPayload
+from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.local._broker import (
     MESSAGE_OVERHEAD_BYTES,
     Headers,

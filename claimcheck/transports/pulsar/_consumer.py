@@ -14,7 +14,7 @@ from claimcheck._receive.resolver import Dropped, Outcome
 from claimcheck._validation import check_cc, check_int, check_type
 from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.transports._common.dead_letters import REASON, kept_longer
-from claimcheck.transports._common.prefetch import DEFAULT_THREADS, Prefetch
+from claimcheck.transports._common.received import DEFAULT_THREADS, Prefetch
 from claimcheck.transports.pulsar._errors import SharedSubscriptionError, vendor
 from claimcheck.transports.pulsar._inbox import Inbox
 from claimcheck.transports.pulsar._message import (
@@ -89,8 +89,8 @@ class PulsarConsumer(Receiver):
         max_redeliveries: How often a payload is redelivered, from 0; by default a negatively acknowledged payload is
             redelivered without limit. Redeliveries of an incomplete payload count, too. On Exclusive and Failover
             subscriptions, where the broker does not count, this object does, for the last 10,000 payloads.
-        prefetch_bytes: Bytes of stored payloads to read ahead, in order; 0 for none. By default up to 64 MiB, as many
-            as needed, and only while the application reads the payloads that it receives.
+        prefetch_bytes: Bytes of stored payloads to read ahead, in order; 0 for none. By default up to 64 MiB
+            of up to 64 messages, and only while the application reads the payloads that it receives.
         prefetch_threads: How many payloads are read ahead concurrently.
         clock: Seconds, monotonic.
 

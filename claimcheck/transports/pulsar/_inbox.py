@@ -12,8 +12,7 @@ from claimcheck._receive.resolver import Dropped, Failed, Outcome, Resolved
 from claimcheck._wire.envelope import Abort, Chunk
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.acknowledgement import CumulativeAcks
-from claimcheck.transports._common.dispatch import dispatch, passes_plain, resolver_of
-from claimcheck.transports._common.stored_payload import StoredPayload
+from claimcheck.transports._common.received import StoredPayload, dispatch, passes_plain, resolver_of
 from claimcheck.transports.pulsar._message import (
     AnyMessageId,
     MessageMetadata,

@@ -12,7 +12,7 @@ from claimcheck._receive.resolver import Outcome
 from claimcheck._threads import IoThreads
 from claimcheck._wire import headers as hints
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, TransportError
-from claimcheck.transports._common.stored_payload import StoredPayload
+from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.pulsar._errors import vendor
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from claimcheck.errors import ConfigError
-from claimcheck.transports._common.redrive import EndClock, Letter, Senders, foreign, patient, relabeled
+from claimcheck.transports._common.dead_letters import EndClock, Letter, Senders, foreign, patient, relabeled
 from claimcheck.transports.pulsar._admin import full_name
 from claimcheck.transports.pulsar._consumer import PulsarConsumer
 from claimcheck.transports.pulsar._errors import vendor
@@ -24,7 +24,7 @@ _QUEUE = 20  # messages of a partition in memory; chunks are large
 
 
 class PulsarDeadLetters:
-    """A dead-letter topic of Pulsar; see `claimcheck.transports._common.redrive.DeadLetterTopic`."""
+    """A dead-letter topic of Pulsar; see `claimcheck.transports._common.dead_letters.DeadLetterTopic`."""
 
     def __init__(self, place: PulsarTarget, cc: ClaimCheck, *, group: str) -> None:
         source, target = self._source, self._target = place.topics

@@ -17,7 +17,7 @@ from claimcheck._validation import check_type
 from claimcheck._wire import headers as hints
 from claimcheck._wire.envelope import Envelope
 from claimcheck._wire.sizes import WireLimit, byte_length
-from claimcheck.transports._common.rollback_worker import RollbackWorker
+from claimcheck.transports._common.delegation import RollbackWorker
 from claimcheck.transports.pulsar._deadlines import Ticket, no_id
 from claimcheck.transports.pulsar._errors import ChunkArgumentError, SendDeadlineError, error_of, vendor
 from claimcheck.transports.pulsar._message import WholeMessageId
