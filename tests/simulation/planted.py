@@ -15,7 +15,7 @@ from claimcheck._send import ledger as _sending
 from claimcheck._store import contract as _store_contract
 from claimcheck._store import read as _store_read
 from claimcheck.transports._common.acknowledgement import CumulativeAcks
-from claimcheck.transports._common.stored_payload import StoredPayload
+from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.kafka import _asyncio, _producer
 from claimcheck.transports.kafka._assignment import Assignment, ReadyMessage
 from claimcheck.transports.kafka._consumer import KafkaConsumer

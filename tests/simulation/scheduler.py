@@ -20,7 +20,7 @@ from typing import Any
 
 from claimcheck import _plans, _threads
 from claimcheck._store import contract as _store_contract
-from claimcheck.transports._common import rollback_worker
+from claimcheck.transports._common import delegation
 from claimcheck.transports.kafka import _producer as kafka_producer
 from claimcheck.transports.pulsar import _deadlines, _producer, _send
 
@@ -324,8 +324,8 @@ def scheduled(scheduler: Scheduler) -> Iterator[None]:
         (concurrent.futures, "ThreadPoolExecutor", executor),
         (concurrent.futures, "wait", wait),
         (_threads, "_io", []),
-        (rollback_worker, "ThreadPoolExecutor", executor),
-        (rollback_worker, "wait", wait),
+        (delegation, "ThreadPoolExecutor", executor),
+        (delegation, "wait", wait),
         (_deadlines, "wait", wait),
         (_deadlines, "threading", threads),
         (_deadlines.BoundedProducer, "_start", lambda self: _watch_deadlines(scheduler, self)),
