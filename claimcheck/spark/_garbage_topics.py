@@ -98,7 +98,7 @@ class WholeTopics:
         if form == "claimcheck_local" and (file is None or not os.path.isfile(file)):  # a broker would create it
             fail(f"{path}.path", found=repr(file), expected="the file of an embedded broker")
         if form == "claimcheck_pulsar":
-            from claimcheck.transports.pulsar._admin import full_name
+            from claimcheck.transports.pulsar._queries import full_name
 
             if "adminurl" not in others:
                 expected = "the address of the web service: without it, a misspelled topic would be created"
@@ -167,7 +167,7 @@ class WholeTopics:
                 return broker.topics()
         from claimcheck.spark.sources._pulsar_client import web_service
         from claimcheck.spark.sources._pulsar_reader import split_name
-        from claimcheck.transports.pulsar._admin import topic_path
+        from claimcheck.transports.pulsar._queries import topic_path
 
         found = set[str]()
         with web_service(self._connection()) as admin:

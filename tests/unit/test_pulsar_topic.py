@@ -8,7 +8,7 @@ import pytest
 
 from claimcheck.errors import ConfigError
 from claimcheck.stores.pulsar_topic import Gap, PulsarTopicStore
-from claimcheck.transports.pulsar._admin import AdminClient, AdminError
+from claimcheck.transports.pulsar._queries import AdminClient, AdminError
 from tests.clocks import Clock
 
 

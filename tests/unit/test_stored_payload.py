@@ -229,7 +229,7 @@ class Consumer:
         self.prefetch.add(message)
 
     def ahead_after(self, count, *, requests=True, **arguments):
-        """Receive so many, with or without a request for each payload; return how many were received ahead each time."""
+        """Receive so many, with or without a request for each payload; return how many were ahead each time."""
         ahead = []
         for _ in range(count):
             message = self.receive(**arguments)

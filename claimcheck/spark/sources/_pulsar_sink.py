@@ -23,9 +23,9 @@ from claimcheck.spark._worker import claim_check
 from claimcheck.spark.sources._pulsar_client import Connection, client_errors, client_for, web_service
 from claimcheck.spark.sources._rows import Columns, SinkRow
 from claimcheck.spark.sources._source import TaskResults
-from claimcheck.transports.pulsar._deadlines import BoundedProducer
-from claimcheck.transports.pulsar._errors import error_of, vendor
 from claimcheck.transports.pulsar._producer import PulsarProducer
+from claimcheck.transports.pulsar._queries import vendor
+from claimcheck.transports.pulsar._send import BoundedProducer, error_of
 
 if TYPE_CHECKING:
     import pulsar

@@ -87,12 +87,12 @@ class StoredPayload:
     __slots__ = (
         "_ahead",
         "_error",
+        "_for_event_loop",
         "_join",
         "_load",
         "_on_get",
         "_payload",
         "_pointer",
-        "_for_event_loop",
         "size",
     )
 

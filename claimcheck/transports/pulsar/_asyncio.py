@@ -16,11 +16,11 @@ from claimcheck._validation import check_type
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.delegation import AsyncClosing, off_the_loop
 from claimcheck.transports.pulsar._consumer import ConsumerOptions, PulsarConsumer
-from claimcheck.transports.pulsar._errors import vendor
 from claimcheck.transports.pulsar._message import PulsarMessage, WholeMessageId
-from claimcheck.transports.pulsar._producer import ProducerOptions, PulsarProducer
+from claimcheck.transports.pulsar._producer import ProducerOptions, PulsarProducer, SendOptions, checked_options
+from claimcheck.transports.pulsar._queries import vendor
 from claimcheck.transports.pulsar._receiver import PulsarReader, ReaderOptions, Receiver, blocking
-from claimcheck.transports.pulsar._send import PayloadSend, SendOptions, checked_options
+from claimcheck.transports.pulsar._send import PayloadSend
 
 if TYPE_CHECKING:
     import pulsar
@@ -277,10 +277,9 @@ class AsyncPulsarProducer(_AsyncWrapper[PulsarProducer]):
     Args:
         producer: A `pulsar.asyncio.Producer`.
         cc: A `claimcheck.ClaimCheck`.
-        options: See `PulsarProducer`. With ``admin_url`` the constructor blocks during the request.
+        options: See `PulsarProducer`.
 
     Raises:
-        TransportError: The web service did not answer.
         ConfigError: An argument is out of range or of the wrong type; for an object also a `TypeError`.
     """
 

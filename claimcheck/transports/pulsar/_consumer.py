@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from claimcheck._receive.resolver import Dropped, Outcome
 from claimcheck._validation import check_cc, check_int, check_type
-from claimcheck.errors import ClaimCheckError, ConfigError
+from claimcheck.errors import ClaimCheckError, ConfigError, TransportError
 from claimcheck.transports._common.dead_letters import REASON, kept_longer
 from claimcheck.transports._common.received import DEFAULT_THREADS, Prefetch
-from claimcheck.transports.pulsar._errors import SharedSubscriptionError, vendor
 from claimcheck.transports.pulsar._inbox import Inbox
 from claimcheck.transports.pulsar._message import (
     Place,
@@ -26,6 +25,7 @@ from claimcheck.transports.pulsar._message import (
     nowhere,
     position_of,
 )
+from claimcheck.transports.pulsar._queries import vendor
 from claimcheck.transports.pulsar._receiver import PulsarReader, Receiver, blocking
 from claimcheck.transports.pulsar._send import without_schema
 
@@ -48,6 +48,10 @@ _MAY_BE_SHARED = (
     "cannot assemble chunks on a subscription that may be Shared, where each may go to another consumer: pass "
     "consumer_type=pulsar.ConsumerType.KeyShared if it is Key_Shared, or send pointers (strategy external)"
 )
+
+
+class SharedSubscriptionError(TransportError):
+    """A chunk on a Shared subscription, where other chunks of its payload may go to other consumers."""
 
 
 class ConsumerOptions(TypedDict, total=False):

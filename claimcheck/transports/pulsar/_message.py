@@ -13,7 +13,7 @@ from claimcheck._threads import IoThreads
 from claimcheck._wire import headers as hints
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, TransportError
 from claimcheck.transports._common.received import StoredPayload
-from claimcheck.transports.pulsar._errors import vendor
+from claimcheck.transports.pulsar._queries import vendor
 
 if TYPE_CHECKING:
     import pulsar

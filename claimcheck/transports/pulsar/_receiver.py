@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from claimcheck._receive.resolver import Dropped, Outcome
 from claimcheck._validation import check_cc, check_type
 from claimcheck.transports._common.delegation import Closing
-from claimcheck.transports.pulsar._errors import vendor
 from claimcheck.transports.pulsar._inbox import Arrival, Inbox
 from claimcheck.transports.pulsar._message import AnyMessageId, PulsarMessage, WholeMessageId
+from claimcheck.transports.pulsar._queries import vendor
 
 if TYPE_CHECKING:
     import pulsar

@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING
 
 from claimcheck.errors import ConfigError
 from claimcheck.transports._common.dead_letters import EndClock, Letter, Senders, foreign, patient, relabeled
-from claimcheck.transports.pulsar._admin import full_name
 from claimcheck.transports.pulsar._consumer import PulsarConsumer
-from claimcheck.transports.pulsar._errors import vendor
 from claimcheck.transports.pulsar._message import PulsarMessage, natives, position_of
-from claimcheck.transports.pulsar._producer import ProducerOptions, PulsarProducer
-from claimcheck.transports.pulsar._queries import PulsarTarget, split_partition, topic_stats
+from claimcheck.transports.pulsar._producer import PulsarProducer
+from claimcheck.transports.pulsar._queries import (
+    MAX_MESSAGE_BYTES,
+    PulsarTarget,
+    full_name,
+    split_partition,
+    topic_stats,
+    vendor,
+)
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
@@ -37,9 +42,8 @@ class PulsarDeadLetters:
             self._partitions = client.get_topic_partitions(source)
             self._reader = self._opened.enter_context(patient(cc, source=source, target=target))
             native = client.create_producer(target)
-            options: ProducerOptions = {"admin_url": place.admin_url, "admin_ca_file": place.ca_file}
-            options["admin_headers"] = place.headers
-            self._senders = Senders(cc, lambda each: PulsarProducer(native, each, **options))
+            limit = place.admin().max_message_bytes(target) if place.admin_url else MAX_MESSAGE_BYTES
+            self._senders = Senders(cc, lambda each: PulsarProducer(native, each, max_message_bytes=limit))
             self._opened.callback(self._senders.close)
         except BaseException:
             self._opened.close()
