@@ -15,7 +15,6 @@ import claimcheck
 from claimcheck._wire.envelope import Envelope
 from claimcheck.errors import TransportError
 from claimcheck.transports.pulsar._consumer import RedeliveryTracker
-from claimcheck.transports.pulsar._inbox import Inbox
 from claimcheck.transports.pulsar._message import WholeMessageId, before, deserialize, natives, position_of
 from claimcheck.transports.pulsar._producer import checked_options, delay_seconds, metadata_bytes, wire_limit
 from claimcheck.transports.pulsar._receiver import Receiver
@@ -356,15 +355,20 @@ class TestRedeliveryTracker:
 class Busy(Receiver):
     """Receives messages without end, and no payload."""
 
+    pending_payloads = 1
+
     def __init__(self, clock):
-        resolver = SimpleNamespace(pending_payloads=1)
-        inbox = SimpleNamespace(take=lambda native: (), tick=lambda: (), resolver=resolver)
-        super().__init__(None, self.receive, inbox, clock)
+        schema = pulsar.schema.BytesSchema()
+        cc = claimcheck.from_dict({"strategy": "chunking"})
+        super().__init__(SimpleNamespace(_schema=schema), self.receive, cc, clock)
         self.taken = 0
 
     def receive(self, timeout_millis=None):
         self._clock.now += 0.1
         self.taken += 1
+
+    def _arrivals_of(self, native):
+        return ()
 
     def _drop(self, dropped):
         """Nothing to do."""
@@ -380,14 +384,13 @@ def test_messages_that_make_no_payload_do_not_keep_a_receiver_for_ever():
     assert 5 <= busy.taken <= 20
 
 
-class TestInbox:
+class TestReceiver:
     @pytest.mark.parametrize(("size", "is_taken"), [(0, True), (1 << 17, True), (1 << 20, False)])
     def test_an_event_loop_copies_only_small_messages(self, size, is_taken):
         native = pulsar.Message()
         native._message = pulsar._pulsar.MessageBuilder().content(b"x" * size).build()
-        inbox = Inbox(claimcheck.from_dict({"strategy": "chunking"}), pulsar.schema.BytesSchema())
 
-        message = inbox.plain(native)
+        message = Busy(Clock())._plain(native)
 
         assert (message is not None) == is_taken
         assert message is None or message.data() == b"x" * size

@@ -9,13 +9,32 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+
+
+class Delegated:
+    """Has the methods of a native object that are named in ``delegated``."""
+
+    __slots__ = ()
+
+    delegated: ClassVar[frozenset[str]] = frozenset()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.delegated:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        return getattr(self._delegate(), name)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.delegated]
+
+    def _delegate(self) -> Any:
+        return self._native
 
 
 class Closing:

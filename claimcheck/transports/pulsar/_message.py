@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from claimcheck._receive.resolver import Outcome
 from claimcheck._threads import IoThreads
 from claimcheck._wire import headers as hints
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, TransportError
+from claimcheck.transports._common.delegation import Delegated
 from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.pulsar._queries import vendor
 
@@ -187,40 +187,42 @@ def _native(topic: str, partition: int, ledger: int, entry: int, batch_index: in
     return vendor().MessageId.deserialize(native.serialize(), topic=topic)
 
 
-@dataclass(frozen=True, slots=True)
+_METADATA = frozenset(
+    {
+        "event_timestamp",
+        "message_id",
+        "ordering_key",
+        "producer_name",
+        "publish_timestamp",
+        "redelivery_count",
+        "schema_version",
+        "topic_name",
+    }
+)
+
+
 class MessageMetadata:
-    """The metadata of a native message, kept without the message so that its data can be freed."""
+    """Methods of a native message, kept without the message so that its data can be freed."""
 
-    message_id: pulsar.MessageId
-    topic_name: str
-    ordering_key: str
-    publish_timestamp: int
-    event_timestamp: int
-    redelivery_count: int
-    schema_version: bytes
-    int_schema_version: int
-    producer_name: str
-    native: pulsar.Message | None = None
+    __slots__ = ("_values", "native")
 
-    @classmethod
-    def of(cls, native: pulsar.Message, *, keep: bool = False) -> MessageMetadata:
-        """Read the metadata of a message; ``keep`` also keeps the message."""
-        return cls(
-            message_id=native.message_id(),
-            topic_name=native.topic_name(),
-            ordering_key=native.ordering_key(),
-            publish_timestamp=native.publish_timestamp(),
-            event_timestamp=native.event_timestamp(),
-            redelivery_count=native.redelivery_count(),
-            schema_version=native.schema_version(),
-            int_schema_version=getattr(native._message, "int_schema_version", int)(),
-            producer_name=native.producer_name(),
-            native=native if keep else None,
-        )
+    def __init__(self, native: pulsar.Message, *, keep: bool = False) -> None:
+        self._values = {name: getattr(native, name)() for name in _METADATA}
+        self._values["int_schema_version"] = _int_schema_version(native)
+        self.native = native if keep else None
+
+    def __getattr__(self, name: str) -> Callable[[], Any]:
+        if name not in self._values:
+            raise AttributeError(name)
+        return functools.partial(self._values.__getitem__, name)
 
 
-class PulsarMessage:
-    """One received payload. Its methods are those of `pulsar.Message`.
+def _int_schema_version(native: pulsar.Message) -> int:
+    return int(getattr(native._message, "int_schema_version", int)())
+
+
+class PulsarMessage(Delegated):
+    """One received payload. Its methods are those of `pulsar.Message`; for chunks, keys and times are the first one's.
 
     `data` and `value` raise the error of *this* payload, so that the receiver can acknowledge it, negatively
     acknowledge it or dead-letter it. Other messages are not affected.
@@ -234,7 +236,9 @@ class PulsarMessage:
         error: Why there is no payload.
     """
 
-    __slots__ = ("_error", "_loaded_metadata", "_native", "_payload", "_schema", "_stored", "outcome")
+    delegated = _METADATA
+
+    __slots__ = ("_error", "_native", "_payload", "_schema", "_stored", "outcome")
 
     def __init__(
         self,
@@ -251,7 +255,6 @@ class PulsarMessage:
         self._payload = payload
         self._stored = stored
         self._error = error
-        self._loaded_metadata: MessageMetadata | None = None
         self.outcome = outcome
 
     def data(self) -> bytes:
@@ -289,7 +292,7 @@ class PulsarMessage:
         """The native id; a `WholeMessageId` for chunks."""
         if self.outcome is None:
             return self._native.message_id()
-        return WholeMessageId(tuple(handle.message_id for handle in self.outcome.handles), self.topic_name())
+        return WholeMessageId(tuple(handle.message_id() for handle in self.outcome.handles), self.topic_name())
 
     def properties(self) -> dict[str, str]:
         """The sender's properties, without the ``claimcheck-`` headers."""
@@ -301,39 +304,20 @@ class PulsarMessage:
         """The sender's key, empty without one."""
         return str(self._native.partition_key() if self.outcome is None else self.outcome.key or "")
 
-    def ordering_key(self) -> str:
-        """The ordering key, empty without one."""
-        return self._metadata.ordering_key
-
-    def publish_timestamp(self) -> int:
-        """When it was sent, in milliseconds since 1970; for chunks, the first."""
-        return self._metadata.publish_timestamp
-
-    def event_timestamp(self) -> int:
-        """The sender's event time, in milliseconds since 1970; 0 without one."""
-        return self._metadata.event_timestamp
-
     def topic_name(self) -> str:
         """The topic's full name, with its partition."""
-        return str(self._native.topic_name()) if self.outcome is None else self._metadata.topic_name
+        return str(self._delegate().topic_name())
 
     def redelivery_count(self) -> int:
         """How often it was redelivered, by the broker's count; for chunks, the highest."""
         if self.outcome is None:
             return int(self._native.redelivery_count())
-        return max(int(handle.redelivery_count) for handle in self.outcome.handles)
-
-    def schema_version(self) -> bytes:
-        """The version of the schema that it was sent with."""
-        return self._metadata.schema_version
+        return max(int(handle.redelivery_count()) for handle in self.outcome.handles)
 
     def int_schema_version(self) -> int:
-        """The same as a number, for schemas that decode this message."""
-        return self._metadata.int_schema_version
-
-    def producer_name(self) -> str:
-        """The name of the producer that sent it."""
-        return self._metadata.producer_name
+        """The schema version as a number, for schemas that decode this message."""
+        native = self._delegate()
+        return native.int_schema_version() if self.outcome is not None else _int_schema_version(native)
 
     def has_null_value(self) -> bool:
         """Whether it is a tombstone."""
@@ -392,12 +376,8 @@ class PulsarMessage:
         state = f"failed: {type(self._error).__name__}" if self._error else "received"
         return f"<PulsarMessage {self.message_id()} of {self.topic_name()}, {state}>"
 
-    @property
-    def _metadata(self) -> MessageMetadata:
-        """The native message's metadata; for chunks, that of the first."""
-        if self._loaded_metadata is None:
-            if self.outcome is None:
-                self._loaded_metadata = MessageMetadata.of(self._native)
-            else:
-                self._loaded_metadata = min(self.outcome.slots, key=lambda slot: slot.position).handle
-        return self._loaded_metadata
+    def _delegate(self) -> Any:
+        """Return the native message; for chunks, the metadata of the first."""
+        if self.outcome is None:
+            return self._native
+        return min(self.outcome.slots, key=lambda slot: slot.position).handle

@@ -12,7 +12,7 @@ from claimcheck._validation import check_cc, check_int, check_seconds
 from claimcheck._wire import headers as hints
 from claimcheck._wire.envelope import Envelope
 from claimcheck._wire.sizes import WireLimit, byte_length
-from claimcheck.transports._common.delegation import Closing, RollbackWorker
+from claimcheck.transports._common.delegation import Closing, Delegated, RollbackWorker
 from claimcheck.transports.pulsar._queries import MAX_MESSAGE_BYTES, vendor
 from claimcheck.transports.pulsar._send import (
     BoundedProducer,
@@ -60,7 +60,7 @@ class SendOptions(TypedDict, total=False):
     deliver_after: timedelta | None
 
 
-class PulsarProducer(Closing):
+class PulsarProducer(Delegated, Closing):
     """Wraps a `pulsar.Producer`, has its methods, and sends payloads of any size. Thread-safe.
 
     Batching, compression, encryption, routing and schema are those of the wrapped producer. Encryption covers messages
@@ -79,6 +79,8 @@ class PulsarProducer(Closing):
     Raises:
         ConfigError: An argument is out of range or of the wrong type; for an object also a `TypeError`.
     """
+
+    delegated = frozenset({"is_connected", "last_sequence_id"})
 
     def __init__(
         self,
@@ -237,14 +239,6 @@ class PulsarProducer(Closing):
     def producer_name(self) -> str:
         """The producer's name, checked by the application or by the broker."""
         return self._name
-
-    def last_sequence_id(self) -> int:
-        """The sequence id of the last message in the topic; each chunk has one."""
-        return int(self._native.last_sequence_id())
-
-    def is_connected(self) -> bool:
-        """Whether the producer is connected at the moment."""
-        return bool(self._native.is_connected())
 
     def __repr__(self) -> str:
         return f"<PulsarProducer of {self._topic}, messages up to {self._max_message_bytes} bytes>"

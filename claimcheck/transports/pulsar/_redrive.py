@@ -72,7 +72,7 @@ class PulsarDeadLetters:
             error.add_note(f"another redrive of {self._source} is running, or another consumer of {self._subscription}")
             raise
         consumer = PulsarConsumer(native, self._reader, consumer_type=exclusive, clock=self._clock)
-        consumer._inbox._keep = True  # of chunks: their signatures
+        consumer.keeps_natives = True  # of chunks: their signatures
         return consumer
 
     def _letters_of(self, consumer: PulsarConsumer, end: tuple[int, int, int]) -> Iterator[Letter]:
