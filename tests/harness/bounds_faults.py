@@ -41,10 +41,10 @@ def decodes_chunks_at_once() -> None:
         return resolver
 
     from claimcheck.transports.kafka import _assignment
-    from claimcheck.transports.pulsar import _inbox
+    from claimcheck.transports.pulsar import _receiver
 
     _plant(_assignment, "resolver_of", eager)
-    _plant(_inbox, "resolver_of", eager)
+    _plant(_receiver, "resolver_of", eager)
 
 
 def trusts_declared_sizes() -> None:
