@@ -26,7 +26,7 @@ from claimcheck._wire.envelope import Envelope
 from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import ConfigError, PayloadTooLargeError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import ENDPOINT, CaFile, check_ca_file
-from claimcheck.transports.pulsar._queries import AdminClient, AdminError, trusting
+from claimcheck.transports.pulsar._queries import AdminClient, AdminError, policy, trusting
 from claimcheck.transports.pulsar._send import BoundedProducer, InFlightWindow, SendDeadlineError
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ class PulsarTopicStore(Store):
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         admin = AdminClient(admin_url, headers=headers, trust=trust, timeout_seconds=self._timeout_seconds)
         try:
-            return admin.retention(self._topic)
+            return policy(admin, self._topic, "retention") or {}
         except AdminError as error:
             cause = error.__cause__
             kind = StoreUnavailableError if isinstance(cause, ConnectionError | TimeoutError) else StoreError

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
@@ -105,17 +104,13 @@ class RollbackWorker:
     """A single thread for the work that follows a failed send; started at first use."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = _one_thread()
         self._pending: set[Future[None]] = set()
 
     def submit(self, work: Callable[[], None]) -> None:
         """Run ``work`` in the thread; errors are logged."""
-        with self._lock:
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="claimcheck-rollback")
-            future = self._thread.submit(_logged, work)
-            self._pending.add(future)
+        future = self._thread.submit(_logged, work)
+        self._pending.add(future)
         future.add_done_callback(self._pending.discard)
 
     def wait(self) -> None:
@@ -123,11 +118,13 @@ class RollbackWorker:
         wait(list(self._pending))
 
     def close(self) -> None:
-        """Wait for submitted work, and stop the thread."""
-        with self._lock:
-            thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.shutdown()
+        """Wait for submitted work, and stop the thread; work that is submitted later has another one."""
+        thread, self._thread = self._thread, _one_thread()
+        thread.shutdown()
+
+
+def _one_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="claimcheck-rollback")
 
 
 def _logged(work: Callable[[], None]) -> None:

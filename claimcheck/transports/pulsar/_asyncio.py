@@ -308,8 +308,8 @@ class AsyncPulsarProducer(_AsyncWrapper[PulsarProducer]):
                     sending.drop()
                 raise
             if sending is not None:
-                await asyncio.to_thread(sending.launch)
-            result = self._send_plain(*arguments) if sending is None else asyncio.to_thread(sending.wait)
+                await asyncio.to_thread(sending.launch_all)
+            result = self._send_plain(*arguments) if sending is None else asyncio.to_thread(sending.finish)
         finally:
             if before is None or before.done():
                 launched.set_result(None)

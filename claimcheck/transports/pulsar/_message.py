@@ -41,11 +41,11 @@ class AnyMessageId(Protocol):
 
 
 @functools.total_ordering
-class WholeMessageId:
+class WholeMessageId(Delegated):
     """The id of one payload: the ids of all its messages. The wrappers accept it wherever they take an id.
 
     Pulsar's own id of a chunked message contains only two of them. Acknowledged in another process, it would leave the
-    other messages unacknowledged.
+    other messages unacknowledged. The methods of a native id return those of the last message.
 
     On the left of a comparison with a native id it compares by its last message; native ids on the left raise.
 
@@ -53,6 +53,8 @@ class WholeMessageId:
         ids: The native ids of all its messages, lowest first; at least one.
         topic: Their topic.
     """
+
+    delegated = frozenset({"batch_index", "entry_id", "ledger_id", "partition"})
 
     def __init__(self, ids: tuple[pulsar.MessageId, ...], topic: str) -> None:
         self.ids = tuple(sorted(ids, key=position_of))
@@ -75,21 +77,8 @@ class WholeMessageId:
         """The native id of its last message."""
         return self.ids[-1]
 
-    def ledger_id(self) -> int:
-        """The last message's ledger id."""
-        return int(self.last.ledger_id())
-
-    def entry_id(self) -> int:
-        """The last message's entry id."""
-        return int(self.last.entry_id())
-
-    def batch_index(self) -> int:
-        """The last message's batch index."""
-        return int(self.last.batch_index())
-
-    def partition(self) -> int:
-        """The topic's partition, -1 if it has none."""
-        return int(self.last.partition())
+    def _delegate(self) -> pulsar.MessageId:
+        return self.last
 
     def serialize(self) -> bytes:
         """Return bytes for `deserialize`, in this or another process."""

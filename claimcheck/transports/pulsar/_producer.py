@@ -154,8 +154,8 @@ class PulsarProducer(Delegated, Closing):
             window.launch(Envelope(plain, properties, partition_key))
             return window.wait()[0]
         sending = self.prepare(content, properties, partition_key, checked)
-        sending.launch()
-        return sending.wait()
+        sending.launch_all()
+        return sending.finish()
 
     def send_async(
         self,

@@ -301,12 +301,6 @@ class AdminClient:
         broker = int(settings["maxMessageSize"])
         return min(broker, int(self.get(f"{topic_path(topic)}/maxMessageSize") or broker))
 
-    def retention(self, topic: str) -> dict[str, int]:
-        """Return the retention policy of a topic, else of its namespace; empty if neither has one. Raises as `get`."""
-        path = topic_path(topic)
-        namespace = "/".join(path.split("/")[1:3])
-        return self.get(f"{path}/retention") or self.get(f"namespaces/{namespace}/retention") or {}
-
     def cluster(self) -> str:
         """Return the name of the broker's cluster, with ``pulsar:`` before it. Raises as `get`."""
         names = [name for name in self.get("clusters") or () if name != "global"]

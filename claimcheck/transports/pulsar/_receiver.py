@@ -85,7 +85,7 @@ class Receiver(Delegated, Closing, ABC):
         self._clock = clock
         self._inclusive = inclusive
         self.keeps_natives = False  # of chunks, for dead letters
-        self.resolver = resolver_of(cc, clock=clock)
+        self._resolver = resolver_of(cc, clock=clock)
         self._ready: deque[PulsarMessage] = deque()
         self._ticked = clock()
         self._lock = threading.RLock()
@@ -109,12 +109,12 @@ class Receiver(Delegated, Closing, ABC):
     @property
     def pending_payloads(self) -> int:
         """Payloads of which some chunks are held."""
-        return self.resolver.pending_payloads
+        return self._resolver.pending_payloads
 
     @property
     def pending_bytes(self) -> int:
         """Bytes of the chunks that are held."""
-        return self.resolver.pending_bytes
+        return self._resolver.pending_bytes
 
     def close(self) -> None:
         """Close the wrapped object. Unacknowledged messages are redelivered, to other consumers."""
@@ -175,13 +175,13 @@ class Receiver(Delegated, Closing, ABC):
         """Expire chunks that have waited too long."""
         self._ticked = self._clock()
         with self._lock:
-            arrivals = self._arrivals(self.resolver.tick())
+            arrivals = self._arrivals(self._resolver.tick())
         self._act(arrivals)
 
     def forget(self) -> None:
         """Forget all messages that are held; those that were not acknowledged are redelivered."""
         with self._lock:
-            self.resolver.clear()
+            self._resolver.clear()
             self._delivered.clear()
             self._behind.clear()
             self._in_batch_before.clear()
@@ -286,7 +286,7 @@ class Receiver(Delegated, Closing, ABC):
             # The broker may redeliver chunks that were delivered and not acknowledged: that is another attempt.
             self._settle(self._delivered.get(place), acked=False)
             self._previous = native
-            outcomes = self.resolver.feed(
+            outcomes = self._resolver.feed(
                 *place,
                 None,
                 headers=native.properties(),
@@ -332,13 +332,13 @@ class Receiver(Delegated, Closing, ABC):
         if outcome is None:
             return
         with self._lock:
-            self.resolver.settle(outcome, acked=acked)
+            self._resolver.settle(outcome, acked=acked)
             for place in _places(outcome):
                 if self._delivered.get(place) is outcome:  # and no later delivery of the same
                     del self._delivered[place]
                 if acked:
                     self._in_batch_before.pop(place, None)
-            if self.resolver.safe_position(outcome.source) is None:
+            if self._resolver.safe_position(outcome.source) is None:
                 self._behind.pop(outcome.source, None)
 
     def _settle_own(self, place: Place) -> None:
@@ -368,7 +368,7 @@ class Receiver(Delegated, Closing, ABC):
                 if delivered.source == source and delivered.positions[-1] <= target and not is_waiting:
                     settled += self._settled(delivered)
             behind = self._behind.get(source) or CumulativeAcks()
-            hole = self.resolver.safe_position(source)
+            hole = self._resolver.safe_position(source)
             plan = behind.up_to(target, hole=hole, settled=settled)
             if plan.before is not None:
                 known = self._in_batch_before.get((source, plan.before))

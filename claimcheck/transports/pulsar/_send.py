@@ -299,11 +299,6 @@ class InFlightWindow:
             self._wait(lambda: not self._in_flight)
         return self._ledger.results
 
-    def drain(self) -> None:
-        """Wait until the client has accepted all messages. Raises as `launch`."""
-        with self._changed:
-            self._wait(lambda: True)
-
     def settle(self) -> None:
         """After an error, wait for the results of the messages in flight, which a lost producer does not get."""
         with self._changed:
@@ -327,7 +322,7 @@ class InFlightWindow:
         with self._changed:
             self._in_flight[number] = len(envelope.data or b"")
         try:
-            _send(self._producer, envelope, callback, self._options)
+            self._send(envelope, callback)
         except BaseException as error:
             with self._changed:
                 self._in_flight.pop(number, None)
@@ -335,6 +330,13 @@ class InFlightWindow:
             raise
         finally:
             kept.clear()
+
+    def _send(self, envelope: Envelope, callback: SendCallback) -> None:
+        """Pass one message to the client, which accepts only ``bytes``."""
+        data = envelope.data
+        if data is not None and type(data) is not bytes:
+            data = bytes(data)
+        self._producer.send_async(data, callback, envelope.headers, envelope.key, **self._options)
 
     def _record(self, number: int, kept: list[Envelope], result: pulsar.Result, message_id: pulsar.MessageId) -> None:
         """Record a result, in the client's thread: an exception here would end the process."""
@@ -375,8 +377,8 @@ class InFlightWindow:
             self._changed.acquire()
 
 
-class PayloadSend:
-    """One payload. Call either `launch` and `wait`, or `launch_for`, once."""
+class PayloadSend(InFlightWindow):
+    """One payload. Call either `launch_all` and `finish`, or `launch_for`, once."""
 
     def __init__(
         self,
@@ -386,21 +388,19 @@ class PayloadSend:
         out: Outbound,
         options: Mapping[str, object],
     ) -> None:
-        self._producer = producer
+        super().__init__(producer, window_bytes, options, out.ledger)
         self._rollbacks = rollbacks
         self._out = out
-        self._options = options
-        self._window = InFlightWindow(producer, window_bytes, options, out.ledger)
 
-    def launch(self) -> None:
-        """Pass all messages to the client, each when there is room for it. Raises as `wait`."""
+    def launch_all(self) -> None:
+        """Pass all messages to the client, each when there is room for it. Raises as `finish`."""
         with self._breaking_off():
             self._launch_all()
 
-    def wait(self) -> pulsar.MessageId | WholeMessageId:
+    def finish(self) -> pulsar.MessageId | WholeMessageId:
         """Wait until all messages are in the topic, and return the payload's id."""
         with self._breaking_off():
-            ids = self._window.wait()
+            ids = self.wait()
         self._out.finish()
         return self._id(ids)
 
@@ -411,15 +411,15 @@ class PayloadSend:
 
     def launch_for(self, callback: SendCallback) -> None:
         """Pass all messages to the client; the callback is called when the last of them has its result."""
-        self._window.on_finished = lambda: self._finish(Ticket(callback))
+        self.on_finished = lambda: self._finish(Ticket(callback))
         try:
             self._launch_all()
         except BaseException as error:
-            if not self._window.launched or not isinstance(error, Exception):  # the callback will not be called
+            if not self.launched or not isinstance(error, Exception):  # the callback will not be called
                 self._break_off(error)
                 raise
             self._out.ledger.stopped(error)
-        self._window.close()
+        self.close()
 
     def _launch_all(self) -> None:
         refused = [name for name in _NOT_FOR_CHUNKS if name in self._options]
@@ -428,8 +428,9 @@ class PayloadSend:
                 f"{', '.join(refused)}: not possible for a payload in {self._out.total} chunks; use strategy external"
             )
         for envelope in self._out.messages:
-            self._window.launch(envelope)
-        self._window.drain()
+            self.launch(envelope)
+        with self._changed:
+            self._wait(lambda: True)  # until the client has accepted all
 
     @contextlib.contextmanager
     def _breaking_off(self) -> Iterator[None]:
@@ -441,13 +442,13 @@ class PayloadSend:
 
     def _break_off(self, error: BaseException) -> None:
         if isinstance(error, Exception):
-            self._window.settle()
+            self.settle()
         self._out.break_off(error, lambda abort: self._send_abort(abort, error))
 
     def _send_abort(self, abort: Envelope, error: BaseException | None) -> None:
         """Send an abort envelope, and wait for the broker for a short time."""
         answered = threading.Event()
-        _send(self._producer, abort, lambda result, message_id: answered.set(), self._options)
+        self._send(abort, lambda result, message_id: answered.set())
         # After an interrupt the program should end, and a lost producer gets no answer.
         if isinstance(error, Exception) and not isinstance(error, SendDeadlineError):
             answered.wait(_ABORT_SECONDS)
@@ -459,7 +460,7 @@ class PayloadSend:
             ticket(vendor().Result.Ok, self._id(self._out.ledger.results))
             return
         self._rollbacks.submit(self._failed)
-        ticket(self._window.result or vendor().Result.UnknownError, no_id())
+        ticket(self.result or vendor().Result.UnknownError, no_id())
 
     def _failed(self) -> None:
         self._out.tell_readers(lambda abort: self._send_abort(abort, self._out.ledger.error))
@@ -470,14 +471,6 @@ class PayloadSend:
         if any(message_id.ledger_id() < 0 for message_id in ids):
             _log.warning("%s: stored, but the broker's deduplication returned no position; the id has none", topic)
         return ids[0] if self._out.uuid is None else WholeMessageId.of_sent(ids, topic)
-
-
-def _send(producer: BoundedProducer, envelope: Envelope, callback: SendCallback, options: Mapping[str, object]) -> None:
-    """Pass one message to the client, which accepts only ``bytes``."""
-    data = envelope.data
-    if data is not None and type(data) is not bytes:
-        data = bytes(data)
-    producer.send_async(data, callback, envelope.headers, envelope.key, **options)
 
 
 def without_schema(producer: pulsar.Producer) -> pulsar.Producer:
