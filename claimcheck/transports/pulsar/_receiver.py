@@ -91,6 +91,7 @@ class Receiver(Delegated, Closing, ABC):
         self._lock = threading.RLock()
         self._behind: dict[Hashable, CumulativeAcks] = {}  # by topic, while chunks from it are not settled
         self._delivered: dict[Place, Outcome] = {}  # payloads in chunks, by each of their messages
+        self._ends: dict[int, Position] = {}  # of the same, by their identity: the chunks that completed them
         self._previous: pulsar.Message | None = None  # the last native message
         self._in_batch_before: dict[Place, pulsar.MessageId] = {}  # the id before a chunk in its batch
 
@@ -183,6 +184,7 @@ class Receiver(Delegated, Closing, ABC):
         with self._lock:
             self._resolver.clear()
             self._delivered.clear()
+            self._ends.clear()
             self._behind.clear()
             self._in_batch_before.clear()
             self._previous = None
@@ -316,6 +318,7 @@ class Receiver(Delegated, Closing, ABC):
         # The payload belongs to the caller, who may free it before it is settled.
         kept = replace(outcome, payload=None) if isinstance(outcome, Resolved) else outcome
         self._delivered.update(dict.fromkeys(_places(kept), kept))
+        self._ends[id(kept)] = kept.positions[-1]  # before late duplicates
         if isinstance(payload, StoredPayload):
             return PulsarMessage(None, self._schema, outcome=kept, stored=payload)
         return PulsarMessage(None, self._schema, outcome=kept, payload=payload, error=error)
@@ -333,6 +336,7 @@ class Receiver(Delegated, Closing, ABC):
             return
         with self._lock:
             self._resolver.settle(outcome, acked=acked)
+            self._ends.pop(id(outcome), None)
             for place in _places(outcome):
                 if self._delivered.get(place) is outcome:  # and no later delivery of the same
                     del self._delivered[place]
@@ -365,7 +369,7 @@ class Receiver(Delegated, Closing, ABC):
             settled = [] if outcome is None else self._settled(outcome)
             for delivered in list({id(each): each for each in self._delivered.values()}.values()):
                 is_waiting = any(delivered is each for each in waiting)
-                if delivered.source == source and delivered.positions[-1] <= target and not is_waiting:
+                if delivered.source == source and self._ends[id(delivered)] <= target and not is_waiting:
                     settled += self._settled(delivered)
             behind = self._behind.get(source) or CumulativeAcks()
             hole = self._resolver.safe_position(source)
@@ -380,7 +384,7 @@ class Receiver(Delegated, Closing, ABC):
         outcome = self._find(message_id)
         if outcome is None:
             return position_of(message_id), natives(message_id)[-1]
-        end = outcome.positions[-1]
+        end = self._ends[id(outcome)]
         return end, next(slot.handle.message_id() for slot in outcome.slots if slot.position == end)
 
     def _settled(self, outcome: Outcome) -> list[tuple[Position, pulsar.MessageId]]:
