@@ -32,7 +32,7 @@ from claimcheck.transports.local._broker import (
     encode_message,
     read_messages,
 )
-from claimcheck.transports.local._errors import BrokerClosedError, GroupTakenOverError, StaleDeliveryError
+from claimcheck.transports.local._database import BrokerClosedError, GroupTakenOverError, StaleDeliveryError
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck

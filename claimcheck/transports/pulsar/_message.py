@@ -1,10 +1,12 @@
-"""Received messages with the whole payload, and the ids of payloads that were sent as several messages."""
+"""Received messages with the whole payload, ids of payloads in several messages, and what to acknowledge. No I/O."""
 
 from __future__ import annotations
 
 import functools
+import heapq
 import struct
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from claimcheck._receive.resolver import Outcome
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 _MARK = b"\x00claimcheck-id\x01"  # no protobuf message begins with a zero
 _ID = struct.Struct(">iqqi")
+_MOST_HANDLES = 100_000
 
 Position = tuple[int, int, int]
 
@@ -370,3 +373,56 @@ class PulsarMessage(Delegated):
         if self.outcome is None:
             return self._native
         return min(self.outcome.slots, key=lambda slot: slot.position).handle
+
+
+# Cumulative acknowledgement -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AckPlan:
+    """What to acknowledge: cumulatively all before a position, or up to the target, and messages after it."""
+
+    before: Any | None
+    individually: tuple[pulsar.MessageId, ...]
+
+
+class CumulativeAcks:
+    """The messages of one topic that are their own payloads, while a payload in chunks is not settled. Not thread-safe.
+
+    "Everything up to here" may include messages of payloads that are incomplete or not settled. The lowest of those is
+    the *hole*: everything before it is acknowledged cumulatively, and the messages after it individually.
+    """
+
+    def __init__(self, *, limit: int = _MOST_HANDLES) -> None:
+        self._limit = limit
+        self._handles: dict[Any, pulsar.MessageId] = {}
+        self._heap: list[Any] = []  # positions, including some that are no longer in `_handles`
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def received(self, position: Any, handle: pulsar.MessageId) -> None:
+        """Remember a message that is a payload of its own (plain, a pointer, or unreadable)."""
+        if position not in self._handles:
+            heapq.heappush(self._heap, position)
+        self._handles[position] = handle
+        while len(self._handles) > self._limit:
+            self._handles.pop(heapq.heappop(self._heap), None)
+        if len(self._heap) > 2 * len(self._handles) + 64:  # most of them were forgotten
+            self._heap = sorted(self._handles)
+
+    def forget(self, position: Any) -> None:
+        """Forget a message that was acknowledged, or negatively acknowledged, individually."""
+        self._handles.pop(position, None)
+
+    def up_to(self, target: Any, *, hole: Any | None, settled: Iterable[tuple[Any, pulsar.MessageId]] = ()) -> AckPlan:
+        """Return the plan for acknowledging everything up to a message, and forget what it covers."""
+        before = hole if hole is not None and hole <= target else None
+        behind = dict(settled)
+        while self._heap and self._heap[0] <= target:
+            position = heapq.heappop(self._heap)
+            if position in self._handles:
+                behind[position] = self._handles.pop(position)
+        covered = target if before is None else before
+        individually = tuple(behind[position] for position in sorted(behind) if position > covered)
+        return AckPlan(before=before, individually=individually)
