@@ -16,7 +16,6 @@ from claimcheck._send import ledger as _sending
 from claimcheck._store import contract as _store_contract
 from claimcheck._store import read as _store_read
 from claimcheck._threads import in_thread
-from claimcheck.transports._common.acknowledgement import CumulativeAcks
 from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.kafka import _asyncio, _producer
 from claimcheck.transports.kafka._assignment import Assignment, ReadyMessage
@@ -25,6 +24,7 @@ from claimcheck.transports.kafka._partition import Partition
 from claimcheck.transports.kafka._send import InFlightWindow
 from claimcheck.transports.pulsar import PulsarConsumer, _receiver
 from claimcheck.transports.pulsar import _asyncio as _pulsar_asyncio
+from claimcheck.transports.pulsar._message import CumulativeAcks
 from tests.simulation.run import Result, Schedule
 
 Patch = tuple[Any, str, Any]
