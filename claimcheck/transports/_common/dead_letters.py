@@ -10,7 +10,8 @@ from fnmatch import fnmatchcase
 from itertools import chain
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from claimcheck._wire.envelope import Buffer, PointerData, decode, is_lookalike
+from claimcheck._wire.buffers import Buffer
+from claimcheck._wire.envelope import PointerData, decode, is_lookalike
 from claimcheck._wire.signing import signed_ms
 from claimcheck.config import canonical
 from claimcheck.errors import ClaimCheckError, ConfigError, TransportError
@@ -74,11 +75,11 @@ def _extended(cc: ClaimCheck, seconds: float, message: bytes, topic: str, dead_l
         return message
     pointer = cc.pointer(message, destination=topic)
     assert pointer is not None
-    store = cc._messages.store_of(pointer)
+    store = cc.opened.messages.store_of(pointer)
     extended = store.extend(pointer, seconds, destination=dead_letter_topic)
     may_sign = pointer.mac is None or cc.config.signing.key_id is not None
     if may_sign and extended is not pointer:
-        return cc._reseal(extended, original=pointer)
+        return cc.opened.reseal(extended, original=pointer)
     if extended.key != pointer.key:
         store.rollback(extended)
         raise ConfigError("signing.key_id is not set, so the pointer to a copy cannot be signed", path="signing.key_id")
@@ -173,7 +174,7 @@ class Senders(Generic[P]):
             return self.producers[0]
         times = [signed_ms(value, headers, header=self._header) for value, headers in messages]
         signed = [each for each in times if each is not None]
-        self._configured[0]._current().seal.first_ms = min(signed, default=None)
+        self._configured[0].opened.seal.first_ms = min(signed, default=None)
         is_plain = not any(value is not None and is_lookalike(value, header=self._header) for value, _ in messages)
         return self.producers[0 if signed else 2 if is_plain else 1]
 

@@ -11,7 +11,7 @@ from claimcheck._content.source import Payload
 from claimcheck._validation import check_cc, check_int, check_seconds
 from claimcheck._wire import headers as hints
 from claimcheck._wire.envelope import Envelope
-from claimcheck._wire.sizes import WireLimit, byte_length
+from claimcheck._wire.headers import WireLimit, byte_length
 from claimcheck.transports._common.delegation import Closing, Delegated, RollbackWorker
 from claimcheck.transports.pulsar._queries import MAX_MESSAGE_BYTES, vendor
 from claimcheck.transports.pulsar._send import (

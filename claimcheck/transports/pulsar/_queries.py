@@ -24,9 +24,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
-from claimcheck._registry import import_vendor
 from claimcheck._validation import fail
-from claimcheck.errors import TransportError
+from claimcheck.errors import TransportError, import_vendor
 from claimcheck.transports._common.topics import IncompleteReadError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from typing import TYPE_CHECKING, Any
 
-from claimcheck._send.ledger import SendLedger, classifier
-from claimcheck._send.outbound import Outbound
+from claimcheck._send.classification import classifier
+from claimcheck._send.outbound import Outbound, SendLedger
 from claimcheck._validation import check_type
 from claimcheck._wire.envelope import Envelope
 from claimcheck.errors import TransportError
