@@ -14,7 +14,7 @@ from claimcheck._receive.resolver import Dropped, Failed, Outcome, Resolved
 from claimcheck._threads import IoThreads
 from claimcheck._wire.envelope import Abort, Chunk
 from claimcheck.errors import IncompletePayloadError
-from claimcheck.transports._common.dispatch import dispatch, resolver_of
+from claimcheck.transports._common.received import dispatch, resolver_of
 from claimcheck.transports.kafka._client import vendor
 from claimcheck.transports.kafka._message import KafkaMessage, message_of, of_chunks
 from claimcheck.transports.kafka._partition import CommitMetadata, Partition, StartReason

@@ -11,8 +11,7 @@ from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from claimcheck._validation import check_cc, check_int, check_type
-from claimcheck.transports._common.dispatch import passes_plain
-from claimcheck.transports._common.prefetch import DEFAULT_THREADS, Prefetch
+from claimcheck.transports._common.received import DEFAULT_THREADS, Prefetch, passes_plain
 from claimcheck.transports.kafka._assignment import Assignment, ReadyMessage, Start
 from claimcheck.transports.kafka._client import NativeClient, OffsetStoreError, vendor
 from claimcheck.transports.kafka._dead_letters import DeadLetters

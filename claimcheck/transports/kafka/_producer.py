@@ -13,7 +13,7 @@ from claimcheck._wire import headers as hints
 from claimcheck._wire.envelope import Envelope, FailedEnvelope
 from claimcheck._wire.headers import kafka_overhead
 from claimcheck.errors import ClaimCheckError
-from claimcheck.transports._common.rollback_worker import RollbackWorker
+from claimcheck.transports._common.delegation import RollbackWorker
 from claimcheck.transports.kafka._client import NativeClient, classify, vendor
 from claimcheck.transports.kafka._message import report_of
 from claimcheck.transports.kafka._send import InFlightWindow, Poller
