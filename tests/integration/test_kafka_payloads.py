@@ -355,17 +355,12 @@ class TestWhatIsWrapped:
             KafkaConsumer(native, "claimcheck.yaml")
         native.close()
 
-    @pytest.mark.parametrize(
-        "option", [{"max_message_bytes": 0}, {"window_bytes": -1}, {"room_seconds": 0}, {"window_bytes": "1"}]
-    )
+    @pytest.mark.parametrize("option", [{"max_message_bytes": 0}, {"max_message_bytes": "1000"}])
     def test_numbers_of_a_producer_that_make_no_sense(self, lab, option):
         with pytest.raises(ConfigError, match=next(iter(option))):
             KafkaProducer(lab.native(), lab.cc, **option)
 
-    @pytest.mark.parametrize(
-        "option",
-        [{"prefetch_bytes": -1}, {"prefetch_threads": 0}, {"max_redeliveries": -1}, {"max_redeliveries": True}],
-    )
+    @pytest.mark.parametrize("option", [{"prefetch_bytes": -1}, {"prefetch_threads": 0}])
     def test_numbers_of_a_consumer_that_make_no_sense(self, lab, option):
         native = lab.native_consumer()
 

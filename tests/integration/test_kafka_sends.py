@@ -69,7 +69,8 @@ class TestDefiniteFailures:
         assert stored(lab) == 0
 
     def test_a_full_queue(self, lab):
-        producer = lab.producer(wrap={"room_seconds": 0.05}, queue_buffering_max_messages=1, **NOBODY)
+        producer = lab.producer(queue_buffering_max_messages=1, **NOBODY)
+        producer._room_seconds = 0.05
         producer.produce(lab.topic, b"first")
 
         self.refused(lab, BufferError, None, lambda: producer.produce(lab.topic, LARGE))
@@ -170,7 +171,8 @@ class TestChunksThatBreakOff:
         consumer, heard = lab.consumer(), []
         cc = lab.claimcheck("chunking")
         cc._hooks = claimcheck.hooks.Hooks((heard.append,))
-        producer = lab.producer(cc, wrap={"window_bytes": 1})
+        producer = lab.producer(cc)
+        producer._window_bytes = 1
 
         class Payload(io.BytesIO):
             reads = 0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from claimcheck._send.outbound import Outbound
-from claimcheck._validation import check_cc, check_int, check_seconds, check_type
+from claimcheck._validation import check_cc, check_int, check_type
 from claimcheck._wire import headers as hints
 from claimcheck._wire.envelope import Envelope, FailedEnvelope
 from claimcheck._wire.sizes import kafka_overhead
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _NOT_PLAIN = 1 << 62  # larger than every limit
 _MAX_KNOWN_TOPICS = 10_000
 _MIN_LIMIT_BYTES = 1000
+_WINDOW_BYTES = 16 << 20  # of chunks of one payload in flight
+_ROOM_SECONDS = 60.0  # in which the queue may get room for an offloaded payload
 _SMALL_BYTES = 5000  # a topic hardly ever has a lower limit, and reading the report doubles the cost of a small record
 _MIN_OVERHEAD = kafka_overhead(None, None)
 
@@ -41,8 +43,6 @@ class ProducerOptions(TypedDict, total=False):
 
     max_message_bytes: int
     admin: AdminClient | None
-    window_bytes: int
-    room_seconds: float
 
 
 class KafkaProducer(NativeClient):
@@ -60,8 +60,6 @@ class KafkaProducer(NativeClient):
             size, whether the topic is compacted (then chunks are refused), and how much it retains. The first `produce`
             to each topic waits for the response. The request is repeated after the topic rejected a record of
             more than 5,000 bytes as too large.
-        window_bytes: Maximum bytes of chunks of one payload in flight.
-        room_seconds: How long an offloaded payload waits for space in the producer's queue.
 
     Raises:
         ConfigError: An argument is out of range or of the wrong type; for an object also a `TypeError`.
@@ -74,15 +72,11 @@ class KafkaProducer(NativeClient):
         *,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         admin: AdminClient | None = None,
-        window_bytes: int = 16 << 20,
-        room_seconds: float = 60.0,
     ) -> None:
         expected = "a confluent_kafka.Producer; serialize values before produce"
         check_type("producer", producer, valid=type(producer) is vendor().Producer, expected=expected)
         check_cc(cc)
         check_int("max_message_bytes", max_message_bytes, minimum=_MIN_LIMIT_BYTES)
-        check_int("window_bytes", window_bytes, minimum=1)
-        check_seconds("room_seconds", room_seconds)
         is_admin = admin is None or hasattr(admin, "describe_configs")
         check_type("admin", admin, valid=is_admin, expected="a confluent_kafka.admin.AdminClient")
         self._native: Producer = producer
@@ -93,8 +87,8 @@ class KafkaProducer(NativeClient):
         self._first_byte = self._header[0]
         self._produce: Any = producer.produce  # its type forbids some arguments that it accepts
         self._plain_limits: dict[str, int] = {}  # by topic: bytes of value and key of a plain record without headers
-        self._window_bytes = window_bytes
-        self._room_seconds = room_seconds
+        self._window_bytes = _WINDOW_BYTES
+        self._room_seconds = _ROOM_SECONDS
         self._poller = Poller(producer)
         self._closed = False
         self._rollbacks = RollbackWorker()
@@ -114,7 +108,7 @@ class KafkaProducer(NativeClient):
         """Send one payload; takes the arguments of `confluent_kafka.Producer.produce`.
 
         A payload for a store is stored before this returns. Chunks are sent as earlier ones are acknowledged, all to
-        the partition of the first; the last ``window_bytes`` of them are in flight when this returns.
+        the partition of the first; the last 16 MiB of them are in flight when this returns.
 
         Args:
             topic: The topic.
@@ -131,7 +125,8 @@ class KafkaProducer(NativeClient):
 
         Raises:
             TypeError: The callback is not callable, or the client does not accept another argument. Nothing was sent.
-            BufferError: The producer's queue is full; nothing was sent, and nothing is stored.
+            BufferError: The producer's queue is full, for 60 seconds if the payload was offloaded; nothing was sent,
+                and nothing is stored.
             CompactedTopicError: The payload would be sent as chunks to a compacted topic. Nothing was sent.
             PartialSendError: Some chunks are or may be in the topic; an abort envelope followed them if possible.
             KafkaException: An error of the client, unchanged. If the record was definitely not sent, the stored payload

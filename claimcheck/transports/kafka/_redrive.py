@@ -51,10 +51,10 @@ class KafkaDeadLetters:
         self._reader = patient(cc, source=source, target=target)
         receiving = {**own, **_CONSUMER, "group.id": group}
         consumer = vendor().Consumer(receiving, logger=_quiet)
-        self._consumer = KafkaConsumer(consumer, self._reader, clock=self._clock)
-        self._consumer._assignment._keep = True  # of chunks: their signatures
         sending = {**own, _LIMIT: limit, "linger.ms": 0, "enable.idempotence": True}
         self._native = native = vendor().Producer(sending, logger=_quiet)
+        # With a producer for dead letters chunks are kept, and their signatures with them.
+        self._consumer = KafkaConsumer(consumer, self._reader, dead_letter_producer=native, clock=self._clock)
         admin = cluster.admin
         self._senders = Senders(cc, lambda each: KafkaProducer(native, each, max_message_bytes=limit, admin=admin))
 
