@@ -7,7 +7,7 @@ import uuid
 import confluent_kafka
 import pytest
 
-from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
+from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES
 from tests.benchmarks.compare import kafka
 from tests.benchmarks.compare.broker import BrokerAddress, TopicSettings
 from tests.benchmarks.compare.model import MODES, CompareError, NotMeasuredError

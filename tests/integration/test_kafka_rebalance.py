@@ -241,7 +241,7 @@ class TestHandover:
             raise RuntimeError("revoked")
 
         def join():
-            servers.wait_until(lambda: first._ready, "consume has the message")
+            servers.wait_until(lambda: first._receiver.ready, "consume has the message")
             second.subscribe([lab.topic])
             while not done.is_set():
                 if (message := second.poll(0.1)) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from claimcheck._send.outbound import Outbound
@@ -12,15 +12,14 @@ from claimcheck._validation import check_cc, check_int, check_type
 from claimcheck._wire import headers as hints
 from claimcheck._wire.envelope import Envelope, FailedEnvelope
 from claimcheck._wire.sizes import kafka_overhead
-from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.rollback_worker import RollbackWorker
-from claimcheck.transports.kafka._client import NativeClient, classify, vendor
+from claimcheck.transports.kafka._client import NativeClient, classify, passed_on, vendor
 from claimcheck.transports.kafka._message import report_of
-from claimcheck.transports.kafka._send import InFlightWindow, Poller
-from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES, Topics
+from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES
+from claimcheck.transports.kafka._send import InFlightWindow, Poller, Topics
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Message, Producer, TopicPartition
+    from confluent_kafka import KafkaError, Message, Producer
     from confluent_kafka.admin import AdminClient
 
     from claimcheck._client import ClaimCheck
@@ -150,29 +149,6 @@ class KafkaProducer(NativeClient):
             return
         self._offload(topic, value, key, partition, callback, timestamp, headers)
 
-    def produce_batch(
-        self,
-        topic: str,
-        messages: Sequence[dict[str, Any]],
-        partition: int = -1,
-        callback: Callback = None,
-        on_delivery: Callback = None,
-    ) -> int:
-        """Send several payloads, each a dict of arguments of `produce`. Unlike the client, this sends their headers.
-
-        The arguments of a message take precedence over those of the batch.
-
-        Returns:
-            How many were sent; each of the others has its error under ``_error``.
-
-        Raises:
-            TypeError: A message is not a dict, or the callback of the batch is not callable. Nothing was sent.
-        """
-        callback = _checked_callback(callback, on_delivery)
-        if not all(isinstance(message, dict) for message in messages):
-            raise TypeError("messages must be dicts of the arguments of produce")
-        return sum(self._produce_message(topic, message, partition, callback) for message in messages)
-
     def sends_plain(self, topic: str, value: object, key: Key, headers: object) -> bool:
         """Whether this payload would be sent unchanged, without a request to the broker and without waiting."""
         known = self._topics.knows(topic) or (value is not None and topic in self._plain_limits)
@@ -193,10 +169,6 @@ class KafkaProducer(NativeClient):
         self._rollbacks.wait()
         return self._poller.flush(timeout) if len(self._native) else left  # rollbacks may have sent abort envelopes
 
-    def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
-        """Discard records in the queue and in flight; their reports have an error. Only queued ones are rolled back."""
-        self._native.purge(in_queue=in_queue, in_flight=in_flight, blocking=blocking)
-
     def close(self) -> bool:
         """Flush and close; returns whether every record has its report. A second call does nothing."""
         if self._closed:
@@ -207,20 +179,14 @@ class KafkaProducer(NativeClient):
             closing.callback(self._native.close)
             return self.flush() == 0
 
-    def init_transactions(self, timeout: float = -1) -> None:
-        """Same as ``init_transactions`` of the client."""
-        self._native.init_transactions(timeout)
+    purge = passed_on("purge")
+    init_transactions = passed_on("init_transactions")
+    send_offsets_to_transaction = passed_on("send_offsets_to_transaction")
 
     def begin_transaction(self) -> None:
         """Begin a transaction. A commit keeps the payloads stored in it; an abort deletes them."""
         self._native.begin_transaction()
         self._transaction = []
-
-    def send_offsets_to_transaction(
-        self, positions: list[TopicPartition], group_metadata: Any, timeout: float = -1
-    ) -> None:
-        """Same as the client; pass `KafkaConsumer.position`, which never passes an incomplete payload."""
-        self._native.send_offsets_to_transaction(positions, group_metadata, timeout)
 
     def commit_transaction(self, timeout: float = -1) -> None:
         """Flush and commit.
@@ -275,22 +241,6 @@ class KafkaProducer(NativeClient):
             if self._topics.knows(topic) and len(self._plain_limits) < _MAX_KNOWN_TOPICS:
                 self._plain_limits[topic] = limit
         return limit
-
-    def _produce_message(self, topic: str, message: dict[str, Any], partition: int, callback: Callback) -> bool:
-        arguments = {"partition": partition} | message
-        arguments.pop("_error", None)
-        if not {"callback", "on_delivery"} & arguments.keys():
-            arguments["callback"] = callback
-        try:
-            self.produce(topic, **arguments)
-            return True
-        except BufferError:
-            message["_error"] = vendor().KafkaError(vendor().KafkaError._QUEUE_FULL)
-        except vendor().KafkaException as error:
-            message["_error"] = error.args[0]
-        except (ClaimCheckError, TypeError, ValueError) as error:
-            message["_error"] = vendor().KafkaError(vendor().KafkaError._INVALID_ARG, str(error))
-        return False
 
     def _offload(
         self, topic: str, value: Any, key: Key, partition: int, callback: Callback, timestamp: int, headers: Any

@@ -139,7 +139,9 @@ class Receiver:
         if partition is None or partition.offsets.start is None:
             partition = self.assignment.of(native)
         offsets = partition.offsets
-        return None if native.offset() < offsets.skip_below or offsets.went_back else offsets
+        if offsets.went_back or (offsets.skip_below and native.offset() < offsets.skip_below):
+            return None
+        return offsets
 
     def take(self, native: Record) -> None:
         """Take a record; the messages that it completes are added to the queue."""
@@ -201,13 +203,14 @@ class Receiver:
 
     def _take_plain(self, natives: list[Record]) -> list[Message]:
         """Return records that are their own payloads, as most are; if one of them is not, they all go to the queue."""
-        plain = [offsets for native in natives if (offsets := self.plain(native)) is not None]
-        if len(plain) < len(natives):
+        last = dict(zip(map(self.plain, natives), natives, strict=True))  # record of each partition
+        if None in last:
             self._take_all(natives)
             return []
-        for offsets, native in zip(plain, natives, strict=True):
-            offsets.delivered_plain(native.offset())
-        return list(natives)
+        for offsets, native in last.items():
+            if offsets is not None:
+                offsets.delivered_plain(native.offset())
+        return natives  # type: ignore[return-value]
 
     def _take_all(self, natives: Iterable[Record]) -> None:
         stale: set[Partition] = set()
@@ -272,7 +275,7 @@ class Receiver:
         try:
             self._native.incremental_assign(places)
         except vendor().KafkaException as error:
-            if error.args[0].code() != vendor().KafkaError._STATE:
+            if error.args[0].name() != "_STATE":
                 raise
             self._native.assign(places)  # an eager protocol
 

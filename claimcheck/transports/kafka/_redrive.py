@@ -15,8 +15,7 @@ from claimcheck.transports._common.redrive import EndClock, Letter, Senders, for
 from claimcheck.transports.kafka._client import exception_of, vendor
 from claimcheck.transports.kafka._consumer import KafkaConsumer
 from claimcheck.transports.kafka._producer import KafkaProducer
-from claimcheck.transports.kafka._queries import KafkaTarget
-from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
+from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES, KafkaTarget
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
@@ -131,6 +130,6 @@ class KafkaDeadLetters:
 
 def _ended(message: Any) -> int:
     """Return the partition that has no more records; raises any other error of the client."""
-    if message.error().code() != vendor().KafkaError._PARTITION_EOF:
+    if message.error().name() != "_PARTITION_EOF":
         raise exception_of(message.error())
     return int(message.partition())
