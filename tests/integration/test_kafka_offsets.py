@@ -135,7 +135,7 @@ class TestCommits:
         """A message counts as processed when the next one is requested, not when it is returned."""
         consumer = lab.consumer(wrap={"auto_offset_store": True}, enable_auto_commit=True)
         receive(consumer, 3)
-        consumer._stored_at = float("-inf")
+        consumer._receiver.stored_at = float("-inf")
         consumer.poll(5)  # the fourth
         consumer._native.commit(asynchronous=False)
 
@@ -152,7 +152,7 @@ class TestCommits:
 
     def test_what_consume_has_found_is_not_stored_before_its_user_has_it(self, lab):
         consumer = lab.consumer(wrap={"auto_offset_store": True}, enable_auto_commit=True)
-        consumer._stored_at = float("-inf")
+        consumer._receiver.stored_at = float("-inf")
         assert len(consumer.consume(5, 2.0)) == 4  # it waits for a fifth, and offsets might be stored meanwhile
 
         with pytest.raises(kafka.KafkaException, match="_NO_OFFSET"):

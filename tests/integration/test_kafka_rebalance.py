@@ -338,7 +338,7 @@ def test_records_that_come_in_the_call_in_which_a_callback_raised_wait_for_the_n
     def fetch_one(count, seconds):
         fetched.extend(found := fetch(1, seconds))
         if found and len(fetched) == 2:
-            consumer._errors.append(RuntimeError("revoked"))
+            consumer._receiver.errors.append(RuntimeError("revoked"))
         return found
 
     monkeypatch.setattr(consumer, "_records", fetch_one)

@@ -68,7 +68,7 @@ class Receiver:
         self._checked_start = checked_start
         self._checked_first = checked_start[:1] or bytes(range(256))
         self._clock = assignment.clock
-        self._stored_at = 0.0
+        self.stored_at = 0.0
 
     # On an event loop `gather` waits, `waiting` returns what arrived, `hand_out` removes it.
 
@@ -150,7 +150,7 @@ class Receiver:
     def begin_call(self) -> None:
         """The user has processed everything that was returned; store its offsets if that was not done for a while."""
         self.prefetch.begin_receive()
-        if self.stores_offsets and self._clock() - self._stored_at > _STORE_SECONDS:
+        if self.stores_offsets and self._clock() - self.stored_at > _STORE_SECONDS:
             self.store_offsets()
 
     def drop(self, partitions: list[TopicPartition]) -> None:
@@ -319,7 +319,7 @@ class Receiver:
 
     def store_offsets(self) -> None:
         """Store the offsets of everything that was returned, for the next automatic commit."""
-        self._stored_at = self._clock()
+        self.stored_at = self._clock()
         partitions = self.partitions.values() if self.stores_offsets else ()
         changed = [each for each in partitions if each.offsets.changed]
         if not changed:
