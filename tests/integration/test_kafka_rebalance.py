@@ -333,7 +333,7 @@ def test_records_that_come_in_the_call_in_which_a_callback_raised_wait_for_the_n
     """The client may rebalance and fetch again within one call."""
     lab.send_raw(b"one", b"two")
     consumer = lab.consumer()
-    fetch, fetched = consumer._records, []
+    fetch, fetched = consumer._receiver._records, []
 
     def fetch_one(count, seconds):
         fetched.extend(found := fetch(1, seconds))
@@ -341,7 +341,7 @@ def test_records_that_come_in_the_call_in_which_a_callback_raised_wait_for_the_n
             consumer._receiver.errors.append(RuntimeError("revoked"))
         return found
 
-    monkeypatch.setattr(consumer, "_records", fetch_one)
+    monkeypatch.setattr(consumer._receiver, "_records", fetch_one)
 
     assert values(consumer.consume(10, timeout=30)) == [b"one"]
     with pytest.raises(RuntimeError, match="revoked"):
