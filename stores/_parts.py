@@ -15,8 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 
-from claimcheck._content.reader import STEP_BYTES, Reader
 from claimcheck._threads import STOP, check_interrupt
+from claimcheck._wire.buffers import STEP_BYTES, Reader
 from claimcheck.errors import StoreUnavailableError
 
 CONNECTIONS = 8

@@ -19,12 +19,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
 from claimcheck._content.source import Source
-from claimcheck._registry import import_vendor
 from claimcheck._store.store import Store
 from claimcheck._validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail
 from claimcheck._wire.envelope import Envelope
 from claimcheck._wire.pointer import Pointer
-from claimcheck.errors import ConfigError, PayloadTooLargeError, StoreError, StoreUnavailableError
+from claimcheck.errors import ConfigError, PayloadTooLargeError, StoreError, StoreUnavailableError, import_vendor
 from claimcheck.stores._common import ENDPOINT, CaFile, check_ca_file
 from claimcheck.transports.pulsar._admin import AdminClient, AdminError, trusting
 from claimcheck.transports.pulsar._errors import SendDeadlineError

@@ -15,13 +15,12 @@ from urllib.parse import parse_qs, urlsplit
 from claimcheck._content.coder import package_users
 from claimcheck._content.data_keys import DataKeys
 from claimcheck._operate.findings import CheckReport, Finding, finding, reason_of
-from claimcheck._registry import import_vendor
 from claimcheck._store.store import Store
 from claimcheck._texts import split_url
 from claimcheck._validation import is_placeholder, without_secrets
 from claimcheck._wire.digest import CRYPTOGRAPHIC
 from claimcheck.config import MIN_KEY_BYTES, Config, StoreConfig, encryption_key, expand, signing_key
-from claimcheck.errors import ConfigError, MissingDependencyError, StoreUnavailableError
+from claimcheck.errors import ConfigError, MissingDependencyError, StoreUnavailableError, import_vendor
 
 _PROBE = b"claimcheck check"
 _HOUR = 3600

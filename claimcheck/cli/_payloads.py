@@ -18,11 +18,11 @@ from rich.text import Text
 
 from claimcheck._client import ClaimCheck
 from claimcheck._content.header import Damaged, read_header
-from claimcheck._content.reader import PieceReader
 from claimcheck._content.source import remaining_bytes
 from claimcheck._store.store import Store
 from claimcheck._wire import pointer as pointers
-from claimcheck._wire.envelope import Abort, Buffer, Chunk, Encoded, Literal, Plain, PointerData, decode
+from claimcheck._wire.buffers import Buffer, PieceReader
+from claimcheck._wire.envelope import Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
 from claimcheck._wire.pointer import Pointer
 from claimcheck.cli._files import (
     STDIO,
@@ -168,7 +168,7 @@ def get(
 
 
 def _opened(message: bytes, pointer: Pointer | None, cc: ClaimCheck, destination: str | None) -> BinaryIO:
-    return cc._messages.open(pointer) if pointer is not None else cc.open(message, destination=destination)
+    return cc.opened.messages.open(pointer) if pointer is not None else cc.open(message, destination=destination)
 
 
 def _standard_output() -> str:
@@ -318,7 +318,7 @@ def _content_facts(content: Buffer) -> Facts:
 def accepted(message: bytes, cc: ClaimCheck, destination: str | None) -> Pointer | None:
     """Return the pointer of a message, if it is one and readers accept it: from a topic, or from any without one."""
     return (
-        cc._messages.pointer_from_anywhere(message)
+        cc.opened.messages.pointer_from_anywhere(message)
         if destination is None
         else cc.pointer(message, destination=destination)
     )

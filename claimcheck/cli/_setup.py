@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 import click
 
 from claimcheck._client import ClaimCheck
-from claimcheck._registry import pip_install
 from claimcheck.cli._files import STDIO, check_output, is_terminal, output
 from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._options import CONFIG, OUTPUT, config_option, force_option, grace_option, loaded, store_option
-from claimcheck.errors import ConfigError
+from claimcheck.errors import ConfigError, pip_install
 from claimcheck.stores.s3 import S3Store
 
 if TYPE_CHECKING:

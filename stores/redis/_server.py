@@ -17,11 +17,10 @@ from types import ModuleType
 from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from claimcheck._registry import import_vendor
 from claimcheck._texts import split_url
-from claimcheck._wire.envelope import Buffer
+from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.pointer import Pointer
-from claimcheck.errors import ConfigError
+from claimcheck.errors import ConfigError, import_vendor
 from claimcheck.stores._common import check_ca_file
 
 _SCHEME = re.compile(r"(rediss?)(?:\+(cluster|sentinel))?")

@@ -13,16 +13,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from claimcheck._content.reader import PieceReader, Reader
 from claimcheck._content.source import Source
-from claimcheck._registry import import_vendor
 from claimcheck._store.contract import Translated, too_long
-from claimcheck._store.listing import Deletion, StoreEntry
+from claimcheck._store.listing import KEY_PREFIX, Deletion, StoreEntry
 from claimcheck._store.store import Store
 from claimcheck._threads import Replies
 from claimcheck._validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail
-from claimcheck._wire.pointer import KEY_PREFIX, Pointer, slug
-from claimcheck.errors import IntegrityError, ScanNotSupportedError, StoreError, StoreUnavailableError
+from claimcheck._wire.buffers import PieceReader, Reader
+from claimcheck._wire.pointer import Pointer, slug
+from claimcheck.errors import IntegrityError, ScanNotSupportedError, StoreError, StoreUnavailableError, import_vendor
 from claimcheck.stores._common import CaFile
 from claimcheck.stores.redis._listing import FirstSegment, Keyspace
 from claimcheck.stores.redis._replies import SmallReplies
@@ -130,7 +129,7 @@ class RedisStore(Store):
         elif tls_ca_file:
             fail("tls_ca_file", found="an address without TLS", expected="one that begins with rediss")
         self._server = RedisServer(self._address, options, name=lambda: self.name)
-        self._joined_bytes = 0 if self._server.is_cluster else min(SMALL_BYTES, segment_bytes)
+        self.joined_bytes = 0 if self._server.is_cluster else min(SMALL_BYTES, segment_bytes)
         self._policy_known = False
         self.ttl_seconds = ttl_seconds
         self.segment_bytes = segment_bytes

@@ -8,9 +8,8 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from claimcheck._registry import import_vendor
 from claimcheck._threads import IO_THREADS
-from claimcheck.errors import StoreError, StoreUnavailableError
+from claimcheck.errors import StoreError, StoreUnavailableError, import_vendor
 from claimcheck.stores._common import ERROR_CODES, NOT_ADMITTED
 
 _SESSION_LOCK = threading.Lock()  # clients are thread-safe, sessions are not

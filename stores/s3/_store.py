@@ -15,15 +15,14 @@ from functools import partial
 from itertools import chain, islice
 from typing import Annotated, Any, NamedTuple
 
-from claimcheck._content.reader import Reader
 from claimcheck._content.source import Source
-from claimcheck._registry import import_vendor
 from claimcheck._store.contract import differs
 from claimcheck._store.listing import Deletion, StoreEntry
 from claimcheck._store.store import Store
 from claimcheck._validation import Check, Seconds, Size, Timeout, check_arguments
+from claimcheck._wire.buffers import Reader
 from claimcheck._wire.pointer import Pointer
-from claimcheck.errors import IntegrityError, StoreError, StoreUnavailableError
+from claimcheck.errors import IntegrityError, StoreError, StoreUnavailableError, import_vendor
 from claimcheck.stores._common import (
     ENDPOINT,
     PREFIX,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from claimcheck._send.ledger import Verdict
+from claimcheck._send.outbound import Verdict
 from claimcheck.stores.filesystem import FilesystemStore
 from tests.benchmarks.compare import rollback
 from tests.benchmarks.compare.model import MODES, Experiment, Mode

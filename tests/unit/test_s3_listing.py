@@ -196,7 +196,7 @@ class TestCommand:
 
 
 def test_obstore_renews_the_lifetime_of_what_is_stored(tmp_path):
-    store = ObstoreStore(url=tmp_path.as_uri(), ttl_seconds=600)
+    store = ObstoreStore(url=f"memory:///{tmp_path.name}", ttl_seconds=600)
     first = store.write(b"payload", identity=UUID)
     (before,) = store.scan()
 

@@ -9,8 +9,8 @@ from contextlib import closing
 
 import pytest
 
-from claimcheck._content.reader import fill, lend_to
 from claimcheck._threads import Interrupted, interruptible
+from claimcheck._wire.buffers import fill, lend_to
 from claimcheck.errors import StoreUnavailableError
 from claimcheck.stores._parts import Memory, PartsReader, SameVersion, TransferPolicy, Transfers
 

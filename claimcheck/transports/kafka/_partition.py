@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
-from claimcheck._receive.assembler import Identity, Slot
+from claimcheck._receive.record import Identity, Slot
 from claimcheck._receive.resolver import Dropped, Failed, Outcome, Resolved, Resolver
 from claimcheck._threads import IoThreads
 from claimcheck._wire.envelope import Abort, Chunk

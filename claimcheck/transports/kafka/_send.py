@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from claimcheck._send.ledger import SendLedger
+from claimcheck._send.outbound import SendLedger
 from claimcheck._wire.envelope import Envelope
-from claimcheck._wire.sizes import WireLimit, kafka_overhead
+from claimcheck._wire.headers import WireLimit, kafka_overhead
 from claimcheck.transports.kafka._client import CompactedTopicError, MissingReportError, exception_of, vendor
 from claimcheck.transports.kafka._queries import topic_settings
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import admin
 
-from claimcheck._wire.sizes import kafka_overhead
+from claimcheck._wire.headers import kafka_overhead
 from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
 from claimcheck.transports.kafka._client import exception_of, vendor
