@@ -237,7 +237,7 @@ class KafkaProducer(NativeClient):
     def _plain_limit(self, topic: str) -> int:
         limit = self._plain_limits.get(topic)
         if limit is None:
-            limit = self._cc.threshold(topic, self._topics.of(topic).limit) - _MIN_OVERHEAD
+            limit = self._cc.threshold(topic, self._topics.limit(topic)) - _MIN_OVERHEAD
             if self._topics.knows(topic) and len(self._plain_limits) < _MAX_KNOWN_TOPICS:
                 self._plain_limits[topic] = limit
         return limit
@@ -245,7 +245,7 @@ class KafkaProducer(NativeClient):
     def _offload(
         self, topic: str, value: Any, key: Key, partition: int, callback: Callback, timestamp: int, headers: Any
     ) -> None:
-        limit = self._topics.of(topic).limit
+        limit = self._topics.limit(topic)
         block = self._cc.outbound(
             value, destination=topic, key=key, headers=headers, limit=limit, text_key=False, classify=classify
         )

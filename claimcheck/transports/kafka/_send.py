@@ -13,7 +13,7 @@ from claimcheck._send.outbound import SendLedger
 from claimcheck._wire.envelope import Envelope
 from claimcheck._wire.headers import WireLimit, kafka_overhead
 from claimcheck.transports.kafka._client import CompactedTopicError, MissingReportError, exception_of, vendor
-from claimcheck.transports.kafka._queries import topic_settings
+from claimcheck.transports.kafka._queries import TopicSettings, topic_settings
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
 _RETRY_SECONDS = 5.0
+_DEFAULT = TopicSettings.of({})
 _STEP_SECONDS = 0.02  # another thread may be serving our reports
 
 
@@ -144,20 +145,14 @@ class InFlightWindow:
                     timestamp=self.timestamp, headers=envelope.headers,
                 )  # fmt: skip
                 return
-            except BufferError as error:
+            except BaseException as error:
                 deadline = deadline or self.clock() + self.room_seconds
-                if self.clock() > deadline:
-                    self._rejected(number, size, error)
+                if not isinstance(error, BufferError) or self.clock() > deadline:
+                    with self._lock:
+                        self._in_flight, self._bytes = self._in_flight - 1, self._bytes - size
+                        self.ledger.failed(number, error)
                     raise
                 self.poller.quietly(_STEP_SECONDS)
-            except BaseException as error:
-                self._rejected(number, size, error)
-                raise
-
-    def _rejected(self, number: int, size: int, error: BaseException) -> None:
-        with self._lock:
-            self._in_flight, self._bytes = self._in_flight - 1, self._bytes - size
-            self.ledger.failed(number, error)
 
     def _reported(self, number: int, size: int, error: KafkaError | None, report: Message) -> None:
         """Called in the thread that serves the producer."""
@@ -176,15 +171,6 @@ class InFlightWindow:
             on_complete()
 
 
-@dataclass(frozen=True, slots=True)
-class TopicLimits:
-    """Limits of one topic."""
-
-    limit: WireLimit
-    compacted: bool = False
-    retention_bytes: int | None = None
-
-
 class Topics:
     """Requests the configuration of each topic once, and again after `refresh`."""
 
@@ -193,23 +179,27 @@ class Topics:
     ) -> None:
         self._admin = admin
         self._max_message_bytes = max_message_bytes
-        self._default = TopicLimits(WireLimit(max_message_bytes, kafka_overhead))
-        self._known: dict[str, TopicLimits] = {}
+        self._known: dict[str, TopicSettings] = {}
         self._stale: set[str] = set()  # known topics only
         self._retry_at: dict[str, float] = {}
         self._clock = clock
         self._warned = False
 
-    def of(self, name: str) -> TopicLimits:
-        """Return a topic's limits, or the defaults if the broker does not answer; a later call requests them again."""
+    def of(self, name: str) -> TopicSettings:
+        """Return a topic's settings, or the defaults if the broker does not answer; a later call asks it again."""
         if self._admin is not None and not self.knows(name) and self._retry_at.get(name, 0.0) <= self._clock():
-            limits = self._request(self._admin, name)
-            if limits is None or name in self._stale:
+            settings = self._request(self._admin, name)
+            if settings is None or name in self._stale:
                 self._retry_at[name] = self._clock() + _RETRY_SECONDS
-            if limits is not None:
-                self._known[name] = limits
+            if settings is not None:
+                self._known[name] = settings
                 self._stale.discard(name)
-        return self._known.get(name, self._default)
+        return self._known.get(name, _DEFAULT)
+
+    def limit(self, name: str) -> WireLimit:
+        """Return the limit of one record of a topic."""
+        allowed = self.of(name).max_message_bytes or self._max_message_bytes
+        return WireLimit(min(allowed, self._max_message_bytes), kafka_overhead)
 
     def knows(self, name: str) -> bool:
         """Whether `of` returns the same limits until `refresh`, without a request."""
@@ -235,17 +225,15 @@ class Topics:
             self._warned = True
             _log.warning("%s: sending chunks without checking whether the topic is compacted; pass admin=", name)
 
-    def _request(self, admin: AdminClient, name: str) -> TopicLimits | None:
+    def _request(self, admin: AdminClient, name: str) -> TopicSettings | None:
         try:
             settings = topic_settings(admin, name)
         except vendor().KafkaException as error:
             _log.warning("%s: failed to read the topic's configuration: %s", name, error.args[0].name())
             return None
-        max_bytes = settings.max_message_bytes or self._max_message_bytes
-        if max_bytes < self._max_message_bytes:
+        if (max_bytes := settings.max_message_bytes) is not None and max_bytes < self._max_message_bytes:
             _log.warning(
                 "%s accepts batches of at most %d bytes, and rejects a larger one as a whole: set the producer's "
                 "batch.size to %d or less", name, max_bytes, max_bytes,
             )  # fmt: skip
-        limit = WireLimit(min(max_bytes, self._max_message_bytes), kafka_overhead)
-        return TopicLimits(limit, compacted=settings.compacted, retention_bytes=settings.retention_bytes)
+        return settings
