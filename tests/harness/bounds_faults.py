@@ -40,10 +40,10 @@ def decodes_chunks_at_once() -> None:
         resolver.decode_later = None
         return resolver
 
-    from claimcheck.transports.kafka import _assignment
+    from claimcheck.transports.kafka import _consumer
     from claimcheck.transports.pulsar import _receiver
 
-    _plant(_assignment, "resolver_of", eager)
+    _plant(_consumer, "resolver_of", eager)
     _plant(_receiver, "resolver_of", eager)
 
 
