@@ -244,17 +244,14 @@ class Outbound:
                 error of ``produce`` is raised unchanged.
             ClaimCheckError: Everything was sent or taken already. Nothing was sent now.
         """
-        before = self.ledger.count
+        before, number = self.ledger.count, None
         try:
             for envelope in self._messages:
                 number = self.ledger.launched()
-                try:
-                    result = produce(envelope)
-                except BaseException as error:
-                    self.ledger.failed(number, error)
-                    raise
-                self._produced(number, result)
+                self._produced(number, produce(envelope))
+                number = None
         except BaseException as error:
+            self._failed(number, error)
             self.break_off(error, produce)
             raise
         self._check_produced(since=before)
@@ -263,18 +260,14 @@ class Outbound:
 
     async def send_async(self, produce: Callable[[Envelope], Awaitable[R]]) -> R:
         """Same as `send` for a coroutine function. Files are read, and payloads deleted, off the event loop."""
-        before = self.ledger.count
+        before, number = self.ledger.count, None
         try:
             while (envelope := await self._next_async()) is not None:
                 number = self.ledger.launched()
-                try:
-                    result = await produce(envelope)
-                except BaseException as error:
-                    self.ledger.failed(number, error)
-                    raise
-                self._produced(number, result)
+                self._produced(number, await produce(envelope))
+                number = None
         except BaseException as error:
-            self.ledger.stopped(error)
+            self._failed(number, error)
             if self.abort is not None and self.ledger.verdict().abort:
                 await _attempt_async(produce, self.abort, wait=isinstance(error, Exception))
             await self.settle_async(error)
@@ -399,6 +392,13 @@ class Outbound:
         self.results.append(result)
         if not is_future(result):
             self.ledger.acknowledged(number, result)
+
+    def _failed(self, number: int | None, error: BaseException) -> None:
+        """Record what ended the send, and the message that was in flight, if there was one."""
+        if number is None:
+            self.ledger.stopped(error)
+        else:
+            self.ledger.failed(number, error)
 
     def _check_produced(self, *, since: int) -> None:
         if self.ledger.count == since:
