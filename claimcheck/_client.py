@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TypeVar
 
 import claimcheck._opened as _process
 from claimcheck._config_file import parse, read_yaml
-from claimcheck._content.data_keys import DataKeys
 from claimcheck._content.source import Payload
-from claimcheck._opened import Opened, check_strategies, strategy_class
+from claimcheck._opened import Opened, check_classes, strategy_class
 from claimcheck._receive.messages import Message as ManyMessage
-from claimcheck._receive.messages import MessageReader, Resolution, aresolve_many, resolve_many
+from claimcheck._receive.messages import Resolution, aresolve_many, check_many, resolve_many
 from claimcheck._receive.resolver import Resolver
-from claimcheck._registry import check_store
 from claimcheck._send.classification import Classifier
 from claimcheck._send.decorator import OutboundBlock, ProduceCall, decorate
 from claimcheck._send.strategy import Message, Plan
@@ -31,7 +29,6 @@ from claimcheck._wire.envelope import Envelope, encode_pointer
 from claimcheck._wire.headers import Headers, WireLimit
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config
-from claimcheck.errors import PayloadTypeError
 from claimcheck.hooks import Hook, Hooks
 
 if TYPE_CHECKING:
@@ -93,7 +90,7 @@ class ClaimCheck:
         self._header = config.header
         self._lock = threading.RLock()
         self._open = self._new()
-        self._check_classes()
+        check_classes(config)
 
     # Writing ---------------------------------------------------------------------------------------------------
 
@@ -294,7 +291,7 @@ class ClaimCheck:
             ConfigError: A number is out of range.
             PayloadTypeError: ``messages`` is one message.
         """
-        _check_many(messages, concurrency, max_bytes)
+        check_many(messages, concurrency, max_bytes)
         prepare = functools.partial(self.opened.messages.work, destination=destination)
         return resolve_many(messages, prepare, concurrency=concurrency, max_bytes=max_bytes)
 
@@ -311,7 +308,7 @@ class ClaimCheck:
         Cancelling the task stops the reads at their next piece. After ``break``, close the iterator, for example with
         `contextlib.aclosing`, to stop them at once.
         """
-        _check_many(messages, concurrency, max_bytes)
+        check_many(messages, concurrency, max_bytes)
         prepare = functools.partial(self.opened.messages.work, destination=destination)
         return aresolve_many(messages, prepare, concurrency=concurrency, max_bytes=max_bytes)
 
@@ -483,33 +480,8 @@ class ClaimCheck:
         plans = self.opened.plans
         return plans.known.get((destination, limit)) or plans.of(destination, limit)
 
-    def _check_classes(self) -> None:
-        problems = Problems()
-        check_strategies(self.config, problems)
-        for name, store in self.config.stores.items():
-            with problems:
-                check_store(store, path=f"stores.{name}")
-        if self.config.encryption.keys:
-            with problems:
-                DataKeys(self.config.encryption).check()
-        problems.raise_all()
-
-    @property
-    def _messages(self) -> MessageReader:
-        return self.opened.messages
-
-    def _current(self) -> Opened:
-        return self.opened
-
     def _new(self) -> Opened:
         return Opened(self.config, store=self.store, hooks=lambda: self._hooks)
-
-
-def _check_many(messages: object, concurrency: int, max_bytes: int) -> None:
-    if isinstance(messages, (bytes, bytearray, memoryview, str)):
-        raise PayloadTypeError(f"messages must be an iterable of messages, not one {type(messages).__name__}")
-    check_int("concurrency", concurrency, minimum=1)
-    check_int("max_bytes", max_bytes, minimum=1)
 
 
 def _check_callable(name: str, value: object) -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from claimcheck._content import compression
-from claimcheck._content import encryption as aead
+import claimcheck._content.compression as compression
+import claimcheck._content.encryption as aead
 from claimcheck._content.header import (
     AEAD,
     ALGORITHM,

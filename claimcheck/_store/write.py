@@ -89,6 +89,17 @@ class WritableStore(StoreContract):
             check_value("min_ttl_seconds", min_ttl_seconds, Seconds)
         return created_ms + int(max(self.ttl_seconds, min_ttl_seconds or 0) * 1000)
 
+    def _undo(self, pointer: Pointer, error: BaseException) -> None:
+        """Delete what a failed write may have left behind."""
+        if self._wrote_nothing(error):
+            return
+        try:
+            self._delete(pointer)
+        except Exception as second:
+            why = type(second).__name__
+            _log.warning("store %r: could not delete the failed write of %r: %s", self.name, pointer.key, why)
+            error.add_note(f"and what may have been written could not be deleted ({why}): it stays until it expires")
+
 
 class StoreWrite:
     """Writes one payload; see `Store.write`."""
@@ -172,8 +183,8 @@ class StoreWrite:
         try:
             return self._pointer(self._written(self._write if self._store.joined_bytes else self._store._write))
         except BaseException as error:
-            if self._is_reached and not self._store._wrote_nothing(error):
-                self._undo(error)
+            if self._is_reached:
+                self._store._undo(_stored(self._store, self._draft, self._content.taken), error)
             raise
 
     def _write(self, draft: Pointer, content: Source) -> str | None:
@@ -266,15 +277,6 @@ class StoreWrite:
     def _is_bound(self) -> bool:
         """Whether the pointer of an encrypted payload has a checksum of it, for a signature that covers the content."""
         return self._store.context.binds and self._store.context.checksum == "sha256"
-
-    def _undo(self, error: BaseException) -> None:
-        store, pointer = self._store, _stored(self._store, self._draft, self._content.taken)
-        try:
-            store._delete(pointer)
-        except Exception as second:
-            why = type(second).__name__
-            _log.warning("store %r: could not delete the failed write of %r: %s", store.name, pointer.key, why)
-            error.add_note(f"and what may have been written could not be deleted ({why}): it stays until it expires")
 
 
 def _stored(
