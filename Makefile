@@ -90,7 +90,7 @@ bench-line: $(VENV)/.bench
 
 # Needs redis-server and cc; one row also needs java and CLAIMCHECK_TEST_KAFKA_JARS: see tests/real/kafka.xml.
 bench-many: $(VENV)/.bench
-	$(BIN)/python tests/benchmarks/bench.py --only many --out bench-results/many $(BENCH_ARGS)
+	$(BIN)/python tests/benchmarks/bench.py --only many,pauses --out bench-results/many $(BENCH_ARGS)
 
 # Needs java and CLAIMCHECK_TEST_PULSAR_JARS: see tests/real/pulsar.xml.
 bench-pulsar: $(VENV)/.bench

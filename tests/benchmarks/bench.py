@@ -12,22 +12,21 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # at the end: what is installed wins
 
 from tests.benchmarks import (
-    content_rows,
-    file_rows,
-    integrity_rows,
+    check_rows,
     kafka_rows,
     line_rows,
     many_rows,
     memory_rows,
     network,
     path_rows,
+    pause_rows,
     pulsar_rows,
     redis_rows,
     s3_rows,
@@ -40,25 +39,25 @@ from tests.benchmarks.picture import draw
 from tests.benchmarks.progress import progress
 from tests.benchmarks.report import METHOD, behind, count, table
 from tests.benchmarks.rounds import FULL, QUICK, Effort
-from tests.benchmarks.rows import Row, Step, take
+from tests.benchmarks.rows import Row, Rows, take
 
-GROUPS: dict[str, Callable[[Effort], list[Step]]] = {
-    "redis": redis_rows.steps,
-    "s3": s3_rows.steps,
-    "file": file_rows.steps,
-    "integrity": integrity_rows.steps,
-    "content": content_rows.steps,
-    "memory": memory_rows.steps,
-    "many": many_rows.steps,
-    "path": path_rows.steps,
-    "line": line_rows.steps,
-    "pulsar": pulsar_rows.steps,
-    "kafka": kafka_rows.steps,
-    "spark": spark_rows.steps,
-    "spark-source": spark_source_rows.steps,
+GROUPS: dict[str, Rows] = {
+    "redis": redis_rows.ROWS,
+    "s3": s3_rows.ROWS,
+    "file": check_rows.FILE,
+    "checks": check_rows.CHECKS,
+    "memory": memory_rows.ROWS,
+    "path": path_rows.ROWS,
+    "many": many_rows.ROWS,
+    "pauses": pause_rows.ROWS,
+    "line": line_rows.ROWS,
+    "pulsar": pulsar_rows.ROWS,
+    "kafka": kafka_rows.ROWS,
+    "spark": spark_rows.ROWS,
+    "spark-source": spark_source_rows.ROWS,
 }
 # The others need more than that, or longer: make bench-line, bench-many, bench-pulsar, bench-kafka, bench-spark.
-USUAL = [name for name in GROUPS if name not in ("line", "many", "pulsar", "kafka", "spark", "spark-source")]
+USUAL = [name for name in GROUPS if name not in ("line", "many", "pauses", "pulsar", "kafka", "spark", "spark-source")]
 NO_MEANING = "Quick: few rounds and small payloads, to try the machinery. The figures mean nothing."
 
 
@@ -79,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _measure(effort: Effort, groups: Sequence[str]) -> list[Row]:
-    steps = [step for group in groups for step in GROUPS[group](effort)]
+    steps = [step for group in groups for step in GROUPS[group].steps(effort)]
     rows: list[Row] = []
     with Lab(effort) as lab, progress(len(steps)) as show:
         for step in steps:

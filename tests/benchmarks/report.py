@@ -29,7 +29,6 @@ def behind(rows: Iterable[Row]) -> list[str]:
     shown: tuple[Series, ...] | None = None
     for row in rows:
         lines += ["", f"{row.target.what}: {_measured(row)}, target {_bound(row.target)}, {_verdict(row)}"]
-        lines += [f"  missed because: {row.reason}"] if row.reason else []
         lines += [f"  {row.note}"] if row.note else []
         if row.series:
             lines += ["  (the run above)"] if row.series is shown else map(_rounds, row.series)
@@ -42,12 +41,6 @@ def count(rows: Sequence[Row]) -> str:
     met = [row.met for row in rows]
     text = f"{met.count(True)} of {len(met)} targets are met, {met.count(False)} are missed"
     return f"{text}, {met.count(None)} were not measured" if None in met else text
-
-
-def outcome(row: Row) -> str:
-    """Say in a few words what was measured and what must be."""
-    bound = f"{_sign(row.target)} {_figure(row.target.bound)}"
-    return "not measured" if row.measured is None else f"{_measured(row)} ({bound})"
 
 
 def _cells(row: Row) -> tuple[str, str, str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 from tests.benchmarks.series import Sample, Series
 
 MIB = 1 << 20
+OURS = "claimcheck"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +106,13 @@ def payload_of(size: int) -> bytes:
 def size_text(size: int) -> str:
     """Write a size as people do."""
     return f"{size // MIB} MiB" if size >= MIB else f"{size // 1024} KiB"
+
+
+def writing(store: Any, payload: bytes, name: str = OURS) -> Variant:
+    """Write a payload to a store."""
+    return Variant(name, lambda: store.write(payload), store.rollback)
+
+
+def reading(store: Any, pointer: Any, name: str = OURS) -> Variant:
+    """Read a payload from a store."""
+    return Variant(name, lambda: store.read(pointer))

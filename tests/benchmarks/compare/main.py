@@ -80,8 +80,8 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 def main(broker: BrokerOptions, config: str | None, out: Path, brokers: str, **given: Any) -> None:
     """Measure which strategy, store and threshold fit, with your broker and store or with those of the tests.
 
-    Creates topics named claimcheck-compare-..., and payloads below that name in the store, and removes both. For Pulsar,
-    it also needs --admin-url. Passwords and tokens come from environment variables, such as
+    Creates topics named claimcheck-compare-..., and payloads below that name in the store, and removes both. Pulsar
+    also needs --admin-url. Passwords and tokens come from environment variables, such as
     CLAIMCHECK_KAFKA_SASL_PASSWORD and CLAIMCHECK_PULSAR_TOKEN.
     """
     # Experiments make stores fail and consumers die: what the library logs about that is expected.
