@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import admin
 
-from claimcheck._wire.sizes import kafka_overhead
+from claimcheck._wire.headers import kafka_overhead
 from claimcheck.errors import ClaimCheckError, ConfigError, TransportError
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
 from claimcheck.transports.kafka._client import exception_of, vendor
-from claimcheck.transports.kafka._queries import Cluster, Place, log_offsets
-from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
+from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES, Cluster, Place, log_offsets
 from tests.benchmarks.compare.broker import BrokerAddress, Done, Errors, Received, TopicSettings
 from tests.benchmarks.compare.model import CompareError, Mode, NotMeasuredError
 

@@ -12,11 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
-from claimcheck.transports.pulsar._admin import MAX_MESSAGE_BYTES, AdminError, full_name, topic_path
-from claimcheck.transports.pulsar._errors import error_of, vendor
 from claimcheck.transports.pulsar._message import _native as native_id
 from claimcheck.transports.pulsar._message import id_of, natives
-from claimcheck.transports.pulsar._queries import PulsarTarget, internal_stats, partitions_of, split_partition
+from claimcheck.transports.pulsar._queries import (
+    MAX_MESSAGE_BYTES,
+    AdminError,
+    PulsarTarget,
+    full_name,
+    internal_stats,
+    partitions_of,
+    split_partition,
+    topic_path,
+    vendor,
+)
+from claimcheck.transports.pulsar._send import error_of
 from tests.benchmarks.compare.broker import BrokerAddress, Done, Errors, Received, TopicSettings
 from tests.benchmarks.compare.model import CompareError, Mode
 
