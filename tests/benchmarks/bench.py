@@ -1,6 +1,6 @@
 """Measure what the stores cost, print it against its targets, and write it down.
 
-    python tests/benchmarks/bench.py [--quick] [--only redis,s3] [--out FOLDER]
+    python tests/benchmarks/bench.py [--quick] [--only redis,s3] [--out FOLDER] [--old VERSION]
 
 It starts its own servers and stops them again; redis-server and cc must be on PATH, or the rows that need them are not
 measured and say so. A missed target is a result, not a failure.
@@ -13,6 +13,7 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from tests.benchmarks import (
     s3_rows,
     spark_rows,
     spark_source_rows,
+    versions,
 )
 from tests.benchmarks.lab import Lab
 from tests.benchmarks.machine import lines, machine
@@ -64,16 +66,35 @@ NO_MEANING = "Quick: few rounds and small payloads, to try the machinery. The fi
 def main(arguments: Sequence[str]) -> int:
     """Measure and report."""
     options = _options(arguments)
+    if options.serve:
+        group, number = options.serve.split(":")
+        versions.serve(GROUPS[group].steps(QUICK if options.quick else FULL)[int(number)], quick=options.quick)
+        return 0
     where = network.enter()  # nothing before this line is done only once
     for number in (signal.SIGINT, signal.SIGTERM):  # a run that is broken off still stops its servers
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     effort = QUICK if options.quick else FULL
     facts = machine(where)
     print(*lines(facts), *([NO_MEANING] if options.quick else []), "", sep="\n", flush=True)
+    if options.old:
+        return _compare_versions(options)
     rows = _measure(effort, options.only)
     print(METHOD, "", *table(rows), *behind(rows), "", count(rows), sep="\n")
     document = {"machine": facts, "method": METHOD, "quick": options.quick, "groups": options.only}
     _write_down(rows, {"made": datetime.now(UTC).isoformat(timespec="seconds"), **document}, options.out)
+    return 0
+
+
+def _compare_versions(options: argparse.Namespace) -> int:
+    """Measure each step with another version of the library, too, and print how many times as fast this one is."""
+    effort = QUICK if options.quick else FULL
+    steps = [(name, *step) for name in options.only for step in enumerate(GROUPS[name].steps(effort))]
+    changes = []
+    for change in versions.compare(options.old, steps, quick=options.quick):
+        print(change, flush=True)
+        changes.append(asdict(change))
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "versions.json").write_text(json.dumps({"old": options.old, "changes": changes}, indent=1) + "\n")
     return 0
 
 
@@ -107,6 +128,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure what the stores cost.")
     parser.add_argument("--quick", action="store_true", help="few rounds and small payloads, to try it")
     parser.add_argument("--only", type=_groups, default=USUAL, metavar="GROUPS", help=f"of {','.join(GROUPS)}")
+    parser.add_argument("--old", metavar="VERSION", help="compare with the library of a git revision or a checkout")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)  # see versions.py
     parser.add_argument("--out", type=Path, default=Path("bench-results"), help="folder for JSON and PNG")
     return parser.parse_args(arguments)
 

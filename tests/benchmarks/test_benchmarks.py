@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,21 @@ def test_a_quick_run_measures_and_writes_it_down(tmp_path):
     assert found["ratio"] == pytest.approx(found["measured"] / 1.3)
     assert found["met"] is (found["ratio"] >= 1)
     assert [one["name"] for one in found["series"]] == ["open().write", "claimcheck"]
+
+
+def test_two_versions_take_turns(tmp_path):
+    """The second old version cannot be imported, which shows that it is the one that is measured."""
+    old = tmp_path / "old"
+    for part in ("claimcheck", "stores"):
+        shutil.copytree(HERE.parents[1] / part, old / part)
+    (old / "claimcheck" / "_wire" / "checksum.py").write_text("raise ImportError('this is the old one')")
+    options = ["--quick", "--only", "file", "--out", str(tmp_path)]
+    for version, words in ((HERE.parents[1], "| claimcheck | "), (old, "this is the old one")):
+        command = [sys.executable, str(HERE / "bench.py"), *options, "--old", str(version)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert words in done.stdout + done.stderr, done.stderr
+    [change] = json.loads((tmp_path / "versions.json").read_text())["changes"]
+    assert change["ratio"] is None
 
 
 def test_an_unknown_group_is_refused_before_anything_is_measured(tmp_path):
