@@ -36,10 +36,9 @@ from tests.benchmarks import (
     versions,
 )
 from tests.benchmarks.lab import Lab
-from tests.benchmarks.machine import lines, machine
+from tests.benchmarks.machine import machine
 from tests.benchmarks.picture import draw
-from tests.benchmarks.progress import progress
-from tests.benchmarks.report import METHOD, behind, count, table
+from tests.benchmarks.report import METHOD, behind, count, progress, table
 from tests.benchmarks.rounds import FULL, QUICK, Effort
 from tests.benchmarks.rows import Row, Rows, take
 
@@ -75,7 +74,13 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     effort = QUICK if options.quick else FULL
     facts = machine(where)
-    print(*lines(facts), *([NO_MEANING] if options.quick else []), "", sep="\n", flush=True)
+    print(
+        *(f"{name}: {value}" for name, value in facts.items()),
+        *([NO_MEANING] if options.quick else []),
+        "",
+        sep="\n",
+        flush=True,
+    )
     if options.old:
         return _compare_versions(options)
     rows = _measure(effort, options.only)
@@ -101,7 +106,8 @@ def _compare_versions(options: argparse.Namespace) -> int:
 def _measure(effort: Effort, groups: Sequence[str]) -> list[Row]:
     steps = [step for group in groups for step in GROUPS[group].steps(effort)]
     rows: list[Row] = []
-    with Lab(effort) as lab, progress(len(steps)) as show:
+    show = progress(len(steps))
+    with Lab(effort) as lab:
         for step in steps:
             show(step.targets[0].what)
             rows += take(step, lab)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 from tests.benchmarks.rows import Row, Target
 from tests.benchmarks.series import GIGA, Series
@@ -34,6 +37,16 @@ def behind(rows: Iterable[Row]) -> list[str]:
             lines += ["  (the run above)"] if row.series is shown else map(_rounds, row.series)
         shown = row.series
     return lines
+
+
+def progress(total: int) -> Callable[[str], None]:
+    """Return a function that says on standard error what begins now, and how far the run is."""
+    begin, done = time.monotonic(), itertools.count(1)
+
+    def show(text: str) -> None:
+        print(f"[{next(done):3}/{total}] {time.monotonic() - begin:4.0f} s  {text}", file=sys.stderr, flush=True)
+
+    return show
 
 
 def count(rows: Sequence[Row]) -> str:

@@ -32,8 +32,7 @@ from tests.benchmarks.compare.broker import BrokerAddress
 from tests.benchmarks.compare.model import CompareError
 from tests.benchmarks.compare.payloads import MAX_BYTES, MIN_BYTES, SIZE_RANGE
 from tests.benchmarks.compare.report import draw, render, summary
-from tests.benchmarks.compare.runner import Options, compare
-from tests.benchmarks.compare.schedule import selected
+from tests.benchmarks.compare.runner import Options, compare, selected
 
 BUCKET = "claimcheck-compare"
 
