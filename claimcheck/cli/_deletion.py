@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import click
 
@@ -29,7 +30,6 @@ from claimcheck.cli._options import (
     grace_option,
     human_bytes,
     json_option,
-    limit_option,
     loaded,
     local_option,
     one_line,
@@ -71,7 +71,6 @@ _KEPT_BY_GC = {
 @yes_option("Delete", "deleted")
 @grace_option("1h", "Keep expired entries this much longer.")
 @rate_option
-@limit_option("this many entries")
 @click.option(
     "--unmarked-lifetime",
     metavar="TIME",
@@ -85,7 +84,6 @@ def sweep(
     yes: bool,
     grace: float,
     rate: float | None,
-    limit: int | None,
     unmarked_lifetime: float | None,
     as_json: bool,
 ) -> None:
@@ -97,67 +95,51 @@ def sweep(
     """
     check_output(STDIO)
     with loaded(config) as cc:
-        swept = _Swept(cc, names)
+        swept = _Swept(checked_stores(cc, names), is_chosen=bool(names))
         try:
-            swept.run(
-                limit=limit,
-                dry_run=not yes,
-                grace_seconds=grace,
-                rate=rate,
-                unmarked_lifetime_seconds=unmarked_lifetime,
-            )
+            swept.run(cc, dry_run=not yes, grace_seconds=grace, rate=rate, unmarked_lifetime_seconds=unmarked_lifetime)
         finally:  # also after Ctrl-C: it has deleted something
             swept.show(as_json=as_json)
-    for error in swept.errors.values():
+    _end(swept.errors, swept.reports.values())
+
+
+def _end(errors: Mapping[str, BaseException], reports: Iterable[SweepReport | StoreReport]) -> NoReturn:
+    """Raise the error of a store, or exit with 1 if entries could not be deleted."""
+    for error in errors.values():
         raise error
-    sys.exit(int(any(report.failed for report in swept.reports.values())))
+    sys.exit(int(any(report.failed for report in reports)))
 
 
 class _Swept:
     """Sweeps several stores, one after the other, and keeps what became of each."""
 
-    def __init__(self, cc: ClaimCheck, names: tuple[str, ...]) -> None:
-        self._cc = cc
-        self._is_chosen = bool(names)
-        self._names = checked_stores(cc, names)
-        self._is_complete = False
+    def __init__(self, names: tuple[str, ...], *, is_chosen: bool) -> None:
+        self._names, self._is_chosen = names, is_chosen
         self.reports: dict[str, SweepReport] = {}
         self.errors: dict[str, BaseException] = {}
         self.not_listed: dict[str, str] = {}
 
-    def run(self, *, limit: int | None, **options: Any) -> None:
-        """Sweep until the limit is reached; a store that fails does not stop the others."""
+    def run(self, cc: ClaimCheck, **options: Any) -> None:
+        """Sweep all; a store that fails does not stop the others."""
         with live_status("listing ...") as show:
             for name in self._names:
-                self._sweep(name, show, limit=limit, **options)
-                if limit is not None:
-                    limit -= self._used(name)
-                    if limit <= 0:
-                        break
-        self._is_complete = True
+                try:
+                    self.reports[name] = cc.sweep(name, on_batch=partial(self._note, show), **options)
+                except ClaimCheckError as error:
+                    if isinstance(error, ScanNotSupportedError) and not self._is_chosen:
+                        self.reports.pop(name, None)
+                        self.not_listed[name] = one_line(error)
+                        continue
+                    self.reports.setdefault(name, SweepReport(store=name, dry_run=options["dry_run"]))
+                    self.errors[name] = error
+                except BaseException as error:
+                    self.errors[name] = error
+                    raise
 
-    def _sweep(self, name: str, show: Callable[[str], None], **options: Any) -> None:
-        def on_batch(report: SweepReport) -> None:
-            self.reports[name] = report
-            expired = report.expired + report.leftovers
-            show(f"{name}: {report.scanned:,} listed, {expired:,} expired, {report.deleted:,} deleted")
-
-        try:
-            self.reports[name] = self._cc.sweep(name, on_batch=on_batch, **options)
-        except ClaimCheckError as error:
-            if isinstance(error, ScanNotSupportedError) and not self._is_chosen:
-                self.reports.pop(name, None)
-                self.not_listed[name] = one_line(error)
-                return
-            self.reports.setdefault(name, SweepReport(store=name, dry_run=options["dry_run"]))
-            self.errors[name] = error
-        except BaseException as error:
-            self.errors[name] = error
-            raise
-
-    def _used(self, name: str) -> int:
-        report = self.reports.get(name)
-        return report.expired + report.leftovers if report else 0
+    def _note(self, show: Callable[[str], None], report: SweepReport) -> None:
+        self.reports[report.store] = report
+        expired = report.expired + report.leftovers
+        show(f"{report.store}: {report.scanned:,} listed, {expired:,} expired, {report.deleted:,} deleted")
 
     def show(self, *, as_json: bool) -> None:
         """Print the reports."""
@@ -165,7 +147,7 @@ class _Swept:
         not_swept = [name for name in self._names if name not in self.reports and name not in self.not_listed]
         if as_json:
             stores = [_sweep_facts(report) | {"error": errors.get(name)} for name, report in self.reports.items()]
-            ok = self._is_complete and not errors and not any(report.failed for report in self.reports.values())
+            ok = not errors and not not_swept and not any(report.failed for report in self.reports.values())
             facts = {"ok": ok, "stores": stores, "not_listed": self.not_listed, "not_swept": not_swept}
             click.echo(json.dumps(facts, indent=2))
             return
@@ -174,7 +156,7 @@ class _Swept:
         for text in self.not_listed.values():
             click.echo(text)
         for name in not_swept:
-            click.echo(f"{name}: not swept: {'the limit was reached' if self._is_complete else 'interrupted'}")
+            click.echo(f"{name}: not swept: interrupted")
 
 
 def _sweep_lines(report: SweepReport, error: str | None) -> Iterator[str]:
@@ -207,8 +189,6 @@ def _rest(report: SweepReport | StoreReport, error: str | None, reasons: dict[st
         yield f"  {report.failed:,} failed: {'; '.join(one_line(each) for each in report.errors)}"
     if error is not None:
         yield f"  not finished: {error}"
-    elif not report.finished:
-        yield "  the limit was reached: later entries were not listed"
 
 
 def _sweep_facts(report: SweepReport) -> dict[str, object]:
@@ -250,7 +230,6 @@ def _time(context: click.Context, parameter: click.Parameter, value: str | None)
     help="Ignore messages of an unknown version that were sent earlier, such as 2026-11-22T11:30 (UTC).",
 )
 @rate_option
-@limit_option("this many payloads")
 @json_option
 def gc(
     broker: BrokerOptions,
@@ -265,7 +244,6 @@ def gc(
     force: bool,
     ignore_before: float | None,
     rate: float | None,
-    limit: int | None,
     as_json: bool,
 ) -> None:
     """Delete the stored payloads of topics that no readable message points at.
@@ -300,15 +278,12 @@ def gc(
             claim=claim,
             ignore_unknown_before=ignore_before,
             rate=rate,
-            limit=limit,
         )
         read = _topics(broker, local, topics, consumed, stack)
         output = _Collected(is_chosen=bool(names), as_json=as_json)
         with output.shown():
             options.run(stores, read, on_progress=output.note)
-    for error in output.errors.values():
-        raise error
-    sys.exit(int(any(each.failed for each in output.report.stores)))
+    _end(output.errors, output.report.stores)
 
 
 def _topics(

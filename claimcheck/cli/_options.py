@@ -108,11 +108,6 @@ def topic_option(text: str, *, required: bool = False) -> Callable[..., Any]:
     return click.option("--topic", "topics", metavar="TOPIC", multiple=True, required=required, help=text)
 
 
-def limit_option(what: str) -> Callable[..., Any]:
-    """Return the option of a limit."""
-    return click.option("--limit", metavar="N", type=click.IntRange(min=1), help=f"Stop after {what}.")
-
-
 def grace_option(default: str, text: str) -> Callable[..., Any]:
     """Return the option of a grace period."""
     return click.option("--grace", metavar="TIME", callback=duration, default=default, show_default=True, help=text)

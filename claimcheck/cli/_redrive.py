@@ -20,7 +20,6 @@ from claimcheck.cli._options import (
     check_one_broker,
     human_bytes,
     json_option,
-    limit_option,
     loaded,
     one_line,
     rate_option,
@@ -51,7 +50,7 @@ _GROUP = "claimcheck-redrive"
 @click.option("--force", is_flag=True, help="Send messages that are not dead letters of --to, too.")
 @click.option("--skip-unreadable", is_flag=True, help="Move past letters of a store that has the payload of none.")
 @rate_option
-@limit_option("sending this many letters")
+@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after sending this many letters.")
 @json_option
 def redrive(
     config: str,
