@@ -19,12 +19,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
 from claimcheck._content.source import Source
-from claimcheck._registry import import_vendor
 from claimcheck._store.store import Store
 from claimcheck._validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail
 from claimcheck._wire.envelope import Envelope
 from claimcheck._wire.pointer import Pointer
-from claimcheck.errors import ConfigError, PayloadTooLargeError, StoreError, StoreUnavailableError
+from claimcheck.errors import ConfigError, PayloadTooLargeError, StoreError, StoreUnavailableError, import_vendor
 from claimcheck.stores._common import ENDPOINT, CaFile, check_ca_file
 from claimcheck.transports.pulsar._admin import AdminClient, AdminError, trusting
 from claimcheck.transports.pulsar._errors import SendDeadlineError
@@ -65,8 +64,7 @@ class PulsarTopicStore(Store):
         token: Authentication token.
         admin_url: The broker's web service.
         tls_ca_file: CA certificates (PEM) to trust instead of the system's, for ``pulsar+ssl://`` and an ``admin_url``
-            with ``https://``.
-        tls_validate_hostname: Whether the server's certificate must match its host name.
+            with ``https://``. Certificates must name the host.
         timeout_seconds: For each response of the broker, and for finding a payload's next chunk.
     """
 
@@ -84,13 +82,12 @@ class PulsarTopicStore(Store):
         token: str | None = None,
         admin_url: Annotated[str, _ADMIN_URL] | None = None,
         tls_ca_file: CaFile | None = None,
-        tls_validate_hostname: bool = True,
         timeout_seconds: Timeout = 30,
     ) -> None:
         check_arguments(PulsarTopicStore, url=url, admin_url=admin_url)
         if tls_ca_file and not url.startswith("pulsar+ssl:") and not (admin_url or "").startswith("https:"):
             fail("tls_ca_file", found="addresses without TLS", expected="pulsar+ssl:// or https://")
-        self._tls_ca_file, self._tls_validate_hostname = tls_ca_file, tls_validate_hostname
+        self._tls_ca_file = tls_ca_file
         self._partitions: tuple[str, ...] = ()
         self._url, self._topic, self._token, self._admin_url = url, topic, token, admin_url
         self._timeout_seconds = timeout_seconds
@@ -226,7 +223,7 @@ class PulsarTopicStore(Store):
                 operation_timeout_seconds=max(1, int(self._timeout_seconds)),
                 logger=logging.getLogger(f"{__name__}.client"),
                 tls_trust_certs_file_path=self._tls_ca_file,
-                tls_validate_hostname=self._tls_validate_hostname,
+                tls_validate_hostname=True,
             )
         path, found, expected = f"stores.{self.name}.url", "an address that the client cannot read", _URL.expected
         raise ConfigError(f"{path}: found {found}, expected {expected}", path=path, found=found, expected=expected)
@@ -270,7 +267,6 @@ class PulsarTopicStore(Store):
 
     def _retention(self, admin_url: str) -> dict[str, int]:
         trust = trusting(self._tls_ca_file, option="tls_ca_file")
-        trust.check_hostname = self._tls_validate_hostname
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         admin = AdminClient(admin_url, headers=headers, trust=trust, timeout_seconds=self._timeout_seconds)
         try:

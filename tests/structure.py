@@ -47,7 +47,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "receive": (1250, ("_receive",)),
     "store": (1900, ("_store", "_threads")),
     "base": (1650, ("errors", "hooks", "config", "_validation", "_registry", "_config_file", "_texts")),
-    "front": (750, ("", "__main__", "_client", "strategies", "_opened", "_plans")),
+    "front": (750, ("", "__main__", "_client", "strategies", "_opened")),
 }
 
 GOALS = {

@@ -209,8 +209,8 @@ class _Groups:
     def _problem(self, message: Any, pointer: Pointer) -> tuple[str, str] | None:
         """Return why a message cannot be read, unless its payload has expired or its store does not answer."""
         try:
-            accepted = self.cc._messages.pointer(message.value(), self.topic)
-            store = self.cc._messages.store_of(pointer if accepted is None else accepted)
+            accepted = self.cc.opened.messages.pointer(message.value(), self.topic)
+            store = self.cc.opened.messages.store_of(pointer if accepted is None else accepted)
             if pointer.size is not None and pointer.size > _READ_BYTES:
                 store.read_range(pointer, 0, 1)
             elif pointer.size is not None:

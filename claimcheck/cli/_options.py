@@ -20,11 +20,11 @@ import click
 
 from claimcheck._client import ClaimCheck, load
 from claimcheck._operate.findings import CheckReport
-from claimcheck._registry import UNUSABLE
 from claimcheck._texts import printable, size_text
 from claimcheck._validation import MAX_SECONDS, fail
 from claimcheck.config import expand
 from claimcheck.errors import (
+    UNUSABLE,
     ChunkError,
     ClaimCheckError,
     ConfigError,

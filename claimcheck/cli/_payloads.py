@@ -18,11 +18,11 @@ from rich.text import Text
 
 from claimcheck._client import ClaimCheck
 from claimcheck._content.header import Damaged, read_header
-from claimcheck._content.reader import PieceReader
 from claimcheck._content.source import remaining_bytes
 from claimcheck._store.store import Store
 from claimcheck._wire import pointer as pointers
-from claimcheck._wire.envelope import Abort, Buffer, Chunk, Encoded, Literal, Plain, PointerData, decode
+from claimcheck._wire.buffers import Buffer, PieceReader
+from claimcheck._wire.envelope import Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
 from claimcheck._wire.pointer import Pointer
 from claimcheck.cli._files import (
     STDIO,
@@ -128,7 +128,7 @@ def get(envelope: str, config: str, target: str | None, destination: str | None)
     with loaded(config) as cc:
         _refuse_plain(message, cc)
         pointer = accepted(message, cc, destination)
-        reader = cc._messages.open(pointer) if pointer is not None else cc.open(message, destination=destination)
+        reader = cc.opened.messages.open(pointer) if pointer is not None else cc.open(message, destination=destination)
         with reader as payload, output(target) as out:
             copied = _copy(payload, out, pointer.size if pointer else len(message))
     source = f" from {pointer.store or 'a store'} ({pointer.key})" if pointer else ""
@@ -268,7 +268,7 @@ def _content_facts(content: Buffer) -> Facts:
 def accepted(message: bytes, cc: ClaimCheck, destination: str | None) -> Pointer | None:
     """Return the pointer of a message, if it is one and readers accept it: from a topic, or from any without one."""
     return (
-        cc._messages.pointer_from_anywhere(message)
+        cc.opened.messages.pointer_from_anywhere(message)
         if destination is None
         else cc.pointer(message, destination=destination)
     )

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import click
 
 from claimcheck._client import ClaimCheck
-from claimcheck._registry import pip_install
 from claimcheck.cli._files import STDIO, check_output, is_terminal, output
 from claimcheck.cli._options import CONFIG, OUTPUT, loaded, store_option, with_config
 from claimcheck.errors import ConfigError

@@ -9,10 +9,9 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from claimcheck._registry import import_vendor
 from claimcheck._validation import check_type, fail
 from claimcheck.config import Config
-from claimcheck.errors import ClaimCheckError
+from claimcheck.errors import ClaimCheckError, import_vendor
 from claimcheck.spark._fetching import ReadFrom
 
 if TYPE_CHECKING:

@@ -18,12 +18,13 @@ from typing import Annotated, BinaryIO, Generic, TypeVar
 from typing import Literal as OneOf
 
 from claimcheck._client import ClaimCheck
-from claimcheck._registry import UNUSABLE
 from claimcheck._validation import Range
-from claimcheck._wire.envelope import Buffer, Literal, as_view, decode, is_lookalike
+from claimcheck._wire.buffers import Buffer, as_view
+from claimcheck._wire.envelope import Literal, decode, is_lookalike
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config
 from claimcheck.errors import (
+    UNUSABLE,
     ChunkError,
     ClaimCheckError,
     EnvelopeError,
@@ -241,7 +242,7 @@ def _job(
         return Job(pair, partial(same, None))
     try:
         if origin.is_internal:
-            pointer = cc._messages.pointer_from_anywhere(message)
+            pointer = cc.opened.messages.pointer_from_anywhere(message)
         else:
             pointer = cc.pointer(message, destination=origin.destination)
         result = instead(message, pointer) if pointer is not None and instead is not None else None
@@ -251,7 +252,7 @@ def _job(
         return Job(pair, partial(same, result))
     if pointer is not None:
         return Job(pair, partial(_outcome, cc.read, pointer), pointer.size, waits=True)
-    size = cc._messages.unpacker.encoded_size(message)
+    size = cc.opened.messages.unpacker.encoded_size(message)
     return Job(pair, partial(_outcome, partial(_in_band, cc, origin), message), len(message) if size is None else size)
 
 

@@ -19,7 +19,7 @@ from claimcheck._client import ClaimCheck
 from claimcheck._validation import check_int, fail
 from claimcheck._wire.checksum import content_hash
 from claimcheck._wire.envelope import Envelope, Kind, is_lookalike
-from claimcheck._wire.sizes import DEFAULT_LIMIT, WireLimit, kafka_overhead
+from claimcheck._wire.headers import DEFAULT_LIMIT, WireLimit, kafka_overhead
 from claimcheck.spark._columns import (
     HEADERS_TYPE,
     check_new,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, T
 
 from claimcheck._client import ClaimCheck
 from claimcheck._validation import check_int, check_value, fail
-from claimcheck._wire.envelope import Buffer
+from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config
 from claimcheck.errors import ChunkError, ClaimCheckError, PayloadTooLargeError
@@ -195,7 +195,7 @@ def _counted(
             if isinstance(outcome, Exception):
                 tally.row(0, error=type(outcome).__name__)
             else:
-                pointer = None if message is None else cc._messages.pointer_from_anywhere(message)
+                pointer = None if message is None else cc.opened.messages.pointer_from_anywhere(message)
                 store = None if pointer is None else pointer.store or "pointer of version 1"
                 tally.row(payload_size(outcome), store=store)
             yield row, message, outcome

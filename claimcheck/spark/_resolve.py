@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
 
 from claimcheck._validation import check_value, fail
-from claimcheck._wire.envelope import Buffer
+from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.pointer import Pointer
 from claimcheck.spark._columns import check_new, error_type, find_column, map_batches, require_arrow
 from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, Concurrency, Outcome, payload_size
@@ -249,7 +249,7 @@ class _MapStage(Stage[_Result]):
     def _opener(self, message: Buffer, pointer: Pointer) -> Callable[[], BinaryIO] | None:
         """Return a function that opens a payload that is too large to fetch ahead."""
         small = pointer.size is not None and pointer.size <= self.reading.max_inflight_bytes
-        return None if small else partial(claim_check(self.reading.config)._messages.open, pointer)
+        return None if small else partial(claim_check(self.reading.config).opened.messages.open, pointer)
 
     def _result(self, row: Row, outcome: Outcome, reader: _RowReader) -> _Result | None:
         if outcome is None:

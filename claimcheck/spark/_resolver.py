@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from claimcheck._validation import check_value
-from claimcheck._wire.envelope import Buffer
+from claimcheck._wire.buffers import Buffer
 from claimcheck.errors import ChunkError, ClaimCheckError, PayloadTypeError
 from claimcheck.spark._columns import Origin, check_destination
 from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, Concurrency, ReadFrom, is_bad_message, outcomes

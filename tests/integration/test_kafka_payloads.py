@@ -7,7 +7,7 @@ import itertools
 import confluent_kafka as kafka
 import pytest
 
-from claimcheck._wire.sizes import kafka_overhead
+from claimcheck._wire.headers import kafka_overhead
 from claimcheck.errors import (
     ChunkConflictError,
     ConfigError,

@@ -11,7 +11,8 @@ from typing import Any
 
 from claimcheck._receive import assembler as _assembler
 from claimcheck._receive import resolver as _resolver
-from claimcheck._send import ledger as _sending
+from claimcheck._send import classification as _classification
+from claimcheck._send import outbound as _sending
 from claimcheck._store import contract as _store_contract
 from claimcheck._store import read as _store_read
 from claimcheck.transports._common.acknowledgement import CumulativeAcks
@@ -162,7 +163,7 @@ DEFECTS = [
         (KafkaConsumer, "_add", _taken_as_delivered(KafkaConsumer._add)),
     ),
     _defect("unsubscribe forgets offsets", (KafkaConsumer, "unsubscribe", _unsubscribed)),
-    _defect("every error is definite", (_sending, "classify_error", lambda error: "failed")),
+    _defect("every error is definite", (_classification, "classify_error", lambda error: "failed")),
     _defect("the future of a cancelled produce stays open", (_asyncio, "threading", set_at_once)),
     _defect("a failed send reports its envelope", (_producer, "FailedEnvelope", bytes)),
     _defect("rollback although the outcome is unknown", (_sending.Verdict, "rollback", unknown_too)),

@@ -22,8 +22,7 @@ def options_of(kind: str, folder: Path) -> dict[str, object]:
     if kind == "filesystem":
         return {"type": kind, "path": str(folder / "claims"), "create": True, "ttl_seconds": 60}
     if kind == "obstore":
-        (folder / "objects").mkdir(exist_ok=True)
-        return {"type": kind, "url": f"file://{folder}/objects", "ttl_seconds": 60}
+        return {"type": kind, "url": f"memory:///{folder.name}", "ttl_seconds": 60}
     return {"type": kind, "space": folder.name, "ttl_seconds": 60}
 
 

@@ -10,8 +10,8 @@ from claimcheck._operate.sweep import Sweep
 from claimcheck._store.contract import StoreContext
 from claimcheck.errors import ConfigError
 from claimcheck.stores.obstore import ObstoreStore
+from claimcheck.stores.s3 import S3Store
 from claimcheck.stores.s3._lifecycle import apply, rule_for, rules_of
-from claimcheck.stores.s3._store import S3Store
 from tests.unit.cli.rig import ok, run
 
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
@@ -197,8 +197,8 @@ class TestCommand:
         assert run("lifecycle", *arguments).exit_code == code
 
 
-def test_obstore_renews_the_lifetime_of_what_is_stored(tmp_path):
-    store = ObstoreStore(url=tmp_path.as_uri(), ttl_seconds=600)
+def test_obstore_renews_the_lifetime_of_what_is_stored():
+    store = ObstoreStore(url="memory:///renewed", ttl_seconds=600)
     first = store.write(b"payload", identity=UUID)
     (before,) = store.scan()
 

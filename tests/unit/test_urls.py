@@ -25,7 +25,7 @@ URLS = [
     *(("s3", "endpoint_url", f"http://{host}") for host in HOSTS),
     *(("pulsar-topic", "url", f"pulsar://{hosts}") for hosts in LISTS),
     ("obstore", "url", "s3://bucket/prefix"),
-    ("obstore", "url", "file:///srv/claims"),
+    ("obstore", "url", "az://claims/srv"),
 ]
 MORE = {"s3": {"bucket": "b"}, "pulsar-topic": {"topic": "claims"}}
 

@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from claimcheck._receive.assembler import Handle, Position
+from claimcheck._receive.record import Handle, Position
 
 _LIMIT = 100_000
 

@@ -58,11 +58,11 @@ def _extended(cc: ClaimCheck, seconds: float, message: bytes, topic: str, dead_l
         return message
     pointer = cc.pointer(message, destination=topic)
     assert pointer is not None
-    store = cc._messages.store_of(pointer)
+    store = cc.opened.messages.store_of(pointer)
     extended = store.extend(pointer, seconds, destination=dead_letter_topic)
     may_sign = pointer.mac is None or cc.config.signing.key_id is not None
     if may_sign and extended is not pointer:
-        return cc._reseal(extended, original=pointer)
+        return cc.opened.reseal(extended, original=pointer)
     if extended.key != pointer.key:
         store.rollback(extended)
         raise ConfigError("signing.key_id is not set, so the pointer to a copy cannot be signed", path="signing.key_id")

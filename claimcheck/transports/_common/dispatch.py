@@ -29,7 +29,7 @@ def dispatch(cc: ClaimCheck, message: bytes, headers: Callable[[], object], *, d
             return _stored(cc, envelope, headers(), destination)
         if not isinstance(envelope, Chunk | Abort):
             signed = headers() if isinstance(envelope, Literal | Encoded) else None
-            cc._current().seal.check_whole(envelope, signed, destination)
+            cc.opened.seal.check_whole(envelope, signed, destination)
         if isinstance(envelope, Encoded):
             return _encoded(cc, envelope.content, destination)
         return envelope
@@ -39,7 +39,7 @@ def dispatch(cc: ClaimCheck, message: bytes, headers: Callable[[], object], *, d
 
 def _encoded(cc: ClaimCheck, content: memoryview, destination: str) -> StoredPayload:
     """Return the payload of an encoded message, which is decoded on access: many may decompress to a lot of memory."""
-    unpacker = cc._current().unpacker
+    unpacker = cc.opened.unpacker
     return StoredPayload(lambda: unpacker.content(content, destination=destination), size=unpacker.size_of(content))
 
 
@@ -56,8 +56,8 @@ def passes_plain(cc: ClaimCheck) -> bool:
 
 
 def _stored(cc: ClaimCheck, envelope: PointerData, headers: object, destination: str) -> StoredPayload:
-    pointer = cc._current().seal.accept(envelope.data, destination=destination)
-    claims, join = hints.declared(headers), cc._messages.join
+    pointer = cc.opened.seal.accept(envelope.data, destination=destination)
+    claims, join = hints.declared(headers), cc.opened.messages.join
     return StoredPayload(lambda: _load(cc, pointer, claims), size=pointer.size or 0, pointer=pointer, join=join)
 
 

@@ -9,7 +9,8 @@ from fnmatch import fnmatchcase
 from itertools import chain
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from claimcheck._wire.envelope import Buffer, is_lookalike
+from claimcheck._wire.buffers import Buffer
+from claimcheck._wire.envelope import is_lookalike
 from claimcheck._wire.signing import signed_ms
 from claimcheck.config import canonical
 from claimcheck.errors import TransportError
@@ -112,7 +113,7 @@ class Senders(Generic[P]):
             return self.producers[0]
         times = [signed_ms(value, headers, header=self._header) for value, headers in messages]
         signed = [each for each in times if each is not None]
-        self._configured[0]._current().seal.first_ms = min(signed, default=None)
+        self._configured[0].opened.seal.first_ms = min(signed, default=None)
         is_plain = not any(value is not None and is_lookalike(value, header=self._header) for value, _ in messages)
         return self.producers[0 if signed else 2 if is_plain else 1]
 

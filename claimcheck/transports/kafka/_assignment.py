@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from claimcheck._receive.assembler import Identity, Slot
+from claimcheck._receive.record import Identity, Slot
 from claimcheck._receive.resolver import Dropped, Failed, Outcome, Resolved
 from claimcheck._threads import IoThreads
 from claimcheck._wire.envelope import Abort, Chunk

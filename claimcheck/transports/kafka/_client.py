@@ -5,10 +5,9 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from claimcheck._registry import import_vendor
-from claimcheck._send.ledger import classifier
+from claimcheck._send.classification import classifier
 from claimcheck._validation import check_type
-from claimcheck.errors import TransportError
+from claimcheck.errors import TransportError, import_vendor
 from claimcheck.transports._common.delegation import Closing
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Self
 
-from claimcheck._receive.assembler import Identity, Slot
+from claimcheck._receive.record import Identity, Slot
 from claimcheck._receive.resolver import Dropped
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from claimcheck._send.outbound import Outbound
 from claimcheck._validation import check_cc, check_int, check_seconds, check_type
 from claimcheck._wire import headers as hints
 from claimcheck._wire.envelope import Envelope, FailedEnvelope
-from claimcheck._wire.sizes import kafka_overhead
+from claimcheck._wire.headers import kafka_overhead
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.rollback_worker import RollbackWorker
 from claimcheck.transports.kafka._client import NativeClient, classify, vendor

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from claimcheck._registry import import_vendor
-from claimcheck.errors import ConfigError, TransportError
+from claimcheck.errors import ConfigError, TransportError, import_vendor
 from claimcheck.transports._common.topics import IncompleteReadError
 from claimcheck.transports.kafka._client import vendor
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from claimcheck._send.ledger import SendLedger
+from claimcheck._send.outbound import SendLedger
 from claimcheck._wire.envelope import Envelope
 from claimcheck.transports.kafka._client import MissingReportError, exception_of
 

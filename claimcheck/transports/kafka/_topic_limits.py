@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from claimcheck._wire.sizes import WireLimit, kafka_overhead
+from claimcheck._wire.headers import WireLimit, kafka_overhead
 from claimcheck.transports.kafka._client import CompactedTopicError, vendor
 from claimcheck.transports.kafka._queries import topic_settings
 

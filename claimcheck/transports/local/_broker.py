@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from claimcheck._validation import check_int, fail
 from claimcheck._wire import headers as hints
-from claimcheck._wire.envelope import Buffer, as_view
+from claimcheck._wire.buffers import Buffer, as_view
 from claimcheck.transports._common.delegation import Closing
 from claimcheck.transports.local._database import Database
 from claimcheck.transports.local._errors import MessageTooLargeError, UnknownPartitionError, UnknownTopicError

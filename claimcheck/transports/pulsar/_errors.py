@@ -5,9 +5,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from claimcheck._registry import import_vendor
-from claimcheck._send.ledger import classifier
-from claimcheck.errors import TransportError
+from claimcheck._send.classification import classifier
+from claimcheck.errors import TransportError, import_vendor
 
 if TYPE_CHECKING:
     import pulsar

@@ -9,7 +9,7 @@ from claimcheck._content.source import Payload
 from claimcheck._validation import check_cc, check_int, check_seconds
 from claimcheck._wire import headers as hints
 from claimcheck._wire.envelope import Envelope
-from claimcheck._wire.sizes import WireLimit
+from claimcheck._wire.headers import WireLimit
 from claimcheck.transports._common.delegation import Closing
 from claimcheck.transports._common.rollback_worker import RollbackWorker
 from claimcheck.transports.pulsar._admin import MAX_MESSAGE_BYTES, ask_limit

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypedDict
 
-from claimcheck._send.ledger import SendLedger
-from claimcheck._send.outbound import Outbound
+from claimcheck._send.outbound import Outbound, SendLedger
 from claimcheck._validation import check_type
 from claimcheck._wire import headers as hints
 from claimcheck._wire.envelope import Envelope
-from claimcheck._wire.sizes import WireLimit, byte_length
+from claimcheck._wire.headers import WireLimit, byte_length
 from claimcheck.transports._common.rollback_worker import RollbackWorker
 from claimcheck.transports.pulsar._deadlines import Ticket, no_id
 from claimcheck.transports.pulsar._errors import ChunkArgumentError, SendDeadlineError, error_of, vendor
