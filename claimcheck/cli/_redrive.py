@@ -27,7 +27,7 @@ from claimcheck.cli._options import (
     yes_option,
 )
 from claimcheck.errors import TransportError
-from claimcheck.transports._common.redrive import DeadLetterTopic
+from claimcheck.transports._common.dead_letters import DeadLetterTopic
 from claimcheck.transports.kafka._queries import KafkaTarget
 from claimcheck.transports.pulsar._queries import PulsarTarget
 

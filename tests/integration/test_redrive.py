@@ -15,7 +15,7 @@ from claimcheck.cli._commands import commands
 from claimcheck.config import HEADER
 from claimcheck.errors import ConfigError, PayloadNotFoundError, StoreError, StoreUnavailableError
 from claimcheck.testing import FaultyStore
-from claimcheck.transports._common.redrive import Letter, foreign
+from claimcheck.transports._common.dead_letters import Letter, foreign
 from claimcheck.transports.local import LocalBroker, LocalConsumer, LocalProducer
 from claimcheck.transports.pulsar._redrive import _topic_of
 from tests.local_letters import LocalLetters, dead_letter

@@ -17,8 +17,7 @@ from claimcheck._wire.headers import kafka_overhead
 from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
 from claimcheck.transports.kafka._client import exception_of, vendor
-from claimcheck.transports.kafka._queries import Cluster
-from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
+from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES, Cluster
 from tests.benchmarks.compare.broker import BrokerAddress, Done, Errors, Received, TopicSettings
 from tests.benchmarks.compare.model import CompareError, Mode, NotMeasuredError
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
-from claimcheck.transports.pulsar._admin import MAX_MESSAGE_BYTES, full_name, trusting
-from claimcheck.transports.pulsar._errors import error_of, vendor
 from claimcheck.transports.pulsar._message import _native as native_id
 from claimcheck.transports.pulsar._message import id_of, natives
+from claimcheck.transports.pulsar._queries import MAX_MESSAGE_BYTES, full_name, trusting, vendor
+from claimcheck.transports.pulsar._send import error_of
 from tests.benchmarks.compare.broker import BrokerAddress, Done, Errors, Received, TopicSettings
 from tests.benchmarks.compare.model import CompareError, Mode, NotMeasuredError
 from tests.benchmarks.compare.pulsar_admin import TopicAdmin
