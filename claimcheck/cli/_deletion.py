@@ -20,8 +20,7 @@ from claimcheck._operate.gc_topics import KafkaTopics, LocalTopics, PulsarTopics
 from claimcheck._operate.sweep import SweepReport
 from claimcheck._texts import duration as in_words
 from claimcheck._texts import printable
-from claimcheck.cli._files import STDIO, check_output, live_status
-from claimcheck.cli._options import (
+from claimcheck.cli._commands import (
     BrokerOptions,
     broker_options,
     check_one_broker,
@@ -40,6 +39,7 @@ from claimcheck.cli._options import (
     with_config,
     yes_option,
 )
+from claimcheck.cli._files import STDIO, check_output, live_status
 from claimcheck.config import HEADER
 from claimcheck.errors import ClaimCheckError, ConfigError, ScanNotSupportedError
 from claimcheck.transports.kafka._queries import KafkaTarget

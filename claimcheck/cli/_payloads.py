@@ -12,9 +12,6 @@ from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from claimcheck._client import ClaimCheck
 from claimcheck._content.header import Damaged, read_header
@@ -24,6 +21,7 @@ from claimcheck._wire import pointer as pointers
 from claimcheck._wire.buffers import Buffer, PieceReader
 from claimcheck._wire.envelope import Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
 from claimcheck._wire.pointer import Pointer
+from claimcheck.cli._commands import CONFIG, OUTPUT, human_bytes, json_option, loaded, with_config
 from claimcheck.cli._files import (
     STDIO,
     check_output,
@@ -35,7 +33,6 @@ from claimcheck.cli._files import (
     read_message,
     watched,
 )
-from claimcheck.cli._options import CONFIG, OUTPUT, human_bytes, json_option, loaded, with_config
 from claimcheck.config import HEADER, MAX_POINTER_BYTES
 from claimcheck.errors import ClaimCheckError, ConfigError, EnvelopeError, PointerRejectedError, StoreError
 
@@ -187,18 +184,9 @@ def _is_present(config: str) -> bool:
 def _show(facts: Facts, now: float, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(facts, indent=2))
-    elif is_terminal(sys.stdout):
-        _show_table(facts, now)
     else:
-        for label, text, _ in lines(facts, now=now):
-            click.echo(f"{label:<10} {text}")
-
-
-def _show_table(facts: Facts, now: float) -> None:
-    table = Table.grid(padding=(0, 2))
-    for label, text, style in lines(facts, now=now):
-        table.add_row(Text(label, style="dim"), Text(text, style=style, overflow="fold"))
-    Console().print(table)
+        for label, text, color in lines(facts, now=now):
+            click.echo(f"{label:<10} {click.style(text, fg=color or None)}")  # only a terminal gets the color
 
 
 # Facts --------------------------------------------------------------------------------------------------------
@@ -295,8 +283,8 @@ def _signature(
 
 
 def lines(facts: Facts, *, now: float) -> Iterator[tuple[str, str, str]]:
-    """Return each known fact as label, text and style."""
-    yield "envelope", f"{_kind(facts)}, {human_bytes(facts['message_bytes'])}", "bold"
+    """Return each known fact as label, text and color."""
+    yield "envelope", f"{_kind(facts)}, {human_bytes(facts['message_bytes'])}", ""
     if facts["kind"] == "pointer":
         yield from _pointer_lines(facts, now)
     if facts["kind"] == "encoded":

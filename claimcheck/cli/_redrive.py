@@ -13,8 +13,7 @@ import click
 from claimcheck._client import ClaimCheck
 from claimcheck._operate.redrive import Redrive, RedriveReport
 from claimcheck._texts import printable
-from claimcheck.cli._files import STDIO, check_output, live_status
-from claimcheck.cli._options import (
+from claimcheck.cli._commands import (
     BrokerOptions,
     broker_options,
     check_one_broker,
@@ -26,6 +25,7 @@ from claimcheck.cli._options import (
     with_config,
     yes_option,
 )
+from claimcheck.cli._files import STDIO, check_output, live_status
 from claimcheck.errors import TransportError
 from claimcheck.transports._common.dead_letters import DeadLetterTopic
 from claimcheck.transports.kafka._queries import KafkaTarget

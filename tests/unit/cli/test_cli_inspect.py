@@ -9,7 +9,7 @@ import pytest
 
 from claimcheck import HEADER
 from claimcheck._wire.envelope import encode_chunk, encode_literal, encode_pointer
-from claimcheck.cli._options import human_bytes
+from claimcheck.cli._commands import human_bytes
 from claimcheck.cli._payloads import lines
 from tests.content_oracle import VECTORS
 from tests.unit.cli.rig import (

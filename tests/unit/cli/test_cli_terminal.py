@@ -52,7 +52,7 @@ def test_a_payload_never_goes_to_a_terminal_by_accident(here):
     assert code == 0
 
 
-def test_a_terminal_gets_a_table(here):
+def test_a_terminal_gets_the_same_facts(here):
     (here / "envelope").write_bytes(put())
     code, shown = on_terminal("inspect", "envelope")
     assert code == 0
