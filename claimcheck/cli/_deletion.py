@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, NoReturn
 
 import click
@@ -39,7 +38,7 @@ from claimcheck.cli._commands import (
     with_config,
     yes_option,
 )
-from claimcheck.cli._files import STDIO, check_output, live_status
+from claimcheck.cli._files import STDIO, check_output, reported
 from claimcheck.config import HEADER
 from claimcheck.errors import ClaimCheckError, ConfigError, ScanNotSupportedError
 from claimcheck.transports.kafka._queries import KafkaTarget
@@ -96,10 +95,9 @@ def sweep(
     check_output(STDIO)
     with loaded(config) as cc:
         swept = _Swept(checked_stores(cc, names), is_chosen=bool(names))
-        try:
-            swept.run(cc, dry_run=not yes, grace_seconds=grace, rate=rate, unmarked_lifetime_seconds=unmarked_lifetime)
-        finally:  # also after Ctrl-C: it has deleted something
-            swept.show(as_json=as_json)
+        options = {"grace_seconds": grace, "rate": rate, "unmarked_lifetime_seconds": unmarked_lifetime}
+        with reported("listing ...", lambda _: swept.show(as_json=as_json)) as status:
+            swept.run(cc, status, dry_run=not yes, **options)
     _end(swept.errors, swept.reports.values())
 
 
@@ -119,34 +117,34 @@ class _Swept:
         self.errors: dict[str, BaseException] = {}
         self.not_listed: dict[str, str] = {}
 
-    def run(self, cc: ClaimCheck, **options: Any) -> None:
+    def run(self, cc: ClaimCheck, status: Callable[[str], None], **options: Any) -> None:
         """Sweep all; a store that fails does not stop the others."""
-        with live_status("listing ...") as show:
-            for name in self._names:
-                try:
-                    self.reports[name] = cc.sweep(name, on_batch=partial(self._note, show), **options)
-                except ClaimCheckError as error:
-                    if isinstance(error, ScanNotSupportedError) and not self._is_chosen:
-                        self.reports.pop(name, None)
-                        self.not_listed[name] = one_line(error)
-                        continue
-                    self.reports.setdefault(name, SweepReport(store=name, dry_run=options["dry_run"]))
-                    self.errors[name] = error
-                except BaseException as error:
-                    self.errors[name] = error
-                    raise
 
-    def _note(self, show: Callable[[str], None], report: SweepReport) -> None:
-        self.reports[report.store] = report
-        expired = report.expired + report.leftovers
-        show(f"{report.store}: {report.scanned:,} listed, {expired:,} expired, {report.deleted:,} deleted")
+        def on_batch(report: SweepReport) -> None:
+            self.reports[report.store] = report
+            expired = report.expired + report.leftovers
+            status(f"{report.store}: {report.scanned:,} listed, {expired:,} expired, {report.deleted:,} deleted")
+
+        for name in self._names:
+            try:
+                on_batch(cc.sweep(name, on_batch=on_batch, **options))
+            except ClaimCheckError as error:
+                if isinstance(error, ScanNotSupportedError) and not self._is_chosen:
+                    self.reports.pop(name, None)
+                    self.not_listed[name] = one_line(error)
+                    continue
+                self.reports.setdefault(name, SweepReport(store=name, dry_run=options["dry_run"]))
+                self.errors[name] = error
+            except BaseException as error:
+                self.errors[name] = error
+                raise
 
     def show(self, *, as_json: bool) -> None:
         """Print the reports."""
         errors = {name: why(error) for name, error in self.errors.items()}
         not_swept = [name for name in self._names if name not in self.reports and name not in self.not_listed]
         if as_json:
-            stores = [_sweep_facts(report) | {"error": errors.get(name)} for name, report in self.reports.items()]
+            stores = [_facts(report, error=errors.get(name)) for name, report in self.reports.items()]
             ok = not errors and not not_swept and not any(report.failed for report in self.reports.values())
             facts = {"ok": ok, "stores": stores, "not_listed": self.not_listed, "not_swept": not_swept}
             click.echo(json.dumps(facts, indent=2))
@@ -191,10 +189,9 @@ def _rest(report: SweepReport | StoreReport, error: str | None, reasons: dict[st
         yield f"  not finished: {error}"
 
 
-def _sweep_facts(report: SweepReport) -> dict[str, object]:
-    names = [name for name in SweepReport.__slots__ if name not in ("errors", "kept")]
-    facts = {name: getattr(report, name) for name in names}
-    return facts | {"kept": dict(report.kept), "errors": [one_line(error) for error in report.errors]}
+def _facts(report: SweepReport | StoreReport, *, error: str | None) -> dict[str, object]:
+    facts: dict[str, object] = {each.name: getattr(report, each.name) for each in fields(report)}
+    return facts | {"errors": [one_line(each) for each in report.errors], "error": error}
 
 
 # gc ------------------------------------------------------------------------------------------------------------
@@ -280,9 +277,9 @@ def gc(
             rate=rate,
         )
         read = _topics(broker, local, topics, consumed, stack)
-        output = _Collected(is_chosen=bool(names), as_json=as_json)
-        with output.shown():
-            options.run(stores, read, on_progress=output.note)
+        output = _Collected(is_chosen=bool(names))
+        with reported("listing ...", lambda error: output.show(error, as_json=as_json)) as status:
+            options.run(stores, read, on_progress=lambda report: status(output.state(report)))
     _end(output.errors, output.report.stores)
 
 
@@ -301,35 +298,18 @@ def _topics(
 
 
 class _Collected:
-    """Shows the state on a terminal, and the result at the end, also after an error."""
+    """Describes the state of a collection, and its result."""
 
-    def __init__(self, *, is_chosen: bool, as_json: bool) -> None:
-        self._is_chosen, self._as_json = is_chosen, as_json
-        self._count: Callable[[str], None] = lambda text: None
+    def __init__(self, *, is_chosen: bool) -> None:
+        self._is_chosen = is_chosen
         self.report = CollectionReport(dry_run=True)
 
-    @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
-        """Show the state until the block ends, then the result."""
-        error: BaseException | None = None
-        try:
-            with contextlib.ExitStack() as stack:
-                self._count = stack.enter_context(live_status("listing ..."))
-                yield
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            self._show(error)
-
-    def note(self, report: CollectionReport) -> None:
-        """Keep the state, and show it."""
+    def state(self, report: CollectionReport) -> str:
+        """Keep the state, and describe it."""
         self.report = report
         orphans, deleted = (sum(getattr(each, name) for each in report.stores) for name in ("orphans", "deleted"))
-        self._count(
-            f"{report.phase}: {report.candidates:,} candidates, {report.messages:,} messages read, "
-            f"{orphans:,} orphans, {deleted:,} deleted"
-        )
+        read = f"{report.candidates:,} candidates, {report.messages:,} messages read"
+        return f"{report.phase}: {read}, {orphans:,} orphans, {deleted:,} deleted"
 
     @property
     def errors(self) -> dict[str, BaseException]:
@@ -339,14 +319,16 @@ class _Collected:
     def _is_skipped(self, report: StoreReport) -> bool:
         return isinstance(report.error, ScanNotSupportedError) and not self._is_chosen
 
-    def _show(self, error: BaseException | None) -> None:
+    def show(self, error: BaseException | None, *, as_json: bool) -> None:
+        """Print the report."""
         report = self.report
-        if self._as_json:
+        if as_json:
             ok = error is None and not self.errors and not any(each.failed for each in report.stores)
             not_listed = {each.store: why(each.error) for each in report.stores if self._is_skipped(each)}
-            stores = [_store_facts(each) for each in report.stores if each.store not in not_listed]
+            stores = [_facts(each, error=why(each.error)) for each in report.stores if each.store not in not_listed]
+            facts = {each.name: getattr(report, each.name) for each in fields(report)}
             more = {"stores": stores, "not_listed": not_listed, "error": why(error)}
-            click.echo(json.dumps({"ok": ok} | _gc_facts(report) | more, indent=2))
+            click.echo(json.dumps({"ok": ok} | facts | more, indent=2))
         elif report.phase in ("deleting", "finished"):
             damaged = f", {report.damaged:,} damaged" if report.damaged else ""
             ignored = f", {report.ignored:,} of an unknown version ignored" if report.ignored else ""
@@ -394,12 +376,3 @@ def _collected_text(report: StoreReport, collection: CollectionReport) -> str:
         return f"nothing was deleted: use --yes{claim} to delete them" if report.orphans else "nothing to delete"
     skipped = f", {report.skipped:,} no longer there or written again" if report.skipped else ""
     return f"{report.deleted:,} deleted{skipped} in {collection.duration_seconds:,.1f} s"
-
-
-def _gc_facts(report: CollectionReport) -> dict[str, object]:
-    return {each.name: getattr(report, each.name) for each in fields(report)}
-
-
-def _store_facts(report: StoreReport) -> dict[str, object]:
-    facts: dict[str, object] = {each.name: getattr(report, each.name) for each in fields(report)}
-    return facts | {"errors": [one_line(each) for each in report.errors], "error": why(report.error)}

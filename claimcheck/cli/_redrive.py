@@ -22,10 +22,11 @@ from claimcheck.cli._commands import (
     loaded,
     one_line,
     rate_option,
+    why,
     with_config,
     yes_option,
 )
-from claimcheck.cli._files import STDIO, check_output, live_status
+from claimcheck.cli._files import STDIO, check_output, reported
 from claimcheck.errors import TransportError
 from claimcheck.transports._common.dead_letters import DeadLetterTopic
 from claimcheck.transports.kafka._queries import KafkaTarget
@@ -82,22 +83,20 @@ def redrive(
     check_output(STDIO)
     options = Redrive(dry_run=not yes, limit=limit, rate=rate, force=force, skip_unreadable=skip_unreadable)
     report = RedriveReport(dry_run=not yes)
-    problem: str | None = "interrupted"
     is_open = False
-    with loaded(config) as cc:
-        try:
-            with _as_ours():
-                topic = _opened(cc, broker, (source, target), group)
-            is_open = True
-            with _as_ours(), closing(topic), live_status("reading ...") as show:
-                options.run(topic.letters(), report, lambda: show(_state(report)))
-            problem = None
-        except Exception as error:
-            problem = one_line(error)
-            raise
-        finally:  # also after Ctrl-C: it has sent something
-            if as_json or is_open:
-                _show(report, source, target, problem, as_json=as_json)
+
+    def show(error: BaseException | None) -> None:
+        if as_json or is_open:
+            _show(report, source, target, why(error), as_json=as_json)
+
+    with (
+        loaded(config) as cc,
+        reported("reading ...", show) as status,
+        _as_ours(),
+        closing(_opened(cc, broker, (source, target), group)) as topic,
+    ):
+        is_open = True
+        options.run(topic.letters(), report, lambda: status(_state(report)))
     sys.exit(int(bool(report.unreadable or report.foreign)))
 
 
