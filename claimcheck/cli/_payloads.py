@@ -17,6 +17,7 @@ from claimcheck._client import ClaimCheck
 from claimcheck._content.header import Damaged, read_header
 from claimcheck._content.source import remaining_bytes
 from claimcheck._store.store import Store
+from claimcheck._texts import duration
 from claimcheck._wire import pointer as pointers
 from claimcheck._wire.buffers import Buffer, PieceReader
 from claimcheck._wire.envelope import Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
@@ -38,10 +39,6 @@ from claimcheck.errors import ClaimCheckError, ConfigError, EnvelopeError, Point
 
 Facts = dict[str, Any]
 """JSON values by name."""
-
-_UNITS = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
-_RARE = {"codec": "codec", "encryption": "encryption", "extra": "unknown"}
-
 
 _PIECE_BYTES = 1 << 20
 _FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
@@ -171,7 +168,7 @@ def inspect(envelope: str, config: str, destination: str | None, as_json: bool) 
     with contextlib.ExitStack() as stack:
         cc = stack.enter_context(loaded(config)) if _is_present(config) else None
         facts, problem = describe(message, cc, now=now, destination=destination)
-    _show(facts, now, as_json=as_json)  # the facts help to understand the problem
+    click.echo(json.dumps(facts, indent=2) if as_json else "\n".join(lines(facts, now=now)))
     if problem is not None:
         raise problem
 
@@ -179,14 +176,6 @@ def inspect(envelope: str, config: str, destination: str | None, as_json: bool) 
 def _is_present(config: str) -> bool:
     """Whether the caller named a configuration, or the default one exists."""
     return config != CONFIG or os.path.exists(config)
-
-
-def _show(facts: Facts, now: float, *, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(facts, indent=2))
-    else:
-        for label, text, color in lines(facts, now=now):
-            click.echo(f"{label:<10} {click.style(text, fg=color or None)}")  # only a terminal gets the color
 
 
 # Facts --------------------------------------------------------------------------------------------------------
@@ -282,103 +271,24 @@ def _signature(
 # For people ----------------------------------------------------------------------------------------------------
 
 
-def lines(facts: Facts, *, now: float) -> Iterator[tuple[str, str, str]]:
-    """Return each known fact as label, text and color."""
-    yield "envelope", f"{_kind(facts)}, {human_bytes(facts['message_bytes'])}", ""
-    if facts["kind"] == "pointer":
-        yield from _pointer_lines(facts, now)
-    if facts["kind"] == "encoded":
-        yield from _content_lines(facts)
-    if "uuid" in facts:
-        yield "uuid", facts["uuid"], ""
-    if "piece_bytes" in facts:
-        yield "chunk", f"number {facts['position'] + 1:,} of {facts['count']:,}", ""
-        yield "piece", human_bytes(facts["piece_bytes"]), ""
-    if "payload_bytes" in facts:
-        yield "payload", human_bytes(facts["payload_bytes"]), ""
-
-
-def _kind(facts: Facts) -> str:
-    return {
-        "plain": "none: a plain message is its own payload",
-        "literal": "literal: an escaped payload that begins like an envelope",
-        "chunk": "chunk: one piece of a payload",
-        "pointer": f"pointer of version {facts.get('pointer_version')}",
-        "encoded": "encoded: a payload that is compressed or encrypted",
-        "abort": "abort: the chunks of this payload will not be completed",
-    }[facts["kind"]]
-
-
-def _pointer_lines(facts: Facts, now: float) -> Iterator[tuple[str, str, str]]:
-    yield "store", _store(facts), ""
-    yield "key", printable(facts["key"]), ""
-    yield "size", "unknown" if facts["size"] is None else human_bytes(facts["size"]), ""
-    if facts["segments"] > 1:
-        piece = f" of {human_bytes(facts['segment_bytes'])}" if facts["segment_bytes"] else ""
-        yield "segments", f"{facts['segments']:,}{piece}", ""
-    yield "checksum", printable(facts["checksum"] or "none"), ""
-    yield "written", _moment(facts["created_ms"], now, otherwise="unknown"), ""
-    otherwise = "unknown" if facts["pointer_version"] == 1 else "never"
-    expired = "expired" if facts["expired"] else ""
-    yield "expired" if expired else "expires", _moment(facts["expires_ms"], now, otherwise=otherwise), expired and "red"
-    if facts["destination"] is not None:
-        yield "sent to", printable(facts["destination"]), ""
-    for name, label in _RARE.items():
-        if facts[name]:
-            yield label, printable(str(facts[name])), ""
-    yield "signature", *_signature_line(facts)
-
-
-def _content_lines(facts: Facts) -> Iterator[tuple[str, str, str]]:
-    yield "size", "unknown" if facts["declared_bytes"] is None else human_bytes(facts["declared_bytes"]), ""
-    for name, label in {
-        "destination": "sent to",
-        "codec": "codec",
-        "encryption": "encryption",
-        "encryption_key_id": "key",
-    }.items():
-        if facts[name]:
-            yield label, printable(facts[name]), ""
-
-
-def _store(facts: Facts) -> str:
-    if facts["store"] is None:
-        return "not part of this version"
-    known = facts["store_type"] or "not in the configuration"
-    return f"{printable(facts['store'])} ({known})"
-
-
-def _signature_line(facts: Facts) -> tuple[str, str]:
-    by = f", key {printable(facts['key_id'])}" if facts["key_id"] else ""
-    texts = {
-        "none": ("none", ""),
-        "valid": (f"valid{by}", "green"),
-        "invalid": (f"WRONG{by}: readers reject this pointer", "red"),
-        "missing": ("MISSING, but required by this configuration: readers reject this pointer", "red"),
-        "unchecked": (f"not checked{by}: this configuration has no secret for it", "yellow"),
-    }
-    return texts[facts["signature"]]
+def lines(facts: Facts, *, now: float) -> Iterator[str]:
+    """Yield what is known, by the names that it has in JSON; times have their distance from now."""
+    for name, value in facts.items():
+        if value is None or value is False or f"{name}_ms" in facts:
+            continue
+        text = printable(str(value))
+        if name == "size" or name.endswith("_bytes"):
+            text = human_bytes(value)
+        elif name.endswith("_ms"):
+            ahead = value / 1000 - now
+            distance = f"in {duration(ahead)}" if ahead > 0 else f"{duration(-ahead)} ago"
+            text = f"{_iso(value) or f'{value} ms after 1970'} ({distance})"
+        yield f"{name.removesuffix('_ms'):<18} {text}"
 
 
 def printable(text: str) -> str:
     """Escape every character of an envelope's text that could control a terminal."""
     return "".join(ch if ch.isprintable() else ascii(ch)[1:-1] for ch in text)
-
-
-def _moment(ms: int | None, now: float, *, otherwise: str) -> str:
-    if ms is None:
-        return otherwise
-    return f"{_iso(ms) or f'{ms} ms after 1970'} ({_distance(ms / 1000 - now)})"
-
-
-def _distance(seconds: float) -> str:
-    size = abs(seconds)
-    if size < 1:
-        return "just now"
-    name, unit = next((name, unit) for name, unit in _UNITS if size >= unit)
-    count = round(size / unit)
-    text = f"{count:,} {name}{'' if count == 1 else 's'}"
-    return f"in {text}" if seconds > 0 else f"{text} ago"
 
 
 def _iso(ms: int | None) -> str | None:
