@@ -42,11 +42,6 @@ Facts = dict[str, Any]
 
 _PIECE_BYTES = 1 << 20
 _FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
-_read_from_option = click.option(
-    "--destination",
-    metavar="TOPIC",
-    help="Also check that a signed pointer was sent to TOPIC.  [default: accept it whatever its topic and its age]",
-)
 
 
 # put, get, inspect --------------------------------------------------------------------------------------------
@@ -109,7 +104,11 @@ def _rollback_on_error(store: Store, pointer: Pointer) -> Iterator[None]:
     type=OUTPUT,
     help="[default: standard output, unless it is a terminal]",
 )
-@_read_from_option
+@click.option(
+    "--destination",
+    metavar="TOPIC",
+    help="Also check that a signed pointer was sent to TOPIC.  [default: accept it whatever its topic and its age]",
+)
 def get(envelope: str, config: str, target: str | None, destination: str | None) -> None:
     """Write the payload of ENVELOPE, verified. With -o /dev/null, only verify it.
 
@@ -121,8 +120,12 @@ def get(envelope: str, config: str, target: str | None, destination: str | None)
     message = read_message(envelope)
     with loaded(config) as cc:
         _refuse_plain(message, cc)
-        pointer = accepted(message, cc, destination)
-        reader = cc.opened.messages.open(pointer) if pointer is not None else cc.open(message, destination=destination)
+        messages = cc.opened.messages
+        if destination is None:
+            pointer = messages.pointer_from_anywhere(message)
+        else:
+            pointer = cc.pointer(message, destination=destination)
+        reader = messages.open(pointer) if pointer is not None else cc.open(message, destination=destination)
         with reader as payload, output(target) as out:
             copied = _copy(payload, out, pointer.size if pointer else len(message))
     source = f" from {pointer.store or 'a store'} ({pointer.key})" if pointer else ""
@@ -156,9 +159,8 @@ def _copy(payload: BinaryIO, out: BinaryIO, total: int | None) -> int:
 @click.command()
 @click.argument("envelope", type=_FILE)
 @with_config
-@_read_from_option
 @json_option
-def inspect(envelope: str, config: str, destination: str | None, as_json: bool) -> None:
+def inspect(envelope: str, config: str, as_json: bool) -> None:
     """Describe ENVELOPE. Uses no store.
 
     Works without a configuration. With one it also checks the signature. "-" is standard input.
@@ -167,7 +169,7 @@ def inspect(envelope: str, config: str, destination: str | None, as_json: bool) 
     message, now = read_message(envelope), time.time()
     with contextlib.ExitStack() as stack:
         cc = stack.enter_context(loaded(config)) if _is_present(config) else None
-        facts, problem = describe(message, cc, now=now, destination=destination)
+        facts, problem = describe(message, cc, now=now)
     click.echo(json.dumps(facts, indent=2) if as_json else "\n".join(lines(facts, now=now)))
     if problem is not None:
         raise problem
@@ -181,16 +183,14 @@ def _is_present(config: str) -> bool:
 # Facts --------------------------------------------------------------------------------------------------------
 
 
-def describe(
-    message: bytes, cc: ClaimCheck | None, *, now: float, destination: str | None = None
-) -> tuple[Facts, ClaimCheckError | None]:
+def describe(message: bytes, cc: ClaimCheck | None, *, now: float) -> tuple[Facts, ClaimCheckError | None]:
     """Describe a message."""
     envelope = decode(message, header=cc.config.header if cc else HEADER)
     facts: Facts = {"kind": type(envelope).__name__.lower(), "message_bytes": len(message)}
     if isinstance(envelope, PointerData):
         limit = cc.config.limits.max_pointer_bytes if cc else MAX_POINTER_BYTES
         pointer = pointers.decode(envelope.data, max_bytes=limit)
-        signature, problem = _signature(message, pointer, cc, destination)
+        signature, problem = _signature(message, pointer, cc)
         return facts | {"kind": "pointer"} | pointer_facts(pointer, cc, now) | signature, problem
     if isinstance(envelope, Chunk):
         position = {"uuid": envelope.uuid, "position": envelope.position, "count": envelope.count}
@@ -242,23 +242,12 @@ def _content_facts(content: Buffer) -> Facts:
     }
 
 
-def accepted(message: bytes, cc: ClaimCheck, destination: str | None) -> Pointer | None:
-    """Return the pointer of a message, if it is one and readers accept it: from a topic, or from any without one."""
-    return (
-        cc.opened.messages.pointer_from_anywhere(message)
-        if destination is None
-        else cc.pointer(message, destination=destination)
-    )
-
-
-def _signature(
-    message: bytes, pointer: Pointer, cc: ClaimCheck | None, destination: str | None
-) -> tuple[Facts, ClaimCheckError | None]:
+def _signature(message: bytes, pointer: Pointer, cc: ClaimCheck | None) -> tuple[Facts, ClaimCheckError | None]:
     """The state of the signature: ``none``, ``valid``, ``invalid``, ``missing`` where it is required, ``unchecked``."""
     state, problem = "none" if pointer.mac is None else "unchecked", None
     if cc is not None:
         try:
-            accepted(message, cc, destination)
+            cc.opened.messages.pointer_from_anywhere(message)
             state = "valid" if pointer.mac is not None and cc.config.signing.keys else state
         except PointerRejectedError as error:
             if not isinstance(error.__cause__, ConfigError):

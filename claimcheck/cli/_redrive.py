@@ -21,7 +21,6 @@ from claimcheck.cli._commands import (
     json_option,
     loaded,
     one_line,
-    rate_option,
     why,
     with_config,
     yes_option,
@@ -50,7 +49,6 @@ _GROUP = "claimcheck-redrive"
 @yes_option("Send", "sent")
 @click.option("--force", is_flag=True, help="Send messages that are not dead letters of --to, too.")
 @click.option("--skip-unreadable", is_flag=True, help="Move past letters of a store that has the payload of none.")
-@rate_option
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after sending this many letters.")
 @json_option
 def redrive(
@@ -62,7 +60,6 @@ def redrive(
     yes: bool,
     force: bool,
     skip_unreadable: bool,
-    rate: float | None,
     limit: int | None,
     as_json: bool,
 ) -> None:
@@ -81,7 +78,7 @@ def redrive(
     if source == target:
         raise click.UsageError("--from and --to are the same topic")
     check_output(STDIO)
-    options = Redrive(dry_run=not yes, limit=limit, rate=rate, force=force, skip_unreadable=skip_unreadable)
+    options = Redrive(dry_run=not yes, limit=limit, force=force, skip_unreadable=skip_unreadable)
     report = RedriveReport(dry_run=not yes)
     is_open = False
 
