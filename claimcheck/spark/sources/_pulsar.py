@@ -100,7 +100,7 @@ class PulsarSource(TopicSource):
             min_partitions=values.get("minPartitions", 1),
             max_rows=values.get("maxRowsPerTrigger"),
             max_payload_bytes=values.get("maxPayloadBytesPerTrigger"),
-            config=None if config is None else as_config(config),
+            config=Config() if config is None else as_config(config),
         )
 
     def _stream_reader(self, values: Values, schema: StructType) -> _PulsarStreamReader:

@@ -116,7 +116,7 @@ class PulsarLog:
     min_partitions: int = 1
     max_rows: int | None = None
     max_payload_bytes: int | None = None
-    config: Config | None = None
+    config: Config = Config()  # noqa: RUF009 - frozen
 
     @property
     def limit(self) -> ReadLimit:
