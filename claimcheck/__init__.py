@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from claimcheck._client import ClaimCheck, from_dict, load
 from claimcheck._content.data_keys import KeyProvider
 from claimcheck._content.source import Payload
-from claimcheck._receive.many import Resolution
+from claimcheck._receive.messages import Resolution
 from claimcheck._receive.resolver import Dropped, Failed, Resolved, Resolver
 from claimcheck._send.outbound import Outbound
 from claimcheck._send.strategy import Strategy
 from claimcheck._store.listing import Deletion, StoreEntry
 from claimcheck._store.store import RangeStore, Store
 from claimcheck._wire.envelope import Envelope
+from claimcheck._wire.headers import WireLimit
 from claimcheck._wire.pointer import Pointer
-from claimcheck._wire.sizes import WireLimit
 from claimcheck.config import HEADER, Config
 from claimcheck.errors import (
     ChunkConflictError,

@@ -11,28 +11,25 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TypeVar, overload
 
-import claimcheck._opened as opened
+import claimcheck._opened as _process
 from claimcheck._config_file import parse, read_yaml
 from claimcheck._content.data_keys import DataKeys
 from claimcheck._content.source import Payload
-from claimcheck._opened import Opened
-from claimcheck._plans import check_strategies, strategy_class
-from claimcheck._receive.many import Message as ManyMessage
-from claimcheck._receive.many import Resolution, aresolve_many, resolve_many
-from claimcheck._receive.messages import MessageReader
+from claimcheck._opened import Opened, check_strategies, strategy_class
+from claimcheck._receive.messages import Message as ManyMessage
+from claimcheck._receive.messages import MessageReader, Resolution, aresolve_many, resolve_many
 from claimcheck._receive.resolver import Resolver
 from claimcheck._registry import check_store
-from claimcheck._send.decorator import OutboundBlock, Plan, ProduceCall, decorate
-from claimcheck._send.ledger import Classifier
-from claimcheck._send.strategy import Message
+from claimcheck._send.classification import Classifier
+from claimcheck._send.decorator import OutboundBlock, ProduceCall, decorate
+from claimcheck._send.strategy import Message, Plan
 from claimcheck._store.store import Store
 from claimcheck._threads import in_thread
 from claimcheck._validation import Problems, check_int, check_type, fail
-from claimcheck._wire import pointer as pointers
-from claimcheck._wire.envelope import Buffer, Envelope, encode_pointer
-from claimcheck._wire.headers import Headers
+from claimcheck._wire.buffers import Buffer
+from claimcheck._wire.envelope import Envelope, encode_pointer
+from claimcheck._wire.headers import Headers, WireLimit
 from claimcheck._wire.pointer import Pointer
-from claimcheck._wire.sizes import WireLimit
 from claimcheck.config import Config
 from claimcheck.errors import PayloadTypeError
 from claimcheck.hooks import Hook, Hooks
@@ -230,7 +227,7 @@ class ClaimCheck:
         Raises:
             PointerRejectedError: The payload is encrypted for another destination.
         """
-        seal = self._current().seal
+        seal = self.opened.seal
         if destination is not None and seal.signs:
             pointer = seal.bound(pointer, destination)
         return encode_pointer(seal.sign(pointer), header=self._header)
@@ -272,7 +269,7 @@ class ClaimCheck:
         """
         if message is None:
             return None
-        return self._messages.payload(message, headers, destination)
+        return self.opened.messages.payload(message, headers, destination)
 
     @overload
     async def aresolve(self, message: bytes, *, destination: str | None = ..., headers: object = ...) -> bytes: ...
@@ -295,7 +292,7 @@ class ClaimCheck:
 
         A cancelled task ends immediately; the read stops at its next piece and closes its connection.
         """
-        work = self._messages.work(message, headers, destination)
+        work = self.opened.messages.work(message, headers, destination)
         if not work.blocks:
             return work.run()
         return await in_thread(work.run, size=work.size or 0, join=work.join, request=work.request)
@@ -327,7 +324,7 @@ class ClaimCheck:
             PayloadTypeError: ``messages`` is one message.
         """
         _check_many(messages, concurrency, max_bytes)
-        prepare = functools.partial(self._messages.work, destination=destination)
+        prepare = functools.partial(self.opened.messages.work, destination=destination)
         return resolve_many(messages, prepare, concurrency=concurrency, max_bytes=max_bytes)
 
     def aresolve_many(
@@ -344,7 +341,7 @@ class ClaimCheck:
         `contextlib.aclosing`, to stop them at once.
         """
         _check_many(messages, concurrency, max_bytes)
-        prepare = functools.partial(self._messages.work, destination=destination)
+        prepare = functools.partial(self.opened.messages.work, destination=destination)
         return aresolve_many(messages, prepare, concurrency=concurrency, max_bytes=max_bytes)
 
     def open(self, message: Buffer, *, destination: str | None = None, headers: object = None) -> BinaryIO:
@@ -358,7 +355,7 @@ class ClaimCheck:
         Raises:
             ChunkError: A chunk. Other errors are those of `resolve`; a store's errors are raised while reading.
         """
-        return self._messages.file(message, headers, destination)
+        return self.opened.messages.file(message, headers, destination)
 
     def pointer(self, message: Buffer, *, destination: str | None = None) -> Pointer | None:
         """Return the pointer of a message without any I/O; ``None`` for any other message.
@@ -372,7 +369,7 @@ class ClaimCheck:
             PointerRejectedError: Too long, its signature is missing or wrong, or it was sent to another destination.
             ConfigError: A signature is required, and this process has no keys to check it.
         """
-        return self._messages.pointer(message, destination)
+        return self.opened.messages.pointer(message, destination)
 
     def read(self, pointer: Pointer) -> bytes:
         """Return the payload of a pointer that `pointer` returned. Its signature is not checked again.
@@ -383,7 +380,7 @@ class ClaimCheck:
                 `MissingDependencyError`).
             StoreError: The payload is missing, damaged or unavailable; see its subclasses.
         """
-        return self._messages.read(pointer)
+        return self.opened.messages.read(pointer)
 
     def resolver(self, *, clock: Callable[[], float] = time.monotonic, max_redeliveries: int | None = None) -> Resolver:
         """Return a resolver for a stream of messages, chunks included. Create one per consumer.
@@ -400,7 +397,7 @@ class ClaimCheck:
         if max_redeliveries is not None:
             check_int("max_redeliveries", max_redeliveries, minimum=0)
             chunking = replace(chunking, max_redeliveries=max_redeliveries)
-        current = self._current()
+        current = self.opened
         return Resolver(
             current.messages.read_data,
             chunking=chunking,
@@ -420,7 +417,7 @@ class ClaimCheck:
             ConfigError: No such store, or an environment variable that it needs is not set.
             MissingDependencyError: Its driver is not installed; names the extra to install.
         """
-        store = self._current().stores.get(name)
+        store = self.opened.stores.get(name)
         if store is not None:
             return store
         with self._lock:
@@ -482,7 +479,7 @@ class ClaimCheck:
 
     def close(self) -> None:
         """Close all connections. Payloads are kept, and the next use opens new connections."""
-        self._current()  # the connections of a parent process are not closed here
+        _ = self.opened  # the connections of a parent process are not closed here
         with self._lock:
             closing, self._open = self._open, self._new()
         closing.close()
@@ -499,10 +496,21 @@ class ClaimCheck:
     def __repr__(self) -> str:
         return f"<ClaimCheck {self.config.strategy}, stores {', '.join(self.config.stores) or 'none'}>"
 
+    @property
+    def opened(self) -> Opened:
+        """For the modules of claimcheck: what this process has opened; nothing after a fork."""
+        if self._open.process is not _process.process:
+            with _process.after_fork:
+                if self._open.process is not _process.process:
+                    self._lock = threading.RLock()  # the owner of the old one may not exist in this process
+                    self._open = self._new()
+        return self._open
+
     # Internals -------------------------------------------------------------------------------------------------
 
     def _plan(self, destination: str, limit: WireLimit | None = None) -> Plan:
-        return self._current().plans.of(destination, limit)
+        plans = self.opened.plans
+        return plans.known.get((destination, limit)) or plans.of(destination, limit)
 
     def _check_classes(self) -> None:
         problems = Problems()
@@ -515,26 +523,15 @@ class ClaimCheck:
                 DataKeys(self.config.encryption).check()
         problems.raise_all()
 
-    def _current(self) -> Opened:
-        """Return what this process has opened; nothing after a fork."""
-        if self._open.process is not opened.process:
-            with opened.after_fork:
-                if self._open.process is not opened.process:
-                    self._lock = threading.RLock()  # the owner of the old one may not exist in this process
-                    self._open = self._new()
-        return self._open
-
     @property
     def _messages(self) -> MessageReader:
-        return self._current().messages
+        return self.opened.messages
+
+    def _current(self) -> Opened:
+        return self.opened
 
     def _new(self) -> Opened:
         return Opened(self.config, store=self.store, hooks=lambda: self._hooks)
-
-    def _reseal(self, pointer: Pointer, *, original: Pointer) -> bytes:
-        """Return the message of a pointer that replaces an accepted one. It is signed only if that one was."""
-        data = pointers.encode(pointer) if original.mac is None else self._current().seal.sign(pointer)
-        return encode_pointer(data, header=self._header)
 
 
 def _check_many(messages: object, concurrency: int, max_bytes: int) -> None:

@@ -1,7 +1,11 @@
-"""What one process has opened of a configuration. A forked child opens its own: connections cannot be shared."""
+"""What one process has opened of a configuration: its stores, and how messages are sent by destination.
+
+A forked child opens its own: connections cannot be shared.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable
@@ -9,16 +13,22 @@ from contextlib import ExitStack
 
 from claimcheck._content.coder import ContentCoder, Unpacker, package_users
 from claimcheck._content.data_keys import DataKeys
-from claimcheck._plans import Plans
 from claimcheck._receive.messages import MessageReader
-from claimcheck._registry import build_store
+from claimcheck._registry import STRATEGIES, build_store, load_class
+from claimcheck._send.strategy import Breaker, Plan, Strategy, StrategyContext
 from claimcheck._store.contract import StoreContext
 from claimcheck._store.store import Store
-from claimcheck._validation import Problems
+from claimcheck._validation import Problems, fail
+from claimcheck._wire import pointer as pointers
+from claimcheck._wire.envelope import encode_pointer
+from claimcheck._wire.headers import DEFAULT_LIMIT, WireLimit
+from claimcheck._wire.pointer import Pointer
 from claimcheck._wire.signing import Seal
 from claimcheck.config import Config
 from claimcheck.errors import ConfigError
 from claimcheck.hooks import Hooks
+
+_REMEMBERED = 1000  # destinations; most programs have few
 
 process = object()
 """This process: another object in each forked child. Comparing it costs no system call, as a process id does."""
@@ -43,7 +53,8 @@ class Opened:
     def __init__(self, config: Config, *, store: Callable[[str], Store], hooks: Callable[[], Hooks]) -> None:
         self.process = process
         self.seal = Seal(config)
-        self.content = ContentCoder(config, DataKeys(config.encryption) if config.encryption.keys else None)
+        self._keys = DataKeys(config.encryption) if config.encryption.keys else None
+        self.content = ContentCoder(config, self._keys)
         limit, check = config.chunks.max_payload_bytes, self.seal.check_origin
         self.unpacker = Unpacker(self.content, header=config.header, limit=limit, check_origin=check)
         self.stores: dict[str, Store] = {}
@@ -78,12 +89,17 @@ class Opened:
         if not self._has_keys:
             problems = Problems()
             self.seal.check_keys(problems)
-            if self.content.keys is not None:
-                self.content.keys.check_keys(problems)
+            if self._keys is not None:
+                self._keys.check_keys(problems)
             problems.raise_all()
             for _, use in package_users(self._config):
                 use()
             self._has_keys = True
+
+    def reseal(self, pointer: Pointer, *, original: Pointer) -> bytes:
+        """Return the message of a pointer that replaces an accepted one. It is signed only if that one was."""
+        data = pointers.encode(pointer) if original.mac is None else self.seal.sign(pointer)
+        return encode_pointer(data, header=self._config.header)
 
     def close(self) -> None:
         """Close all stores, and forget them: who still has this object must not use them."""
@@ -92,3 +108,90 @@ class Opened:
         with ExitStack() as closing:  # closes all of them even if one fails
             for store in stores:
                 closing.callback(store.close)
+
+
+class Plans:
+    """The plans of one process; thread-safe."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        store: Callable[[str], Store],
+        seal: Seal,
+        content: ContentCoder,
+        hooks: Callable[[], Hooks],
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._seal = seal
+        self._content = content
+        self._hooks = hooks
+        self.known: dict[tuple[str, WireLimit | None], Plan] = {}
+        self._strategies: dict[int, Strategy] = {}
+        self._breakers: dict[tuple[str | None, float], Breaker] = {}
+
+    def of(self, destination: str, limit: WireLimit | None = None) -> Plan:
+        """Return how messages for a destination are sent."""
+        known = self.known.get((destination, limit))
+        if known is None:
+            if len(self.known) >= _REMEMBERED:
+                self.known.clear()
+            known = self.known[destination, limit] = self._make(destination, limit)
+        return known
+
+    def strategy(self, config: Config) -> Strategy:
+        """Return the strategy of the configuration of a destination."""
+        if id(config) not in self._strategies:
+            self._strategies.setdefault(id(config), strategy_class(config)(self._context(config)))
+        return self._strategies[id(config)]
+
+    def _make(self, destination: str, limit: WireLimit | None) -> Plan:
+        config = self._config.for_destination(destination)
+        wire, threshold = limit or DEFAULT_LIMIT, config.threshold_bytes
+        if threshold == "auto":
+            threshold = wire.max_message_bytes
+        elif limit is None and threshold > wire.max_message_bytes:  # without a transport, the caller knows the limit
+            wire = WireLimit(threshold, wire.overhead)
+        strategy, most = self.strategy(config), min(threshold, wire.max_message_bytes)
+        encrypts = self._content.encrypts_inline
+        return Plan(strategy, most, wire, -1 if strategy.escapes_all else 0 if encrypts else most)
+
+    def _context(self, config: Config) -> StrategyContext:
+        name, pause = config.store, config.hybrid.retry_store_after_seconds
+        signs = bool(config.signing.key_id)
+        return StrategyContext(
+            config=config,
+            store=functools.partial(self._store, name or ""),
+            seal=self._seal.sign if signs else pointers.encode,
+            signer=self._seal if signs else None,
+            breaker=self._breakers.setdefault((name, pause), Breaker(retry_after_seconds=pause)),
+            content=self._content,
+            hooks=self._hooks(),
+        )
+
+
+def strategy_class(config: Config, *, path: str = "strategy") -> type[Strategy]:
+    """Return the class of the strategy of a configuration."""
+    cls = load_class(config.strategy, STRATEGIES, group="claimcheck.strategies", path=path)
+    if not issubclass(cls, Strategy):
+        fail(path, found=repr(config.strategy), expected="a subclass of claimcheck.Strategy")
+    return cls
+
+
+def check_strategies(config: Config, problems: Problems) -> None:
+    """Collect what is wrong with the strategies of a configuration and of its destinations."""
+    with problems:
+        _check(config, "")
+    for pattern, override in config.destinations:
+        inherited = override.strategy == config.strategy and "strategy" in problems.sections()
+        with problems:
+            if not inherited:
+                _check(override, f"destinations.{pattern}.")
+
+
+def _check(config: Config, prefix: str) -> None:
+    strategy = strategy_class(config, path=f"{prefix}strategy")
+    if strategy.needs_store and config.store is None:
+        expected = f"the name of a store: strategy {config.strategy!r} writes to one"
+        fail(f"{prefix}store", found="nothing", expected=expected)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 from claimcheck._validation import Option, check_options, fail, options_of, without_secrets
@@ -18,8 +17,6 @@ from claimcheck.config import StoreConfig, expand
 from claimcheck.errors import (
     ClaimCheckError,
     ConfigError,
-    MissingDependencyError,
-    PointerRejectedError,
     StoreError,
     StoreUnavailableError,
 )
@@ -40,12 +37,9 @@ STRATEGIES = {
     "inline": "claimcheck._send.strategies:InlineStrategy",
 }
 KEY_PROVIDERS = {
-    "aws-kms": "claimcheck._content.aws_kms:AwsKms",
+    "aws-kms": "claimcheck._content.data_keys:AwsKms",
     "local": "claimcheck._content.data_keys:LocalKeys",
 }
-
-UNUSABLE = (ConfigError, MissingDependencyError)
-"""Errors of a store in a process that lacks its driver or an environment variable of its configuration."""
 
 
 def load_class(name: str, builtin: Mapping[str, str], *, group: str, path: str) -> type[object]:
@@ -144,36 +138,6 @@ def _construction_error(path: str, error: Exception) -> ClaimCheckError:
     if isinstance(error, (ConnectionError, TimeoutError)):
         return StoreUnavailableError(text, store=store)
     return StoreError(text, store=store) if isinstance(error, OSError) else ConfigError(text, path=path)
-
-
-def unusable(store: str, key: str, error: ClaimCheckError) -> PointerRejectedError:
-    """Return the error for a message whose pointer names a store that this process cannot use."""
-    text = f"the pointer to {key[:200]!r} names the store {store!r}, which this process cannot use: {error}"
-    return PointerRejectedError(text, reason="store", store=store, key=key)
-
-
-def import_vendor(module: str, *, extra: str) -> ModuleType:
-    """Import an optional package."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as exc:
-        package = module.partition(".")[0]
-        text = f"this needs the package {package}: {pip_install(extra)}"
-        raise MissingDependencyError(text, package=package, extra=extra) from exc
-
-
-def pip_install(extra: str) -> str:
-    """Return the command that installs an extra of this distribution, whose name is not that of its modules."""
-    return f"pip install '{distribution_name()}[{extra}]'"
-
-
-def distribution_name() -> str:
-    """Return the name of the installed distribution; from a zip without metadata, the published name."""
-    from importlib.metadata import entry_points  # slow to import
-
-    scripts = entry_points(group="console_scripts", name="claimcheck")
-    ours = (script.dist.name for script in scripts if script.dist and script.value == "claimcheck.cli:main")
-    return next(ours, "claimcheck-messaging")
 
 
 def _is_template(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Numbers and foreign texts as short texts for people, and the parts of URLs."""
+"""Numbers and foreign texts as short texts for people, the parts of URLs, and two constants of the wire format."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from urllib.parse import SplitResult
+
+HEADER = b"PRF_wdkafcli_header_"
+"""The default for the bytes that every envelope begins with."""
+
+MAX_POINTER_BYTES = 8192
+"""The default of ``limits.max_pointer_bytes``."""
 
 # The expression of RFC 3986, appendix B.
 _URL = re.compile(r"(?:([^:/?#]+):)?(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(?:#(.*))?", re.DOTALL)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
+from claimcheck._texts import HEADER as HEADER
+from claimcheck._texts import MAX_POINTER_BYTES as MAX_POINTER_BYTES
 from claimcheck._validation import (
     SECRET,
     AutoBytes,
@@ -43,12 +45,6 @@ __all__ = [
     "SigningConfig",
     "StoreConfig",
 ]
-
-HEADER = b"PRF_wdkafcli_header_"
-"""The default for the bytes that every envelope begins with."""
-
-MAX_POINTER_BYTES = 8192
-"""The default of ``limits.max_pointer_bytes``."""
 
 VERSION = "0.2.0"
 """The version of this library. Workers may have no metadata of packages, and a test compares it with pyproject.toml."""

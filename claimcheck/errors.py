@@ -7,8 +7,10 @@ and multiprocessing pass them between processes.
 
 from __future__ import annotations
 
+import importlib
 import traceback
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 __all__ = [
@@ -290,3 +292,37 @@ def clear_frames(error: BaseException) -> None:
             seen.add(id(one))
             traceback.clear_frames(one.__traceback__)
             pending += [one.__cause__, one.__context__]
+
+
+UNUSABLE = (ConfigError, MissingDependencyError)
+"""Errors of a store in a process that lacks its driver or an environment variable of its configuration."""
+
+
+def unusable(store: str, key: str, error: ClaimCheckError) -> PointerRejectedError:
+    """Return the error for a message whose pointer names a store that this process cannot use."""
+    text = f"the pointer to {key[:200]!r} names the store {store!r}, which this process cannot use: {error}"
+    return PointerRejectedError(text, reason="store", store=store, key=key)
+
+
+def import_vendor(module: str, *, extra: str) -> ModuleType:
+    """Import an optional package."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as exc:
+        package = module.partition(".")[0]
+        text = f"this needs the package {package}: {pip_install(extra)}"
+        raise MissingDependencyError(text, package=package, extra=extra) from exc
+
+
+def pip_install(extra: str) -> str:
+    """Return the command that installs an extra of this distribution, whose name is not that of its modules."""
+    return f"pip install '{distribution_name()}[{extra}]'"
+
+
+def distribution_name() -> str:
+    """Return the name of the installed distribution; from a zip without metadata, the published name."""
+    from importlib.metadata import entry_points  # slow to import
+
+    scripts = entry_points(group="console_scripts", name="claimcheck")
+    ours = (script.dist.name for script in scripts if script.dist and script.value == "claimcheck.cli:main")
+    return next(ours, "claimcheck-messaging")

@@ -9,8 +9,9 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from claimcheck._content.source import Source
+from claimcheck._store.listing import KEY_PREFIX
 from claimcheck._validation import Check, fail
-from claimcheck._wire.pointer import KEY_PREFIX, is_key_prefix
+from claimcheck._wire.pointer import is_key_prefix
 from claimcheck.errors import PayloadNotFoundError, StoreError, StoreUnavailableError
 
 _MAX_PARTS = 10_000

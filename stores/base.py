@@ -4,11 +4,11 @@ Subclass `Store` and name the class in the configuration: ``type: "mypackage:Tap
 `claimcheck.testing.StoreConformance` tests whether it keeps the contract.
 """
 
-from claimcheck._content.reader import PieceReader, Reader
 from claimcheck._content.source import Payload, Source
 from claimcheck._store.contract import StoreContext
 from claimcheck._store.listing import Deletion, StoreEntry
 from claimcheck._store.store import RangeStore, Store
+from claimcheck._wire.buffers import PieceReader, Reader
 from claimcheck._wire.pointer import Pointer
 
 __all__ = [

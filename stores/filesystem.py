@@ -20,11 +20,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, NoReturn
 
-from claimcheck._content.reader import Reader
 from claimcheck._content.source import Source
 from claimcheck._store.listing import Deletion, IncompleteScanError, KeyLifetime, StoreEntry, parse_name
 from claimcheck._store.store import Store
 from claimcheck._validation import Check, Seconds, check_arguments
+from claimcheck._wire.buffers import Reader
 from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import KeyTakenError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import bounds, ranges

@@ -6,11 +6,11 @@ import bisect
 import threading
 from collections.abc import Iterator, Sequence
 
-from claimcheck._content.reader import PieceReader, Reader
 from claimcheck._content.source import Source
 from claimcheck._store.listing import Deletion, StoreEntry
 from claimcheck._store.store import Store
 from claimcheck._validation import Seconds
+from claimcheck._wire.buffers import PieceReader, Reader
 from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import KeyTakenError
 

@@ -1,4 +1,4 @@
-"""The obstore store: payloads as objects in S3, Google Cloud Storage, Azure or a folder, through obstore."""
+"""The obstore store: payloads as objects in S3, Google Cloud Storage or Azure, through obstore."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
-from claimcheck._content.reader import PieceReader, Reader
 from claimcheck._content.source import Source
-from claimcheck._registry import import_vendor
 from claimcheck._store.listing import Deletion, KeyLifetime, StoreEntry
 from claimcheck._store.store import Store
 from claimcheck._validation import Check, Seconds, Size, Timeout, check_arguments, fail
-from claimcheck._wire.envelope import Buffer
+from claimcheck._wire.buffers import Buffer, PieceReader, Reader
 from claimcheck._wire.pointer import Pointer, is_key_prefix
-from claimcheck.errors import KeyTakenError, PayloadNotFoundError, StoreError, StoreUnavailableError
+from claimcheck.errors import KeyTakenError, PayloadNotFoundError, StoreError, StoreUnavailableError, import_vendor
 from claimcheck.stores._common import (
     ENDPOINT,
     ERROR_CODES,
@@ -38,7 +36,6 @@ from claimcheck.stores._common import (
     whole,
 )
 from claimcheck.stores._parts import SameVersion, TransferPolicy
-from claimcheck.stores.filesystem import MAX_NAME_BYTES, make_directory, not_mounted
 
 __all__ = ["ObstoreStore"]
 
@@ -108,7 +105,6 @@ _CLASSES = {
     "s3": "S3Store",
     "gs": "GCSStore",
     "az": "AzureStore",
-    "file": "LocalStore",
     "memory": "MemoryStore",
 }
 # The environment may have an address, too, and the second of these has precedence over the first.
@@ -137,26 +133,21 @@ class Place(NamedTuple):
     scheme: str
     bucket: str = ""
     prefix: str = ""
-    path: str = ""
 
     @classmethod
     def parse(cls, url: str) -> Place:
         """Parse a URL."""
         parts = urlsplit(url)
         plain = not (parts.query or parts.fragment or "@" in parts.netloc or ":" in parts.netloc)
-        if not plain or parts.scheme not in _CLASSES or bool(parts.netloc) == (parts.scheme in ("file", "memory")):
+        if not plain or parts.scheme not in _CLASSES or bool(parts.netloc) == (parts.scheme == "memory"):
             raise ValueError("not a supported URL")
-        if parts.scheme == "file":
-            if not parts.path.startswith("/"):
-                raise ValueError("not an absolute path")
-            return cls("file", path=unquote(parts.path))
         prefix = folder(parts.path)
         if not is_key_prefix(prefix) or "//" in prefix:
             raise ValueError("not a valid key prefix")
         return cls(parts.scheme, parts.netloc, prefix)
 
     def __str__(self) -> str:
-        return f"{self.scheme}://{self.bucket}/{self.path.lstrip('/') or self.prefix}"
+        return f"{self.scheme}://{self.bucket}/{self.prefix}"
 
     @property
     def takes_endpoint(self) -> bool:
@@ -172,8 +163,6 @@ def connect(
     check_process()
     if place.scheme == "memory":
         return _memory()
-    if place.scheme == "file":
-        return kind(place.path)
     config = _config(place, endpoint_url, region_name)
     return kind(
         place.bucket,
@@ -238,10 +227,8 @@ def _is_url(url: str) -> bool:
     return True
 
 
-URL = Check(
-    _is_url, "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, file:///folder or memory:///prefix"
-)
-"""For an option with the URL of a bucket or folder."""
+URL = Check(_is_url, "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or memory:///prefix")
+"""For an option with the URL of a bucket."""
 
 
 class ObstoreStore(Store):
@@ -257,16 +244,14 @@ class ObstoreStore(Store):
     fork: using the store in a process forked from one that used it raises an error.
 
     Args:
-        url: ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``az://container/prefix``, ``file:///folder`` or
+        url: ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``az://container/prefix``, or
             ``memory:///prefix``, which lives as long as the process.
         endpoint_url: The address of a server other than Amazon's, Google's or Microsoft's. Credentials are sent only to
             this server; redirected reads are sent without them.
         region_name: The S3 region, if the environment does not set it.
         ttl_seconds: Written into pointers and keys; a lifecycle rule or ``claimcheck sweep`` deletes objects.
-        transfer_bytes: Memory for parts of all payloads together; 0 for one connection per payload. Otherwise payloads
-            from 8 MiB on share 8 connections, unless one connection is measured to be fast enough.
-        create: Whether a write creates the folder of ``file:///folder``. In all other cases a missing folder raises
-            `StoreUnavailableError`: its volume may not be mounted. The umask determines the permissions of files.
+        transfer_bytes: Memory for parts of all payloads together, to read as well as to write; 0 for one connection per
+            payload. Otherwise payloads from 8 MiB on share 8 connections, unless one is measured to be fast enough.
         tls_ca_file: Certificates of authorities in PEM format, in addition to the system's. The server's certificate is
             always verified, including its host name.
         timeout_seconds: Timeout for one response of the server, including the sending of an object or a part.
@@ -280,7 +265,6 @@ class ObstoreStore(Store):
         region_name: str | None = None,
         ttl_seconds: Seconds | None = None,
         transfer_bytes: Size = 64 << 20,
-        create: bool = False,
         tls_ca_file: CaFile | None = None,
         timeout_seconds: Timeout = 60,
     ) -> None:
@@ -288,11 +272,8 @@ class ObstoreStore(Store):
         self._place = Place.parse(url)
         if endpoint_url and not self._place.takes_endpoint:
             fail("endpoint_url", found="text", expected=f"nothing: {self._place.scheme}: has no server")
-        if create and not self._place.path:
-            fail("create", found="true", expected=f"false: {self._place.scheme}: has no folder")
         endpoint_url, region_name = endpoint_url or None, region_name or None
         self._connect = partial(connect, self._place, endpoint_url, region_name, tls_ca_file, timeout_seconds)
-        self._may_create = create
         self._tls_ca_file = tls_ca_file
         self._transfers = TransferPolicy(transfer_bytes)
         self._conditional = True  # until the server does not support it
@@ -312,15 +293,10 @@ class ObstoreStore(Store):
     def check(self, pointer: Pointer) -> None:
         """Reject what the base class rejects, and keys that the engine does not support or would normalize."""
         super().check(pointer)
-        names = pointer.key.split("/")
-        if "" in names:
+        if "" in pointer.key.split("/"):
             self.reject(pointer, "scope", "has a key with an empty part")
-        if self._place.path and max(len(name.encode()) for name in names) > MAX_NAME_BYTES:
-            self.reject(pointer, "scope", f"has a key with a part of more than {MAX_NAME_BYTES} bytes")
 
     def _reach(self) -> None:
-        if self._may_create:
-            make_directory(Path(self._place.path), 0o700)
         self._objects()  # raises in a forked process, where nothing has to be deleted
 
     def _write(self, pointer: Pointer, source: Source) -> None:
@@ -407,8 +383,6 @@ class ObstoreStore(Store):
                 raise
 
     def _scan(self, after: str | None) -> Iterator[StoreEntry]:
-        if self._may_create and not os.path.isdir(self._place.path):
-            return  # nothing was written yet
         resumes = self._place.scheme in _SORTED
         offset, prefix = after if resumes else None, self.prefix.rstrip("/") or None
         pages: Any = _obstore().list(self._objects(), prefix, offset=offset, chunk_size=_LIST_KEYS)
@@ -460,8 +434,6 @@ class ObstoreStore(Store):
 
     def _objects(self) -> Objects:
         """Return the obstore of this process."""
-        if self._place.path and not os.path.isdir(self._place.path):
-            raise not_mounted(self._place.path, store=self.name)
         client = self._client
         if client is None or client[0] != os.getpid():
             check_ca_file(self._tls_ca_file, store=self.name)

@@ -1,17 +1,19 @@
-"""Decodes content, and decides how payloads are encoded: see `claimcheck._content.header` for the format. No I/O."""
+"""Encodes and decodes payloads: compresses and encrypts them behind a `claimcheck._content.header`. No I/O."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import io
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from claimcheck._content import compression
 from claimcheck._content import encryption as aead
-from claimcheck._content.encoding import Encoding, Stream, keyed_checksum
 from claimcheck._content.header import (
     AEAD,
     ALGORITHM,
@@ -21,27 +23,151 @@ from claimcheck._content.header import (
     NotContent,
     read_header,
 )
-from claimcheck._content.reader import PieceReader, Reader, fill, pieces_of
 from claimcheck._content.source import Source
-from claimcheck._registry import UNUSABLE
-from claimcheck._wire.digest import KEYED, algorithm_of, begin
-from claimcheck._wire.envelope import Buffer, encoded_start
-from claimcheck._wire.pointer import Pointer
+from claimcheck._wire.buffers import Buffer, PieceReader, Reader, fill, pieces_of
+from claimcheck._wire.digest import algorithm_of, begin
+from claimcheck._wire.envelope import encoded_start
+from claimcheck._wire.pointer import KEYED, Pointer
 from claimcheck.config import HEADER, CompressionConfig, Config, EncryptionConfig, canonical
-from claimcheck.errors import IntegrityError, MissingDependencyError, PayloadTooLargeError, clear_frames
-
-if TYPE_CHECKING:
-    from claimcheck._content.data_keys import DataKeys
+from claimcheck.errors import UNUSABLE, IntegrityError, MissingDependencyError, PayloadTooLargeError, clear_frames
 
 T = TypeVar("T")
 
 OpenRange = Callable[[int, int], Reader]
 """Opens a range of the content: its first byte, and the one after its last."""
 
+_IN_MEMORY_BYTES = 4 << 20  # payloads up to this size are encoded at once, so that their stored size is known
 _HEADER_BYTES = 1024  # of most headers, and of the first range that is read for one
 _SAMPLE_BYTES = 64 << 10
 _SPARE_BYTES = 128 << 10  # content may be larger than its payload by this and by
 _SPARE_FRACTION = 128  # this fraction: header, tags, incompressible blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What determines encrypted content besides the payload."""
+
+    header: ContentHeader
+    key: bytes = field(repr=False)
+    salt: bytes | None = field(default=None, repr=False)
+
+
+class PieceSource(Source):
+    """A source of pieces in place of a payload; a piece is used up before the next one is requested."""
+
+    stream: Stream | None = None
+
+    def __init__(self, pieces: bytes | Iterator[Buffer], *, size: int | None, checksum: str = "crc32") -> None:
+        super().__init__(pieces if isinstance(pieces, bytes) else io.BytesIO(), limit=1 << 62, checksum=checksum)
+        self.size = len(pieces) if isinstance(pieces, bytes) else size
+        self._pieces = PieceReader(() if isinstance(pieces, bytes) else pieces)
+
+    def _read_some(self, size: int) -> Buffer:
+        piece = memoryview(bytearray(size))
+        return piece[: fill(self._pieces, piece)]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How one payload is encoded."""
+
+    destination: str
+    compression: CompressionConfig | None = None
+    keys: aead.Keys | None = None
+
+    def unique(self, identity: uuid.UUID) -> uuid.UUID:
+        """Return the uuid of attempts whose content has the same size."""
+        codec = self.compression
+        facts = compression.fingerprint(codec.codec, codec.level) if codec else ""
+        return uuid.uuid5(identity, f"{facts} {self.keys.key_id if self.keys else ''}")
+
+    def encode(
+        self,
+        payload: Source,
+        *,
+        unique: uuid.UUID,
+        store: str = "",
+        stored_as: str = "",
+        before: bytes = b"",
+        like: Stream | None = None,
+        digests: dict[bytes, bytes] | None = None,
+    ) -> PieceSource:
+        """Return a payload's content, which is encoded while it is written."""
+        codec = self.compression.codec if self.compression else None
+        header = ContentHeader(
+            id=unique.hex,
+            size=payload.size,
+            destination=self.destination,
+            store=store,
+            stored_as=stored_as,
+            codec=codec,
+        )
+        plain, stream = self._compressed(payload), like
+        if self.keys is not None:
+            stream = stream or _new_stream(header, self.keys)
+            if digests is not None:
+                plain = list(plain)
+                is_constant = payload.view is not None and isinstance(payload.view.obj, bytes)
+                stream = _same_stream(header, stream, plain, digests if is_constant else {})
+            header = stream.header
+            body: Iterable[Buffer] = aead.encrypt(
+                plain, key=stream.key, associated_data=header.associated_data, stream_header=stream.salt
+            )
+        else:
+            body = plain
+        start = before + header.encode()
+        pieces = _with_header(start, body)
+        is_small = payload.view is not None and len(payload.view) <= _IN_MEMORY_BYTES
+        if is_small or (digests is not None and codec is not None):
+            content = PieceSource(b"".join(pieces), size=None, checksum=payload.algorithm)
+        else:
+            known = codec is None and payload.size is not None
+            total = len(start) + aead.ciphertext_bytes(payload.size or 0) if known else None
+            content = PieceSource(pieces, size=total, checksum=payload.algorithm)
+        content.stream = stream
+        return content
+
+    def _compressed(self, payload: Source) -> Iterable[Buffer]:
+        pieces = payload if payload.view is None else [payload.take_all()]
+        if self.compression is None:
+            return pieces
+        codec, level = self.compression.codec, self.compression.level
+        return compression.compress(pieces, codec=codec, level=level, size=payload.size)
+
+
+def _new_stream(header: ContentHeader, keys: aead.Keys) -> Stream:
+    new = keys.new(header.key_context)
+    return Stream(replace(header, encryption=ALGORITHM, key_id=new.key_id, wrapped_key=new.wrapped), new.key)
+
+
+def _same_stream(header: ContentHeader, stream: Stream, plain: Iterable[Buffer], digests: dict[bytes, bytes]) -> Stream:
+    """Return a stream whose salt is determined by the data key and by what is encrypted."""
+    found = stream.header
+    if replace(header, encryption=ALGORITHM, key_id=found.key_id, wrapped_key=found.wrapped_key) != found:
+        raise Damaged("it was written as the content of another payload")
+    start = found.associated_data
+    if start not in digests:
+        digest = hashlib.sha256(start)
+        for piece in plain:
+            digest.update(piece)
+        digests[start] = digest.digest()
+    salt = hmac.digest(aead.sub_key(stream.key, b"claimcheck stream"), digests[start], "sha512")
+    known = bytes([aead.HEADER_BYTES]) + salt[: aead.HEADER_BYTES - 1]
+    if stream.salt not in (None, known):
+        raise Damaged("it is the content of another payload with the same identity")
+    return replace(stream, salt=known)
+
+
+def _with_header(header: bytes, body: Iterable[Buffer]) -> Iterator[Buffer]:
+    yield header
+    yield from body
+
+
+def keyed_checksum(sha256: str, data_key: bytes, header: ContentHeader) -> str:
+    """Return the checksum of an encrypted payload for a signed pointer, from its SHA-256: an HMAC with its data key."""
+    digest = bytes.fromhex(sha256.removeprefix("sha256:"))
+    mac = hmac.digest(aead.sub_key(data_key, b"claimcheck checksum"), header.associated_data + digest, "sha256")
+    return f"{KEYED}{mac.hex()}"
 
 
 class ContentReader:
@@ -51,7 +177,7 @@ class ContentReader:
         self,
         open_range: OpenRange,
         expected: Expected,
-        keys: DataKeys | None,
+        keys: aead.Keys | None,
         *,
         fail: Callable[[str], Exception],
         start: int = 0,
@@ -95,7 +221,8 @@ class ContentReader:
     def _begin(self, start: int) -> Reader:
         size = self._expected.bytes
         first, begin = self._read_header([size] if start == 0 else [min(size, _HEADER_BYTES), size])
-        self._expected.check(self.header, body=size - begin)
+        is_encrypted = self.header.encryption is not None
+        self._expected.check(self.header, body=aead.plaintext_bytes(size - begin) if is_encrypted else size - begin)
         body = first if start == 0 else None
         if self.header.encryption is not None:
             reader = self._decrypting(body, begin, 0 if self.header.codec else start)
@@ -168,7 +295,7 @@ def _skip(reader: Reader, count: int) -> None:
 class ContentCoder:
     """Encodes and decodes payloads as a configuration says. Holds the data keys of this process."""
 
-    def __init__(self, config: Config | None = None, keys: DataKeys | None = None) -> None:
+    def __init__(self, config: Config | None = None, keys: aead.Keys | None = None) -> None:
         self.keys = keys
         encryption = EncryptionConfig() if config is None else config.encryption
         self.requires_encryption = bool(encryption.require)
@@ -178,6 +305,7 @@ class ContentCoder:
         overrides = () if config is None else (config, *(override for _, override in config.destinations))
         compresses = any(each.compression for each in overrides)
         self._config = config if compresses else None
+        self.encodes = compresses or self.encrypts
 
     def encoding(self, payload: Source, destination: str) -> Encoding | None:
         """Return how to encode a payload; ``None`` if it is stored as it is."""
@@ -278,9 +406,6 @@ def package_users(config: Config) -> list[tuple[str, Callable[[], object]]]:
 
 def encoding_problem(pointer: Pointer) -> tuple[str, str] | None:
     """Return the reason to reject a pointer, and its description, if its encoding is unknown or cannot be true."""
-    plain = pointer.codec is None and pointer.encryption is None and pointer.stored_bytes is None
-    if plain and algorithm_of(pointer.checksum or "crc32"):
-        return None  # as with most pointers
     size, stored = pointer.size or 0, pointer.stored_bytes
     known = pointer.codec in (None, *compression.CODECS) and pointer.encryption in (None, ALGORITHM)
     encrypted = pointer.encryption is not None

@@ -12,13 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
-from claimcheck._registry import import_vendor
-from claimcheck._wire.envelope import Buffer, as_view
-
-if TYPE_CHECKING:
-    from claimcheck._content.reader import Reader
+from claimcheck._wire.buffers import Buffer, Reader, as_view
+from claimcheck.errors import import_vendor
 
 CODECS = ("zstd", "lz4")
 

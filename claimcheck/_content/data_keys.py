@@ -1,11 +1,12 @@
 """Data keys: each encrypts payloads, and is itself stored encrypted ("wrapped") with a key of the configuration.
 
-A `KeyProvider` wraps and unwraps data keys: `LocalKeys` in this process, others in a key service. `DataKeys` makes new
+A `KeyProvider` wraps and unwraps data keys: `LocalKeys` in this process, `AwsKms` in AWS KMS. `DataKeys` makes a new
 data key for each payload, and keeps unwrapped ones in memory for a few minutes.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -13,13 +14,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast, runtime_checkable
 
-from claimcheck._registry import KEY_PROVIDERS, check_unresolved, import_vendor, load_class, resolved_options
-from claimcheck._validation import Option, Problems, fail, options_of
+from claimcheck._content.encryption import DataKey
+from claimcheck._registry import KEY_PROVIDERS, check_unresolved, load_class, resolved_options
+from claimcheck._validation import Option, Problems, Timeout, fail, options_of
 from claimcheck.config import ENCRYPTION_KEY_BYTES, EncryptionConfig, encryption_key, expand
-from claimcheck.errors import ClaimCheckError, ConfigError, IntegrityError, StoreUnavailableError
+from claimcheck.errors import ClaimCheckError, ConfigError, IntegrityError, StoreUnavailableError, import_vendor
 
 V = TypeVar("V")
 
@@ -31,6 +32,16 @@ _REFUSED_SECONDS = 10.0
 _NONCE_BYTES = 12
 _MAX_WRAPPED_BYTES = 16 << 10  # readers refuse a longer header of a payload
 _BYTES = (bytes, bytearray, memoryview)
+
+_KMS = "aws-kms"
+_SESSION_LOCK = threading.Lock()  # clients are thread-safe, sessions are not
+_RETRYABLE = {
+    *("DependencyTimeoutException", "InternalFailure", "KMSInternalException", "KeyUnavailableException"),
+    *("LimitExceededException", "RequestTimeout", "ServiceUnavailable", "ThrottlingException"),
+}
+_FORGED = {"IncorrectKeyException", "InvalidCiphertextException"}
+_GONE = {"DisabledException", "KMSInvalidStateException", "NotFoundException"}
+_NOT_REACHED = ("ConnectionError", "HTTPClientError")
 
 
 @runtime_checkable
@@ -60,18 +71,6 @@ class KeyProvider(Protocol):
 
     def describe(self) -> Mapping[str, str]:
         """Return facts for diagnostics, such as the address of a service. No secrets."""
-
-
-@dataclass(frozen=True, slots=True)
-class DataKey:
-    """A key that encrypts payloads."""
-
-    key: bytes = field(repr=False)
-    key_id: str
-    wrapped: bytes = field(repr=False)
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a data key cannot be pickled: it is secret")
 
 
 class LocalKeys:
@@ -104,6 +103,80 @@ class LocalKeys:
     def _cipher(self, key_id: str) -> Any:
         key = encryption_key(self._keys[key_id], path=f"{_PATH}.keys.{key_id}")
         return _vendor("cryptography.hazmat.primitives.ciphers.aead").AESGCM(key)
+
+
+class AwsKms:
+    """Wraps data keys with symmetric keys of AWS KMS. Credentials come from the usual chain of the SDK."""
+
+    def __init__(
+        self,
+        *,
+        keys: Mapping[str, str],
+        region_name: str | None = None,
+        endpoint_url: str | None = None,
+        timeout_seconds: Timeout = 10,
+    ) -> None:
+        self._keys = keys
+        self._place = {"region_name": region_name or None, "endpoint_url": endpoint_url or None}
+        self._timeout_seconds = timeout_seconds
+
+    def wrap(self, data_key: bytes, *, key_id: str, context: Mapping[str, str]) -> bytes:
+        """Encrypt a data key."""
+        answer = self._call("encrypt", key_id, Plaintext=data_key, EncryptionContext=dict(context))
+        wrapped: bytes = answer["CiphertextBlob"]
+        return wrapped
+
+    def unwrap(self, wrapped: bytes, *, key_id: str, context: Mapping[str, str]) -> bytes:
+        """Decrypt a data key."""
+        answer = self._call("decrypt", key_id, CiphertextBlob=wrapped, EncryptionContext=dict(context))
+        key: bytes = answer["Plaintext"]
+        return key
+
+    def describe(self) -> Mapping[str, str]:
+        """Return region and endpoint if they are configured."""
+        return {name: value for name, value in self._place.items() if value}
+
+    @functools.cached_property
+    def _client(self) -> Any:
+        config = import_vendor("botocore.config", extra=_KMS).Config(
+            connect_timeout=self._timeout_seconds,
+            read_timeout=self._timeout_seconds,
+            retries={"mode": "standard", "total_max_attempts": 3},
+        )
+        with _SESSION_LOCK:
+            session = import_vendor("boto3", extra=_KMS).session.Session()
+            return session.client("kms", config=config, **self._place)
+
+    def _call(self, operation: str, key_id: str, **arguments: object) -> Any:
+        errors = import_vendor("botocore.exceptions", extra=_KMS)
+        try:
+            call: Callable[..., Any] = getattr(self._client, operation)
+            return call(KeyId=self._keys[key_id], **arguments)
+        except errors.ClientError as error:
+            _refuse(operation, key_id, error)
+        except tuple(getattr(errors, name) for name in _NOT_REACHED) as error:
+            text = f"encryption.keys.{key_id}: AWS KMS cannot be reached ({type(error).__name__})"
+            raise StoreUnavailableError(text) from error
+        except errors.BotoCoreError as error:  # no credentials, no region
+            raise ConfigError(f"encryption.keys.{key_id}: AWS KMS cannot be used: {error}") from error
+
+
+def _refuse(operation: str, key_id: str, error: Any) -> NoReturn:
+    """Raise the error for a response of KMS."""
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    path = f"encryption.keys.{key_id}"
+    answer = f"AWS KMS answered {code} to {operation!r}"
+    if code in _RETRYABLE or status >= 500:
+        raise StoreUnavailableError(f"{path}: {answer}") from error
+    if operation == "decrypt" and code in _FORGED:
+        text = f"the data key was not encrypted with {path}: {answer}. It was changed in the store"
+        raise IntegrityError(f"{text}, or the alias has another target now") from error
+    if operation == "decrypt" and code in _GONE:
+        text = f"the payload cannot be decrypted, because {path} is deleted or disabled: {answer}"
+        raise IntegrityError(text) from error
+    text = f"{path}: {answer}. Check the key, its policy and the permission kms:{operation.capitalize()}"
+    raise ConfigError(text, path=path) from error
 
 
 def _vendor(module: str) -> Any:

@@ -13,17 +13,12 @@ No I/O. The AES of ``cryptography`` releases the GIL.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol
 
-from claimcheck._registry import import_vendor
-from claimcheck._wire.envelope import Buffer, as_view
-
-if TYPE_CHECKING:
-    from claimcheck._content.reader import Reader
-
-ALGORITHM = "AES256_GCM_HKDF_1MB"
-"""The name of Tink's key template for this format."""
+from claimcheck._wire.buffers import Buffer, Reader, as_view
+from claimcheck.errors import import_vendor
 
 HEADER_BYTES = 40
 """The size of the stream header."""
@@ -40,6 +35,29 @@ _PLAIN_BYTES = _SEGMENT_BYTES - _TAG_BYTES  # the plaintext of a segment; the fi
 
 class Forged(ValueError):  # noqa: N818 - named after the finding
     """A ciphertext is not authentic: changed, truncated, extended, or of another key or other associated data."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataKey:
+    """A key that encrypts payloads."""
+
+    key: bytes = field(repr=False)
+    key_id: str
+    wrapped: bytes = field(repr=False)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a data key cannot be pickled: it is secret")
+
+
+class Keys(Protocol):
+    """Makes and unwraps data keys: `claimcheck._content.data_keys.DataKeys`."""
+
+    @property
+    def key_id(self) -> str | None: ...
+
+    def new(self, context: Mapping[str, str]) -> DataKey: ...
+
+    def open(self, key_id: str, wrapped: bytes, context: Mapping[str, str]) -> bytes: ...
 
 
 def ciphertext_bytes(plaintext_bytes: int) -> int:

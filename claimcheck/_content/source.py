@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from claimcheck._threads import STOP, check_interrupt
+from claimcheck._wire.buffers import Buffer, as_view
 from claimcheck._wire.digest import Crc32, begin
-from claimcheck._wire.envelope import Buffer, as_view
 from claimcheck.errors import PayloadError, PayloadTooLargeError, PayloadTypeError
 
 if TYPE_CHECKING:
@@ -92,7 +92,10 @@ class Source:
         self, payload: Payload, *, limit: int, limit_name: str = "limits.max_payload_bytes", checksum: str = "crc32"
     ) -> None:
         self._file: Readable | None = payload if is_file(payload) else None
-        self.view = as_view(payload) if self._file is None else None
+        if type(payload) is bytes:  # the usual type
+            self.view: memoryview | None = memoryview(payload)
+        else:
+            self.view = as_view(payload) if self._file is None else None
         self.size = _file_bytes(payload) if self.view is None else len(self.view)
         self.taken = 0
         self.algorithm = checksum
@@ -221,7 +224,7 @@ class Source:
             part = self._read_some(size - done) if done < size else b""
         return whole[:done]
 
-    def _read_some(self, size: int) -> bytes:
+    def _read_some(self, size: int) -> Buffer:
         if len(self._ahead):
             ahead, self._ahead = self._ahead[:size], self._ahead[size:]
             return bytes(ahead)

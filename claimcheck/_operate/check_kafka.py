@@ -18,6 +18,7 @@ from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import ClaimCheckError, ConfigError, PayloadNotFoundError, TransportError
 from claimcheck.transports._common.topics import is_dead_letter_topic
 from claimcheck.transports.kafka._queries import (
+    MAX_MESSAGE_BYTES,
     Cluster,
     KafkaTarget,
     Place,
@@ -26,7 +27,6 @@ from claimcheck.transports.kafka._queries import (
     log_offsets,
     topic_settings,
 )
-from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
@@ -209,8 +209,8 @@ class _Groups:
     def _problem(self, message: Any, pointer: Pointer) -> tuple[str, str] | None:
         """Return why a message cannot be read, unless its payload has expired or its store does not answer."""
         try:
-            accepted = self.cc._messages.pointer(message.value(), self.topic)
-            store = self.cc._messages.store_of(pointer if accepted is None else accepted)
+            accepted = self.cc.opened.messages.pointer(message.value(), self.topic)
+            store = self.cc.opened.messages.store_of(pointer if accepted is None else accepted)
             if pointer.size is not None and pointer.size > _READ_BYTES:
                 store.read_range(pointer, 0, 1)
             elif pointer.size is not None:

@@ -15,7 +15,8 @@ from typing import Literal
 
 from claimcheck._store.listing import StoreEntry, destination_of
 from claimcheck._wire import pointer as pointers
-from claimcheck._wire.envelope import Buffer, Kind, PointerData, as_view, decode, is_lookalike
+from claimcheck._wire.buffers import Buffer, as_view
+from claimcheck._wire.envelope import Kind, PointerData, decode, is_lookalike
 from claimcheck._wire.pointer import slug
 from claimcheck.config import HEADER
 from claimcheck.errors import UnknownVersionError

@@ -14,26 +14,19 @@ from __future__ import annotations
 
 import math
 import time
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 from claimcheck._receive.chunk_rules import conflict, error_of, fault_of, incomplete, too_large
-from claimcheck._receive.pieces import Pieces
+from claimcheck._receive.record import Identity, Pieces, Position, Record, Slot
 from claimcheck._wire import headers as hints
 from claimcheck._wire.checksum import crc32
 from claimcheck._wire.digest import Crc32
 from claimcheck._wire.envelope import Chunk
 from claimcheck.config import Action, ChunkingConfig
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError
-
-Position = Any
-"""A message's place in its source, of the transport's own type; hashable, and ordered within a source."""
-
-Handle = Any
-"""What a transport needs to acknowledge a message, of its own type."""
 
 _REMEMBERED = 10_000  # finished payloads, and payloads that were redelivered
 _REMEMBERED_POSITIONS = 1_000_000  # of the messages of finished payloads
@@ -370,80 +363,6 @@ def _incomplete(record: Record, why: str) -> ClaimCheckError:
 
 
 _NO_PIECES = Pieces()  # of payloads that have ended; never changed
-_MAX_CLAIMS = 8  # different claims about one payload; two suffice to refuse it
-
-
-class Identity(NamedTuple):
-    """The payload that a chunk belongs to. Equal uuids of different writers are different payloads."""
-
-    source: Hashable
-    uuid: str
-    writer: Hashable = None
-
-
-@dataclass(slots=True)
-class Slot:
-    """One message: its position, the transport's handle, and its sender if the broker reports it."""
-
-    position: Position
-    handle: Handle
-    headers: object = field(default=None, repr=False)
-    key: object = field(default=None, repr=False)
-    writer: Hashable = field(default=None, repr=False)
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class Record:
-    """The state of one attempt to receive a payload; a redelivered payload is a new attempt."""
-
-    identity: Identity
-    count: int
-    first_seen: float
-    state: Literal["pending", "failed", "delivered", "broken", "dropped"] = "pending"
-    acked: bool = False
-    action: Action = "ack"
-    reason: str = ""
-    error: ClaimCheckError | None = None
-    pieces: Pieces = field(default_factory=Pieces)
-    numbers: set[int] = field(default_factory=set)
-    slots: list[Slot] = field(default_factory=list)
-    by_position: dict[Position, Slot | None] = field(default_factory=dict)
-    first: Slot | None = None
-    declared: set[tuple[str, str]] = field(default_factory=set)
-    crc32s: array[int] = field(default_factory=lambda: array("I"))  # of the payload up to the end of each chunk
-
-    def __repr__(self) -> str:
-        return f"<{self.state} payload {self.identity.uuid}>"
-
-    @property
-    def weight(self) -> int:
-        """The memory it takes, in positions; a checksum takes far less than a position in a dict."""
-        return len(self.by_position) + len(self.crc32s) // 16
-
-    def hold(self, slot: Slot, claims: frozenset[tuple[str, str]] = frozenset()) -> bool:
-        """Add a message; returns whether its position was known already, in which case only the handle is replaced."""
-        known = self.by_position.get(slot.position)
-        if known is not None:
-            known.handle = slot.handle
-            return True
-        self.by_position[slot.position] = slot
-        self.slots.append(slot)
-        if len(self.declared) < _MAX_CLAIMS:
-            self.declared |= claims
-        self._keep_headers_of_first(slot)
-        return False
-
-    def release(self) -> None:
-        """Keep only the positions of the messages, to recognize redelivered ones."""
-        self.slots, self.first = [], None
-        self.by_position = dict.fromkeys(self.by_position)
-
-    def _keep_headers_of_first(self, slot: Slot) -> None:
-        """Keep only the headers of the first message; headers can be larger than the pieces."""
-        if self.first is None or slot.position < self.first.position:
-            self.first, slot = slot, self.first or slot
-        if slot is not self.first:
-            slot.headers = slot.key = None
 
 
 @dataclass(frozen=True, slots=True)

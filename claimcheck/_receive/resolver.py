@@ -17,34 +17,13 @@ from functools import partial
 from typing import Any
 
 from claimcheck._content.coder import Unpacker
-from claimcheck._receive.assembler import (
-    Assembled,
-    Assembler,
-    AssemblyEvent,
-    Broken,
-    Discarded,
-    Handle,
-    Identity,
-    Position,
-    Record,
-    Slot,
-)
+from claimcheck._receive.assembler import Assembled, Assembler, AssemblyEvent, Broken, Discarded
+from claimcheck._receive.record import Handle, Identity, Position, Record, Slot
 from claimcheck._wire import headers as hints
+from claimcheck._wire.buffers import Buffer, as_view
 from claimcheck._wire.checksum import content_hash
 from claimcheck._wire.digest import digest_of
-from claimcheck._wire.envelope import (
-    Abort,
-    Buffer,
-    Chunk,
-    Decoded,
-    Encoded,
-    Kind,
-    Literal,
-    Plain,
-    PointerData,
-    as_view,
-    decode,
-)
+from claimcheck._wire.envelope import Abort, Chunk, Decoded, Encoded, Kind, Literal, Plain, PointerData, decode
 from claimcheck._wire.signing import Seal
 from claimcheck.config import HEADER, Action, ChunkingConfig
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, clear_frames

@@ -12,16 +12,14 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from claimcheck._content.source import is_file
-from claimcheck._send.ledger import Classifier, NotSentError
+from claimcheck._send.classification import Classifier, NotSentError
 from claimcheck._send.outbound import Outbound, in_background, is_future
-from claimcheck._send.strategy import Message, Strategy
+from claimcheck._send.strategy import Message, Plan, Strategy
 from claimcheck._threads import in_thread
-from claimcheck._wire import headers as hints
 from claimcheck._wire.envelope import Envelope
-from claimcheck._wire.sizes import WireLimit
 from claimcheck.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,24 +36,6 @@ _MAX_KNOWN_SHAPES = 100
 
 _Args = tuple[Any, ...]
 _Kwargs = Mapping[str, Any]
-
-
-class Plan(NamedTuple):
-    """How messages for one destination are sent."""
-
-    strategy: Strategy
-    threshold: int
-    limit: WireLimit
-    unchanged_bytes: int
-
-    def passes(self, payload: object, key: object, headers: object) -> bool:
-        """Whether to pass a call on unchanged: its payload is small and does not look like an envelope."""
-        most = self.unchanged_bytes
-        if type(payload) is not bytes or len(payload) > most or payload.startswith(self.strategy._header):
-            return False
-        if headers is not None and hints.is_ours(headers):
-            return False
-        return len(payload) + self.limit.overhead(key, headers) <= most
 
 
 @dataclass(frozen=True, slots=True)

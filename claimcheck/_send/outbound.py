@@ -1,4 +1,8 @@
-"""`Outbound`: one payload to send, as envelopes, with the record of what became of them and the rollback."""
+"""One payload to send, and the outcome: the one place that decides on the rollback, the abort envelope and the error.
+
+A `SendLedger` records what happens to each message and returns a `Verdict`; the producers of all transports use it.
+`Outbound` has the envelopes and acts on the verdict.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,12 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from claimcheck._send.ledger import Classifier, SendLedger, Verdict
+from claimcheck._send.classification import Classification, Classifier, judge
 from claimcheck._wire.envelope import Envelope
-from claimcheck.errors import ClaimCheckError
-from claimcheck.hooks import Hooks
+from claimcheck.errors import ClaimCheckError, PartialSendError
+from claimcheck.hooks import Hooks, SendEvent
 
 if TYPE_CHECKING:
     import asyncio
@@ -25,9 +29,137 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _log = logging.getLogger(__name__)
+SendOutcome = Literal["sent", "failed", "unknown", "partial"]
+"""The outcome of the send of a payload; see `Verdict`."""
+
 _ABORT_SECONDS = 5.0
 _NO_HOOKS = Hooks()
 _running: set[asyncio.Task[object]] = set()
+
+
+class Verdict(NamedTuple):
+    """The outcome of the send of one payload."""
+
+    outcome: SendOutcome
+    acknowledged: int
+    unknown: int
+    total: int
+    chunked: bool
+
+    @property
+    def unsent(self) -> int:
+        """Messages that are definitely not in the topic."""
+        return self.total - self.acknowledged - self.unknown
+
+    @property
+    def rollback(self) -> bool:
+        """Whether to delete the stored payload, because no message can point at it."""
+        return self.outcome == "failed"
+
+    @property
+    def abort(self) -> bool:
+        """Whether to send an abort envelope, because a reader may hold chunks that will not be completed."""
+        return self.chunked and self.outcome in ("partial", "unknown")
+
+
+class SendLedger:
+    """Records what happens to the messages of one payload. Not thread-safe: callers use their own lock."""
+
+    __slots__ = ("_judged", "_refused", "_results", "classify", "count", "error", "total", "uuid")
+
+    def __init__(self, *, total: int = 1, uuid: str | None = None, classify: Classifier | None = None) -> None:
+        self.total = total
+        self.uuid = uuid
+        self.classify = classify
+        self.count = 0
+        self.error: BaseException | None = None
+        self._results: dict[int, Any] = {}
+        self._refused: set[int] = set()
+        self._judged: dict[int, tuple[BaseException, Classification]] = {}
+
+    def launched(self) -> int:
+        """Record that the next message is handed to the client; returns its number, from 0."""
+        self.count += 1
+        return self.count - 1
+
+    def postponed(self, number: int) -> None:
+        """Record that the client refused a message for now; it is not in flight until it is `resumed`."""
+        self._refused.add(number)
+
+    def resumed(self, number: int) -> None:
+        """Record that a postponed message is handed to the client again."""
+        self._refused.discard(number)
+
+    def acknowledged(self, number: int, result: object = None) -> None:
+        """Record that a message is in the topic, and what its send returned."""
+        self._refused.discard(number)
+        self._results[number] = result
+
+    def failed(self, number: int, error: BaseException) -> None:
+        """Record that the send of a message failed."""
+        self.stopped(error)
+        if number not in self._results and self._judge(error) == "failed":
+            self._refused.add(number)
+
+    def stopped(self, error: BaseException) -> None:
+        """Record an error that ends the send but belongs to no message: messages in flight stay unknown."""
+        if self.error is None:
+            self.error = error
+
+    def forget_errors(self) -> None:
+        """Drop all errors: their tracebacks refer to the payload."""
+        self.error = None
+        self._judged.clear()
+
+    @property
+    def results(self) -> list[Any]:
+        """What the sends of the acknowledged messages returned, in message order."""
+        return [self._results[number] for number in sorted(self._results)]
+
+    def verdict(self) -> Verdict:
+        """Return the outcome according to what was recorded so far."""
+        total, acknowledged = max(self.total, self.count), len(self._results)
+        unknown = self.count - acknowledged - len(self._refused)
+        outcome: SendOutcome = "failed"
+        if acknowledged:
+            outcome = "sent" if acknowledged == total else "partial"
+        elif unknown:
+            outcome = "unknown"
+        return Verdict(outcome, acknowledged, unknown, total, chunked=self.uuid is not None)
+
+    def event(self, destination: str) -> SendEvent:
+        """Return the event of this send."""
+        verdict = self.verdict()
+        return SendEvent(
+            destination=destination,
+            outcome=verdict.outcome,
+            messages=verdict.total,
+            uuid=self.uuid,
+            error=None if verdict.outcome == "sent" else self.error,
+        )
+
+    def partial_error(self, error: Exception) -> PartialSendError:
+        """Return the error to raise for chunks of which some are or may be in the topic."""
+        verdict = self.verdict()
+        are = "is" if verdict.acknowledged == 1 else "are"
+        were = "was" if verdict.unsent == 1 else "were"
+        return PartialSendError(
+            f"{verdict.acknowledged} of {verdict.total} chunks {are} in the topic, {verdict.unknown} may be, "
+            f"{verdict.unsent} {were} not sent (payload {self.uuid}): {type(error).__name__}: {error}",
+            uuid=self.uuid,
+            seen=verdict.acknowledged,
+            total=verdict.total,
+            acknowledged=verdict.acknowledged,
+            unknown=verdict.unknown,
+            unsent=verdict.unsent,
+            results=tuple(self.results),
+        )
+
+    def _judge(self, error: BaseException) -> Classification:
+        known = self._judged.get(id(error))
+        if known is None:
+            known = self._judged[id(error)] = error, judge(error, self.classify)
+        return known[1]
 
 
 class Outbound:

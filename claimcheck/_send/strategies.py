@@ -9,7 +9,7 @@ from contextlib import closing, nullcontext
 from dataclasses import replace
 from uuid import UUID
 
-from claimcheck._content.encoding import Encoding
+from claimcheck._content.coder import Encoding
 from claimcheck._content.source import Source, remaining_bytes
 from claimcheck._send.outbound import Outbound
 from claimcheck._send.strategy import Message, Strategy, StrategyContext, rewindable, spooled

@@ -16,29 +16,19 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
-from claimcheck._content.coder import ContentCoder
-from claimcheck._content.encoding import Encoding
+from claimcheck._content.coder import ContentCoder, Encoding
 from claimcheck._content.source import Payload, Readable, Source, is_file, remaining_bytes
 from claimcheck._send.outbound import Outbound
 from claimcheck._store.contract import StoreContext
 from claimcheck._store.store import Store
 from claimcheck._wire import headers as hints
-from claimcheck._wire.envelope import (
-    Buffer,
-    Envelope,
-    FailedEnvelope,
-    Kind,
-    as_view,
-    encode_literal,
-    encoded_start,
-    is_lookalike,
-)
-from claimcheck._wire.headers import Headers
+from claimcheck._wire.buffers import Buffer, as_view
+from claimcheck._wire.envelope import Envelope, FailedEnvelope, Kind, encode_literal, encoded_start, is_lookalike
+from claimcheck._wire.headers import DEFAULT_LIMIT, Headers, WireLimit
 from claimcheck._wire.pointer import Pointer
 from claimcheck._wire.signing import Seal, StatementKind, sha256_of
-from claimcheck._wire.sizes import DEFAULT_LIMIT, WireLimit
 from claimcheck.config import Config, canonical
 from claimcheck.errors import ConfigError, PayloadError
 from claimcheck.hooks import Hooks
@@ -275,7 +265,7 @@ class Strategy(ABC):
         return {hints.SIGNATURE: signer.statement(kind, message.destination, **facts)}
 
     def _as_plain(self, message: Message, payload: Buffer) -> Envelope | None:
-        size = len(as_view(payload))
+        size = len(payload) if type(payload) is bytes else len(as_view(payload))
         if size > 0 and not self._fits(message, size):
             return None
         if size > 0 and self.context.content.encrypts_inline:
@@ -305,6 +295,24 @@ class Strategy(ABC):
         if self._fits(replace(message, headers=hinted), len(data)):
             return Envelope(bytes(data), hinted, message.key, Kind.ENCODED)
         return None
+
+
+class Plan(NamedTuple):
+    """How messages for one destination are sent."""
+
+    strategy: Strategy
+    threshold: int
+    limit: WireLimit
+    unchanged_bytes: int
+
+    def passes(self, payload: object, key: object, headers: object) -> bool:
+        """Whether to pass a call on unchanged: its payload is small and does not look like an envelope."""
+        most = self.unchanged_bytes
+        if type(payload) is not bytes or len(payload) > most or payload.startswith(self.strategy._header):
+            return False
+        if headers is not None and hints.is_ours(headers):
+            return False
+        return len(payload) + self.limit.overhead(key, headers) <= most
 
 
 def _unoffloaded(envelope: Envelope) -> Outbound:

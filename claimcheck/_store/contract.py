@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NoReturn
 
 from claimcheck._content.coder import ContentCoder, encoding_problem
-from claimcheck._content.reader import PieceReader, Reader, pieces_of
 from claimcheck._content.source import Source
 from claimcheck._store.listing import CLAIM, Deletion, KeyLifetime, StoreEntry, parse_name, with_lifetime
 from claimcheck._texts import duration, time_text
 from claimcheck._threads import Replies
 from claimcheck._validation import without_secrets
-from claimcheck._wire.envelope import Buffer
+from claimcheck._wire.buffers import Buffer, PieceReader, Reader, pieces_of
+from claimcheck._wire.digest import algorithm_of
 from claimcheck._wire.pointer import Pointer, is_key, slug
 from claimcheck.errors import (
     ClaimCheckError,
@@ -82,15 +82,15 @@ class StoreContract(ABC):
     pointer_version: int = 2
     reads_v1: bool = False
     context: StoreContext = StoreContext()
-    _joined_bytes: int = 0  # the largest payload for `_request` and `_send`; 0 if they are not implemented
-    _seekable: ClassVar[bool] = False
+    joined_bytes: int = 0  # the largest payload for `_request` and `_send`; 0 if they are not implemented
+    is_seekable: ClassVar[bool] = False
     _whole_bytes: ClassVar[int] = 0  # the largest payload that readers return with `PieceReader.whole`
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls._seekable = cls._open is not StoreContract._open
+        cls.is_seekable = cls._open is not StoreContract._open
         if cls._read in (StoreContract._read, _no_read):
-            cls._read = StoreContract._read if cls._seekable else _no_read  # type: ignore[method-assign]
+            cls._read = StoreContract._read if cls.is_seekable else _no_read  # type: ignore[method-assign]
 
     # To implement ----------------------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class StoreContract(ABC):
         return key
 
     def _request(self, pointers: Sequence[Pointer]) -> Replies:
-        """Request several payloads in one round trip. Called only for payloads of up to ``_joined_bytes``."""
+        """Request several payloads in one round trip. Called only for payloads of up to ``joined_bytes``."""
         raise NotImplementedError
 
     def _send(self, writes: Sequence[tuple[Pointer, memoryview]]) -> Replies:
@@ -298,7 +298,8 @@ class StoreContract(ABC):
             pointer.segments > self._max_segments(pointer.version) or pointer.segments != _segments_of(pointer)
         ):
             self.reject(pointer, "size", f"declares {pointer.segments} segments for {pointer.size} bytes")
-        if (problem := encoding_problem(pointer)) is not None:
+        is_plain = pointer.codec is None and pointer.encryption is None and pointer.stored_bytes is None
+        if not (is_plain and algorithm_of(pointer.checksum or "crc32")) and (problem := encoding_problem(pointer)):
             self.reject(pointer, *problem)
 
     def operation(self, operation: Operation, pointer: Pointer, size: int | None) -> AbstractContextManager[None]:
@@ -352,16 +353,6 @@ def _no_read(self: StoreContract, pointer: Pointer) -> Iterable[Buffer]:
     raise NotImplementedError
 
 
-def check_readable(store: StoreContract, pointer: Pointer) -> None:
-    """Reject what `Store.check` rejects, and what the configuration of encryption does not allow to read."""
-    store.check(pointer)
-    content = store.context.content
-    if pointer.encryption is None and content.requires_encryption:
-        store.reject(pointer, "encryption", "is not encrypted, but encryption.require is true")
-    if pointer.encryption is not None and content.keys is None:
-        store.reject(pointer, "encryption", "is encrypted, but encryption.keys is not set here")
-
-
 def _segments_of(pointer: Pointer) -> int:
     if pointer.version == 1 and pointer.size is None:
         return pointer.segments
@@ -385,12 +376,6 @@ def too_long(store: StoreContract, pointer: Pointer, size: int) -> PayloadTooLar
     limit = store.context.max_payload_bytes
     text = f"store {store.name!r}: {pointer.key!r} is longer than limits.max_payload_bytes ({limit})"
     return PayloadTooLargeError(text, store=store.name, key=pointer.key, size=size, limit=limit)
-
-
-def too_small(store: StoreContract, pointer: Pointer, size: int) -> PayloadTooLargeError:
-    """Return the error for a payload that is larger than a buffer of ``size`` bytes."""
-    text = f"store {store.name!r}: {pointer.key!r} does not fit into a buffer of {size} bytes"
-    return PayloadTooLargeError(text, store=store.name, key=pointer.key, size=pointer.size, limit=size)
 
 
 def untrusted(store: StoreContract, pointer: Pointer, why: str) -> IntegrityError:

@@ -20,7 +20,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
+from claimcheck._validation import Check
+from claimcheck._wire.pointer import MAX_PREFIX_BYTES, is_key_prefix
 from claimcheck.errors import StoreError
+
+KEY_PREFIX = Check(
+    is_key_prefix,
+    f"printable text of up to {MAX_PREFIX_BYTES} bytes that begins with no slash and has no '.' or '..' in it",
+)
+"""For the annotation of an option with a prefix of keys: ``Annotated[str, KEY_PREFIX]``."""
 
 UNLIMITED = "never"
 """The lifetime of a payload that does not expire."""

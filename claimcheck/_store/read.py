@@ -10,22 +10,18 @@ from typing import Any, TypeVar, cast
 
 from claimcheck._content.coder import ContentReader
 from claimcheck._content.header import Expected
-from claimcheck._content.reader import STEP_BYTES, FreshBytes, PieceReader, Reader, fill, lend_to, writable_view
-from claimcheck._registry import UNUSABLE, unusable
 from claimcheck._store.contract import (
     StoreContract,
     Translated,
-    check_readable,
     differs,
     too_long,
-    too_small,
     untrusted,
 )
-from claimcheck._threads import check_interrupt, joined
-from claimcheck._wire.digest import KEYED, Digest, algorithm_of, begin
-from claimcheck._wire.envelope import Buffer
-from claimcheck._wire.pointer import Pointer, changed
-from claimcheck.errors import MissingDependencyError, clear_frames
+from claimcheck._threads import STOP, check_interrupt, joined
+from claimcheck._wire.buffers import STEP_BYTES, Buffer, FreshBytes, PieceReader, Reader, fill, lend_to, writable_view
+from claimcheck._wire.digest import Digest, algorithm_of, begin
+from claimcheck._wire.pointer import KEYED, Pointer, changed
+from claimcheck.errors import UNUSABLE, MissingDependencyError, PayloadTooLargeError, clear_frames, unusable
 
 TRUSTED_BYTES = 64 << 20
 """Declared sizes up to this are allocated immediately. Larger ones have to be confirmed by the medium; otherwise memory
@@ -42,52 +38,117 @@ _ONE_BYTE = memoryview(bytearray(1))  # to read what should not be there; never 
 T = TypeVar("T")
 
 
-def read(store: StoreContract, pointer: Pointer) -> bytes:
-    """Return a payload; see `Store.read`."""
-    check_readable(store, pointer)
-    return _verified(store, pointer, VerifiedReader.read_all)
+class ReadableStore(StoreContract):
+    """The methods of `Store` that read."""
+
+    def read(self, pointer: Pointer) -> bytes:
+        """Return the payload, complete and verified.
+
+        Raises:
+            PointerRejectedError: Not a pointer of this store; no I/O was done.
+            PayloadNotFoundError: The payload, or a part of it, is gone.
+            IntegrityError: Size or checksum differ from the pointer's.
+            StoreUnavailableError: The store could not be reached; the same call may succeed later.
+        """
+        self._check_readable(pointer)
+        return _verified(self, pointer, VerifiedReader.read_all)
+
+    def read_into(self, pointer: Pointer, buffer: Buffer) -> int:
+        """Read the payload, complete and verified, into the beginning of a writable buffer.
+
+        Returns:
+            The payload's size in bytes.
+
+        Raises:
+            PayloadTypeError: The object is not a buffer, or is read-only; no I/O was done.
+            PayloadTooLargeError: The payload is larger than the buffer; if its size is known, nothing was read.
+            StoreError: See `read`; the buffer's content is undefined then.
+        """
+        view = writable_view(buffer)
+        self._check_readable(pointer)
+        if (pointer.size or 0) > len(view):
+            raise _too_small(self, pointer, len(view))
+
+        def filled(reader: VerifiedReader) -> int:
+            count = reader.fill(view)
+            if reader.readinto(_ONE_BYTE):
+                raise _too_small(self, pointer, len(view))
+            return count
+
+        return _verified(self, pointer, filled)
+
+    def read_range(self, pointer: Pointer, start: int, length: int) -> bytes:
+        """Return ``payload[start : start + length]`` without reading the rest.
+
+        Encrypted payloads are authenticated by their encryption, in segments of 1 MiB. Sizes are verified. The checksum
+        is not, because it covers the whole payload. Compressed payloads, and all payloads of a store that implements
+        ``_read`` and not ``_open``, are read from the start.
+
+        Args:
+            pointer: The payload's pointer.
+            start: Bytes from the payload's start, not negative.
+            length: Bytes, not negative; the result is shorter if the payload ends earlier.
+
+        Raises:
+            ValueError: A negative number, or a pointer of version 1, which has no size.
+            StoreError: See `read`.
+        """
+        size = pointer.size
+        if start < 0 or length < 0 or size is None:
+            raise ValueError(f"cannot read {length} bytes from {start} of a payload of {size} bytes")
+        self._check_readable(pointer)
+        start, stop = min(start, size), min(start + length, size)
+        with self.operation("read", pointer, size), Translated(self, pointer, "read"):
+            if start == stop and pointer.encryption is None:  # a pointer may declare too small a size
+                return b""
+            with closing(self._content(pointer, start, stop)) as source:
+                payload = _up_to(source, stop - start, is_confirmed=_is_confirmed(self, pointer))
+            if len(payload) < stop - start:
+                differs(pointer, "size", size, "less", self.name)
+        return payload
+
+    def open(self, pointer: Pointer) -> io.BufferedReader:
+        """Return the payload as a binary file, read piece by piece and verified before its last byte is returned.
+
+        The file can seek if the store can read from any position. Seeking elsewhere first reads and verifies the rest
+        of the payload, once.
+
+        Raises:
+            PointerRejectedError: Not a pointer of this store; no I/O was done. Reading raises the errors of `read`.
+        """
+        return self.open_file(pointer)
+
+    def open_file(self, pointer: Pointer, *, from_message: bool = False) -> io.BufferedReader:
+        """Same as `open`; see `PayloadFile` for ``from_message``."""
+        self._check_readable(pointer)
+        return io.BufferedReader(PayloadFile(self, pointer, from_message=from_message), buffer_size=_BUFFER_BYTES)
+
+    def _content(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
+        """Open a range of a payload: that of the stored bytes, if they are not encoded."""
+        if pointer.stored_bytes is None:
+            reply = joined(pointer) if self.joined_bytes else None
+            return self._open(pointer, start, stop) if reply is None else PieceReader((reply,))
+        stored = changed(pointer, size=pointer.stored_bytes, stored_bytes=None, codec=None, encryption=None)
+        return ContentReader(
+            lambda first, last: self._open(stored, first, last),
+            Expected.by(pointer, stored_as=self._stored_as(pointer.key)),
+            self.context.content.keys,
+            fail=lambda why: untrusted(self, pointer, why),
+            start=start,
+            stop=stop,
+        )
+
+    def _check_readable(self, pointer: Pointer) -> None:
+        """Reject what `check` rejects, and what the configuration of encryption does not allow to read."""
+        self.check(pointer)
+        content = self.context.content
+        if pointer.encryption is None and content.requires_encryption:
+            self.reject(pointer, "encryption", "is not encrypted, but encryption.require is true")
+        if pointer.encryption is not None and content.keys is None:
+            self.reject(pointer, "encryption", "is encrypted, but encryption.keys is not set here")
 
 
-def read_into(store: StoreContract, pointer: Pointer, buffer: Buffer) -> int:
-    """Read a payload into a buffer; see `Store.read_into`."""
-    view = writable_view(buffer)
-    check_readable(store, pointer)
-    if (pointer.size or 0) > len(view):
-        raise too_small(store, pointer, len(view))
-
-    def filled(reader: VerifiedReader) -> int:
-        count = reader.fill(view)
-        if reader.readinto(_ONE_BYTE):
-            raise too_small(store, pointer, len(view))
-        return count
-
-    return _verified(store, pointer, filled)
-
-
-def read_range(store: StoreContract, pointer: Pointer, start: int, length: int) -> bytes:
-    """Read one part of a payload, whose size is verified; its checksum cannot be. See `Store.read_range`."""
-    size = pointer.size
-    if start < 0 or length < 0 or size is None:
-        raise ValueError(f"cannot read {length} bytes from {start} of a payload of {size} bytes")
-    check_readable(store, pointer)
-    start, stop = min(start, size), min(start + length, size)
-    with store.operation("read", pointer, size), Translated(store, pointer, "read"):
-        if start == stop and pointer.encryption is None:  # a pointer may declare too small a size
-            return b""
-        with closing(_content(store, pointer, start, stop)) as source:
-            payload = _up_to(source, stop - start, is_confirmed=_is_confirmed(store, pointer))
-        if len(payload) < stop - start:
-            differs(pointer, "size", size, "less", store.name)
-    return payload
-
-
-def open_file(store: StoreContract, pointer: Pointer, *, from_message: bool = False) -> io.BufferedReader:
-    """Return a payload as a file; see `Store.open`, and `PayloadFile` for ``from_message``."""
-    check_readable(store, pointer)
-    return io.BufferedReader(PayloadFile(store, pointer, from_message=from_message), buffer_size=_BUFFER_BYTES)
-
-
-def _verified(store: StoreContract, pointer: Pointer, use: Callable[[VerifiedReader], T]) -> T:
+def _verified(store: ReadableStore, pointer: Pointer, use: Callable[[VerifiedReader], T]) -> T:
     """Read a whole payload with a new reader, which is closed after an error."""
     reader = VerifiedReader(store, pointer)
     try:
@@ -108,7 +169,7 @@ class VerifiedReader:
         is_verified: Whether the whole payload was read and verified.
     """
 
-    def __init__(self, store: StoreContract, pointer: Pointer) -> None:
+    def __init__(self, store: ReadableStore, pointer: Pointer) -> None:
         self._store, self._pointer, self._size = store, pointer, pointer.size
         self._is_keyed = pointer.encryption is not None and (pointer.checksum or "").startswith(KEYED)
         self._step_bytes = STEP_BYTES if pointer.encryption is None else _SEGMENT_BYTES
@@ -123,7 +184,7 @@ class VerifiedReader:
         """Open the payload."""
         self._operation.__enter__()
         self._has_begun = True
-        self._source = _content(self._store, self._pointer, 0, self._size)
+        self._source = self._store._content(self._pointer, 0, self._size)
         if self._is_keyed:
             self._digest = begin("sha256", size=self._size)
         elif self._pointer.checksum is not None and self._pointer.encryption is None:
@@ -171,7 +232,8 @@ class VerifiedReader:
 
     def readinto(self, view: memoryview, /, *, stable: bool = False) -> int:
         """Read and checksum the next bytes; ``stable`` memory keeps them until the whole payload is verified."""
-        check_interrupt()
+        if STOP.get() is not None:
+            check_interrupt()
         if self.is_verified:
             return 0
         view = view[: self._step_bytes if self._size is None else min(self._step_bytes, self._size - self.count)]
@@ -189,11 +251,11 @@ class VerifiedReader:
             raise too_long(self._store, self._pointer, self.count)
 
     def _finish(self) -> None:
-        pointer, store, size = self._pointer, self._store.name, self._size
+        pointer, size = self._pointer, self._size
         if size is not None and self.count < size:
-            differs(pointer, "size", size, self.count, store)
+            differs(pointer, "size", size, self.count, self._store.name)
         if size is not None and self._source.readinto(_ONE_BYTE):
-            differs(pointer, "size", size, f"at least {size + 1}", store)
+            differs(pointer, "size", size, f"at least {size + 1}", self._store.name)
         if self._digest is not None:
             actual, expected = self._digest.text(), pointer.checksum or ""
             if self._is_keyed:
@@ -202,7 +264,7 @@ class VerifiedReader:
             else:
                 is_same = actual == expected
             if not is_same:
-                differs(pointer, "checksum", expected, actual, store)
+                differs(pointer, "checksum", expected, actual, self._store.name)
         self.is_verified = True
         self.close()
 
@@ -210,12 +272,12 @@ class VerifiedReader:
 class PayloadFile(io.RawIOBase):
     """A payload as a raw file, which can seek if the store can read from any position."""
 
-    def __init__(self, store: StoreContract, pointer: Pointer, *, from_message: bool = False) -> None:
+    def __init__(self, store: ReadableStore, pointer: Pointer, *, from_message: bool = False) -> None:
         self._store = store
         self._pointer = pointer
         self._from_message = from_message  # then errors of this process' configuration are about the message
         self._size = pointer.size
-        self._can_seek = store._seekable and pointer.size is not None
+        self._can_seek = store.is_seekable and pointer.size is not None
         self._reader: VerifiedReader | None = None
         self._error: BaseException | None = None
         self._position = 0
@@ -316,7 +378,7 @@ class PayloadFile(io.RawIOBase):
         check_interrupt()
         if not len(view):
             if self._pointer.encryption is not None and self._run_end < 0:  # the size is not authenticated yet
-                _content(self._store, self._pointer, self._size or 0, self._size).close()
+                self._store._content(self._pointer, self._size or 0, self._size).close()
                 self._run_end = self._size or 0
             return 0
         if self._position != self._run_at or self._run_at == self._run_end:
@@ -336,16 +398,16 @@ class PayloadFile(io.RawIOBase):
         self._run_bytes = min(self._run_bytes * _GROWTH, _MAX_RUN_BYTES) if goes_on else requested
         self._run_at = self._position
         self._run_end = min(self._position + max(requested, self._run_bytes), self._size or 0)
-        self._run = _content(self._store, self._pointer, self._run_at, self._run_end)
+        self._run = self._store._content(self._pointer, self._run_at, self._run_end)
 
     def _end_run(self) -> None:
         run, self._run = self._run, _NOTHING
         run.close()
 
 
-def _is_confirmed(store: StoreContract, pointer: Pointer) -> bool:
+def _is_confirmed(store: ReadableStore, pointer: Pointer) -> bool:
     """Whether the medium confirms the size of a payload; of a compressed one it knows another."""
-    return store._seekable and pointer.codec is None
+    return store.is_seekable and pointer.codec is None
 
 
 def _up_to(source: Reader, size: int, *, is_confirmed: bool) -> bytes:
@@ -365,7 +427,7 @@ def _grown(source: Reader, size: int | None = None) -> bytes:
     return box.getvalue()
 
 
-def _digest(store: StoreContract, pointer: Pointer) -> Digest:
+def _digest(store: ReadableStore, pointer: Pointer) -> Digest:
     """Return the digest for the checksum of a pointer; `Store.check` has rejected unknown algorithms."""
     try:
         return begin(algorithm_of(pointer.checksum or "") or "crc32", size=pointer.size)
@@ -373,17 +435,7 @@ def _digest(store: StoreContract, pointer: Pointer) -> Digest:
         store.reject(pointer, "feature", f"has a checksum that this process cannot compute: {error}")
 
 
-def _content(store: StoreContract, pointer: Pointer, start: int, stop: int | None) -> Reader:
-    """Open a range of a payload: that of the stored bytes, if they are not encoded."""
-    if pointer.stored_bytes is None:
-        reply = joined(pointer)
-        return store._open(pointer, start, stop) if reply is None else PieceReader((reply,))
-    stored = changed(pointer, size=pointer.stored_bytes, stored_bytes=None, codec=None, encryption=None)
-    return ContentReader(
-        lambda first, last: store._open(stored, first, last),
-        Expected.by(pointer, stored_as=store._stored_as(pointer.key)),
-        store.context.content.keys,
-        fail=lambda why: untrusted(store, pointer, why),
-        start=start,
-        stop=stop,
-    )
+def _too_small(store: ReadableStore, pointer: Pointer, size: int) -> PayloadTooLargeError:
+    """Return the error for a payload that is larger than a buffer of ``size`` bytes."""
+    text = f"store {store.name!r}: {pointer.key!r} does not fit into a buffer of {size} bytes"
+    return PayloadTooLargeError(text, store=store.name, key=pointer.key, size=pointer.size, limit=size)

@@ -16,21 +16,20 @@ A store whose medium can read from any position implements ``_open`` instead of 
 from __future__ import annotations
 
 import contextlib
-import io
 import mmap
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
-import claimcheck._store.read as reading
 from claimcheck._content.source import Payload, is_file
-from claimcheck._store.contract import StoreContract, Translated
+from claimcheck._store.contract import Translated
 from claimcheck._store.listing import Deletion, StoreEntry, destination_of
-from claimcheck._store.write import StoreWrite
+from claimcheck._store.read import ReadableStore
+from claimcheck._store.write import StoreWrite, WritableStore
 from claimcheck._threads import Join, Replies, in_thread
 from claimcheck._validation import Seconds, check_value
-from claimcheck._wire.envelope import Buffer, as_view
+from claimcheck._wire.buffers import Buffer, as_view
 from claimcheck._wire.pointer import Pointer, is_key
 from claimcheck.errors import ClaimCheckError, PayloadError, PointerRejectedError
 
@@ -39,7 +38,7 @@ _IN_MEMORY_BYTES = 8 << 20
 _COPY_BYTES = 1 << 20
 
 
-class Store(StoreContract):
+class Store(ReadableStore, WritableStore):
     """Base class of all stores. Thread-safe; one instance serves one process.
 
     Subclasses implement ``_write``, ``_delete``, and either ``_read`` or ``_open``. The ``a...`` methods are for event
@@ -54,98 +53,6 @@ class Store(StoreContract):
         reads_v1: Whether pointers of version 1, which have no store name and no size, are accepted.
         context: Name, limits, hooks and clock; set once, before use.
     """
-
-    def write(
-        self,
-        payload: Payload,
-        *,
-        destination: str = "",
-        limit: int | None = None,
-        identity: uuid.UUID | None = None,
-        min_ttl_seconds: float | None = None,
-    ) -> Pointer:
-        """Store one payload and return a pointer to it.
-
-        Args:
-            payload: Bytes-like, or a readable binary file, which is read from its current position in bounded memory.
-            destination: Topic or queue, as a readable part of the key. Where signing is configured, readers accept the
-                pointer only from this destination.
-            limit: The largest size of this payload in bytes, if smaller than ``limits.max_payload_bytes``.
-            identity: Replaces the fresh uuid, for a bytes-like payload that several attempts may write, sequentially or
-                concurrently. It must identify this payload alone; all attempts use the same key. Each attempt renews
-                the lifetime of what is stored, and a failed write deletes nothing.
-            min_ttl_seconds: The lifetime of this payload, if longer than the store's ``ttl_seconds``.
-
-        Returns:
-            A pointer with the payload's size and checksum, readable at once by any reader.
-
-        Raises:
-            PayloadTypeError: Neither bytes-like nor a binary file; nothing was written.
-            PayloadTooLargeError: Over the limit; nothing stays in the store.
-            PayloadError: The file failed or shrank; nothing stays in the store.
-            StoreUnavailableError: The store could not be reached; what was written was deleted if possible, otherwise
-                it expires.
-            StoreError: Any other failure of the store, such as a full disk, with the same effect. Also raised if the
-                store would reject its own pointer; then nothing was written.
-        """
-        write = StoreWrite(
-            self, payload, destination=destination, limit=limit, identity=identity, min_ttl_seconds=min_ttl_seconds
-        )
-        del payload  # error reports show local variables
-        return write.run()
-
-    def read(self, pointer: Pointer) -> bytes:
-        """Return the payload, complete and verified.
-
-        Raises:
-            PointerRejectedError: Not a pointer of this store; no I/O was done.
-            PayloadNotFoundError: The payload, or a part of it, is gone.
-            IntegrityError: Size or checksum differ from the pointer's.
-            StoreUnavailableError: The store could not be reached; the same call may succeed later.
-        """
-        return reading.read(self, pointer)
-
-    def read_into(self, pointer: Pointer, buffer: Buffer) -> int:
-        """Read the payload, complete and verified, into the beginning of a writable buffer.
-
-        Returns:
-            The payload's size in bytes.
-
-        Raises:
-            PayloadTypeError: The object is not a buffer, or is read-only; no I/O was done.
-            PayloadTooLargeError: The payload is larger than the buffer; if its size is known, nothing was read.
-            StoreError: See `read`; the buffer's content is undefined then.
-        """
-        return reading.read_into(self, pointer, buffer)
-
-    def read_range(self, pointer: Pointer, start: int, length: int) -> bytes:
-        """Return ``payload[start : start + length]`` without reading the rest.
-
-        Encrypted payloads are authenticated by their encryption, in segments of 1 MiB. Sizes are verified. The checksum
-        is not, because it covers the whole payload. Compressed payloads, and all payloads of a store that implements
-        ``_read`` and not ``_open``, are read from the start.
-
-        Args:
-            pointer: The payload's pointer.
-            start: Bytes from the payload's start, not negative.
-            length: Bytes, not negative; the result is shorter if the payload ends earlier.
-
-        Raises:
-            ValueError: A negative number, or a pointer of version 1, which has no size.
-            StoreError: See `read`.
-        """
-        return reading.read_range(self, pointer, start, length)
-
-    def open(self, pointer: Pointer) -> io.BufferedReader:
-        """Return the payload as a binary file, read piece by piece and verified before its last byte is returned.
-
-        The file can seek if the store can read from any position. Seeking elsewhere first reads and verifies the rest
-        of the payload, once.
-
-        Raises:
-            PointerRejectedError: Not a pointer of this store; no I/O was done. Reading raises the errors of `read`.
-        """
-        return reading.open_file(self, pointer)
 
     def rollback(self, pointer: Pointer) -> None:
         """Delete the payload of exactly one write; a second call has no effect.
@@ -291,7 +198,7 @@ class Store(StoreContract):
 
     async def awrite(self, payload: Payload, *, destination: str = "", limit: int | None = None) -> Pointer:
         """Same as `write`. After a cancellation, what was stored is deleted at once, and the file is not in use."""
-        if self._joined_bytes and not is_file(payload) and 0 < len(as_view(payload)) <= self._joined_bytes:
+        if self.joined_bytes and not is_file(payload) and 0 < len(as_view(payload)) <= self.joined_bytes:
             write = StoreWrite(self, payload, destination=destination, limit=limit)
             size = write.plain_bytes
             join = self._send_all if size else None
@@ -334,7 +241,7 @@ class Store(StoreContract):
 
     def _join(self, pointer: Pointer) -> Join | None:
         """Return what requests this payload together with others; ``None`` if it is read alone."""
-        is_small = isinstance(pointer, Pointer) and 0 < (pointer.size or 0) <= self._joined_bytes
+        is_small = isinstance(pointer, Pointer) and 0 < (pointer.size or 0) <= self.joined_bytes
         if is_small and pointer.segments == 1 and pointer.stored_bytes is None:
             with contextlib.suppress(PointerRejectedError):  # nothing is requested for it; its own call raises
                 self.check(pointer)

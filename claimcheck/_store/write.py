@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
-from claimcheck._content.encoding import Stream, keyed_checksum
+from claimcheck._content.coder import Stream, keyed_checksum
 from claimcheck._content.header import AEAD, ALGORITHM, Damaged
 from claimcheck._content.source import Payload, Source
 from claimcheck._store.contract import StoreContract, Translated, untrusted
@@ -26,12 +26,76 @@ from claimcheck.errors import (
 _log = logging.getLogger(__name__)
 
 
+class WritableStore(StoreContract):
+    """The method of `Store` that writes."""
+
+    def write(
+        self,
+        payload: Payload,
+        *,
+        destination: str = "",
+        limit: int | None = None,
+        identity: uuid.UUID | None = None,
+        min_ttl_seconds: float | None = None,
+    ) -> Pointer:
+        """Store one payload and return a pointer to it.
+
+        Args:
+            payload: Bytes-like, or a readable binary file, which is read from its current position in bounded memory.
+            destination: Topic or queue, as a readable part of the key. Where signing is configured, readers accept the
+                pointer only from this destination.
+            limit: The largest size of this payload in bytes, if smaller than ``limits.max_payload_bytes``.
+            identity: Replaces the fresh uuid, for a bytes-like payload that several attempts may write, sequentially or
+                concurrently. It must identify this payload alone; all attempts use the same key. Each attempt renews
+                the lifetime of what is stored, and a failed write deletes nothing.
+            min_ttl_seconds: The lifetime of this payload, if longer than the store's ``ttl_seconds``.
+
+        Returns:
+            A pointer with the payload's size and checksum, readable at once by any reader.
+
+        Raises:
+            PayloadTypeError: Neither bytes-like nor a binary file; nothing was written.
+            PayloadTooLargeError: Over the limit; nothing stays in the store.
+            PayloadError: The file failed or shrank; nothing stays in the store.
+            StoreUnavailableError: The store could not be reached; what was written was deleted if possible, otherwise
+                it expires.
+            StoreError: Any other failure of the store, such as a full disk, with the same effect. Also raised if the
+                store would reject its own pointer; then nothing was written.
+        """
+        write = StoreWrite(
+            self, payload, destination=destination, limit=limit, identity=identity, min_ttl_seconds=min_ttl_seconds
+        )
+        del payload  # error reports show local variables
+        return write.run()
+
+    def _limited(self, payload: Payload, limit: int | None) -> Source:
+        """Limit the payload to the bytes and segments that `Store.check` accepts: a larger one could not be read."""
+        maximum, checksum = self.context.max_payload_bytes, self.context.checksum
+        limit = maximum if limit is None else min(limit, maximum)
+        if self.segment_bytes is not None:
+            segments = self._max_segments(self.pointer_version)
+            if self.segment_bytes * segments < limit:
+                what = f"{segments} segments of {self.segment_bytes} bytes"
+                return Source(payload, limit=self.segment_bytes * segments, limit_name=what, checksum=checksum)
+        return Source(payload, limit=limit, checksum=checksum)
+
+    def _expires_ms(self, created_ms: int, min_ttl_seconds: float | None) -> int | None:
+        if self.ttl_seconds is None:
+            return None
+        if not 0 <= self.ttl_seconds <= MAX_SECONDS:  # a third-party store may not check its option, and pass NaN
+            expected = f"0 to {MAX_SECONDS} seconds"
+            fail(f"stores.{self.name}.ttl_seconds", found=f"{self.ttl_seconds:g}", expected=expected)
+        if min_ttl_seconds is not None:
+            check_value("min_ttl_seconds", min_ttl_seconds, Seconds)
+        return created_ms + int(max(self.ttl_seconds, min_ttl_seconds or 0) * 1000)
+
+
 class StoreWrite:
     """Writes one payload; see `Store.write`."""
 
     def __init__(
         self,
-        store: StoreContract,
+        store: WritableStore,
         payload: Payload,
         *,
         destination: str,
@@ -42,11 +106,12 @@ class StoreWrite:
     ) -> None:
         self._store = store
         self._shared = identity is not None
-        self._payload = _limited(store, payload, limit)
-        self._bound = canonical(destination if bound is None else bound)
-        self._encoding = store.context.content.encoding(self._payload, destination)
-        if self._encoding is not None:
-            self._encoding = replace(self._encoding, destination=self._bound)
+        self._payload = store._limited(payload, limit)
+        content, self._bound, self._encoding = store.context.content, "", None
+        if content.encodes or store.context.binds:
+            self._bound = canonical(destination if bound is None else bound)
+        if content.encodes and (encoding := content.encoding(self._payload, destination)) is not None:
+            self._encoding = replace(encoding, destination=self._bound)
         if self._encoding is not None and identity is not None:
             identity = self._encoding.unique(identity)
         self._unique = identity or store.context.new_uuid()
@@ -80,7 +145,7 @@ class StoreWrite:
     def _drafted(self, destination: str, min_ttl_seconds: float | None) -> Pointer:
         store, encoding = self._store, self._encoding
         written = int(store.context.clock() * 1000)
-        expires = _expires_ms(store, written, min_ttl_seconds)
+        expires = store._expires_ms(written, min_ttl_seconds)
         key = store._key(destination, self._unique, created_ms=written, expires_ms=expires, fresh=not self._shared)
         encrypts = encoding is not None and encoding.keys is not None
         bound = self._bound and store.pointer_version != 1 and (encrypts or store.context.binds)
@@ -114,7 +179,7 @@ class StoreWrite:
 
     def _write(self, draft: Pointer, content: Source) -> str | None:
         """Write the payload, unless it was sent together with others, and is stored."""
-        if joined(self) is None:
+        if not self._store.joined_bytes or joined(self) is None:
             return self._store._write(draft, content)
         content.take_all()
         return None
@@ -219,26 +284,3 @@ def _stored(
     piece = store.segment_bytes if store.segment_bytes and size > store.segment_bytes else None
     segments = -(-size // piece) if piece else 1
     return changed(draft, key=key or draft.key, size=size, segments=segments, segment_bytes=piece, checksum=checksum)
-
-
-def _limited(store: StoreContract, payload: Payload, limit: int | None) -> Source:
-    """Limit the payload to the bytes and segments that `Store.check` accepts: a larger one could not be read."""
-    maximum, checksum = store.context.max_payload_bytes, store.context.checksum
-    limit = maximum if limit is None else min(limit, maximum)
-    if store.segment_bytes is not None:
-        segments = store._max_segments(store.pointer_version)
-        if store.segment_bytes * segments < limit:
-            what = f"{segments} segments of {store.segment_bytes} bytes"
-            return Source(payload, limit=store.segment_bytes * segments, limit_name=what, checksum=checksum)
-    return Source(payload, limit=limit, checksum=checksum)
-
-
-def _expires_ms(store: StoreContract, created_ms: int, min_ttl_seconds: float | None) -> int | None:
-    if store.ttl_seconds is None:
-        return None
-    if not 0 <= store.ttl_seconds <= MAX_SECONDS:  # a third-party store may not check its option, and pass NaN
-        expected = f"0 to {MAX_SECONDS} seconds"
-        fail(f"stores.{store.name}.ttl_seconds", found=f"{store.ttl_seconds:g}", expected=expected)
-    if min_ttl_seconds is not None:
-        check_value("min_ttl_seconds", min_ttl_seconds, Seconds)
-    return created_ms + int(max(store.ttl_seconds, min_ttl_seconds or 0) * 1000)

@@ -1,31 +1,29 @@
 """Content digests: the checksum that a pointer or a header has of a payload, computed while its bytes pass.
 
 ``crc32`` finds damage. ``sha256`` also finds a payload that was replaced, if the pointer is signed; for encrypted
-payloads `keyed` does. ``xxh3-128`` has 128 bits and takes hardly longer than a CRC-32, but does not resist forgery.
+payloads the keyed one of `claimcheck._content.coder` does. ``xxh3-128`` has 128 bits and takes hardly longer than a
+CRC-32, but does not resist forgery.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import hmac
-import queue
-import threading
-import weakref
+from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from claimcheck._registry import import_vendor
 from claimcheck._wire import checksum
-from claimcheck._wire.envelope import Buffer
+from claimcheck.errors import import_vendor
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    from typing_extensions import Buffer
 
 ALGORITHMS = ("crc32", "sha256", "xxh3-128")
 
 CRYPTOGRAPHIC = frozenset({"sha256"})
 """Algorithms for which no one can find other bytes with the same digest."""
-
-KEYED = "hmac-sha256:"
-"""The beginning of the checksum of an encrypted payload in a signed pointer; see `keyed`."""
 
 _BACKGROUND_FROM_BYTES = 4 << 20  # a thread takes about as long to start as a few hundred KiB to hash
 _BATCH_BYTES = 512 << 10
@@ -62,13 +60,6 @@ def begin(algorithm: str, *, size: int | None = 0) -> Digest:
         background = size is None or size >= _BACKGROUND_FROM_BYTES
         return _Background("sha256", hashed) if background else _Hash("sha256", hashed)
     return _Hash("xxh3-128", import_vendor("xxhash", extra="fast").xxh3_128())
-
-
-def keyed(sha256: str, *, key: bytes, associated_data: bytes) -> str:
-    """Return the checksum of an encrypted payload as signed pointers carry it: an HMAC with its data key."""
-    digest = bytes.fromhex(sha256.removeprefix("sha256:"))
-    mac = hmac.digest(key, associated_data + digest, "sha256")
-    return f"{KEYED}{mac.hex()}"
 
 
 def digest_of(*pieces: Buffer, algorithm: str = "crc32") -> str:
@@ -118,9 +109,6 @@ class _Hash:
         pass
 
 
-_Todo = queue.SimpleQueue[list[Buffer] | None]
-
-
 class _Background(_Hash):
     """Hashes in a thread of its own, which starts when there is enough to hash and ends with this object."""
 
@@ -130,7 +118,9 @@ class _Background(_Hash):
         super().__init__(algorithm, hashed)
         self._batch: list[Buffer] = []
         self._batch_bytes = 0
-        self._thread: _Thread | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._error: BaseException | None = None
+        self._running: deque[Future[None]] = deque()
 
     def update(self, piece: Buffer, *, stable: bool = True) -> None:
         self._batch.append(piece if stable else bytes(piece))
@@ -139,73 +129,50 @@ class _Background(_Hash):
             self._hand_over()
 
     def text(self) -> str:
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.put(self._batch)
-            self._batch = []
-            thread.end()
-        self._hash_batch()
+        while self._running:
+            self._await_oldest()
+        self._end()
+        if self._error is not None:
+            raise self._error
+        _hash(self._hashed.update, self._taken())
         return super().text()
 
     def close(self) -> None:
-        thread, self._thread = self._thread, None
-        self._batch, self._batch_bytes = [], 0
-        if thread is not None:
-            with contextlib.suppress(Exception):  # the digest is not needed any more
-                thread.end()
+        self._taken()
+        self._end()
 
     def _hand_over(self) -> None:
+        from concurrent.futures import ThreadPoolExecutor  # as slow to import as asyncio
+
         if self._thread is None:
-            self._thread = _Thread.started(self._hashed.update)
-        if self._thread is None:
-            self._hash_batch()
-        else:
-            self._thread.put(self._batch)
-            self._batch, self._batch_bytes = [], 0
-
-    def _hash_batch(self) -> None:
-        for piece in self._batch:
-            self._hashed.update(piece)
-        self._batch, self._batch_bytes = [], 0
-
-
-class _Thread:
-    """A thread that calls a function for each piece of a few batches, in order."""
-
-    def __init__(self, update: Callable[[Buffer], object]) -> None:
-        self._todo = _Todo()
-        self._room = threading.Semaphore(_BATCHES)
-        self._errors: list[Exception] = []
-        arguments = (update, self._todo, self._room, self._errors)
-        threading.Thread(target=_work, args=arguments, name="claimcheck-digest", daemon=True).start()
-        weakref.finalize(self, self._todo.put, None)
-
-    @classmethod
-    def started(cls, update: Callable[[Buffer], object]) -> _Thread | None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="claimcheck-digest")
+        elif len(self._running) == _BATCHES:
+            self._await_oldest()
+        batch = self._taken()
         try:
-            return cls(update)
+            self._running.append(self._thread.submit(_hash, self._hashed.update, batch))
         except RuntimeError:  # too many threads, or the interpreter is shutting down
-            return None
+            self.text()
+            _hash(self._hashed.update, batch)
 
-    def put(self, batch: list[Buffer]) -> None:
-        self._room.acquire()
-        self._todo.put(batch)
+    def _await_oldest(self) -> None:
+        self._error = self._running.popleft().exception() or self._error
 
-    def end(self) -> None:
-        """Wait until all batches are done, or raise the error of a piece; no piece is referenced afterwards."""
-        for _ in range(_BATCHES):
-            self._room.acquire()
-        self._todo.put(None)
-        if self._errors:
-            raise self._errors[0]
+    def _taken(self) -> list[Buffer]:
+        batch, self._batch, self._batch_bytes = self._batch, [], 0
+        return batch
+
+    def _end(self) -> None:
+        """Wait for the batch that is being hashed; no piece is referenced afterwards."""
+        thread, self._thread = self._thread, None
+        self._running.clear()
+        if thread is not None:
+            thread.shutdown(cancel_futures=True)
 
 
-def _work(update: Callable[[Buffer], object], todo: _Todo, room: threading.Semaphore, errors: list[Exception]) -> None:
-    while (batch := todo.get()) is not None:
-        try:
-            while batch and not errors:
-                update(batch.pop(0))
-        except Exception as error:  # a view that was released, for example
-            errors.append(error)
+def _hash(update: Callable[[Buffer], object], batch: list[Buffer]) -> None:
+    try:
+        for piece in batch:
+            update(piece)
+    finally:
         batch.clear()
-        room.release()

@@ -22,13 +22,10 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from claimcheck.config import HEADER
-from claimcheck.errors import EnvelopeError, PayloadTypeError
+from claimcheck._texts import HEADER
+from claimcheck._wire.buffers import Buffer, as_view
+from claimcheck.errors import EnvelopeError
 
-Buffer = bytes | bytearray | memoryview
-"""The bytes-like types of a payload."""
-
-_PAYLOAD = "a payload must be bytes-like or a readable binary file"
 _CHUNK = struct.Struct(">36sii")
 _UUID = re.compile(rb"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
@@ -117,22 +114,6 @@ class Encoded:
 
 Decoded = Plain | Literal | Chunk | PointerData | Abort | Encoded
 """A decoded message."""
-
-
-def as_view(payload: object, *, expected: str = _PAYLOAD) -> memoryview:
-    """Return the bytes of a bytes-like object as a flat view; copies only an object that is not contiguous."""
-    if type(payload) is bytes:  # flat, and the usual type
-        return memoryview(payload)
-    try:
-        view = memoryview(payload)  # type: ignore[arg-type]
-        if "O" in view.format:
-            raise TypeError("it holds references to objects, not their bytes")
-        if view.nbytes == 0:
-            return memoryview(b"")  # a shape with a zero in it has no flat form
-        return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
-    except (TypeError, ValueError, BufferError) as exc:
-        hint = ": encode text first, for example value.encode()" if isinstance(payload, str) else f" ({exc})"
-        raise PayloadTypeError(f"{expected}, not {type(payload).__name__}{hint}") from None
 
 
 def is_lookalike(data: Buffer, *, header: bytes = HEADER) -> bool:

@@ -1,4 +1,6 @@
-"""Message headers: reads them in either shape, and adds, checks and removes the hints that claimcheck sends in them.
+"""Message headers, and the size of a message on the wire.
+
+Reads headers in either shape, and adds, checks and removes the hints that claimcheck sends in them.
 
 Readers never need hints. Those of chunks have the names of PIP-37 (Apache Pulsar's chunking), so that operators and
 tools recognize them; they are left out if the caller uses one of these names.
@@ -7,6 +9,7 @@ tools recognize them; they are left out if the caller uses one of these names.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from claimcheck._wire.digest import algorithm_of
@@ -29,6 +32,7 @@ _MAPPING = (dict, Mapping)  # the check against the abstract class alone takes s
 _MAX_CLAIM = {SIZE: 20, CHECKSUM: 100, SIGNATURE: 2048}
 MAX_CHECKSUM_CHARACTERS = _MAX_CLAIM[CHECKSUM]
 """A longer declared checksum never matches."""
+_KAFKA_RECORD_BYTES = 72
 MAX_SIGNATURE_CHARACTERS = _MAX_CLAIM[SIGNATURE]
 """A longer signature is refused."""
 
@@ -142,3 +146,61 @@ def _without(headers: H, names: frozenset[str]) -> H:
     if isinstance(headers, _MAPPING):
         return cast(H, dict(kept))
     return cast(H, tuple(kept) if isinstance(headers, tuple) else kept)
+
+
+# Sizes -----------------------------------------------------------------------------------------------------------
+
+
+def byte_length(value: object) -> int:
+    """Return the bytes of a key, header name or value: text counts as UTF-8, ``None`` as 0."""
+    if isinstance(value, (bytes, bytearray)):
+        return len(value)
+    if value is None:
+        return 0
+    if isinstance(value, memoryview):
+        return value.nbytes
+    return len(str(value).encode("utf-8", "surrogatepass"))
+
+
+def kafka_overhead(key: object, headers: object) -> int:
+    """Return the bytes that a Kafka broker counts beside the value of a lone record: key, headers and framing."""
+    record = _KAFKA_RECORD_BYTES  # includes one byte for the key's length, and one for the number of headers
+    if key is not None:
+        record += _field_bytes(key) - 1
+    if headers is None:
+        return record
+    count = 0
+    for name, value in pairs(headers):
+        count += 1
+        record += _field_bytes(name) + _field_bytes(value)
+    return record + _varint_bytes(count) - 1
+
+
+def _field_bytes(value: object) -> int:
+    """Return the bytes of a value with its length."""
+    n = len(value) if type(value) is str and value.isascii() else byte_length(value)
+    return n + 1 if n < 64 else n + _varint_bytes(n)
+
+
+def _varint_bytes(n: int) -> int:
+    """Return the size of a non-negative number in zigzag coding, as in Kafka's record format."""
+    return 1 if n < 64 else 2 if n < 8192 else 3 if n < 1 << 20 else 5
+
+
+@dataclass(frozen=True, slots=True)
+class WireLimit:
+    """The largest message that a transport accepts, and how it counts.
+
+    Attributes:
+        max_message_bytes: Limit for value, key, headers and framing together.
+        overhead: Returns the bytes beside the value, for a key and headers.
+        chunk_message_bytes: Limit for the message of one chunk; by default ``max_message_bytes``.
+    """
+
+    max_message_bytes: int = 1_000_000
+    overhead: Callable[[object, object], int] = kafka_overhead
+    chunk_message_bytes: int | None = None
+
+
+DEFAULT_LIMIT = WireLimit()
+"""The limit without a transport: Kafka's default and its arithmetic, the strictest known."""

@@ -22,11 +22,13 @@ from dataclasses import dataclass, field
 from json.encoder import encode_basestring
 from typing import Any, NoReturn
 
-from claimcheck._validation import Check
-from claimcheck.config import MAX_POINTER_BYTES
+from claimcheck._texts import MAX_POINTER_BYTES
 from claimcheck.errors import EnvelopeError, PointerRejectedError, UnknownVersionError
 
 NEWEST_VERSION = 2
+
+KEYED = "hmac-sha256:"
+"""The beginning of the checksum of an encrypted payload in a signed pointer; see `claimcheck._content.coder`."""
 
 _MAX_INT = 2**63 - 1
 _MAX_NESTING = 32  # of unknown fields; Python's JSON parser and encoder recurse
@@ -119,7 +121,7 @@ def changed(pointer: Pointer, **changes: Any) -> Pointer:
 
 
 _MAX_KEY_BYTES = 1024  # as in S3
-_MAX_PREFIX_BYTES = 900  # the rest of a key has up to 104
+MAX_PREFIX_BYTES = 900  # the rest of a key has up to 104
 
 
 PINNED = "\0"
@@ -137,14 +139,7 @@ def slug(destination: str) -> str:
 
 def is_key_prefix(prefix: str) -> bool:
     """Whether keys with this prefix pass `is_key`."""
-    return is_key(f"{prefix}x") and len(prefix.encode()) <= _MAX_PREFIX_BYTES
-
-
-KEY_PREFIX = Check(
-    is_key_prefix,
-    f"printable text of up to {_MAX_PREFIX_BYTES} bytes that begins with no slash and has no '.' or '..' in it",
-)
-"""For the annotation of an option with a prefix of keys: ``Annotated[str, KEY_PREFIX]``."""
+    return is_key(f"{prefix}x") and len(prefix.encode()) <= MAX_PREFIX_BYTES
 
 
 def is_key(key: str) -> bool:

@@ -20,6 +20,7 @@ from claimcheck._validation import Problems
 from claimcheck._wire import envelope as envelopes
 from claimcheck._wire import headers as hints
 from claimcheck._wire import pointer as pointers
+from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.digest import CRYPTOGRAPHIC, algorithm_of
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config, canonical, signing_key
@@ -40,6 +41,7 @@ class Seal:
     def __init__(self, config: Config, *, clock: Callable[[], float] = time.time) -> None:
         self._config = config
         self._clock = clock
+        self._readable = config.readable
         self.first_ms: int | None = None
 
     def check_keys(self, problems: Problems) -> None:
@@ -140,7 +142,7 @@ class Seal:
         *,
         uuid: str,
         count: int,
-        pieces: Iterable[envelopes.Buffer],
+        pieces: Iterable[Buffer],
         destination: str | None,
     ) -> None:
         """Check the signatures of a complete payload in chunks; raises as `check_whole`."""
@@ -158,7 +160,7 @@ class Seal:
         name = self._v1_store(pointer) if pointer.version == 1 else pointer.store
         if name is None or name not in self._config.stores:
             _reject(pointer, "store", f"names the store {name!r}, which is not configured here", name)
-        if name not in self._config.readable:
+        if name not in self._readable:
             _reject(pointer, "store", f"names the store {name!r}, which is not listed in reads_from", name)
         return name
 
@@ -249,7 +251,7 @@ class Seal:
         _reject(pointer, "checksum", why)
 
     def _check_store(self, pointer: Pointer, destination: str) -> None:
-        if pointer.store in self._config.readable and pointer.store not in self._config.readable_from(destination):
+        if pointer.store in self._readable and pointer.store not in self._config.readable_from(destination):
             why = f"names the store {pointer.store!r}, which is not listed in reads_from of this destination"
             _reject(pointer, "store", why, pointer.store)
 
@@ -282,7 +284,7 @@ class Seal:
         return {name: signing_key(text, path=f"signing.keys.{name}") for name, text in keys.items()}
 
 
-def signed_ms(message: envelopes.Buffer | None, headers: object, *, header: bytes) -> int | None:
+def signed_ms(message: Buffer | None, headers: object, *, header: bytes) -> int | None:
     """Return when a message that was accepted was signed, in milliseconds since 1970; ``None`` if it was not."""
     envelope = None if message is None else envelopes.decode(message, header=header)
     if isinstance(envelope, envelopes.PointerData):
@@ -294,7 +296,7 @@ def signed_ms(message: envelopes.Buffer | None, headers: object, *, header: byte
     return min(created, default=None)
 
 
-def sha256_of(data: envelopes.Buffer) -> str:
+def sha256_of(data: Buffer) -> str:
     """Return the checksum of a payload as statements have it."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 

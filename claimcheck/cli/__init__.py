@@ -8,9 +8,8 @@ import threading
 from collections.abc import Sequence
 from types import FrameType
 
-from claimcheck._registry import import_vendor, pip_install
 from claimcheck.cli._help import plain_help, version
-from claimcheck.errors import MissingDependencyError
+from claimcheck.errors import MissingDependencyError, import_vendor, pip_install
 
 __all__ = ["main"]
 

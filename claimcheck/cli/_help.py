@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from importlib import metadata
 
-from claimcheck._registry import distribution_name
+from claimcheck.errors import distribution_name
 
 SUMMARY = "Send payloads of any size through Kafka and Pulsar."
 

@@ -8,10 +8,10 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from claimcheck._registry import UNUSABLE, import_vendor
 from claimcheck._validation import check_type, fail
 from claimcheck.config import Config
 from claimcheck.errors import (
+    UNUSABLE,
     ChunkError,
     ClaimCheckError,
     EnvelopeError,
@@ -20,6 +20,7 @@ from claimcheck.errors import (
     PayloadTooLargeError,
     PayloadTypeError,
     PointerRejectedError,
+    import_vendor,
 )
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from claimcheck.transports.kafka._queries import Cluster
     from claimcheck.transports.local._broker import LocalBroker
-    from claimcheck.transports.pulsar._admin import AdminClient
+    from claimcheck.transports.pulsar._queries import AdminClient
 
 ADMIN = "admin"
 """The key of settings for the client that looks at the groups of Kafka."""
@@ -120,7 +120,7 @@ class WholeTopics:
         if form == "claimcheck_local" and (file is None or not os.path.isfile(file)):  # a broker would create it
             fail(f"{path}.path", found=repr(file), expected="the file of an embedded broker")
         if form == "claimcheck_pulsar":
-            from claimcheck.transports.pulsar._admin import full_name
+            from claimcheck.transports.pulsar._queries import full_name
 
             if "adminurl" not in others:
                 expected = "the address of the web service: without it, a misspelled topic would be created"

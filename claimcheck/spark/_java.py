@@ -19,8 +19,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 from pathlib import Path
 
-from claimcheck._registry import import_vendor, pip_install
-from claimcheck.errors import MissingDependencyError
+from claimcheck.errors import MissingDependencyError, import_vendor, pip_install
 
 _TIMEOUT_SECONDS = 60  # for a cold start on a busy machine; usually well under a second
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')

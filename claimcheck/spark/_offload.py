@@ -22,8 +22,8 @@ from claimcheck._store.store import Store
 from claimcheck._validation import check_int, fail
 from claimcheck._wire.checksum import content_hash
 from claimcheck._wire.envelope import Envelope, Kind, is_lookalike
+from claimcheck._wire.headers import DEFAULT_LIMIT, WireLimit, kafka_overhead
 from claimcheck._wire.pointer import PINNED, Pointer
-from claimcheck._wire.sizes import DEFAULT_LIMIT, WireLimit, kafka_overhead
 from claimcheck.errors import ClaimCheckError
 from claimcheck.spark._columns import (
     HEADERS_TYPE,
@@ -377,8 +377,8 @@ class _Copier:
     def job(self, row: Row, message: bytes | None) -> Job[tuple[Row, int], _Pinned]:
         """Return the job that returns the new message, for a row and the bytes that it copies."""
         try:
-            pointer = None if message is None else self._cc._messages.pointer_from_anywhere(message)
-            source = None if pointer is None else self._cc._messages.store_of(pointer)
+            pointer = None if message is None else self._cc.opened.messages.pointer_from_anywhere(message)
+            source = None if pointer is None else self._cc.opened.messages.store_of(pointer)
         except ClaimCheckError as error:
             return Job((row, 0), partial(same, error))
         if pointer is None or source is None or source.name == self._target:
@@ -393,6 +393,6 @@ class _Copier:
         try:
             target = self._cc.store(self._target)
             copy = source.copy(pointer, to=target, destination=destination, identity=identity)
-            return self._cc._reseal(copy, original=pointer)
+            return self._cc.opened.reseal(copy, original=pointer)
         except ClaimCheckError as error:
             return error

@@ -13,7 +13,8 @@ from typing import Literal as OneOf
 
 from claimcheck._client import ClaimCheck
 from claimcheck._validation import check_int, check_value, fail
-from claimcheck._wire.envelope import Buffer, Literal, as_view, decode, is_lookalike
+from claimcheck._wire.buffers import Buffer, as_view
+from claimcheck._wire.envelope import Literal, decode, is_lookalike
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config
 from claimcheck.errors import ChunkError, ClaimCheckError, PayloadTooLargeError
@@ -216,7 +217,7 @@ def _counted(
             if isinstance(outcome, Exception):
                 tally.row(0, error=type(outcome).__name__)
             else:
-                pointer = None if message is None else cc._messages.pointer_from_anywhere(message)
+                pointer = None if message is None else cc.opened.messages.pointer_from_anywhere(message)
                 store = None if pointer is None else pointer.store or "pointer of version 1"
                 tally.row(payload_size(outcome), store=store)
             yield row, message, outcome
@@ -255,7 +256,7 @@ def _job(
         return Job(pair, partial(same, None))
     try:
         if origin.is_internal:
-            pointer = cc._messages.pointer_from_anywhere(message)
+            pointer = cc.opened.messages.pointer_from_anywhere(message)
         else:
             pointer = cc.pointer(message, destination=origin.destination)
         result = instead(message, pointer) if pointer is not None and instead is not None else None
@@ -265,7 +266,7 @@ def _job(
         return Job(pair, partial(same, result))
     if pointer is not None:
         return Job(pair, partial(_outcome, cc.read, pointer), pointer.size, waits=True)
-    size = cc._messages.unpacker.encoded_size(message)
+    size = cc.opened.messages.unpacker.encoded_size(message)
     return Job(pair, partial(_outcome, partial(_in_band, cc, origin), message), len(message) if size is None else size)
 
 

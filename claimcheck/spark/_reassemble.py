@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from claimcheck._content.coder import Unpacker
 from claimcheck._receive.chunk_rules import Fault, error_of, fault_of, incomplete
 from claimcheck._validation import check_value
-from claimcheck._wire.envelope import Abort, Buffer, Chunk, decode
+from claimcheck._wire.buffers import Buffer
+from claimcheck._wire.envelope import Abort, Chunk, decode
 from claimcheck._wire.signing import Seal
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError
@@ -328,8 +329,8 @@ class _ReassembleStage(Stage[Joined]):
                 str(each.uuid),
                 reading.config,
                 max_bytes=max_payload_bytes(reading.config),
-                unpacker=cc._current().unpacker,
-                seal=cc._current().seal,
+                unpacker=cc.opened.unpacker,
+                seal=cc.opened.seal,
                 destination=reading.origin.destination_of(each.row.batch, each.row.number),
             )
             is_chunk = payload.add(each.message or memoryview(b""), each.declared)

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from claimcheck._content.coder import Unpacker
 from claimcheck._validation import fail
 from claimcheck._wire import headers as hints
+from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.digest import digest_of
-from claimcheck._wire.envelope import CHUNK_OVERHEAD_BYTES, Buffer, Kind
+from claimcheck._wire.envelope import CHUNK_OVERHEAD_BYTES, Kind
 from claimcheck._wire.signing import Seal
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError, PointerRejectedError

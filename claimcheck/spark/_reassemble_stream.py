@@ -28,7 +28,8 @@ from claimcheck._receive import chunk_rules as _chunk_rules
 from claimcheck._store.listing import StoreEntry
 from claimcheck._store.store import Store
 from claimcheck._validation import fail
-from claimcheck._wire.envelope import Abort, Buffer, Chunk, decode, encode_literal
+from claimcheck._wire.buffers import Buffer
+from claimcheck._wire.envelope import Abort, Chunk, decode, encode_literal
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError, ConfigError, MissingDependencyError
@@ -235,7 +236,7 @@ class _StoreStage:
 
     def _is_genuine(self, part: Abort, declared: str | None, batch: pa.RecordBatch, number: int) -> bool:
         destination = self.reading.origin.destination_of(batch, number)
-        seal = claim_check(self.reading.config)._current().seal
+        seal = claim_check(self.reading.config).opened.seal
         return is_genuine(seal, declared, uuid=part.uuid, destination=destination)
 
 
@@ -324,7 +325,7 @@ class _FetchedPayload:
         pieces, self.pieces = self.pieces, []
         if self.error is not None:
             return Joined(self.uuid, None, self.error, self.row)
-        destination, current = origin.destination_of(self.row, 0), cc._current()
+        destination, current = origin.destination_of(self.row, 0), cc.opened
         payload = decoded(
             current.seal, current.unpacker, self.declared, pieces, uuid=self.uuid, destination=destination
         )
@@ -438,7 +439,7 @@ class ChunkCleanup:
         by_store: dict[str, dict[str, Pointer]] = {}
         for reference in references:
             try:
-                pointer = self._cc._messages.pointer_from_anywhere(reference)
+                pointer = self._cc.opened.messages.pointer_from_anywhere(reference)
             except ClaimCheckError as error:  # for example, its signing key was removed from the configuration
                 _log_once("", error)
                 continue

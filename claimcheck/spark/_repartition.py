@@ -156,7 +156,7 @@ def _payload_bytes(cc: ClaimCheck, message: bytes | None) -> int:
     if message is None:
         return 0
     try:
-        pointer = cc._messages.pointer_from_anywhere(message)
+        pointer = cc.opened.messages.pointer_from_anywhere(message)
     except ClaimCheckError:  # resolving the message raises it again
         pointer = None
     if pointer is None or (pointer.size or 0) > cc.config.limits.max_payload_bytes:  # never fetched

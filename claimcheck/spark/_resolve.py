@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, NamedTuple
 
 from claimcheck._validation import check_value, fail
-from claimcheck._wire.envelope import Buffer
+from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import ChunkError, ClaimCheckError, PayloadTypeError
 from claimcheck.spark._columns import (
@@ -221,7 +221,7 @@ class _MapStage(Stage[_Result]):
     def _opener(self, message: Buffer, pointer: Pointer) -> Callable[[], BinaryIO] | None:
         """Return a function that opens a payload that is too large to fetch ahead."""
         small = pointer.size is not None and pointer.size <= self.reading.max_inflight_bytes
-        return None if small else partial(claim_check(self.reading.config)._messages.open, pointer)
+        return None if small else partial(claim_check(self.reading.config).opened.messages.open, pointer)
 
     def _result(self, row: Row, outcome: Outcome) -> _Result | None:
         if outcome is None:

@@ -52,7 +52,7 @@ def claim_check(config: Config, *, uses_keys: bool = True) -> ClaimCheck:
             _claim_checks[key] = ClaimCheck(config)
         _tune_worker()
         if uses_keys:
-            _claim_checks[key]._current().check_keys()
+            _claim_checks[key].opened.check_keys()
         return _claim_checks[key]
 
 

@@ -13,7 +13,7 @@ from claimcheck._content.source import Source
 from claimcheck._registry import build_store
 from claimcheck._store.listing import Deletion, KeyLifetime, StoreEntry
 from claimcheck._store.store import Store
-from claimcheck._wire.envelope import Buffer
+from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import StoreConfig
 from claimcheck.errors import StoreError

@@ -443,7 +443,7 @@ class StoreConformance(LifetimeConformance, ScanConformance):
         return pointer, expected
 
     def _needs_ranges(self, store: Store) -> None:
-        if not store._seekable:
+        if not store.is_seekable:
             pytest.skip("this store cannot read from any position: it does not implement _open")
 
 

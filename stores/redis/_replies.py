@@ -83,6 +83,13 @@ class Replies:
 
     def value(self, size: int) -> bytes | None:
         """Return a small value; ``None`` if it does not exist."""
+        head = b"$%d\r\n" % size
+        if self.is_idle:
+            self._received, self._next = self._socket.recv(self._at_once), 0
+        start = self._next + len(head)
+        if self._received.startswith(head, self._next) and self._received.startswith(b"\r\n", start + size):
+            self._next = start + size + 2
+            return self._received[start : start + size]
         if not self.begin(size):
             return None
         while len(self._received) - self._next < size:

@@ -8,10 +8,9 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
-from claimcheck._registry import import_vendor
 from claimcheck._store.read import TRUSTED_BYTES
 from claimcheck._wire.pointer import Pointer
-from claimcheck.errors import KeyTakenError
+from claimcheck.errors import KeyTakenError, import_vendor
 from claimcheck.stores.redis._replies import OVERHEAD_BYTES, OtherReplyError, Replies
 from claimcheck.stores.redis._server import SMALL_BYTES, Borrowed, RedisServer, packed, segment_key
 

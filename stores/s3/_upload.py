@@ -18,30 +18,19 @@ from typing import Any
 import claimcheck._wire.checksum as checksum
 from claimcheck._threads import check_interrupt
 from claimcheck.errors import KeyTakenError
-from claimcheck.stores._common import ERROR_CODES, NOT_KNOWN
-from claimcheck.stores._parts import CONNECTIONS, TransferPolicy
+from claimcheck.stores._common import NOT_KNOWN
+from claimcheck.stores._parts import CONNECTIONS, Slots
 from claimcheck.stores.s3._client import client_error, code_of
-
-FRAMED_FROM_BYTES = 4 << 20
-"""Below this size a separate pass for the checksum is cheap: the bytes are still in the cache when they are sent."""
 
 _ASK_FROM_BYTES = 1 << 20  # smaller bodies are sent before a server could refuse them
 _ASK_AGAIN_BYTES = 16 << 20  # the same, if the server accepted a body before: to ask takes a round trip
 _SEND_BYTES = 4 << 20  # per send, which must end within the socket's timeout
-_STEP_BYTES = 256 << 10  # per send if checksummed afterwards: still in the processor's cache then
-_FRAME_BYTES = 8 << 20
-_TRAILER = "x-amz-checksum-crc32"
-_FRAMED = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
 _LATE_ABORTS = 2
 _LATE_SECONDS = 0.1
 
 _log = logging.getLogger(__name__)
 
 _Response = Mapping[str, Any]
-
-
-class NotFramedError(Exception):
-    """The SDK did not sign a body with a trailer as such: its version is not supported."""
 
 
 class ViewFile(io.RawIOBase):
@@ -96,51 +85,6 @@ class ViewFile(io.RawIOBase):
             yield self.view[start : start + _SEND_BYTES]
 
 
-class FramedFile(ViewFile):
-    """The same bytes in frames with their lengths, followed by their checksum."""
-
-    def __init__(self, file: ViewFile) -> None:
-        super().__init__(file.view)
-        self._file = file
-        self.seek(0)
-
-    def __len__(self) -> int:
-        frames, rest = divmod(len(self.view), _FRAME_BYTES)
-        sizes = [_FRAME_BYTES] * frames + [rest] * (rest > 0)
-        return sum(len(_head(size)) + size + 2 for size in sizes) + len(_tail("12345678"))
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Return to the start, the only supported position."""
-        if offset or whence != io.SEEK_SET:
-            raise io.UnsupportedOperation("a framed body can only seek to its start")
-        self._pieces, self._rest = self.pieces(), memoryview(b"")
-        return 0
-
-    def read(self, size: int | None = -1, /) -> Any:
-        """Return up to ``size`` bytes, for HTTP clients that do not take `pieces`."""
-        if size is None or size < 0:
-            return b"".join([self._rest, *self._pieces])
-        if not len(self._rest):
-            self._rest = memoryview(next(self._pieces, b""))
-        piece, self._rest = self._rest[:size], self._rest[size:]
-        return piece
-
-    def pieces(self) -> Iterator[memoryview | bytes]:
-        """Yield frames and trailer, from the start."""
-        crc32, before = 0, b""
-        for start in range(0, len(self.view), _FRAME_BYTES):
-            frame = self.view[start : start + _FRAME_BYTES]
-            yield before + _head(len(frame))
-            for place in range(0, len(frame), _STEP_BYTES):
-                check_interrupt()
-                step = frame[place : place + _STEP_BYTES]
-                yield step
-                crc32 = checksum.crc32(step, crc32)
-            before = b"\r\n"
-        self._file.crc32 = crc32
-        yield before + _tail(self._file.checksum)
-
-
 class _Pieces:
     """An iterable body: the HTTP client would read a file in steps of 16 KiB, but takes larger pieces from this."""
 
@@ -156,7 +100,7 @@ class _Pieces:
 
 
 def attach(client: Any) -> None:
-    """Make a boto3 client send `ViewFile` and `FramedFile` bodies as intended."""
+    """Make a boto3 client send `ViewFile` bodies as intended."""
     accepted = threading.Event()
     client.meta.events.register_last("before-call.s3", partial(_announce, accepted))
     client.meta.events.register_last("before-send", _widen)
@@ -169,37 +113,15 @@ def _note(accepted: threading.Event, http_response: Any, **_: object) -> None:
 
 
 def _announce(accepted: threading.Event, params: dict[str, Any], model: Any, **_: object) -> None:
-    body, headers = params.get("body"), params["headers"]
+    body = params.get("body")
     ask_from = _ASK_AGAIN_BYTES if accepted.is_set() else _ASK_FROM_BYTES
     if isinstance(body, ViewFile) and (len(body) < ask_from or model.name == "UploadPart"):
-        headers.pop("Expect", None)  # it would only add a round trip; the server has accepted an upload before
-    if isinstance(body, FramedFile):
-        size = str(len(body.view))
-        headers |= {"Content-Encoding": "aws-chunked", "X-Amz-Trailer": _TRAILER, "X-Amz-Decoded-Content-Length": size}
-        # As the SDK sets it to create the frames itself. It finds the header present, and leaves the body unchanged.
-        algorithm = {"algorithm": "crc32", "in": "trailer", "name": "X-Amz-Trailer"}
-        params["context"].setdefault("checksum", {})["request_algorithm"] = algorithm
+        params["headers"].pop("Expect", None)  # only a round trip: the server accepted an upload before
 
 
 def _widen(request: Any, **_: object) -> None:
-    body = request.body
-    if not isinstance(body, ViewFile):
-        return
-    if isinstance(body, FramedFile) and _text(request.headers.get("X-Amz-Content-SHA256")) != _FRAMED:
-        raise NotFramedError("this version of botocore signs bodies with trailers differently")
-    request.body = _Pieces(body)
-
-
-def _text(value: str | bytes | None) -> str | None:
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _head(size: int) -> bytes:
-    return b"%x\r\n" % size
-
-
-def _tail(checksum_text: str) -> bytes:
-    return f"0\r\n{_TRAILER}:{checksum_text}\r\n\r\n".encode()
+    if isinstance(request.body, ViewFile):
+        request.body = _Pieces(request.body)
 
 
 class Creator:
@@ -208,16 +130,10 @@ class Creator:
     def __init__(self, name: Callable[[], str], *, conditional: bool) -> None:
         self._name = name
         self._conditional = conditional
-        self._takes_frames: bool | None = None  # not known yet
 
     def put(self, put_object: Callable[..., _Response], body: ViewFile) -> None:
         """Send a body with its checksum."""
-        framed = self._takes_frames is not False and len(body) >= FRAMED_FROM_BYTES
-        if framed and self._put_framed(put_object, body):
-            return
         self.create(lambda **condition: put_object(Body=body, ChecksumCRC32=body.checksum, **condition))
-        if framed:  # so the frames were what it refused
-            self._forgo_frames()
 
     def create(self, call: Callable[..., _Response]) -> _Response | None:
         """Call a function that creates an object if none exists, if the server supports conditions."""
@@ -236,27 +152,6 @@ class Creator:
         self._conditional = False
         return answer
 
-    def _put_framed(self, put_object: Callable[..., _Response], body: ViewFile) -> bool:
-        """Send the checksum after the body; returns whether the object was created, with frames or without."""
-        frames = FramedFile(body)
-        try:
-            answer = self.create(lambda **more: put_object(Body=frames, ChecksumAlgorithm="CRC32", **more))
-        except (client_error(), NotFramedError) as error:
-            if self._takes_frames or not _may_mean_frames(error):
-                raise
-            return False
-        if self._takes_frames is None and (answer or {}).get("ChecksumCRC32") == body.checksum:
-            self._takes_frames = True
-        if not self._takes_frames:  # it may have stored the frames as the object: overwrite it
-            put_object(Body=body, ChecksumCRC32=body.checksum)
-            self._forgo_frames()
-        return True
-
-    def _forgo_frames(self) -> None:
-        text = "store %r: the server confirms no checksum after a body; sending it in a header from now on"
-        _log.info(text, self._name())
-        self._takes_frames = False
-
     def _check_own(self, error: Any) -> None:
         """Accept an existing object if the SDK retried after a lost response: the first attempt created it."""
         if not error.response.get("ResponseMetadata", {}).get("RetryAttempts"):
@@ -264,19 +159,13 @@ class Creator:
             raise KeyTakenError(f"store {name!r}: the new key is already in use", store=name) from error
 
 
-def _may_mean_frames(error: Any) -> bool:
-    if isinstance(error, NotFramedError):
-        return True
-    return code_of(error) not in ERROR_CODES and code_of(error) != "NoSuchBucket"
-
-
 class Upload:
     """One multipart upload, completed or aborted when `run` returns."""
 
-    def __init__(self, client: Any, bucket: str, key: str, *, transfers: TransferPolicy, buffered: bool) -> None:
+    def __init__(self, client: Any, bucket: str, key: str, *, slots: Slots, buffered: bool) -> None:
         self._client = client
         self._place = {"Bucket": bucket, "Key": key}
-        self._transfers = transfers
+        self._slots = slots
         self._buffered = buffered
         self._parts: list[dict[str, Any]] = []
         self._checksums: list[tuple[int, int, int]] = []
@@ -305,24 +194,24 @@ class Upload:
     def _send(self, pieces: Iterable[memoryview]) -> None:
         """Send all parts, and wait for all of them: a part in flight during an abort would stay."""
         in_flight: set[Future[None]] = set()
-        transfers = self._transfers
+        slots = self._slots
         with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="claimcheck-s3") as threads:
             try:
                 for number, piece in enumerate(pieces, 1):
                     memory = len(piece) if self._buffered else 0
-                    while not transfers.begin_part(memory, others=len(in_flight)):
+                    while not slots.take(memory, spare=memory, always=not in_flight):  # the next one is read meanwhile
                         in_flight = _wait_for_one(in_flight)
-                    sending = threads.submit(self._send_part, number, piece, memory)
-                    sending.add_done_callback(partial(_forget, transfers, memory))
-                    in_flight.add(sending)
+                    in_flight.add(threads.submit(self._send_part, number, piece))
                     del piece  # otherwise it would stay in memory while the next one is read
                 while in_flight:
                     in_flight = _wait_for_one(in_flight)
             except BaseException:
                 threads.shutdown(cancel_futures=True)
+                for _ in filter(Future.cancelled, in_flight):
+                    slots.leave()
                 raise
 
-    def _send_part(self, number: int, piece: memoryview, memory: int) -> None:
+    def _send_part(self, number: int, piece: memoryview) -> None:
         body = ViewFile(piece)
         try:
             answer = self._client.upload_part(**self._place, PartNumber=number, Body=body, ChecksumCRC32=body.checksum)
@@ -330,7 +219,7 @@ class Upload:
             self._lost = True
             raise
         finally:
-            self._transfers.end_part(memory)
+            self._slots.leave()
         self._parts.append({"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32": body.checksum})
         self._checksums.append((number, body.crc32, len(body)))
 
@@ -353,12 +242,6 @@ class Upload:
         except Exception as error:
             return error
         return None
-
-
-def _forget(transfers: TransferPolicy, memory: int, sending: Future[None]) -> None:
-    """Count a part that was cancelled before it was sent."""
-    if sending.cancelled():
-        transfers.end_part(memory)
 
 
 def _wait_for_one(in_flight: set[Future[None]]) -> set[Future[None]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from claimcheck import Store
 from claimcheck._content import compression
-from claimcheck._content.reader import STEP_BYTES, PieceReader
+from claimcheck._wire.buffers import STEP_BYTES, PieceReader
 from tests.benchmarks.lab import Lab, stored
 from tests.benchmarks.rounds import MIB, Effort, Variant, compare, payload_of, size_text
 from tests.benchmarks.rows import Findings, Step, Target

@@ -1,4 +1,4 @@
-"""The store kit on the obstore engine: in memory, in a folder, and on a real S3 server."""
+"""The store kit on the obstore engine: in memory, and on a real S3 server."""
 
 import uuid
 from typing import ClassVar
@@ -7,10 +7,8 @@ import obstore
 import pytest
 
 from claimcheck.stores import obstore as obstore_client
-from claimcheck.stores._parts import TransferPolicy
 from claimcheck.testing import StoreConformance
-from tests.conformance.folder_medium import FolderConformance
-from tests.conformance.s3_medium import PART_BYTES, TRANSFER_BYTES, S3Conformance
+from tests.conformance.s3_medium import S3Conformance
 
 
 class TestObstoreInMemory(StoreConformance):
@@ -32,21 +30,6 @@ class TestObstoreInMemory(StoreConformance):
             obstore.delete(self.objects, pointer.key)
         else:
             obstore.put(self.objects, pointer.key, payload)
-
-
-class TestObstoreInAFolder(FolderConformance):
-    memory_bytes = S3Conformance.memory_bytes
-
-    @pytest.fixture
-    def options(self, tmp_path):
-        self.root = tmp_path / "made at first use"
-        options = {"create": True, "ttl_seconds": 600, "transfer_bytes": TRANSFER_BYTES}
-        return {"type": "obstore", "url": self.root.as_uri(), **options}
-
-    @pytest.fixture(autouse=True)
-    def _several_parts(self, monkeypatch):
-        monkeypatch.setattr(TransferPolicy, "_part", PART_BYTES)
-        monkeypatch.setattr(TransferPolicy, "_single", 1 << 20)
 
 
 class TestObstoreOnS3(S3Conformance):

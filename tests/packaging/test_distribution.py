@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from claimcheck._registry import distribution_name, pip_install
+from claimcheck.errors import distribution_name, pip_install
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

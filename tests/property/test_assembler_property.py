@@ -8,7 +8,8 @@ from collections import Counter
 import hypothesis.strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from claimcheck._receive.assembler import Assembled, Assembler, Discarded, Slot
+from claimcheck._receive.assembler import Assembled, Assembler, Discarded
+from claimcheck._receive.record import Slot
 from claimcheck._wire.envelope import Chunk
 from claimcheck.config import ChunkingConfig
 from tests.hypothesis_examples import examples

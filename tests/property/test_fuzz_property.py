@@ -18,9 +18,9 @@ import pytest
 import claimcheck
 from claimcheck import ClaimCheckError, Failed, Resolved
 from claimcheck._content.header import ContentHeader, Damaged, read_header
-from claimcheck._content.reader import PieceReader
 from claimcheck._wire import envelope as envelopes
 from claimcheck._wire import pointer as pointers
+from claimcheck._wire.buffers import PieceReader
 from claimcheck._wire.signing import Seal
 from claimcheck.errors import EnvelopeError
 from tests.content_oracle import HEADER, PAYLOAD, VECTORS

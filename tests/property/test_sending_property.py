@@ -15,7 +15,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from claimcheck import Failed, Resolved
-from claimcheck._send.ledger import SendLedger
+from claimcheck._send.outbound import SendLedger
 from claimcheck._wire.headers import TYPE
 from claimcheck.errors import PartialSendError
 from claimcheck.hooks import Hooks, SendEvent

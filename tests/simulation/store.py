@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from claimcheck._content.reader import Reader
+from claimcheck._wire.buffers import Reader
 from claimcheck._wire.pointer import Pointer
 from claimcheck.stores.memory import MemoryStore
 from tests.simulation.scheduler import Process, Scheduler

@@ -65,7 +65,7 @@ class Getter:
 
 def outcomes(messages, getter: Any, concurrency: Any = 8, max_inflight_bytes: int = 64 << 20) -> Iterator[Any]:
     """Yield only the outcomes."""
-    executor = OrderedExecutor(AdaptiveConcurrency(concurrency), max_inflight_bytes)
+    executor: OrderedExecutor[Any, Any] = OrderedExecutor(AdaptiveConcurrency(concurrency), max_inflight_bytes)
     pairs = ((None, message) for message in messages)
     with closing(reading.outcomes(pairs, getter, executor)) as results:
         for _, _, outcome in results:

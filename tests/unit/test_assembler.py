@@ -9,7 +9,8 @@ import weakref
 import pytest
 
 from claimcheck._receive import assembler as assembler_module
-from claimcheck._receive.assembler import Assembled, Assembler, Broken, Discarded, Identity, Slot
+from claimcheck._receive.assembler import Assembled, Assembler, Broken, Discarded
+from claimcheck._receive.record import Identity, Slot
 from claimcheck._wire.digest import digest_of
 from claimcheck._wire.envelope import Chunk
 from claimcheck.config import ChunkingConfig

@@ -17,7 +17,7 @@ import pytest
 
 import claimcheck
 from claimcheck import ClaimCheck, Pointer
-from claimcheck._content.encoding import Encoding, Stream
+from claimcheck._content.coder import Encoding, Stream
 from claimcheck._content.header import ContentHeader
 from claimcheck._content.source import Source
 from claimcheck._store.store import Store

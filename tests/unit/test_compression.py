@@ -15,7 +15,7 @@ import claimcheck
 from claimcheck import MissingDependencyError
 from claimcheck._content import compression as _compression
 from claimcheck._content.compression import CODECS, Damaged, DecompressingReader, compress, sample_of, shrinks
-from claimcheck._content.reader import PieceReader
+from claimcheck._wire.buffers import PieceReader
 from claimcheck._wire.digest import digest_of
 from claimcheck.errors import IntegrityError
 

@@ -18,15 +18,14 @@ import pytest
 
 import claimcheck
 from claimcheck import Resolved
-from claimcheck._content import encoding as _content_encoding
+from claimcheck._content import coder as _content_encoding
 from claimcheck._content import encryption as aead
-from claimcheck._content.coder import ContentReader
-from claimcheck._content.encoding import Encoding, Stream
+from claimcheck._content.coder import ContentReader, Encoding, Stream
 from claimcheck._content.header import AEAD, ContentHeader, Damaged, Expected, NotContent, read_header
-from claimcheck._content.reader import PieceReader
 from claimcheck._content.source import Source
 from claimcheck._store.contract import StoreContext
 from claimcheck._wire import digest as _digest
+from claimcheck._wire.buffers import PieceReader
 from claimcheck._wire.envelope import encode_chunk
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import CompressionConfig
@@ -39,7 +38,7 @@ from claimcheck.errors import (
     StoreUnavailableError,
 )
 from claimcheck.stores.memory import MemoryStore
-from claimcheck.transports._common.dispatch import dispatch
+from claimcheck.transports._common.received import dispatch
 from tests.content_oracle import DATA_KEY, HEADER, KEY, PAYLOAD, UUID, VECTORS, keyed_checksum
 
 pytest.importorskip("cryptography")

@@ -41,7 +41,7 @@ def expected(algorithm, data):
 
 
 def digest_threads():
-    return [thread for thread in threading.enumerate() if thread.name == "claimcheck-digest"]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("claimcheck-digest")]
 
 
 def lasting_threads():

@@ -11,7 +11,7 @@ import uuid
 import pytest
 
 import claimcheck
-from claimcheck._content.reader import PieceReader
+from claimcheck._wire.buffers import PieceReader
 from claimcheck.errors import IntegrityError, KeyTakenError, PayloadNotFoundError
 from claimcheck.stores.base import Store
 from claimcheck.stores.memory import MemoryStore

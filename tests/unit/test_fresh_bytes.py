@@ -4,8 +4,8 @@ import tracemalloc
 
 import pytest
 
-from claimcheck._content import reader as fresh
-from claimcheck._content.reader import FreshBytes
+from claimcheck._wire import buffers as fresh
+from claimcheck._wire.buffers import FreshBytes
 
 
 @pytest.fixture

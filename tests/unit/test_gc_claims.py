@@ -22,8 +22,7 @@ def options_of(kind: str, folder: Path) -> dict[str, object]:
     if kind == "filesystem":
         return {"type": kind, "path": str(folder / "claims"), "create": True, "ttl_seconds": 60}
     if kind == "obstore":
-        (folder / "objects").mkdir(exist_ok=True)
-        return {"type": kind, "url": f"file://{folder}/objects", "ttl_seconds": 60}
+        return {"type": kind, "url": f"memory:///{folder.name}", "ttl_seconds": 60}
     return {"type": kind, "space": folder.name, "ttl_seconds": 60}
 
 
@@ -144,7 +143,7 @@ def test_an_embedded_broker_keeps_its_name(tmp_path):
 
 
 def test_a_pulsar_cluster_names_itself_if_it_is_not_the_only_one():
-    from claimcheck.transports.pulsar._admin import AdminClient, AdminError
+    from claimcheck.transports.pulsar._queries import AdminClient, AdminError
 
     class Admin(AdminClient):
         def __init__(self, answers):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from claimcheck import _threads
-from claimcheck._receive.many import Work, _Window
+from claimcheck._receive.messages import Work, _Window
 from claimcheck._threads import IoThreads, joined
 from claimcheck._wire.digest import digest_of
 from claimcheck._wire.pointer import Pointer

@@ -10,7 +10,6 @@ import pytest
 
 import claimcheck
 from claimcheck._store.contract import StoreContext
-from claimcheck._store.store import Store
 from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import (
     IntegrityError,
@@ -56,42 +55,6 @@ def open_store(server):
 @pytest.fixture
 def store(open_store):
     return open_store()
-
-
-class TestFolder:
-    @pytest.fixture
-    def folder(self, tmp_path):
-        return tmp_path / "volume" / "claims"
-
-    @pytest.mark.parametrize(
-        "use",
-        [lambda store, _: store.write(b"payload"), Store.read, Store.rollback],
-        ids=["write", "read", "rollback"],
-    )
-    def test_that_does_not_exist_is_unavailable(self, folder, use):
-        with pytest.raises(StoreUnavailableError, match="mounted"):
-            use(ObstoreStore(url=folder.as_uri()), Pointer(key="orders-1", store="store", size=7))
-
-        assert not folder.parent.exists()
-
-    def test_that_vanishes_while_the_store_is_open_is_unavailable(self, folder):
-        store = ObstoreStore(url=folder.as_uri(), create=True)
-        pointer = store.write(b"payload")
-        folder.rename(folder.with_name("elsewhere"))
-
-        with pytest.raises(StoreUnavailableError, match="mounted"):
-            store.read(pointer)
-
-    def test_is_created_where_that_is_wanted(self, folder):
-        store = ObstoreStore(url=folder.as_uri(), create=True)
-
-        assert store.read(store.write(b"payload")) == b"payload"
-        assert {oct(each.stat().st_mode & 0o777) for each in (folder, folder.parent)} == {"0o700"}
-
-    @pytest.mark.parametrize("key", ["a//b", "a/", "a" * 256, f"a/{'b' * 256}", "\u6f22" * 86])
-    def test_keys_that_no_file_can_have_are_refused_before_any_io(self, folder, key):
-        with pytest.raises(PointerRejectedError):
-            ObstoreStore(url=folder.as_uri()).read(Pointer(key=key, store="store", size=7))
 
 
 @pytest.mark.parametrize("key", ["claims/a//b", "claims/a/", f"claims/{chr(0x6F22) * 340}"])
@@ -307,9 +270,3 @@ class TestProcesses:
 
         assert store.read(pointer) == b"payload"
         assert store._objects() is not first
-
-
-def test_a_folder_that_the_first_write_creates_is_empty_until_then(tmp_path):
-    assert list(ObstoreStore(url=f"file://{tmp_path}/new", create=True).scan()) == []
-    with pytest.raises(StoreUnavailableError, match="mounted"):
-        list(ObstoreStore(url=f"file://{tmp_path}/new").scan())

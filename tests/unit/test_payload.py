@@ -3,8 +3,8 @@ import io
 import pytest
 
 from claimcheck._content.source import Source, remaining_bytes
+from claimcheck._wire.buffers import as_view
 from claimcheck._wire.digest import digest_of
-from claimcheck._wire.envelope import as_view
 from claimcheck.errors import PayloadError, PayloadTooLargeError, PayloadTypeError
 
 LIMIT = 1 << 30

@@ -6,11 +6,11 @@ import zlib
 
 import pytest
 
-from claimcheck._content.reader import PieceReader
 from claimcheck._store.contract import StoreContext
 from claimcheck._store.read import PayloadFile
 from claimcheck._store.store import Store
 from claimcheck._threads import Interrupted, interruptible
+from claimcheck._wire.buffers import PieceReader
 from claimcheck._wire.digest import Crc32, digest_of
 from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import IntegrityError, PayloadTooLargeError, StoreError
@@ -47,7 +47,7 @@ class Opened(Store):
 
 def reader(pieces, expected=None, **options):
     store = Opened(lambda start, stop: PieceReader(pieces, start=start), **options)
-    store._seekable = False
+    store.is_seekable = False
     return PayloadFile(store, expected or pointer())
 
 

@@ -10,11 +10,11 @@ from typing import Literal
 
 import pytest
 
-from claimcheck._registry import STRATEGIES, build_store, check_store, import_vendor, load_class
+from claimcheck._registry import STRATEGIES, build_store, check_store, load_class
 from claimcheck._store.store import Store
 from claimcheck._validation import fail
 from claimcheck.config import StoreConfig
-from claimcheck.errors import ConfigError, MissingDependencyError, StoreError, StoreUnavailableError
+from claimcheck.errors import ConfigError, MissingDependencyError, StoreError, StoreUnavailableError, import_vendor
 
 
 class VendorStore(Store):

@@ -10,7 +10,7 @@ import pytest
 
 import claimcheck
 from claimcheck._content.header import read_header
-from claimcheck._content.reader import PieceReader
+from claimcheck._wire.buffers import PieceReader
 from claimcheck.errors import ClaimCheckError
 
 pytest.importorskip("cryptography")

@@ -153,7 +153,7 @@ class Operations(StoreKit):
 
     def test_file_that_cannot_seek_says_so(self, store: Store) -> None:
         """`seekable` is false, and `seek` raises."""
-        if store._seekable:
+        if store.is_seekable:
             pytest.skip("the files of this store can seek")
         with store.open(store.write(b"payload")) as file:
             assert not file.seekable()

@@ -19,7 +19,7 @@ from claimcheck._content.encryption import (
     encrypt,
     plaintext_bytes,
 )
-from claimcheck._content.reader import PieceReader
+from claimcheck._wire.buffers import PieceReader
 from tests import tink_oracle
 from tests.conftest import IN_CI
 from tests.tink_oracle import KEY, SIZES, plaintext

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from claimcheck._wire.sizes import byte_length, kafka_overhead
+from claimcheck._wire.headers import byte_length, kafka_overhead
 
 
 @pytest.mark.parametrize(

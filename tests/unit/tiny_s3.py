@@ -44,10 +44,6 @@ class Answer:
 class TinyS3:
     """A context manager.
 
-    Args:
-        frames: What it does with bodies in frames: ``confirm`` their checksum, decode them and say ``nothing``,
-            ``store`` them as they are, or ``refuse`` them.
-
     Attributes:
         url: For clients.
         requests: All that came.
@@ -55,8 +51,7 @@ class TinyS3:
         answers: What the next requests get, whatever they ask for; popped from the front.
     """
 
-    def __init__(self, *, frames: str = "confirm") -> None:
-        self.frames = frames
+    def __init__(self) -> None:
         self.requests: list[Request] = []
         self.objects: dict[str, bytes] = {}
         self.parts: dict[int, bytes] = {}
@@ -91,13 +86,9 @@ class TinyS3:
         if request.headers.get("if-none-match") == "*" and request.path in self.objects:
             return Answer(412, "PreconditionFailed")
         body, headers = request.body, {"ETag": '"e"'}
-        if request.headers.get("content-encoding") == "aws-chunked" and self.frames != "store":
-            if self.frames == "refuse":
-                return Answer(501, "NotImplemented")
-            body, confirmed = _decoded(body)
-            if confirmed is None:
-                return Answer(400, "BadDigest")
-            headers |= {"x-amz-checksum-crc32": confirmed} if self.frames == "confirm" else {}
+        said = request.headers.get("x-amz-checksum-crc32")
+        if said is not None and said != _checksum(body):
+            return Answer(400, "BadDigest")
         if "partNumber" in request.query:
             self.parts[int(request.query["partNumber"])] = body
         else:
@@ -184,15 +175,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def _decoded(body: bytes) -> tuple[bytes, str | None]:
-    """What was in frames, and its checksum if it is right."""
-    payload = b""
-    while True:
-        size_text, _, body = body.partition(b"\r\n")
-        size = int(size_text, 16)
-        if not size:
-            break
-        payload, body = payload + body[:size], body[size + 2 :]
-    said = body.strip().removeprefix(b"x-amz-checksum-crc32:").decode()
-    right = base64.b64encode(zlib.crc32(payload).to_bytes(4, "big")).decode()
-    return payload, said if said == right else None
+def _checksum(body: bytes) -> str:
+    """As S3 writes it."""
+    return base64.b64encode(zlib.crc32(body).to_bytes(4, "big")).decode()

@@ -13,8 +13,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from claimcheck._registry import import_vendor
 from claimcheck._validation import fail
+from claimcheck.errors import import_vendor
 from claimcheck.spark._paths import is_one_machine
 from claimcheck.spark.sources._errors import (
     AccessError,

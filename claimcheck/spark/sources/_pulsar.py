@@ -50,8 +50,7 @@ from claimcheck.spark.sources._pulsar_reader import (
 )
 from claimcheck.spark.sources._pulsar_sink import BatchSink, Columns, StreamSink
 from claimcheck.spark.sources._source import Checkpoint, OffsetRange, TopicSource, TopicStreamReader
-from claimcheck.transports.pulsar._admin import MAX_MESSAGE_BYTES, full_name
-from claimcheck.transports.pulsar._errors import vendor
+from claimcheck.transports.pulsar._queries import MAX_MESSAGE_BYTES, full_name, vendor
 
 if TYPE_CHECKING:
     import pulsar

@@ -32,7 +32,7 @@ from claimcheck.spark.sources._pulsar_client import (
     transport_error,
 )
 from claimcheck.spark.sources._source import Checkpoint, OffsetRange
-from claimcheck.transports.pulsar._errors import vendor
+from claimcheck.transports.pulsar._queries import vendor
 
 if TYPE_CHECKING:
     import pulsar

@@ -24,9 +24,9 @@ from claimcheck.spark._columns import HEADERS_TYPE, MAP_TYPE, row_source
 from claimcheck.spark._worker import claim_check
 from claimcheck.spark.sources._errors import RowSendError
 from claimcheck.spark.sources._pulsar_client import Connection, client_errors, client_for, web_service
-from claimcheck.transports.pulsar._deadlines import BoundedProducer
-from claimcheck.transports.pulsar._errors import error_of, vendor
 from claimcheck.transports.pulsar._producer import PulsarProducer
+from claimcheck.transports.pulsar._queries import vendor
+from claimcheck.transports.pulsar._send import BoundedProducer, error_of
 
 if TYPE_CHECKING:
     import pulsar

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from claimcheck._wire.envelope import Buffer
+from claimcheck._wire.buffers import Buffer
 from claimcheck.errors import TransportError
 
 _DEAD_LETTERS = r"[._-](dlq|dlt|dead[._-]?letters?|errors?)"

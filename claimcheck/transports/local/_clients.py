@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from claimcheck._content.source import Payload
 from claimcheck._receive.resolver import Dropped, Failed, Outcome, Resolved
-from claimcheck._send.ledger import NEVER, classifier
+from claimcheck._send.classification import NEVER, classifier
 from claimcheck._validation import check_cc, check_int, check_seconds, check_type, fail
 from claimcheck._wire import headers as hints
-from claimcheck._wire.envelope import Buffer, Envelope
-from claimcheck._wire.sizes import WireLimit, byte_length
+from claimcheck._wire.buffers import Buffer
+from claimcheck._wire.envelope import Envelope
+from claimcheck._wire.headers import WireLimit, byte_length
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.delegation import Closing
-from claimcheck.transports._common.stored_payload import StoredPayload
+from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.local._broker import (
     MESSAGE_OVERHEAD_BYTES,
     Headers,
@@ -32,7 +33,7 @@ from claimcheck.transports.local._broker import (
     encode_message,
     read_messages,
 )
-from claimcheck.transports.local._errors import BrokerClosedError, GroupTakenOverError, StaleDeliveryError
+from claimcheck.transports.local._database import BrokerClosedError, GroupTakenOverError, StaleDeliveryError
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck

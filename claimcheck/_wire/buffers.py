@@ -1,4 +1,4 @@
-"""What a store returns for the bytes that it keeps, how to read all of them, and the memory to read them into."""
+"""Bytes in memory: views of them, what a store returns for those that it keeps, and the memory to read them into."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
-from claimcheck._wire.envelope import Buffer, as_view
 from claimcheck.errors import PayloadTypeError
+
+Buffer = bytes | bytearray | memoryview
+"""The bytes-like types of a payload."""
 
 STEP_BYTES = 256 << 10
 """Bytes per read: few enough to be in the processor's cache still when they are checksummed."""
 
+_PAYLOAD = "a payload must be bytes-like or a readable binary file"
 _PIECE_BYTES = 1 << 20
 _ZEROED_BELOW_BYTES = 256 << 10  # zeroing them takes no longer than the call through ctypes
 _HUGE_FROM_BYTES = 32 << 20  # from here on every allocation is new to the process, and its pages are touched one by one
@@ -106,6 +109,22 @@ def pieces_of(source: Reader) -> Iterator[memoryview]:
     buffer = memoryview(bytearray(_PIECE_BYTES))
     while count := source.readinto(buffer):
         yield buffer[:count]
+
+
+def as_view(payload: object, *, expected: str = _PAYLOAD) -> memoryview:
+    """Return the bytes of a bytes-like object as a flat view; copies only an object that is not contiguous."""
+    if type(payload) is bytes:  # flat, and the usual type
+        return memoryview(payload)
+    try:
+        view = memoryview(payload)  # type: ignore[arg-type]
+        if "O" in view.format:
+            raise TypeError("it holds references to objects, not their bytes")
+        if view.nbytes == 0:
+            return memoryview(b"")  # a shape with a zero in it has no flat form
+        return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
+    except (TypeError, ValueError, BufferError) as exc:
+        hint = ": encode text first, for example value.encode()" if isinstance(payload, str) else f" ({exc})"
+        raise PayloadTypeError(f"{expected}, not {type(payload).__name__}{hint}") from None
 
 
 def writable_view(buffer: Buffer) -> memoryview:
