@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from claimcheck.spark.sources._pulsar_admission import _UNLIMITED, Amount, _end
 from claimcheck.spark.sources._pulsar_client import IN_PARALLEL, in_parallel
-from claimcheck.spark.sources._pulsar_reader import NOTHING, split
+from claimcheck.spark.sources._pulsar_reader import split
 from claimcheck.spark.sources._source import OffsetRange
+from claimcheck.transports.pulsar._queries import NOTHING
 
 LEDGERS = st.dictionaries(st.integers(1, 30), st.integers(1, 20), min_size=1, max_size=6)
 

@@ -15,10 +15,11 @@ from claimcheck._wire import envelope, pointer
 from claimcheck._wire.envelope import PointerData
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError
-from claimcheck.spark.sources._errors import ForeignMessageError
+from claimcheck.spark.sources._options import ForeignMessageError
 from claimcheck.spark.sources._pulsar_client import IN_PARALLEL, in_parallel, ledger_sizes
-from claimcheck.spark.sources._pulsar_reader import NOTHING, Offsets, Position, PulsarLog, Range, read_messages
+from claimcheck.spark.sources._pulsar_reader import Offsets, Position, PulsarLog, Range, read_messages
 from claimcheck.spark.sources._source import OffsetRange
+from claimcheck.transports.pulsar._queries import NOTHING
 
 if TYPE_CHECKING:
     import pulsar
