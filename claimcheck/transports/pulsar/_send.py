@@ -458,7 +458,10 @@ class PayloadSend(InFlightWindow):
             self._out.finish()
             ticket(vendor().Result.Ok, self._id(self._out.ledger.results))
             return
-        self._rollbacks.submit(self._failed)
+        if isinstance(self._out.ledger.error, SendDeadlineError):
+            self._out.finish()  # nothing is deleted, and a lost producer sends no abort envelope
+        else:
+            self._rollbacks.submit(self._failed)
         ticket(self.result or vendor().Result.UnknownError, no_id())
 
     def _failed(self) -> None:
