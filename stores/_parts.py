@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from claimcheck._threads import STOP, check_interrupt
@@ -30,7 +30,6 @@ _MIN_PUT_PART_BYTES = 5 << 20  # required by S3
 _MIN_PARTS_BYTES = 16 << 20  # smaller payloads are sent in one request: parts take three
 _TELLING_BYTES = 4 << 20  # of a smaller request, most of the time is the round trip
 _SINGLE_PUT_BYTES = 64 << 20
-_UNMEASURED = nullcontext(True)
 _CHECK_SECONDS = 0.05  # between checks for a cancellation
 _AHEAD_BYTES = 256 << 10  # each connection beyond the first takes as many bytes read in sequence
 
@@ -52,43 +51,17 @@ class SameVersion:
             raise StoreUnavailableError(text, store=self._store, key=self._key)
 
 
-class Memory:
-    """Memory for parts that all payloads of a store share."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._reset()
-
-    def _reset(self) -> None:
-        self._pid = os.getpid()
-        self._used = 0
-        self._lock = threading.Lock()
-
-    def reserve(self, count: int, *, spare: int = 0, always: bool = False) -> bool:
-        """Reserve bytes; returns whether there were enough, with ``spare`` left over; ``always`` does not ask."""
-        if self._pid != os.getpid():
-            self._reset()
-        with self._lock:
-            fits = always or self._used + count + spare <= self.limit
-            self._used += count if fits else 0
-        return fits
-
-    def release(self, count: int) -> None:
-        """Release reserved bytes."""
-        with self._lock:
-            self._used -= count
-
-
-class Transfers:
-    """The connections of one store in one direction, which all payloads share.
+class Slots:
+    """The parts that all payloads of a store may have in flight at the same time, in one direction.
 
     Attributes:
-        memory: For parts; shared by both directions.
-        connections: The most connections.
+        memory: Bytes for parts that are not in the caller's memory.
+        connections: The most parts.
+        active: Slots in use.
         is_fast: Whether one connection was fast enough when it was last measured; ``None`` if it never was.
     """
 
-    def __init__(self, memory: Memory, *, connections: int = CONNECTIONS) -> None:
+    def __init__(self, memory: int, *, connections: int = CONNECTIONS) -> None:
         self.memory = memory
         self.connections = connections
         self.is_fast: bool | None = None
@@ -108,17 +81,24 @@ class Transfers:
         """Note how long one connection took to move bytes."""
         self.is_fast = count >= seconds * _FAST
 
-    def connect(self, *, always: bool = False) -> bool:
-        """Count one more connection; returns whether it may be used. The first of each payload ``always`` is."""
+    def take(self, size: int = 0, *, spare: int = 0, always: bool = False) -> bool:
+        """Take a slot; returns whether one was free, which the first of each payload ``always`` is.
+
+        Args:
+            size: Memory for the part, and as much for each other one.
+            spare: Memory that has to stay free.
+            always: Take one more than there are.
+        """
         if self._pid != os.getpid():  # the parent's threads do not exist in a forked process
             self._reset()
+        most = min(self.connections, (self.memory - spare) // size) if size else self.connections
         with self._lock:
-            free = always or self.active < self.connections
+            free = always or self.active < most
             self.active += free
         return free
 
-    def disconnect(self) -> None:
-        """Count a connection that is not used any more."""
+    def leave(self) -> None:
+        """Return a slot."""
         with self._lock:
             self.active -= 1
 
@@ -126,8 +106,8 @@ class Transfers:
 class _Measured:
     """A `Reader` that measures how fast its first MiB comes."""
 
-    def __init__(self, reader: Reader, transfers: Transfers) -> None:
-        self._reader, self._transfers = reader, transfers
+    def __init__(self, reader: Reader, slots: Slots) -> None:
+        self._reader, self._slots = reader, slots
         self._bytes, self._seconds = 0, 0.0
 
     def readinto(self, buffer: memoryview, /) -> int:
@@ -139,7 +119,7 @@ class _Measured:
         self._seconds += time.perf_counter() - begin
         self._bytes += count
         if self._bytes >= _SAMPLE_BYTES:
-            self._transfers.note(self._bytes, self._seconds)
+            self._slots.note(self._bytes, self._seconds)
         return count
 
     def close(self) -> None:
@@ -149,7 +129,7 @@ class _Measured:
 
 @dataclass(slots=True)
 class _Part:
-    """A part that is fetched ahead: into memory of the budget, or of the caller."""
+    """A part that is fetched ahead, into memory of its own or of the caller."""
 
     room: memoryview
     own: bytearray | None
@@ -157,26 +137,28 @@ class _Part:
 
 
 class PartsReader:
-    """A `Reader` of a range that reads the first part itself, and fetches the next ones ahead in threads."""
+    """A `Reader` of a range that reads the first part itself, and fetches the next ones ahead in threads.
+
+    A part in memory of its own has a slot until it was returned; one in the caller's memory until it was fetched.
+    """
 
     def __init__(
-        self, opened: Callable[[int, int], Reader], start: int, stop: int, *, transfers: Transfers, part_bytes: int
+        self, opened: Callable[[int, int], Reader], start: int, stop: int, *, slots: Slots, part_bytes: int
     ) -> None:
         self._opened = opened
         self._next, self._stop = start, stop  # what is not requested yet
-        self._transfers = transfers
+        self._slots = slots
         self._part_bytes = part_bytes
-        self._is_first = transfers.is_fast is None  # alone until it is known whether one connection is enough
+        self._is_first = slots.is_fast is None  # alone until it is known whether one connection is enough
         self._direct: Reader | None = None
         self._direct_left = 0
         self._lent = memoryview(b"")  # memory of the caller for what is not requested yet
         self._parts: deque[_Part] = deque()
         self._rest = memoryview(b"")  # of the first part, fetched
-        self._free: list[bytearray] = []
-        self._reserved = self._fetching = self._read = 0
+        self._held = self._read = 0  # slots of parts; bytes
         self._closed = False
         self._lock = threading.RLock()
-        self._threads = ThreadPoolExecutor(transfers.connections, thread_name_prefix="claimcheck-read")
+        self._threads = ThreadPoolExecutor(slots.connections, thread_name_prefix="claimcheck-read")
 
     def lend(self, view: memoryview) -> None:
         """Lend the memory that the next reads will pass, from its start to its end: parts are fetched right into it."""
@@ -196,16 +178,13 @@ class PartsReader:
     def close(self) -> None:
         """Stop, and wait for the threads, which close their connections."""
         with self._lock:
-            closed, self._closed = self._closed, True
+            self._closed = True
         self._threads.shutdown(cancel_futures=True)
         self._close_direct()
-        if not closed:
-            self._parts.clear()
-            self._rest = self._lent = memoryview(b"")
-            self._free.clear()
-            for _ in range(self._fetching):  # cancelled before they began
-                self._transfers.disconnect()
-            self._transfers.memory.release(self._reserved)
+        self._parts.clear()
+        self._rest = self._lent = memoryview(b"")
+        while self._held:
+            self._leave()
 
     def _advance(self) -> bool:
         """Go to the next part, which may have to be waited for; returns whether there is one."""
@@ -232,17 +211,17 @@ class PartsReader:
             start, size = self._next, self._stop - self._next
             if not size:
                 return False
-            size = size if self._transfers.single else min(size, self._part_bytes)
+            size = size if self._slots.single else min(size, self._part_bytes)
             self._next, self._direct_left = start + size, size
             self._lent = self._lent[size:]
-        self._transfers.connect(always=True)
+        self._slots.take(always=True)
         try:
             self._read_ahead()  # which goes on while this waits
             opened = self._opened(start, start + size)
-            self._direct = _Measured(opened, self._transfers) if self._is_first else opened
+            self._direct = _Measured(opened, self._slots) if self._is_first else opened
         except BaseException:
             self._direct_left = 0
-            self._transfers.disconnect()
+            self._slots.leave()
             raise
         return True
 
@@ -259,7 +238,7 @@ class PartsReader:
     def _close_direct(self) -> None:
         direct, self._direct, self._direct_left = self._direct, None, 0
         if direct is not None:
-            self._transfers.disconnect()
+            self._slots.leave()
             direct.close()
 
     def _copy(self, buffer: memoryview) -> int:
@@ -270,53 +249,49 @@ class PartsReader:
         if not len(self._rest):
             with self._lock:
                 self._parts.popleft()
-                self._free += [part.own] if part.own is not None else []
+            if part.own is not None:
+                self._read_ahead(part.own)
         return count
 
     # In other threads -------------------------------------------------------------------------------------------
 
-    def _read_ahead(self) -> None:
-        """Request further parts, as far as connections and memory allow."""
-        if self._next >= self._stop and not self._free:
+    def _read_ahead(self, own: bytearray | None = None) -> None:
+        """Request further parts, as far as there are slots; the first into the memory and slot of a returned one."""
+        if own is None and self._next >= self._stop:
             return
         with self._lock:
-            while self._next < self._stop and not self._closed and self._may_go_ahead():
-                size = min(self._part_bytes, self._stop - self._next)
-                room, own = self._room(size)
-                if not len(room):
-                    self._transfers.disconnect()
-                    break
-                start, self._next = self._next, self._next + len(room)
-                self._fetching += 1
-                self._parts.append(_Part(room, own, self._threads.submit(self._fetch, room, start)))
-            self._give_back()
+            while self._next < self._stop and not self._closed and (own is not None or self._may_go_ahead()):
+                self._request(own)
+                own = None
+            if own is not None:
+                self._leave()
 
     def _may_go_ahead(self) -> bool:
-        if self._is_first and self._transfers.is_fast is not False:
+        if self._is_first and self._slots.is_fast is not False:
             return False
         ahead = len(self._parts) + (self._direct_left > 0)
-        return (len(self._lent) > 0 or ahead <= self._read // _AHEAD_BYTES) and self._transfers.connect()
+        if not len(self._lent) and ahead > self._read // _AHEAD_BYTES:
+            return False
+        taken = self._slots.take(0 if len(self._lent) else self._part_bytes)
+        self._held += taken
+        return taken
 
-    def _room(self, size: int) -> tuple[memoryview, bytearray | None]:
-        """Return memory for a part; empty if there is none."""
+    def _request(self, own: bytearray | None) -> None:
+        size = min(self._part_bytes, self._stop - self._next)
         if len(self._lent):
             room, self._lent = self._lent[:size], self._lent[size:]
-            return room, None
-        if not self._free:
-            if not self._transfers.memory.reserve(self._part_bytes):
-                return memoryview(b""), None
-            self._reserved += self._part_bytes
-            self._free.append(bytearray(self._part_bytes))
-        own = self._free.pop()
-        return memoryview(own)[:size], own
+        else:
+            own = own or bytearray(self._part_bytes)
+            room = memoryview(own)[:size]
+        start, self._next = self._next, self._next + len(room)
+        self._parts.append(_Part(room, own, self._threads.submit(self._fetch, room, start, is_lent=own is None)))
 
-    def _give_back(self) -> None:
-        while self._free:
-            self._free.pop()
-            self._reserved -= self._part_bytes
-            self._transfers.memory.release(self._part_bytes)
+    def _leave(self) -> None:
+        with self._lock:
+            self._held -= 1
+        self._slots.leave()
 
-    def _fetch(self, room: memoryview, start: int) -> int:
+    def _fetch(self, room: memoryview, start: int, *, is_lent: bool) -> int:
         done = 0
         try:
             with closing(self._opened(start, start + len(room))) as reader:
@@ -326,10 +301,9 @@ class PartsReader:
                         break
                     done += count
         finally:
-            with self._lock:
-                self._fetching -= 1
-            self._transfers.disconnect()
-            self._read_ahead()
+            if is_lent:
+                self._leave()
+                self._read_ahead()
         return done
 
 
@@ -348,9 +322,9 @@ class TransferPolicy:
     _single: int | None = None
 
     def __init__(self, transfer_bytes: int) -> None:
-        memory, connections = Memory(transfer_bytes), CONNECTIONS if transfer_bytes else 1
-        self.gets = Transfers(memory, connections=connections)
-        self.puts = Transfers(memory, connections=connections)
+        connections = CONNECTIONS if transfer_bytes else 1
+        self.gets = Slots(transfer_bytes, connections=connections)
+        self.puts = Slots(transfer_bytes, connections=connections)
 
     def reader(self, opened: Callable[[int, int | None], Reader], start: int, stop: int | None) -> Reader:
         """Return a reader of the bytes from ``start`` up to ``stop``, over several connections if one is not enough."""
@@ -359,22 +333,17 @@ class TransferPolicy:
             return opened(start, stop)
         if gets.single:
             return _Measured(opened(start, stop), gets)
-        each = min(_MAX_PART_BYTES, -(-(stop - start) // gets.connections), gets.memory.limit // gets.connections)
+        each = min(_MAX_PART_BYTES, -(-(stop - start) // gets.connections), gets.memory // gets.connections)
         part = self._part or max(_MIN_PART_BYTES, each)
-        return PartsReader(opened, start, stop, transfers=gets, part_bytes=part)
-
-    def upload(self, size: int | None) -> AbstractContextManager[bool]:
-        """Measure an upload; the context is whether to send it in one request."""
-        if size is not None and size < _TELLING_BYTES and size <= self.single_put_bytes:
-            return _UNMEASURED
-        return self._measured(size)
+        return PartsReader(opened, start, stop, slots=gets, part_bytes=part)
 
     @contextmanager
-    def _measured(self, size: int | None) -> Iterator[bool]:
+    def upload(self, size: int | None) -> Iterator[bool]:
+        """Measure an upload; the context is whether to send it in one request."""
         single = size is not None and size <= self.single_put_bytes
         begin = time.perf_counter()
         yield single
-        if single and size is not None:
+        if single and size is not None and size >= _TELLING_BYTES:
             self.puts.note(size, time.perf_counter() - begin)
 
     @property
@@ -386,21 +355,7 @@ class TransferPolicy:
 
     def engine_parts(self, part_bytes: int) -> int:
         """Return how many parts an engine that sends them itself keeps in memory, and sends at the same time."""
-        return max(1, min(self.puts.connections, self.puts.memory.limit // part_bytes))
-
-    def begin_part(self, size: int, *, others: int) -> bool:
-        """Take a connection and memory for a part; returns whether there are enough for it beside the others."""
-        if not self.puts.connect(always=not others):
-            return False
-        if self.puts.memory.reserve(size, spare=size, always=not others):  # the next part is read before it is sent
-            return True
-        self.puts.disconnect()
-        return False
-
-    def end_part(self, size: int) -> None:
-        """Release what `begin_part` took."""
-        self.puts.disconnect()
-        self.puts.memory.release(size)
+        return max(1, min(self.puts.connections, self.puts.memory // part_bytes))
 
     def put_part_bytes(self, size: int | None) -> int:
         """Return the size of the parts of a payload that is sent in parts."""

@@ -25,9 +25,8 @@ from claimcheck._wire.envelope import Envelope
 from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import ConfigError, PayloadTooLargeError, StoreError, StoreUnavailableError, import_vendor
 from claimcheck.stores._common import ENDPOINT, CaFile, check_ca_file
-from claimcheck.transports.pulsar._admin import AdminClient, AdminError, trusting
-from claimcheck.transports.pulsar._errors import SendDeadlineError
-from claimcheck.transports.pulsar._send import InFlightWindow, SendSettings
+from claimcheck.transports.pulsar._queries import AdminClient, AdminError, policy, trusting
+from claimcheck.transports.pulsar._send import BoundedProducer, InFlightWindow, SendDeadlineError
 
 if TYPE_CHECKING:
     import pulsar
@@ -64,8 +63,7 @@ class PulsarTopicStore(Store):
         token: Authentication token.
         admin_url: The broker's web service.
         tls_ca_file: CA certificates (PEM) to trust instead of the system's, for ``pulsar+ssl://`` and an ``admin_url``
-            with ``https://``.
-        tls_validate_hostname: Whether the server's certificate must match its host name.
+            with ``https://``. Certificates must name the host.
         timeout_seconds: For each response of the broker, and for finding a payload's next chunk.
     """
 
@@ -83,18 +81,17 @@ class PulsarTopicStore(Store):
         token: str | None = None,
         admin_url: Annotated[str, _ADMIN_URL] | None = None,
         tls_ca_file: CaFile | None = None,
-        tls_validate_hostname: bool = True,
         timeout_seconds: Timeout = 30,
     ) -> None:
         check_arguments(PulsarTopicStore, url=url, admin_url=admin_url)
         if tls_ca_file and not url.startswith("pulsar+ssl:") and not (admin_url or "").startswith("https:"):
             fail("tls_ca_file", found="addresses without TLS", expected="pulsar+ssl:// or https://")
-        self._tls_ca_file, self._tls_validate_hostname = tls_ca_file, tls_validate_hostname
+        self._tls_ca_file = tls_ca_file
         self._partitions: tuple[str, ...] = ()
         self._url, self._topic, self._token, self._admin_url = url, topic, token, admin_url
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
-        self._opened: tuple[pulsar.Client, pulsar.Producer] | None = None
+        self._opened: tuple[pulsar.Client, BoundedProducer] | None = None
         self._known_retention: float = -1  # seconds; at least that long, or it cannot be checked
         self.ttl_seconds = ttl_seconds
         self.segment_bytes = segment_bytes
@@ -108,8 +105,9 @@ class PulsarTopicStore(Store):
             opened, self._opened = self._opened, None
             self._partitions = ()
         if opened is not None:
-            with suppress(Exception):
-                opened[0].close()
+            for each in reversed(opened):
+                with suppress(Exception):
+                    each.close()
 
     # Writing ---------------------------------------------------------------------------------------------------
 
@@ -119,7 +117,7 @@ class PulsarTopicStore(Store):
 
     def _write(self, pointer: Pointer, source: Source) -> str:
         self._check_retention(((pointer.expires_ms or 0) - (pointer.created_ms or 0)) / 1000)
-        window = InFlightWindow(self._settings(_WINDOW_BYTES))
+        window = InFlightWindow(self._producer(), _WINDOW_BYTES)
         first = None
         for number, piece in enumerate(self._pieces(source)):
             headers = {_UUID: pointer.key, _NUMBER: str(number)}
@@ -142,15 +140,12 @@ class PulsarTopicStore(Store):
     def _first(self, envelope: Envelope) -> pulsar.MessageId:
         """Send the first chunk until the broker returns its position; for a duplicate it returns none."""
         for _ in range(3):
-            window = InFlightWindow(self._settings(1))
+            window = InFlightWindow(self._producer(), 1)
             window.launch(envelope)
             (message_id,) = window.wait()
             if message_id.ledger_id() >= 0:
                 return message_id
         raise StoreError(f"store {self.name!r}: the broker returned no position for the first chunk")
-
-    def _settings(self, window_bytes: int) -> SendSettings:
-        return SendSettings(self._producer(), self._topic, window_bytes, self._timeout_seconds)
 
     # Reading ---------------------------------------------------------------------------------------------------
 
@@ -205,10 +200,10 @@ class PulsarTopicStore(Store):
     def _client(self) -> pulsar.Client:
         return self._connected()[0]
 
-    def _producer(self) -> pulsar.Producer:
+    def _producer(self) -> BoundedProducer:
         return self._connected()[1]
 
-    def _connected(self) -> tuple[pulsar.Client, pulsar.Producer]:
+    def _connected(self) -> tuple[pulsar.Client, BoundedProducer]:
         with self._lock:
             if self._opened is None:
                 pulsar = self._vendor()
@@ -225,16 +220,17 @@ class PulsarTopicStore(Store):
                 operation_timeout_seconds=max(1, int(self._timeout_seconds)),
                 logger=logging.getLogger(f"{__name__}.client"),
                 tls_trust_certs_file_path=self._tls_ca_file,
-                tls_validate_hostname=self._tls_validate_hostname,
+                tls_validate_hostname=True,
             )
         path, found, expected = f"stores.{self.name}.url", "an address that the client cannot read", _URL.expected
         raise ConfigError(f"{path}: found {found}, expected {expected}", path=path, found=found, expected=expected)
 
-    def _make_producer(self, client: pulsar.Client) -> pulsar.Producer:
+    def _make_producer(self, client: pulsar.Client) -> BoundedProducer:
         try:
-            return client.create_producer(
+            native = client.create_producer(
                 self._topic, block_if_queue_full=True, send_timeout_millis=int(self._timeout_seconds * 1000)
             )
+            return BoundedProducer(native, self._timeout_seconds)
         except BaseException:
             client.close()
             raise
@@ -269,11 +265,10 @@ class PulsarTopicStore(Store):
 
     def _retention(self, admin_url: str) -> dict[str, int]:
         trust = trusting(self._tls_ca_file, option="tls_ca_file")
-        trust.check_hostname = self._tls_validate_hostname
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         admin = AdminClient(admin_url, headers=headers, trust=trust, timeout_seconds=self._timeout_seconds)
         try:
-            return admin.retention(self._topic)
+            return policy(admin, self._topic, "retention") or {}
         except AdminError as error:
             cause = error.__cause__
             kind = StoreUnavailableError if isinstance(cause, ConnectionError | TimeoutError) else StoreError

@@ -46,11 +46,11 @@ def divide(
     puts: int | None = None,
 ) -> None:
     """Set what a store divides payloads into; see `divided`."""
-    from claimcheck.stores._parts import Transfers
+    from claimcheck.stores._parts import Slots
 
     policy._part, policy._single = part, single
     if gets is not None:
-        policy.gets = Transfers(policy.gets.memory, connections=gets)
+        policy.gets = Slots(policy.gets.memory, connections=gets)
         policy.gets.is_fast = False
     if puts is not None:
-        policy.puts = Transfers(policy.puts.memory, connections=puts)
+        policy.puts = Slots(policy.puts.memory, connections=puts)

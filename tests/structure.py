@@ -305,10 +305,9 @@ def _spark_options() -> int:
 
 
 def _command_options() -> int:
-    commands = importlib.import_module("claimcheck.cli._commands").commands
-    return sum(
-        sum(each.name not in ("help", "version") for each in command.params) for command in commands.commands.values()
-    )
+    group = importlib.import_module("claimcheck.cli._commands").commands
+    commands = [group, *(group.get_command(None, name) for name in group.list_commands(None))]
+    return sum(each.name not in ("help", "version", "debug") for command in commands for each in command.params)
 
 
 def import_seconds() -> float:

@@ -30,6 +30,7 @@ _KAFKA_BYTES = 1_048_588  # message.max.bytes
 _PULSAR_BYTES = 5 << 20  # maxMessageSize
 _TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
 _PLAIN_SCHEMES = {"redis", "redis+cluster", "redis+sentinel", "http", "pulsar"}
+_FALSE = {"0", "F", "FALSE", "N", "NO"}  # as redis-py reads an option in an address
 _UNREACHED = "Start the server or mount the volume, or correct the address; check the network and TLS."
 _FIXES = {
     "package-missing": "Install the package that the message names.",
@@ -45,14 +46,16 @@ _SECRETS = ("password", "secret", "secret_key", "secret_id", "token", "api_key")
 _ADDRESSES = ("url", "endpoint_url", "admin_url")
 
 
-class _ClaimCheck(Protocol):
+class Configured(Protocol):
+    """What every check needs of a `claimcheck.ClaimCheck`."""
+
     @property
     def config(self) -> Config: ...
 
     def store(self, name: str) -> Store: ...
 
 
-def check(cc: _ClaimCheck, *, open: bool = False) -> CheckReport:  # noqa: A002 - the public name
+def check(cc: Configured, *, open: bool = False) -> CheckReport:  # noqa: A002 - the public name
     """Return what is wrong, insecure or unwise in a configuration."""
     parts = (_general, _signing, _encryption, _secrets, _destinations)
     findings = [each for part in parts for each in part(cc.config)]
@@ -252,9 +255,6 @@ def _store(path: str, store: StoreConfig) -> Iterator[Finding]:
         yield finding("warning", "store-memory", path, text, "Use another type outside of tests.")
     if store.type == "filesystem":
         yield from _directory(f"{path}.path", str(store.options.get("path", "")))
-    if store.options.get("tls_validate_hostname") is False:
-        message = "any valid certificate is accepted, even one for another host"
-        yield finding("warning", "hostname-unverified", f"{path}.tls_validate_hostname", message, "Set it to true.")
 
 
 def _lifetime(path: str, store: StoreConfig) -> Iterator[Finding]:
@@ -297,9 +297,13 @@ def check_address(path: str, url: str) -> Iterator[Finding]:
         fix = f"Use {scheme}://, or a network that no one else can read."
         message = f"connections to {remote[0]} are not encrypted"
         yield finding("warning", "connection-plain", path, message, fix)
-    if parse_qs(parts.query).get("ssl_cert_reqs") == ["none"]:
+    query = parse_qs(parts.query)
+    if query.get("ssl_cert_reqs") == ["none"]:
         fix = "Remove ssl_cert_reqs=none."
         yield finding("warning", "certificate-unverified", path, "certificates are not verified", fix)
+    if query.get("ssl_check_hostname", [""])[0].upper() in _FALSE:
+        message = "any valid certificate is accepted, even one for another host"
+        yield finding("warning", "hostname-unverified", path, message, "Remove ssl_check_hostname.")
 
 
 def remote_hosts(places: str) -> list[str]:
@@ -379,7 +383,7 @@ def _use_keys(keys: DataKeys, path: str) -> Mapping[str, str]:
     return facts
 
 
-def _open_store(cc: _ClaimCheck, name: str) -> Finding:
+def _open_store(cc: Configured, name: str) -> Finding:
     path, begin = f"stores.{name}", time.perf_counter()
     try:
         done = _write_read_delete(cc.store(name), encrypted=bool(cc.config.encryption.require))

@@ -5,23 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from claimcheck._operate.check import check_address
+from claimcheck._operate.check import Configured, check_address
 from claimcheck._operate.check_topics import Expectation, behind, on_command_line, outlives
 from claimcheck._operate.findings import Finding, examined, finding, http_skew
 from claimcheck._texts import duration
-from claimcheck.transports.pulsar._admin import MAX_MESSAGE_BYTES, AdminClient, AdminError, full_name, topic_path
-from claimcheck.transports.pulsar._queries import PulsarTarget, policy, retention_seconds, topic_stats, ttl_seconds
-
-if TYPE_CHECKING:
-    from claimcheck._client import ClaimCheck
+from claimcheck.transports.pulsar._queries import (
+    MAX_MESSAGE_BYTES,
+    AdminClient,
+    AdminError,
+    PulsarTarget,
+    full_name,
+    policy,
+    retention_seconds,
+    topic_path,
+    topic_stats,
+    ttl_seconds,
+)
 
 _SECONDS = 10
 _MS = 1000
 
 
-def examine_pulsar(cc: ClaimCheck, target: PulsarTarget, clock: Callable[[], float]) -> Iterator[Finding]:
+def examine_pulsar(cc: Configured, target: PulsarTarget, clock: Callable[[], float]) -> Iterator[Finding]:
     """Yield the findings about the topics of a cluster, and about their subscriptions."""
     for option, url in (("--pulsar", target.url), ("--admin-url", target.admin_url)):
         if url is not None:
@@ -64,7 +71,7 @@ def _clock(admin: AdminClient, begin: float, end: float) -> Iterator[Finding]:
 
 
 def _topic(
-    cc: ClaimCheck, admin: AdminClient, topic: str, target: PulsarTarget, clock: Callable[[], float]
+    cc: Configured, admin: AdminClient, topic: str, target: PulsarTarget, clock: Callable[[], float]
 ) -> Iterator[Finding]:
     stats = topic_stats(admin, topic)
     path = f"topic {topic}"

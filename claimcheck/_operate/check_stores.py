@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from claimcheck._operate.check import Configured
 from claimcheck._operate.findings import Finding, examined, finding, http_skew, reason_of, skew
 from claimcheck._store.store import Store
 from claimcheck._texts import duration, size_text
@@ -26,15 +27,12 @@ from claimcheck.stores.redis import RedisStore
 from claimcheck.stores.s3 import S3Store
 from claimcheck.stores.s3._client import client_error, code_of
 
-if TYPE_CHECKING:
-    from claimcheck._client import ClaimCheck
-
 _ENTRIES = 1000
 _DAY = 86_400
 _SWEPT_WITHIN = 4 * _DAY  # lifecycle rules count in whole days, have a grace, and run with a delay
 
 
-def examine_stores(cc: ClaimCheck, clock: Callable[[], float], failed: Container[str] = ()) -> Iterator[Finding]:
+def examine_stores(cc: Configured, clock: Callable[[], float], failed: Container[str] = ()) -> Iterator[Finding]:
     """Yield the findings about all stores, except those that `claimcheck.ClaimCheck.check` reports."""
     for name in cc.config.stores:
         path = f"stores.{name}"
@@ -70,7 +68,7 @@ def _listing(store: Store, path: str, clock: Callable[[], float]) -> Iterator[Fi
         yield finding("warning", "store-not-listable", path, message, fix)
 
 
-def _server(cc: ClaimCheck, store: Store, path: str, clock: Callable[[], float]) -> Iterator[Finding]:
+def _server(cc: Configured, store: Store, path: str, clock: Callable[[], float]) -> Iterator[Finding]:
     if isinstance(store, RedisStore):
         yield from examined("redis", path, "the server", partial(_redis, store, path, clock))
     elif isinstance(store, S3Store):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from claimcheck._operate.check import Configured
 from claimcheck._operate.findings import Finding, finding
 from claimcheck._texts import duration
-
-if TYPE_CHECKING:
-    from claimcheck._client import ClaimCheck
 
 _LATE = 0.5
 
@@ -28,7 +26,7 @@ class Expectation:
     dead_letter_lifetime: float | None = None
 
     @classmethod
-    def of(cls, cc: ClaimCheck, topic: str) -> Expectation:
+    def of(cls, cc: Configured, topic: str) -> Expectation:
         """Return what a configuration promises for a topic, by the name that the producer uses."""
         config = cc.config.for_destination(topic)
         store = config.store if config.strategy not in ("chunking", "inline") else None

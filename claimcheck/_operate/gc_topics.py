@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
+import claimcheck.transports.kafka._queries as kafka
+import claimcheck.transports.pulsar._queries as pulsar
 from claimcheck.errors import ConfigError
 from claimcheck.transports._common.topics import IncompleteReadError, TopicMessage, topics_to_read
-from claimcheck.transports.kafka import _queries as kafka
 from claimcheck.transports.local._broker import LocalBroker
 from claimcheck.transports.local._database import local_cluster
-from claimcheck.transports.pulsar import _queries as pulsar
-from claimcheck.transports.pulsar._admin import full_name
+from claimcheck.transports.pulsar._queries import full_name
 
 _MESSAGES = 500
 _DEFAULT = "persistent://public/default/"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from claimcheck._validation import check_int, check_seconds
 from claimcheck.errors import ClaimCheckError, StoreError
-from claimcheck.transports._common.redrive import Letter
+from claimcheck.transports._common.dead_letters import Letter
 
 MAX_NAMED = 1000
 """The most letters that a report names."""

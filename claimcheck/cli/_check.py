@@ -20,15 +20,14 @@ from claimcheck._operate.findings import WHY, CheckReport, Finding, redacted
 from claimcheck._texts import printable
 from claimcheck._validation import did_you_mean
 from claimcheck.cli._files import STDIO, check_output, is_terminal
-from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._options import (
     BrokerOptions,
     broker_options,
-    config_option,
     json_option,
     loaded,
     report_exit_code,
     topic_option,
+    with_config,
 )
 from claimcheck.errors import ConfigError, StoreUnavailableError
 from claimcheck.transports.kafka._queries import KafkaTarget
@@ -44,8 +43,8 @@ def _known_ids(context: click.Context, parameter: click.Parameter, ids: tuple[st
     return ids
 
 
-@click.command(short_help=COMMANDS["check"])
-@config_option
+@click.command()
+@with_config
 @click.option("--servers", is_flag=True, help="Try the keys, write to every store, and look at its server.")
 @broker_options
 @topic_option("Look at this topic and its groups; repeatable. Needs a broker.")
@@ -73,7 +72,7 @@ def check(
     CLAIMCHECK_PULSAR_TOKEN. Exits with 0 if there is no error, so that it suits CI and, with --servers, readiness
     probes; see the exit codes of "claimcheck --help".
     """
-    check_output(STDIO, force=False)
+    check_output(STDIO)
     _check_usage(broker, topics, groups)
     target = broker.target(topics, groups)
     try:

@@ -20,31 +20,31 @@ from claimcheck._operate.sweep import SweepReport
 from claimcheck._texts import duration as in_words
 from claimcheck._texts import printable
 from claimcheck.cli._files import STDIO, check_output, live_status
-from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._options import (
     BrokerOptions,
     broker_options,
     check_one_broker,
     checked_stores,
-    config_option,
     duration,
     grace_option,
     human_bytes,
     json_option,
     limit_option,
     loaded,
-    local_broker,
     local_option,
     one_line,
     rate_option,
     store_option,
     topic_option,
     why,
+    with_config,
     yes_option,
 )
 from claimcheck.config import HEADER
-from claimcheck.errors import ClaimCheckError, ScanNotSupportedError
+from claimcheck.errors import ClaimCheckError, ConfigError, ScanNotSupportedError
 from claimcheck.transports.kafka._queries import KafkaTarget
+from claimcheck.transports.local._broker import LocalBroker
+from claimcheck.transports.local._database import is_broker_file
 from claimcheck.transports.pulsar._queries import PulsarTarget
 
 _HINTS = 10
@@ -65,8 +65,8 @@ _KEPT_BY_GC = {
 # sweep ---------------------------------------------------------------------------------------------------------
 
 
-@click.command(short_help=COMMANDS["sweep"])
-@config_option
+@click.command()
+@with_config
 @store_option
 @yes_option("Delete", "deleted")
 @grace_option("1h", "Keep expired entries this much longer.")
@@ -95,7 +95,7 @@ def sweep(
     are kept. TIME is a number with the unit s, m, h or d, such as 90s or 12h. A store that fails does not
     stop the others. Exits with 1 if an entry could not be deleted.
     """
-    check_output(STDIO, force=False)
+    check_output(STDIO)
     with loaded(config) as cc:
         swept = _Swept(cc, names)
         try:
@@ -231,11 +231,11 @@ def _time(context: click.Context, parameter: click.Parameter, value: str | None)
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-@click.command(short_help=COMMANDS["gc"])
+@click.command()
 @broker_options
 @local_option
 @topic_option("Repeatable.", required=True)
-@config_option
+@with_config
 @store_option
 @yes_option("Delete", "deleted")
 @grace_option("24h", "Keep younger payloads: their messages may not have been sent yet.")
@@ -288,7 +288,7 @@ def gc(
     if claim and not yes:
         raise click.UsageError("--claim needs --yes: look at the report without both first")
     check_one_broker(broker, local)
-    check_output(STDIO, force=False)
+    check_output(STDIO)
     with loaded(config) as cc, contextlib.ExitStack() as stack:
         stores = [cc.store(name) for name in checked_stores(cc, names)]
         headers = tuple(dict.fromkeys((cc.config.header, HEADER)))
@@ -315,7 +315,9 @@ def _topics(
     broker: BrokerOptions, local: str | None, topics: tuple[str, ...], consumed: bool, stack: contextlib.ExitStack
 ) -> Topics:
     if local is not None:
-        return LocalTopics(stack.enter_context(local_broker(local)), topics, consumed=consumed)
+        if not is_broker_file(local):
+            raise ConfigError(f"{local} is not the file of an embedded broker: check its name", path="--local")
+        return LocalTopics(stack.enter_context(LocalBroker(local)), topics, consumed=consumed)
     target = broker.target(topics)
     if isinstance(target, KafkaTarget):
         return KafkaTopics(target, consumed=consumed)

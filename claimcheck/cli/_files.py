@@ -39,7 +39,7 @@ def read_message(path: str) -> bytes:
     return message
 
 
-def check_output(path: str, *, force: bool) -> None:
+def check_output(path: str) -> None:
     """Check an output path before the work begins; `output` checks it again."""
     if path == STDIO and sys.stdout is None:
         raise ClaimCheckError("standard output is closed: use -o FILE")
@@ -47,8 +47,8 @@ def check_output(path: str, *, force: bool) -> None:
         return
     if os.path.islink(path):  # its author would choose the file that is written
         raise ClaimCheckError(f"{path} is a symbolic link: name the file itself")
-    if os.path.exists(path) and not force:
-        raise ClaimCheckError(f"{path} already exists: use --force to replace it")
+    if os.path.exists(path):
+        raise ClaimCheckError(f"{path} already exists: delete it first, or name another file")
     directory = _directory(path)
     if not os.path.isdir(directory):
         raise ClaimCheckError(f"the directory {directory} does not exist")
@@ -57,11 +57,11 @@ def check_output(path: str, *, force: bool) -> None:
 
 
 @contextlib.contextmanager
-def output(path: str, *, force: bool) -> Iterator[BinaryIO]:
+def output(path: str) -> Iterator[BinaryIO]:
     """Return a file to write to. It appears under its name when the block succeeds, and is deleted when it fails."""
-    check_output(path, force=force)
+    check_output(path)
     try:
-        with _writable(path, force=force) as file:
+        with _writable(path) as file:
             yield file
     except BrokenPipeError:  # the reader ended
         raise
@@ -70,12 +70,12 @@ def output(path: str, *, force: bool) -> Iterator[BinaryIO]:
         raise ClaimCheckError(f"cannot write {where}: {error.strerror or error}") from error
 
 
-def _writable(path: str, *, force: bool) -> contextlib.AbstractContextManager[BinaryIO]:
+def _writable(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
     if path == STDIO:
         return _flushed(sys.stdout.buffer)
     if _is_special(path):
         return open(path, "wb", opener=_open_special)
-    return _growing(os.path.join(_directory(path), os.path.basename(path)), force=force)
+    return _growing(os.path.join(_directory(path), os.path.basename(path)))
 
 
 @contextlib.contextmanager
@@ -85,28 +85,26 @@ def _flushed(file: BinaryIO) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def _growing(path: str, *, force: bool) -> Iterator[BinaryIO]:
+def _growing(path: str) -> Iterator[BinaryIO]:
     directory, name = os.path.split(path)
     partial = os.path.join(directory, f".{name[:100]}.{uuid.uuid4().hex}.partial")
     try:
         with open(partial, "xb", opener=_open_private) as file:
             yield file
-        _publish(partial, path, force=force)
+        _publish(partial, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(partial)
 
 
-def _publish(partial: str, path: str, *, force: bool) -> None:
-    if not force:
-        try:
-            os.link(partial, path)  # unlike a rename it never replaces
-            return
-        except FileExistsError:
-            raise ClaimCheckError(f"{path} was created by another process: use --force to replace it") from None
-        except OSError:  # a file system without hard links
-            check_output(path, force=False)
-    os.replace(partial, path)
+def _publish(partial: str, path: str) -> None:
+    try:
+        os.link(partial, path)  # unlike a rename it never replaces
+    except FileExistsError:
+        raise ClaimCheckError(f"{path} was created by another process: delete it, or name another file") from None
+    except OSError:  # a file system without hard links
+        check_output(path)
+        os.replace(partial, path)
 
 
 def _directory(path: str) -> str:

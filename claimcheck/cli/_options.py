@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -38,9 +38,6 @@ from claimcheck.errors import (
 )
 from claimcheck.transports.kafka._queries import KafkaTarget
 from claimcheck.transports.pulsar._queries import PulsarTarget
-
-if TYPE_CHECKING:
-    from claimcheck.transports.local import LocalBroker
 
 CONFIG = "claimcheck.yaml"
 """The default path of the configuration."""
@@ -80,17 +77,7 @@ def _rate(context: click.Context, parameter: click.Parameter, value: str | None)
     return float(match[1])
 
 
-config_option = click.option(
-    "--config",
-    metavar="FILE",
-    envvar="CLAIMCHECK_CONFIG",
-    default=CONFIG,
-    show_default=True,
-    show_envvar=True,
-    help="The configuration.",
-)
 OUTPUT = click.Path(dir_okay=False, allow_dash=True)
-force_option = click.option("--force", is_flag=True, help="Replace an existing file.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 store_option = click.option(
     "--store", "names", metavar="NAME", multiple=True, help="Only this store; repeatable.  [default: all]"
@@ -99,6 +86,16 @@ local_option = click.option(
     "--local", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="The file of the embedded broker."
 )
 rate_option = click.option("--rate", metavar="N/s", callback=_rate, help="At most this many entries per second.")
+
+
+def with_config(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Pass the path of the configuration, which is an option of all commands, to a command as ``config``."""
+
+    @functools.wraps(command)
+    def called(**arguments: Any) -> Any:
+        return command(config=click.get_current_context().find_root().params["config"], **arguments)
+
+    return called
 
 
 def yes_option(does: str, not_done: str) -> Callable[..., Any]:
@@ -207,16 +204,6 @@ def check_one_broker(broker: BrokerOptions, *local: str | None) -> None:
     """Raise `click.UsageError` unless exactly one broker is named; ``local`` is the value of ``--local``, if any."""
     if sum(each is not None for each in (broker.kafka, broker.pulsar, *local)) != 1:
         raise click.UsageError(f"name one broker: --kafka{', --pulsar or --local' if local else ' or --pulsar'}")
-
-
-def local_broker(path: str) -> LocalBroker:
-    """Open the embedded broker of ``--local``."""
-    from claimcheck.transports.local import LocalBroker
-    from claimcheck.transports.local._database import is_broker_file
-
-    if not is_broker_file(path):
-        raise ConfigError(f"{path} is not the file of an embedded broker: check its name", path="--local")
-    return LocalBroker(path)
 
 
 def _from_environment(environ: Mapping[str, str], kind: str) -> dict[str, str]:

@@ -35,8 +35,7 @@ from claimcheck.cli._files import (
     read_message,
     watched,
 )
-from claimcheck.cli._help import COMMANDS
-from claimcheck.cli._options import CONFIG, OUTPUT, config_option, force_option, human_bytes, json_option, loaded
+from claimcheck.cli._options import CONFIG, OUTPUT, human_bytes, json_option, loaded, with_config
 from claimcheck.config import HEADER, MAX_POINTER_BYTES
 from claimcheck.errors import ClaimCheckError, ConfigError, EnvelopeError, PointerRejectedError, StoreError
 
@@ -54,55 +53,32 @@ _read_from_option = click.option(
     metavar="TOPIC",
     help="Also check that a signed pointer was sent to TOPIC.  [default: accept it whatever its topic and its age]",
 )
-_facts_option = click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Describe the payload as JSON: on standard output with -o, else on standard error.",
-)
 
 
 # put, get, inspect --------------------------------------------------------------------------------------------
 
 
-@click.command(short_help=COMMANDS["put"])
+@click.command()
 @click.argument("file", type=_FILE)
-@config_option
+@with_config
 @click.option("--store", "store_name", metavar="NAME", help="The store.  [default: the one that writers use]")
 @click.option("--destination", metavar="TOPIC", default="cli", show_default=True, help="Part of the payload's key.")
 @click.option(
     "-o", "--output", "target", metavar="ENVELOPE", type=OUTPUT, default="-", help="[default: standard output]"
 )
-@force_option
-@_facts_option
-def put(
-    file: str, config: str, store_name: str | None, destination: str, target: str, force: bool, as_json: bool
-) -> None:
+def put(file: str, config: str, store_name: str | None, destination: str, target: str) -> None:
     """Store FILE, whatever its size, and write its envelope.
 
     "-" is standard input or output. If the envelope cannot be written, the payload is deleted.
     """
-    check_output(target, force=force)
+    check_output(target)
     with loaded(config) as cc, opened(file) as payload:
         store = _writable_store(cc, store_name, destination)
         with progress("storing", remaining_bytes(payload)) as count:
             pointer = store.write(watched(payload, count), destination=destination)
-        with _rollback_on_error(store, pointer), output(target, force=force) as out:
-            out.write(envelope := cc.seal(pointer))
-        if as_json:
-            facts = {"envelope": _path(target), "envelope_bytes": len(envelope)}
-            _show_facts(facts | pointer_facts(pointer, cc, time.time()), target)
-    if not as_json:
-        note(f"Stored {human_bytes(pointer.size or 0)} in {store.name} as {pointer.key}.")
-
-
-def _path(target: str) -> str | None:
-    return None if target == STDIO else target
-
-
-def _show_facts(facts: Facts, target: str) -> None:
-    """Print facts where they do not mix with the output."""
-    click.echo(json.dumps(facts, indent=2), err=target == STDIO)
+        with _rollback_on_error(store, pointer), output(target) as out:
+            out.write(cc.seal(pointer))
+    note(f"Stored {human_bytes(pointer.size or 0)} in {store.name} as {pointer.key}.")
 
 
 def _writable_store(cc: ClaimCheck, name: str | None, destination: str) -> Store:
@@ -128,9 +104,9 @@ def _rollback_on_error(store: Store, pointer: Pointer) -> Iterator[None]:
         raise
 
 
-@click.command(short_help=COMMANDS["get"])
+@click.command()
 @click.argument("envelope", type=_FILE)
-@config_option
+@with_config
 @click.option(
     "-o",
     "--output",
@@ -139,36 +115,24 @@ def _rollback_on_error(store: Store, pointer: Pointer) -> Iterator[None]:
     type=OUTPUT,
     help="[default: standard output, unless it is a terminal]",
 )
-@force_option
-@click.option("--plain", is_flag=True, help="Accept a message that is not an envelope as its own payload.")
 @_read_from_option
-@_facts_option
-def get(
-    envelope: str, config: str, target: str | None, force: bool, plain: bool, destination: str | None, as_json: bool
-) -> None:
-    """Write the payload of ENVELOPE, verified.
+def get(envelope: str, config: str, target: str | None, destination: str | None) -> None:
+    """Write the payload of ENVELOPE, verified. With -o /dev/null, only verify it.
 
     "-" is standard input or output. FILE appears when it is complete. Standard output may receive all but the last
     piece of a damaged payload before the error: check the exit code.
     """
     target = target or _standard_output()
-    check_output(target, force=force)
+    check_output(target)
     message = read_message(envelope)
     with loaded(config) as cc:
-        _refuse_plain(message, cc, allowed=plain)
+        _refuse_plain(message, cc)
         pointer = accepted(message, cc, destination)
-        with _opened(message, pointer, cc, destination) as payload, output(target, force=force) as out:
+        reader = cc.opened.messages.open(pointer) if pointer is not None else cc.open(message, destination=destination)
+        with reader as payload, output(target) as out:
             copied = _copy(payload, out, pointer.size if pointer else len(message))
-        if as_json:
-            known = pointer_facts(pointer, cc, time.time()) if pointer else {}
-            _show_facts({"output": _path(target), "payload_bytes": copied} | known, target)
-    if not as_json:
-        source = f" from {pointer.store or 'a store'} ({pointer.key})" if pointer else ""
-        note(f"Wrote {human_bytes(copied)}{source}.")
-
-
-def _opened(message: bytes, pointer: Pointer | None, cc: ClaimCheck, destination: str | None) -> BinaryIO:
-    return cc.opened.messages.open(pointer) if pointer is not None else cc.open(message, destination=destination)
+    source = f" from {pointer.store or 'a store'} ({pointer.key})" if pointer else ""
+    note(f"Wrote {human_bytes(copied)}{source}.")
 
 
 def _standard_output() -> str:
@@ -177,46 +141,40 @@ def _standard_output() -> str:
     return STDIO
 
 
-def _refuse_plain(message: bytes, cc: ClaimCheck, *, allowed: bool) -> None:
-    if not allowed and isinstance(decode(message, header=cc.config.header), Plain):
+def _refuse_plain(message: bytes, cc: ClaimCheck) -> None:
+    if isinstance(decode(message, header=cc.config.header), Plain):
         raise EnvelopeError(
             f"these {len(message)} bytes are not an envelope, because they do not begin with"
-            f" {cc.config.envelope.header!r}; use --plain to accept a plain message as its own payload"
+            f" {cc.config.envelope.header!r}: a plain message is its own payload"
         )
 
 
-def _copy(payload: BinaryIO, out: BinaryIO | None, total: int | None) -> int:
+def _copy(payload: BinaryIO, out: BinaryIO, total: int | None) -> int:
     copied = 0
     with progress("reading", total) as count:
         while piece := payload.read(_PIECE_BYTES):
-            if out is not None:
-                out.write(piece)
+            out.write(piece)
             copied += len(piece)
             count(len(piece))
     return copied
 
 
-@click.command(short_help=COMMANDS["inspect"])
+@click.command()
 @click.argument("envelope", type=_FILE)
-@config_option
-@click.option("--read", is_flag=True, help="Read and verify the payload.")
+@with_config
 @_read_from_option
 @json_option
-def inspect(envelope: str, config: str, read: bool, destination: str | None, as_json: bool) -> None:
-    """Describe ENVELOPE. Uses no store unless --read is given.
+def inspect(envelope: str, config: str, destination: str | None, as_json: bool) -> None:
+    """Describe ENVELOPE. Uses no store.
 
-    Works without a configuration, except with --read. With one it also checks the signature. "-" is standard input.
+    Works without a configuration. With one it also checks the signature. "-" is standard input.
     """
-    check_output(STDIO, force=False)
+    check_output(STDIO)
     message, now = read_message(envelope), time.time()
     with contextlib.ExitStack() as stack:
-        cc = stack.enter_context(loaded(config)) if read or _is_present(config) else None
+        cc = stack.enter_context(loaded(config)) if _is_present(config) else None
         facts, problem = describe(message, cc, now=now, destination=destination)
-        try:
-            if cc is not None and read and problem is None:
-                _read(cc, message, facts, destination)
-        finally:  # the facts help to understand an error
-            _show(facts, now, as_json=as_json)
+    _show(facts, now, as_json=as_json)  # the facts help to understand the problem
     if problem is not None:
         raise problem
 
@@ -224,14 +182,6 @@ def inspect(envelope: str, config: str, read: bool, destination: str | None, as_
 def _is_present(config: str) -> bool:
     """Whether the caller named a configuration, or the default one exists."""
     return config != CONFIG or os.path.exists(config)
-
-
-def _read(cc: ClaimCheck, message: bytes, facts: Facts, destination: str | None) -> None:
-    facts["payload"] = "not readable"
-    with _opened(message, accepted(message, cc, destination), cc, destination) as payload:
-        facts["payload_bytes"] = _copy(payload, None, facts.get("size"))
-    verified = facts.get("checksum") is not None or facts.get("encryption") is not None
-    facts["payload"] = "verified" if verified else "complete"
 
 
 def _show(facts: Facts, now: float, *, as_json: bool) -> None:
@@ -356,8 +306,8 @@ def lines(facts: Facts, *, now: float) -> Iterator[tuple[str, str, str]]:
     if "piece_bytes" in facts:
         yield "chunk", f"number {facts['position'] + 1:,} of {facts['count']:,}", ""
         yield "piece", human_bytes(facts["piece_bytes"]), ""
-    if "payload" in facts or "payload_bytes" in facts:
-        yield "payload", *_payload_line(facts)
+    if "payload_bytes" in facts:
+        yield "payload", human_bytes(facts["payload_bytes"]), ""
 
 
 def _kind(facts: Facts) -> str:
@@ -401,16 +351,6 @@ def _content_lines(facts: Facts) -> Iterator[tuple[str, str, str]]:
     }.items():
         if facts[name]:
             yield label, printable(facts[name]), ""
-
-
-def _payload_line(facts: Facts) -> tuple[str, str]:
-    size = human_bytes(facts["payload_bytes"]) if "payload_bytes" in facts else ""
-    states = {
-        "verified": (f"read and verified, {size}", "green"),
-        "complete": (f"read, {size}; it has no checksum", "yellow"),
-        "not readable": ("NOT READABLE", "red"),
-    }
-    return states.get(facts.get("payload", ""), (size, ""))
 
 
 def _store(facts: Facts) -> str:

@@ -14,30 +14,29 @@ from claimcheck._client import ClaimCheck
 from claimcheck._operate.redrive import Redrive, RedriveReport
 from claimcheck._texts import printable
 from claimcheck.cli._files import STDIO, check_output, live_status
-from claimcheck.cli._help import COMMANDS
 from claimcheck.cli._options import (
     BrokerOptions,
     broker_options,
     check_one_broker,
-    config_option,
     human_bytes,
     json_option,
     limit_option,
     loaded,
     one_line,
     rate_option,
+    with_config,
     yes_option,
 )
 from claimcheck.errors import TransportError
-from claimcheck.transports._common.redrive import DeadLetterTopic
+from claimcheck.transports._common.dead_letters import DeadLetterTopic
 from claimcheck.transports.kafka._queries import KafkaTarget
 from claimcheck.transports.pulsar._queries import PulsarTarget
 
 _GROUP = "claimcheck-redrive"
 
 
-@click.command(short_help=COMMANDS["redrive"])
-@config_option
+@click.command()
+@with_config
 @broker_options
 @click.option("--from", "source", metavar="TOPIC", required=True, help="The dead-letter topic.")
 @click.option("--to", "target", metavar="TOPIC", required=True, help="The topic to send to.")
@@ -81,7 +80,7 @@ def redrive(
     check_one_broker(broker)
     if source == target:
         raise click.UsageError("--from and --to are the same topic")
-    check_output(STDIO, force=False)
+    check_output(STDIO)
     options = Redrive(dry_run=not yes, limit=limit, rate=rate, force=force, skip_unreadable=skip_unreadable)
     report = RedriveReport(dry_run=not yes)
     problem: str | None = "interrupted"

@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
 from claimcheck._client import ClaimCheck
 from claimcheck.cli._files import STDIO, check_output, is_terminal, output
-from claimcheck.cli._help import COMMANDS
-from claimcheck.cli._options import CONFIG, OUTPUT, config_option, force_option, grace_option, loaded, store_option
+from claimcheck.cli._options import CONFIG, OUTPUT, loaded, store_option, with_config
 from claimcheck.errors import ConfigError, pip_install
 from claimcheck.stores.s3 import S3Store
 
 if TYPE_CHECKING:
     from claimcheck.stores.s3._lifecycle import LifecycleRule
+
+_GRACE_SECONDS = 86_400
 
 STRATEGIES = {
     "external": "A large payload goes to the store. While the store is down, sending fails.",
@@ -61,12 +61,6 @@ STORES = {
 """,
 }
 
-BROKERS = {
-    "kafka": "auto is the producer's message.max.bytes, 1,000,000 by default.",
-    "pulsar": "auto is the limit that the broker tells the producer, 5 MiB by default.",
-    "none": "auto is 1,000,000 bytes without a producer of claimcheck.",
-}
-
 _TEMPLATE = """\
 # Configuration of claimcheck. To check it: claimcheck check --servers
 # ${NAME} and ${NAME:-default} in store options and keys come from the environment.
@@ -74,8 +68,8 @@ _TEMPLATE = """\
 # %(strategy_text)s
 strategy: %(strategy)s
 
-# Messages up to this size are sent unchanged.
-# %(broker_text)s
+# Messages up to this size are sent unchanged. auto is the limit of the producer: on Kafka its message.max.bytes,
+# 1,000,000 by default; on Pulsar what the broker tells it, 5 MiB by default.
 threshold_bytes: auto
 %(stores)s
 # Sign pointers, so that readers follow only those of your own writers:
@@ -95,23 +89,6 @@ threshold_bytes: auto
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """The choices behind a new configuration."""
-
-    strategy: str
-    store: str | None
-    broker: str
-
-
-def ask(strategy: str | None, store: str | None, broker: str | None) -> Answers:
-    """Ask for each choice that is ``None`` on a terminal, or use its default."""
-    strategy = strategy or _ask("How should large payloads travel?", STRATEGIES)
-    if store is None and strategy != "chunking":
-        store = _ask("Which store?", STORES)
-    return Answers(strategy, store, broker or _ask("Which broker?", BROKERS))
-
-
 def _ask(question: str, choices: dict[str, str]) -> str:
     default = next(iter(choices))
     if not is_terminal(sys.stdin):
@@ -120,45 +97,42 @@ def _ask(question: str, choices: dict[str, str]) -> str:
     return answer
 
 
-def as_yaml(answers: Answers) -> str:
+def as_yaml(strategy: str, store: str | None) -> str:
     """Return a commented configuration file."""
-    stores = f"\nstores:\n{STORES[answers.store]}" if answers.store else ""
+    stores = f"\nstores:\n{STORES[store]}" if store else ""
     return _TEMPLATE % {
-        "strategy": answers.strategy,
-        "strategy_text": STRATEGIES[answers.strategy],
-        "broker_text": BROKERS[answers.broker],
+        "strategy": strategy,
+        "strategy_text": STRATEGIES[strategy],
         "stores": stores.replace("%(directory)s", os.path.abspath("claimcheck-payloads")),
     }
 
 
-def next_steps(answers: Answers, path: str) -> str:
-    """Return what to do after the file was written."""
-    extras = [each for each in (answers.store, answers.broker) if each in ("redis", "s3", "kafka", "pulsar")]
-    install = f"\n  {pip_install(','.join(extras))}" if extras else ""
-    return f"Wrote {path}. Next:{install}\n  claimcheck check --config {shlex.quote(path)} --servers"
+def _next_steps(store: str | None, path: str) -> str:
+    install = f"\n  {pip_install(store)}" if store in ("redis", "s3") else ""
+    return f"Wrote {path}. Next:{install}\n  claimcheck --config {shlex.quote(path)} check --servers"
 
 
-@click.command(short_help=COMMANDS["init"])
+@click.command()
 @click.option("--strategy", type=click.Choice(list(STRATEGIES)), help="How large payloads travel.")
 @click.option("--store", type=click.Choice(list(STORES)), help="Where payloads are stored.")
-@click.option("--broker", type=click.Choice(list(BROKERS)), help="Which broker carries the messages.")
 @click.option("-o", "--output", "target", metavar="FILE", type=OUTPUT, default=CONFIG, show_default=True)
-@force_option
-def init(strategy: str | None, store: str | None, broker: str | None, target: str, force: bool) -> None:
+def init(strategy: str | None, store: str | None, target: str) -> None:
     """Write a commented configuration file.
 
-    Asks for each choice that no option makes; without a terminal it uses external, redis and kafka.
+    Asks for each choice that no option makes; without a terminal it uses external and redis.
     """
-    check_output(target, force=force)
-    answers = ask(strategy, store, broker)
-    with output(target, force=force) as out:
-        out.write(as_yaml(answers).encode())
+    check_output(target)
+    strategy = strategy or _ask("How should large payloads travel?", STRATEGIES)
+    if store is None and strategy != "chunking":
+        store = _ask("Which store?", STORES)
+    with output(target) as out:
+        out.write(as_yaml(strategy, store).encode())
     if target != STDIO:
-        click.echo(next_steps(answers, target), err=True)
+        click.echo(_next_steps(store, target), err=True)
 
 
-@click.command(short_help=COMMANDS["lifecycle"])
-@config_option
+@click.command()
+@with_config
 @store_option
 @click.option(
     "--apply",
@@ -166,21 +140,20 @@ def init(strategy: str | None, store: str | None, broker: str | None, target: st
     is_flag=True,
     help="Add the rule to the bucket, or replace it. Without it, nothing is changed, only shown.",
 )
-@grace_option("1d", "Keep objects this much longer than their lifetime.")
-def lifecycle(config: str, names: tuple[str, ...], write: bool, grace: float) -> None:
-    """Make the bucket of an s3 store delete objects below its prefix after ttl_seconds plus the grace period.
+def lifecycle(config: str, names: tuple[str, ...], write: bool) -> None:
+    """Make the bucket of an s3 store delete objects below its prefix after ttl_seconds plus one day.
 
     If dead_letter_ttl_seconds is longer than ttl_seconds, it applies to all objects. The same rule aborts incomplete
     multipart uploads. Other rules of the bucket stay as they are. Applying the rule again changes nothing.
     """
-    check_output(STDIO, force=False)
+    check_output(STDIO)
     from claimcheck.stores.s3._lifecycle import rule_for
 
     with loaded(config) as cc:
         for store in _stores(cc, names):
             others = [each for each in _stores(cc, ()) if each is not store]
             longest = cc.config.longest_dead_letter_ttl_seconds
-            rule = rule_for(store, grace_seconds=grace, others=others, dead_letter_ttl_seconds=longest)
+            rule = rule_for(store, grace_seconds=_GRACE_SECONDS, others=others, dead_letter_ttl_seconds=longest)
             click.echo("\n".join(_described(store, rule, write=write)))
 
 

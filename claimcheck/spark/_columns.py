@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -11,8 +10,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from claimcheck._validation import check_type, fail
 from claimcheck.config import Config
-from claimcheck.errors import ClaimCheckError, import_vendor
-from claimcheck.spark._fetching import ReadFrom
+from claimcheck.errors import (
+    UNUSABLE,
+    ChunkError,
+    ClaimCheckError,
+    EnvelopeError,
+    IntegrityError,
+    PayloadNotFoundError,
+    PayloadTooLargeError,
+    PayloadTypeError,
+    PointerRejectedError,
+    import_vendor,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,11 +40,19 @@ HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 MAP_TYPE = "map<string,string>"
 """The type of headers with unique names, such as Pulsar properties."""
 
-DEFAULT_HEADERS = {"headers": HEADERS_TYPE, "properties": MAP_TYPE}
-"""The columns of headers of Spark's Kafka source and of our sources."""
+MESSAGE_ERRORS: tuple[type[ClaimCheckError], ...] = (
+    ChunkError,
+    EnvelopeError,
+    IntegrityError,
+    PayloadNotFoundError,
+    PayloadTooLargeError,
+    PayloadTypeError,
+    PointerRejectedError,
+)
+"""Errors that can be the fault of a single message; see `is_bad_message`."""
 
+_HEADERS = ("headers", HEADERS_TYPE), ("properties", MAP_TYPE), ("headers", MAP_TYPE), ("properties", HEADERS_TYPE)
 _BATCH_ROWS = 8192
-_DESCRIPTION = "spark.job.description"
 _SOURCE = ("topic", "partition", "offset", "message_id", "ledger_id", "entry_id", "batch_index")
 _MESSAGE_CHARACTERS = 2000
 _ERROR = ("type", "message", "store", "key")
@@ -53,20 +70,6 @@ def session_of(df: DataFrame) -> SparkSession:
     expected = "a DataFrame of Spark; spark.createDataFrame makes one of a pandas DataFrame"
     check_type("df", df, valid=valid, expected=expected)
     return df.sparkSession
-
-
-@contextmanager
-def described(spark: SparkSession, text: str) -> Iterator[None]:
-    """Show a description of the jobs of a block in Spark's web interface, unless the caller has set one."""
-    context = None if getattr(spark, "_jsparkSession", None) is None else spark.sparkContext  # not with Spark Connect
-    if context is None or context.getLocalProperty(_DESCRIPTION):
-        yield
-        return
-    context.setLocalProperty(_DESCRIPTION, f"claimcheck: {text}")
-    try:
-        yield
-    finally:
-        context.setLocalProperty(_DESCRIPTION, None)  # type: ignore[arg-type]
 
 
 def find_column(df: DataFrame, option: str, name: object, *types: str) -> int:
@@ -166,6 +169,18 @@ def error_value(error: BaseException) -> dict[str, str | None]:
     return {"type": type(error).__name__, "message": message, "store": store, "key": key}
 
 
+def is_bad_message(error: ClaimCheckError, config: Config) -> bool:
+    """Return whether an error concerns one message only, so that a task may continue without it."""
+    return isinstance(error, MESSAGE_ERRORS) and not error.retryable and not _lacks_needed_store(error, config)
+
+
+def _lacks_needed_store(error: ClaimCheckError, config: Config) -> bool:
+    if not isinstance(error, PointerRejectedError) or error.reason != "store":
+        return False
+    needed = {config.store, *(config.reads_from or ())}
+    return isinstance(error.__cause__, UNUSABLE) and error.store in needed
+
+
 def row_source(row: Mapping[str, object]) -> str:
     """Describe where a row came from, from the columns of Spark's Kafka source or of our sources."""
     values = {name.lower(): value for name, value in row.items()}
@@ -174,6 +189,15 @@ def row_source(row: Mapping[str, object]) -> str:
 
 
 # Where the messages of a DataFrame were read from, for the check of their signatures and of their stores -------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFrom:
+    """Where a message was read from."""
+
+    destination: str | None = None
+    headers: Callable[[], object] | None = None
+    is_internal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +210,11 @@ class Origin:
 
     @classmethod
     def find(cls, df: DataFrame, config: Config, destination: str | None) -> Origin:
-        headers = next(
-            (at for name, kind in DEFAULT_HEADERS.items() if (at := _index(df, name, kind)) is not None), None
-        )
         topic = _index(df, "topic", "string") if destination is None else None
         check_destination(config, destination, is_known=topic is not None)
         if not config.signing.keys and not config.destinations:
             return cls()
-        return cls(destination, topic, headers)
+        return cls(destination, topic, headers_index(df))
 
     def read_from(self, batch: pa.RecordBatch, number: int) -> ReadFrom:
         headers = None if self.headers is None else partial(_pairs, batch, self.headers, number)
@@ -216,6 +237,12 @@ def check_destination(config: Config, destination: object, *, is_known: bool = F
         fail("destination", found=repr(destination), expected=expected)
     if destination is None and not is_known and config.signing.keys and config.signing.bind_destination:
         fail("destination", found="nothing", expected=f"{expected}, because signatures cover it, or a column topic")
+
+
+def headers_index(df: DataFrame) -> int | None:
+    """Return the index of the column of headers, if there is one."""
+    found = (_index(df, name, kind) for name, kind in _HEADERS)
+    return next((index for index in found if index is not None), None)
 
 
 def _index(df: DataFrame, name: str, kind: str) -> int | None:

@@ -13,10 +13,10 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parents[1]))
 
-from tests.benchmarks.peer_picture import Line  # noqa: E402
-from tests.benchmarks.peer_picture import draw_lines as draw_peers  # noqa: E402
-from tests.benchmarks.picture import BLUES, GRAY, INK, Bar, Panel, draw_panels, pyplot  # noqa: E402
-from tests.benchmarks.spark_picture import draw_lines as draw_spark  # noqa: E402
+from tests.benchmarks.peers import draw_peers  # noqa: E402
+from tests.benchmarks.picture import BLUES, GRAY, INK, Bar, Lines, Panel, draw_lines, draw_panels, pyplot  # noqa: E402
+from tests.benchmarks.rounds import size_text  # noqa: E402
+from tests.benchmarks.spark_rows import draw_distances  # noqa: E402
 
 IMAGES = HERE.parent / "images"
 ORANGE = "#d55e00"
@@ -56,36 +56,32 @@ def pulsar() -> None:
 def peers() -> None:
     """Draw throughput beside other libraries."""
     found = figures("peers")
-    lines = [
-        Line(name, store, dict(zip(found["sizes"], rates, strict=True)))
-        for name, (store, *rates) in found["rates"].items()
-    ]
-    draw_peers(lines, IMAGES / "peers.png")
+    rates: dict[str, dict[str, dict[int, float]]] = {}
+    for name, (store, *values) in found["rates"].items():
+        rates.setdefault(store, {})[name] = dict(zip(found["sizes"], values, strict=True))
+    draw_peers(rates, IMAGES / "peers.png")
 
 
 def line() -> None:
     """Draw throughput of S3 over a line like a cloud's, beside other libraries."""
     found = figures("line")
-    lines = [
-        Line(name, way, dict(zip(found["sizes"], rates, strict=True)))
+    panels = [
+        Lines.of(
+            f"{way.capitalize()}: MB of payload per second",
+            {name: dict(zip(found["sizes"], rates, strict=True)) for name, rates in libraries.items()},
+            lambda size: size_text(int(size)),
+        )
         for way, libraries in found["rates"].items()
-        for name, rates in libraries.items()
     ]
-    draw_peers(
-        lines,
-        IMAGES / "line.png",
-        panels={"get": "Get", "put": "Put"},
-        title="S3 with a round trip of 16 ms and 90 MB/s per connection, all with their default options",
-        rate="MB of payload per second",
-    )
+    title = "S3 with a round trip of 16 ms and 90 MB/s per connection, all with their default options"
+    draw_lines(panels, IMAGES / "line.png", title, shared=True)
 
 
 def spark() -> None:
     """Draw throughput by the distance to the store."""
     rates = figures("spark")["rates"]
-    draw_spark(
-        {way: {int(at): rate for at, rate in points.items()} for way, points in rates.items()}, IMAGES / "spark.png"
-    )
+    distances = {way: {int(at): rate for at, rate in points.items()} for way, points in rates.items()}
+    draw_distances(distances, IMAGES / "spark.png")
 
 
 def idea() -> None:

@@ -1,5 +1,389 @@
-"""The Redis store: payloads as segments in a Redis server or cluster, or behind sentinels."""
+"""The Redis store: payloads in segments that all expire at the same moment, in a server, a cluster or behind sentinels.
 
-from claimcheck.stores.redis._store import RedisStore
+Large values are bad for Redis: they block all other clients while they are copied, and powers of two waste a quarter of
+the memory. A payload is therefore stored in segments of a little under 1 MiB. Two are written at a time, three read.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from claimcheck._content.source import Source
+from claimcheck._store.contract import Translated, too_long
+from claimcheck._store.listing import KEY_PREFIX, Deletion, StoreEntry
+from claimcheck._store.store import Store
+from claimcheck._threads import Replies
+from claimcheck._validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail
+from claimcheck._wire.buffers import PieceReader, Reader
+from claimcheck._wire.pointer import Pointer, slug
+from claimcheck.errors import IntegrityError, ScanNotSupportedError, StoreError, StoreUnavailableError, import_vendor
+from claimcheck.stores._common import CaFile
+from claimcheck.stores.redis._replies import SmallReplies
+from claimcheck.stores.redis._segments import (
+    SegmentReader,
+    SegmentWriter,
+    extend_segments,
+    is_lost,
+    set_command,
+    small_command,
+    unsized_segments,
+)
+from claimcheck.stores.redis._server import (
+    SMALL_BYTES,
+    Address,
+    Borrowed,
+    FirstSegment,
+    Keyspace,
+    RedisServer,
+    packed,
+    segment_key,
+    tls_options,
+)
 
 __all__ = ["RedisStore"]
+
+_log = logging.getLogger(__name__)
+
+_SEGMENT_BYTES = (1 << 20) - 64  # with Redis' header just one megabyte for its allocator, not the next size up
+_MAX_SEGMENT_BYTES = 512 << 20  # proto-max-bulk-len; beyond it the server closes the connection without an error
+_UNLINK_ENTRIES = 100  # payloads of one segment in a round trip
+_DELETE_KEYS = 16  # UNLINK frees strings at once, which blocks the server
+_MAX_V1_SEGMENTS = 100_000  # a pointer of version 1 is never signed, and does not declare its size
+_CONNECT_SECONDS = 5
+_V1_PREFIX = "kafka-over-redis-"
+_ANY = "-"  # there is no version: the expiry is compared
+_SAME_MS = 1000  # the server returns the remaining time, which passes meanwhile
+_NOT_REACHED = "_claimcheck_not_reached"  # an attribute of errors
+
+# Error classes by redis-py's, first match wins; any other error is a StoreError.
+_ERRORS: tuple[tuple[str, type[StoreError]], ...] = (
+    ("AuthenticationError", StoreError),  # a subclass of redis-py's ConnectionError, but not retryable
+    ("AuthorizationError", StoreError),
+    ("ConnectionError", StoreUnavailableError),
+    ("TimeoutError", StoreUnavailableError),
+    ("ReadOnlyError", StoreUnavailableError),  # a replica, during a failover
+    ("ClusterDownError", StoreUnavailableError),
+    ("TryAgainError", StoreUnavailableError),
+    ("RedisClusterException", StoreUnavailableError),  # no node of a cluster answers
+)
+
+
+def _is_url(url: str) -> bool:
+    try:
+        Address.parse(url)
+    except ValueError:
+        return False
+    return True
+
+
+_URL = Check(
+    _is_url,
+    "redis://[user:password@]host[:port][/database], rediss://..., unix://path, redis+cluster://host:port[,...] or "
+    "redis+sentinel://host:port[,...]/service[/database], percent-encoded",
+)
+
+
+class RedisStore(Store):
+    """Stores segments as ``{key}-{i}``, with one expiry time and in one cluster slot. Requires Redis 6.2 or newer.
+
+    Set ``maxmemory-policy noeviction`` on the server: all other policies evict segments of payloads that messages still
+    point at, and readers report those payloads as gone.
+
+    Args:
+        url: ``redis://``, ``rediss://`` or ``unix://``, as in redis-py; ``redis+cluster://host:port,host:port``;
+            ``redis+sentinel://host:port,host:port/service/database``, with the login of Redis itself.
+        ttl_seconds: The lifetime of payloads, at least 1; ``None`` for no limit.
+        segment_bytes: Up to 512 MiB; a power of two wastes a quarter of the server's memory.
+        key_prefix: The beginning of all keys; pointers to other keys are rejected.
+        pointer_version: 1 writes the published form, with its key names, for readers that support nothing else.
+        v1_pointers: Whether pointers of version 1, which name no store, belong to this store. By default they belong to
+            the only Redis store of a configuration. Those with more than 100,000 segments are rejected.
+        tls_ca_file: Certificates of authorities in PEM format, in place of the system's, for ``rediss://``.
+            It must name the host in ``url``, unless the query of ``url`` has redis-py's ``ssl_check_hostname=false``.
+        timeout_seconds: Timeout for one reply of the server.
+    """
+
+    _whole_bytes = SMALL_BYTES
+
+    def __init__(
+        self,
+        *,
+        url: Annotated[str, _URL],
+        ttl_seconds: Annotated[float, Range(1, MAX_SECONDS)] | None = 604_800,
+        segment_bytes: Annotated[int, Range(1, _MAX_SEGMENT_BYTES)] = _SEGMENT_BYTES,
+        key_prefix: Annotated[str, KEY_PREFIX] = "claimcheck:",
+        pointer_version: Literal[1, 2] = 2,
+        v1_pointers: bool | None = None,
+        tls_ca_file: CaFile | None = None,
+        timeout_seconds: Timeout = 30,
+    ) -> None:
+        check_arguments(RedisStore, url=url, segment_bytes=segment_bytes, key_prefix=key_prefix)
+        options = {"socket_timeout": timeout_seconds, "socket_connect_timeout": min(timeout_seconds, _CONNECT_SECONDS)}
+        self._address = Address.parse(url)
+        if self._address.tls:
+            options |= tls_options(self._address, ca_file=tls_ca_file)
+        elif tls_ca_file:
+            fail("tls_ca_file", found="an address without TLS", expected="one that begins with rediss")
+        self._server = RedisServer(self._address, options, name=lambda: self.name)
+        self.joined_bytes = 0 if self._server.is_cluster else min(SMALL_BYTES, segment_bytes)
+        self._policy_known = False
+        self.ttl_seconds = ttl_seconds
+        self.segment_bytes = segment_bytes
+        self.prefix = key_prefix
+        self.pointer_version = pointer_version
+        self.v1_pointers = v1_pointers
+        self.reads_v1 = v1_pointers is not False or pointer_version == 1
+
+    def __repr__(self) -> str:
+        return f"<RedisStore {self.name!r} at {self._address.location}>"
+
+    def close(self) -> None:
+        """Close the connections; the next use makes new ones."""
+        self._server.close()
+
+    def _new_key(self, destination: str, unique: uuid.UUID) -> str:
+        if self.pointer_version == 1:
+            return f"{_V1_PREFIX}{slug(destination)}-{unique}"
+        return f"{self.prefix}{slug(destination)}-{{{unique}}}"  # braces: only the uuid determines the cluster slot
+
+    def _max_segments(self, version: int) -> int:
+        return _MAX_V1_SEGMENTS if version == 1 else super()._max_segments(version)
+
+    def _scope(self, pointer: Pointer) -> str:
+        return _V1_PREFIX if pointer.version == 1 else self.prefix
+
+    def _reach(self) -> None:
+        if self._server.is_cluster:  # elsewhere the connection that is borrowed to write shows it
+            self._server.borrow("").give_back()
+
+    def _wrote_nothing(self, error: BaseException) -> bool:
+        return super()._wrote_nothing(error) or getattr(error.__cause__, _NOT_REACHED, False)
+
+    def _write(self, pointer: Pointer, source: Source) -> None:
+        self._store(pointer, source, create=self._is_exclusive(pointer))
+
+    def _rewrite(self, pointer: Pointer, source: Source) -> None:
+        self._store(pointer, source)
+
+    def _store(self, pointer: Pointer, source: Source, *, create: bool = False) -> None:
+        """Write the segments; with ``create``, only if there is no first one."""
+        segment_bytes = self.segment_bytes or _SEGMENT_BYTES
+        is_small = source.size is not None and source.size <= min(SMALL_BYTES, segment_bytes)
+        if create or self._server.is_cluster:
+            self._store_segments(pointer, source.pieces(segment_bytes), None, create=create)
+        elif not is_small:
+            borrowed = self._connection(lambda: self._server.borrow(""))
+            self._store_segments(pointer, source.pieces(segment_bytes), borrowed)
+        elif not self._store_small(pointer, segment := source.take_all()):
+            self._store_segments(pointer, [segment], None)
+        self._warn_of_eviction()
+
+    def _store_small(self, pointer: Pointer, segment: memoryview) -> bool:
+        """Write the only segment, sent with one system call; return whether that worked. Otherwise it is sent again."""
+        borrowed, was_sent = self._connection(self._server.borrow_kept), False
+        try:
+            borrowed.send_small(*set_command(pointer, 0, segment))
+            was_sent = True
+            borrowed.receive()
+        except BaseException as error:
+            if was_sent and not isinstance(error, Exception):  # so that it does not arrive after its deletion
+                with suppress(Exception):
+                    borrowed.receive()
+            borrowed.discard()
+            if not is_lost(error):
+                raise
+            return False
+        borrowed.give_back()
+        return True
+
+    def _store_segments(
+        self, pointer: Pointer, segments: Iterable[memoryview], borrowed: Borrowed | None, *, create: bool = False
+    ) -> None:
+        writer = SegmentWriter(self._server, pointer, borrowed)
+        try:
+            for i, segment in enumerate(segments):
+                writer.put(i, segment, create=create and not i)
+            if not writer.count:
+                writer.put(0, memoryview(b""))
+            writer.finish()
+        finally:
+            writer.abandon()
+
+    def _connection(self, borrow: Callable[[], Borrowed]) -> Borrowed:
+        """Return a connection. If there is none, nothing was written, and `_delete` would only wait again."""
+        try:
+            return borrow()
+        except Exception as error:
+            setattr(error, _NOT_REACHED, True)
+            raise
+
+    def _open(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
+        if pointer.size is None or not pointer.size:
+            return PieceReader(self._segments(pointer), start=start)
+        reader = SegmentReader(
+            self._server,
+            pointer,
+            start,
+            pointer.size if stop is None else stop,
+            missing=lambda what: self.missing(pointer, what),
+            wrong=lambda expected, actual: self._wrong(pointer, expected, actual),
+        )
+        reader.begin()
+        return reader
+
+    def _request(self, pointers: Sequence[Pointer]) -> Replies:
+        sizes = [pointer.size or 0 for pointer in pointers]
+        commands = [packed(small_command(segment_key(each, 0), each.size or 0)) for each in pointers]
+        return SmallReplies(
+            self._server, commands, sizes, missing=lambda n: self.missing(pointers[n], "segment 0 of 1")
+        )
+
+    def _send(self, writes: Sequence[tuple[Pointer, memoryview]]) -> Replies:
+        self._warn_of_eviction()
+        commands = [packed(set_command(pointer, 0, view)) for pointer, view in writes]
+        return SmallReplies(self._server, commands)
+
+    def _segments(self, pointer: Pointer) -> Iterator[bytes]:
+        size = pointer.size
+        return unsized_segments(
+            self._server,
+            pointer,
+            limit=self.context.max_payload_bytes if size is None else size,
+            missing=lambda what: self.missing(pointer, what),
+            empty=lambda: self._wrong(pointer, "at least 1", 0),
+            too_large=lambda n: too_long(self, pointer, n) if size is None else self._wrong(pointer, size, n),
+        )
+
+    def _delete(self, pointer: Pointer) -> None:
+        for first in range(0, pointer.segments, _DELETE_KEYS):
+            last = min(first + _DELETE_KEYS, pointer.segments)
+            self._unlink([segment_key(pointer, i) for i in range(first, last)])
+
+    def _extend(self, pointer: Pointer, ttl_seconds: float, destination: str | None) -> Pointer:
+        """Move the expiry of all segments."""
+        now_ms = int(self.context.clock() * 1000)
+        expires_ms = now_ms + int(ttl_seconds * 1000)
+        with Translated(self, pointer, "extend"):
+            all_expire = extend_segments(
+                self._server, pointer, expires_ms, now_ms=now_ms, missing=lambda what: self.missing(pointer, what)
+            )
+        if not all_expire and pointer.version == 1:
+            return pointer
+        if not all_expire:
+            return super()._extend(pointer, ttl_seconds, destination)
+        return replace(pointer, expires_ms=expires_ms, key_id=None, mac=None)
+
+    def _unlink(self, keys: list[str]) -> None:
+        exceptions = import_vendor("redis.exceptions", extra="redis")
+        try:
+            self._server.client.unlink(*keys)
+        except (exceptions.ClusterError, exceptions.TryAgainError):  # their slot is moving between two nodes
+            for key in keys:
+                self._server.client.unlink(key)
+
+    def _scan(self, after: str | None) -> Iterator[StoreEntry]:
+        """List payloads by their first segments, without counting the others: their size is known only if it is one."""
+        if self.pointer_version == 1:
+            text = f"store {self.name!r}: keys of pointers of version 1 are shared with other programs, and not listed"
+            raise ScanNotSupportedError(text, store=self.name)
+        for found in Keyspace(self._server, self.prefix).first_segments(after):
+            entry = self._entry(found)
+            if entry is not None:
+                yield entry
+
+    def _entry(self, found: FirstSegment) -> StoreEntry | None:
+        known = self._lifetime_of(found.key)
+        if known is None:
+            return None
+        size = found.size if found.size < (self.segment_bytes or _SEGMENT_BYTES) else None
+        entry = StoreEntry.of(found.key, known, size=size, position=found.position, version=_ANY)
+        if found.ttl_ms is None:
+            return entry
+        expires = int(self.context.clock() * 1000) + found.ttl_ms
+        return replace(entry, expires_ms=max(expires, entry.expires_ms or 0), has_lifetime=True)
+
+    def _server_time(self) -> float:
+        seconds, microseconds = self._server.nodes()[0][1].time()
+        return float(seconds + microseconds / 1e6)
+
+    def _stat(self, entry: StoreEntry) -> StoreEntry | None:
+        found = Keyspace(self._server, self.prefix).first_segment(entry.key)
+        now = None if found is None else self._entry(found)
+        if now is None or (now.expires_ms is None) != (entry.expires_ms is None):
+            return now if now is None else replace(now, version="")
+        moved = abs((now.expires_ms or 0) - (entry.expires_ms or 0))
+        return now if moved < _SAME_MS else replace(now, version="")
+
+    def _discard(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
+        keyspace = Keyspace(self._server, self.prefix)
+        small = [entry for entry in entries if entry.size is not None]  # one segment
+        for first in range(0, len(small), _UNLINK_ENTRIES):
+            some = small[first : first + _UNLINK_ENTRIES]
+            replies = keyspace.unlink_first_segments([entry.key for entry in some])
+            yield from (self._unlinked(entry, reply) for entry, reply in zip(some, replies, strict=True))
+        large = [entry for entry in entries if entry.size is None]
+        for entry, count in zip(large, keyspace.segments([entry.key for entry in large]), strict=True):
+            try:
+                self._unlink_segments(entry.key, count)
+            except Exception as error:
+                yield self._failed(entry, error)
+            else:
+                yield Deletion(entry, "deleted" if count else "gone")
+
+    def _unlinked(self, entry: StoreEntry, reply: object) -> Deletion:
+        if isinstance(reply, Exception):
+            return self._failed(entry, reply)
+        return Deletion(entry, "deleted" if reply else "gone")
+
+    def _unlink_segments(self, key: str, count: int) -> None:
+        """Delete segments, the first one last: until then a listing finds what an interrupted deletion left."""
+        names = [f"{key}-{i}" for i in reversed(range(count))]
+        for first in range(0, count, _DELETE_KEYS):
+            self._unlink(names[first : first + _DELETE_KEYS])
+
+    def _warn_of_eviction(self) -> None:
+        """Warn once if the server deletes payloads when its memory is full."""
+        if self._policy_known:
+            return
+        self._policy_known = True
+        try:
+            memory = self._server.client.info("memory")
+        except Exception:  # INFO may be forbidden or not supported: some proxies then close the connection
+            with suppress(Exception):
+                self._server.client.connection_pool.disconnect(inuse_connections=False)
+            return
+        policy = memory.get("maxmemory_policy", "noeviction")
+        if memory.get("maxmemory") and policy != "noeviction":
+            _log.warning(
+                "store %r: the server's maxmemory-policy is %s: when its memory is full, it deletes payloads that "
+                "messages still point at; set noeviction",
+                self.name,
+                policy,
+            )
+
+    def _wrong(self, pointer: Pointer, expected: int | str, actual: int) -> IntegrityError:
+        return IntegrityError(
+            f"store {self.name!r}: a segment of {pointer.key!r} has {actual} bytes, not {expected}",
+            store=self.name,
+            key=pointer.key,
+            expected=expected,
+            actual=actual,
+        )
+
+    def _translate(self, error: Exception) -> type[StoreError] | None:
+        exceptions = import_vendor("redis.exceptions", extra="redis")
+        if "syntax error" in str(error):
+            error.args = ("the server does not support SET with PXAT; Redis 6.2 or newer is required",)
+        if str(error).startswith("WRONGTYPE"):  # a list, for example, which is not a segment
+            return IntegrityError
+        for name, ours in _ERRORS:
+            if isinstance(error, getattr(exceptions, name, ())):
+                return ours
+        if isinstance(error, OSError):  # of a socket that is used directly, such as an ssl.SSLEOFError
+            return StoreUnavailableError
+        return super()._translate(error)

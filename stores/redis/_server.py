@@ -1,4 +1,4 @@
-"""Connections to Redis: one server, the master that sentinels monitor, or a cluster.
+"""Connections to Redis: one server, the master that sentinels monitor, or a cluster; and the keys that are there.
 
 redis-py makes the connections (addresses, logins, TLS, database, protocol), keeps them in pools and finds the nodes.
 """
@@ -10,11 +10,11 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from claimcheck._texts import split_url
@@ -30,6 +30,9 @@ _SERVICE = re.compile(r"/(?P<service>[^/]+)(?P<database>/\d+)?")
 _PORTS = {"cluster": 6379, "sentinel": 26379}
 _MAX_KEPT = 16
 _MAX_CONNECTIONS = 1 << 16  # the threads of the caller are the limit; redis-py raises an error from 100 on
+_SCAN_KEYS = 1000
+_WINDOW = 100
+_SPECIAL = "\\*?[]"
 _BY_REFERENCE = 6000  # arguments over this size are not copied into a command
 
 SMALL_BYTES = 1 << 17
@@ -105,10 +108,10 @@ def segment_key(pointer: Pointer, i: int) -> str:
     return f"{pointer.key}-{i}"
 
 
-def tls_options(address: Address, *, ca_file: str | None, validate_hostname: bool) -> dict[str, Any]:
+def tls_options(address: Address, *, ca_file: str | None) -> dict[str, Any]:
     """Return redis-py's options for TLS. Its defaults differ between versions: some do not check host names."""
     unverified = parse_qs(urlsplit(address.url).query).get("ssl_cert_reqs") == ["none"]
-    options = {} if unverified else {"ssl_check_hostname": validate_hostname}
+    options = {} if unverified else {"ssl_check_hostname": True}
     return options if ca_file is None else {**options, "ssl_ca_certs": ca_file}
 
 
@@ -279,3 +282,77 @@ def _packer() -> Callable[..., Any] | None:
 def _retry_once(redis: ModuleType) -> object:
     """Retry on connections that died in the pool; every command sent here may safely be sent twice."""
     return redis.retry.Retry(redis.backoff.NoBackoff(), 1, supported_errors=(redis.exceptions.ConnectionError,))
+
+
+class FirstSegment(NamedTuple):
+    """The first segment of a payload."""
+
+    key: str
+    size: int
+    ttl_ms: int | None
+    position: str
+
+
+class Keyspace:
+    """The keys below a prefix."""
+
+    def __init__(self, server: RedisServer, prefix: str) -> None:
+        self._server = server
+        self._pattern = "".join(f"\\{each}" if each in _SPECIAL else each for each in prefix) + "*-0"
+
+    def first_segments(self, after: str | None) -> Iterator[FirstSegment]:
+        """Yield the first segment of each payload, some perhaps twice, as SCAN does."""
+        start, _, cursor = (after or "").rpartition(" ")
+        for name, client in self._server.nodes():
+            if name >= start:
+                yield from self._scan_node(name, client, int(cursor or 0) if name == start else 0)
+
+    def _scan_node(self, name: str, client: Any, cursor: int) -> Iterator[FirstSegment]:
+        while True:
+            following, names = client.scan(cursor, match=self._pattern, count=_SCAN_KEYS)
+            yield from self._described(client, list(names), f"{name} {cursor}")
+            cursor = int(following)
+            if not cursor:
+                return
+
+    def _described(self, client: Any, names: list[bytes], position: str) -> Iterator[FirstSegment]:
+        pipeline = client.pipeline(transaction=False)
+        for name in names:
+            pipeline.strlen(name)
+            pipeline.pttl(name)
+        replies = iter(pipeline.execute(raise_on_error=False) if names else ())
+        for name, size, ttl in zip(names, replies, replies, strict=False):
+            if isinstance(size, int) and isinstance(ttl, int) and ttl != -2:  # -2: it is gone; errors: no segment
+                key = _text(name).removesuffix("-0")
+                yield FirstSegment(key, size, None if ttl < 0 else ttl, position)
+
+    def first_segment(self, key: str) -> FirstSegment | None:
+        """Return the first segment of one payload; ``None`` if it is gone."""
+        return next(self._described(self._server.client, [f"{key}-0".encode()], ""), None)
+
+    def unlink_first_segments(self, keys: Sequence[str]) -> list[object]:
+        """Delete the first segment of each payload; return the number of deleted entries, or an error, for each."""
+        pipeline = self._server.client.pipeline(transaction=False)
+        for key in keys:
+            pipeline.unlink(f"{key}-0")
+        return list(pipeline.execute(raise_on_error=False))
+
+    def segments(self, keys: Sequence[str]) -> list[int]:
+        """Return the number of segments of each payload: that of the last one that exists, plus one."""
+        return [self._count(key) for key in keys]
+
+    def _count(self, key: str) -> int:
+        count = first = 0
+        while True:
+            pipeline = self._server.client.pipeline(transaction=False)
+            for i in range(first, first + _WINDOW):
+                pipeline.exists(f"{key}-{i}")
+            found = pipeline.execute()
+            if not any(found):
+                return count
+            count = first + _WINDOW - found[::-1].index(1)
+            first += _WINDOW
+
+
+def _text(name: bytes | str) -> str:
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else name

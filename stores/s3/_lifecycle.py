@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from claimcheck.errors import ConfigError, StoreError
+from claimcheck.stores.s3 import S3Store
 from claimcheck.stores.s3._client import client_error, code_of
-from claimcheck.stores.s3._store import S3Store
 
 _DAY = 86_400
 _NONE = {"NoSuchLifecycleConfiguration", "NoSuchLifecycleConfigurationError"}

@@ -19,7 +19,7 @@ import claimcheck._wire.checksum as checksum
 from claimcheck._threads import check_interrupt
 from claimcheck.errors import KeyTakenError
 from claimcheck.stores._common import NOT_KNOWN
-from claimcheck.stores._parts import CONNECTIONS, TransferPolicy
+from claimcheck.stores._parts import CONNECTIONS, Slots
 from claimcheck.stores.s3._client import client_error, code_of
 
 _ASK_FROM_BYTES = 1 << 20  # smaller bodies are sent before a server could refuse them
@@ -162,10 +162,10 @@ class Creator:
 class Upload:
     """One multipart upload, completed or aborted when `run` returns."""
 
-    def __init__(self, client: Any, bucket: str, key: str, *, transfers: TransferPolicy, buffered: bool) -> None:
+    def __init__(self, client: Any, bucket: str, key: str, *, slots: Slots, buffered: bool) -> None:
         self._client = client
         self._place = {"Bucket": bucket, "Key": key}
-        self._transfers = transfers
+        self._slots = slots
         self._buffered = buffered
         self._parts: list[dict[str, Any]] = []
         self._checksums: list[tuple[int, int, int]] = []
@@ -194,24 +194,24 @@ class Upload:
     def _send(self, pieces: Iterable[memoryview]) -> None:
         """Send all parts, and wait for all of them: a part in flight during an abort would stay."""
         in_flight: set[Future[None]] = set()
-        transfers = self._transfers
+        slots = self._slots
         with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="claimcheck-s3") as threads:
             try:
                 for number, piece in enumerate(pieces, 1):
                     memory = len(piece) if self._buffered else 0
-                    while not transfers.begin_part(memory, others=len(in_flight)):
+                    while not slots.take(memory, spare=memory, always=not in_flight):  # the next one is read meanwhile
                         in_flight = _wait_for_one(in_flight)
-                    sending = threads.submit(self._send_part, number, piece, memory)
-                    sending.add_done_callback(partial(_forget, transfers, memory))
-                    in_flight.add(sending)
+                    in_flight.add(threads.submit(self._send_part, number, piece))
                     del piece  # otherwise it would stay in memory while the next one is read
                 while in_flight:
                     in_flight = _wait_for_one(in_flight)
             except BaseException:
                 threads.shutdown(cancel_futures=True)
+                for _ in filter(Future.cancelled, in_flight):
+                    slots.leave()
                 raise
 
-    def _send_part(self, number: int, piece: memoryview, memory: int) -> None:
+    def _send_part(self, number: int, piece: memoryview) -> None:
         body = ViewFile(piece)
         try:
             answer = self._client.upload_part(**self._place, PartNumber=number, Body=body, ChecksumCRC32=body.checksum)
@@ -219,7 +219,7 @@ class Upload:
             self._lost = True
             raise
         finally:
-            self._transfers.end_part(memory)
+            self._slots.leave()
         self._parts.append({"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32": body.checksum})
         self._checksums.append((number, body.crc32, len(body)))
 
@@ -242,12 +242,6 @@ class Upload:
         except Exception as error:
             return error
         return None
-
-
-def _forget(transfers: TransferPolicy, memory: int, sending: Future[None]) -> None:
-    """Count a part that was cancelled before it was sent."""
-    if sending.cancelled():
-        transfers.end_part(memory)
 
 
 def _wait_for_one(in_flight: set[Future[None]]) -> set[Future[None]]:

@@ -41,7 +41,6 @@ from tests.benchmarks.progress import progress
 from tests.benchmarks.report import METHOD, behind, count, table
 from tests.benchmarks.rounds import FULL, QUICK, Effort
 from tests.benchmarks.rows import Row, Step, take
-from tests.benchmarks.spark_picture import draw_ways
 
 GROUPS: dict[str, Callable[[Effort], list[Step]]] = {
     "redis": redis_rows.steps,
@@ -97,7 +96,7 @@ def _write_down(rows: Sequence[Row], document: dict[str, object], folder: Path) 
     print(f"Written: {folder / 'bench.json'}")
     try:
         draw(rows, folder / "bench.png", "claimcheck and what it is compared with")
-        if draw_ways(rows, folder / "ways.png"):
+        if spark_rows.draw_ways(rows, folder / "ways.png"):
             print(f"Drawn: {folder / 'ways.png'}")
     except ImportError as error:
         print(f"No picture: {error}; pip install 'claimcheck-messaging[bench]'")

@@ -62,6 +62,14 @@ class Results:
         """Bytes of memory at the peak."""
         return self.rounds[name][size][0]["extra"]
 
+    def rates(self) -> dict[str, dict[str, dict[int, float]]]:
+        """MB/s of put and get together, by store, library and size."""
+        found: dict[str, dict[str, dict[int, float]]] = {}
+        for name, by_size in self.rounds.items():
+            rates = {size: size / self.seconds(name, size) / 1e6 for size in sorted(by_size)}
+            found.setdefault(self.stores[name], {})[self.label(name)] = rates
+        return found
+
     def table(self) -> list[str]:
         """Seconds and extra memory of all, as Markdown."""
         sizes = sorted({size for by_size in self.rounds.values() for size in by_size})

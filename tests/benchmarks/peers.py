@@ -17,7 +17,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,9 @@ from tests.benchmarks import network
 from tests.benchmarks.lab import BUCKET, CREDENTIALS, HERE, Lab
 from tests.benchmarks.machine import lines, machine
 from tests.benchmarks.peer_environments import PEERS, Peer, prepare, python_of
-from tests.benchmarks.peer_picture import draw
 from tests.benchmarks.peer_process import PeerProcess
 from tests.benchmarks.peer_results import METHOD, Results
+from tests.benchmarks.picture import Lines, draw_lines
 from tests.benchmarks.progress import Show, progress
 from tests.benchmarks.rounds import MIB, QUICK, size_text
 
@@ -148,8 +148,23 @@ def _rotated(peers: list[Peer], number: int) -> list[Peer]:
 def _write_down(results: Results, document: dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "peers.json").write_text(json.dumps({**document, **results.as_dict()}, indent=1) + "\n")
-    draw(results, folder / "peers.png")
+    draw_peers(results.rates(), folder / "peers.png")
     print(f"Written: {folder / 'peers.json'}\nDrawn: {folder / 'peers.png'}")
+
+
+STORES = {"redis": "Redis", "s3": "S3", "file": "Files"}
+
+
+def draw_peers(rates: Mapping[str, Mapping[str, Mapping[int, float]]], path: Path) -> None:
+    """Draw MB/s by payload size of each library, one panel for each store."""
+    panels = [
+        Lines.of(f"{text}: MB/s, write and read together", rates[store], lambda size: size_text(int(size)))
+        for store, text in STORES.items()
+        if store in rates
+    ]
+    draw_lines(
+        panels, path, "Writing a payload and reading it back, on one 2-core machine", columns=len(panels), shared=True
+    )
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:

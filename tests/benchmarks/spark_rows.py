@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import claimcheck
@@ -16,8 +18,9 @@ from claimcheck._wire.envelope import CHUNK_OVERHEAD_BYTES
 from claimcheck.config import HEADER
 from tests.benchmarks import spark_ways
 from tests.benchmarks.lab import HERE, Lab
+from tests.benchmarks.picture import Lines, draw_lines
 from tests.benchmarks.rounds import MIB, Effort, Variant, compare, payload_of
-from tests.benchmarks.rows import Findings, Step, Target
+from tests.benchmarks.rows import Findings, Row, Step, Target
 from tests.benchmarks.series import times_as_fast
 
 if TYPE_CHECKING:
@@ -271,3 +274,25 @@ def _flush(lab: Lab) -> None:
 
 def _effort(lab: Lab) -> Effort:
     return lab.effort if lab.effort.divisor > 1 else SPARK_EFFORT
+
+
+# The picture ---------------------------------------------------------------------------------------------------
+
+
+def draw_ways(rows: Sequence[Row], path: Path) -> bool:
+    """Draw MB/s by the distance to the store for payloads of 1 MiB; returns whether there are any."""
+    rates: dict[str, dict[int, float]] = {}
+    for row in rows:
+        found = re.fullmatch(r"spark-(hand-1024k|naive)-(\d+)ms", row.target.key)
+        for series in row.series if found else ():
+            if found and (found[1] != "naive" or series.name != OURS):  # ours from the runs against code by hand
+                rates.setdefault(series.name, {})[int(found[2])] = series.rate * 1000
+    if rates:
+        draw_distances(rates, path)
+    return bool(rates)
+
+
+def draw_distances(rates: Mapping[str, Mapping[int, float]], path: Path) -> None:
+    """Draw MB/s by round trip in milliseconds."""
+    panel = Lines.of("MB of payload per second, by the round trip to the store", rates, lambda at: f"{at:g} ms")
+    draw_lines([panel], path, "Reading 1 MiB payloads from Redis in Spark, on one 2-core machine", columns=1)

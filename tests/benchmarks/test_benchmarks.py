@@ -11,7 +11,6 @@ import pytest
 from tests.benchmarks import picture
 from tests.benchmarks.bench import GROUPS
 from tests.benchmarks.peer_environments import PEERS, Peer
-from tests.benchmarks.peer_picture import _apart
 from tests.benchmarks.peer_process import PeerError
 from tests.benchmarks.peer_results import Results
 from tests.benchmarks.reasons import REASONS
@@ -171,7 +170,7 @@ def test_a_picture_has_a_panel_for_each_run_and_blue_bars_for_ours(tmp_path, mon
 
 @pytest.mark.parametrize("rates", [[1.0], [1.0, 10.0], [5.0, 5.0, 5.0], [1.0, 1.01, 100.0]])
 def test_names_at_the_ends_of_lines_do_not_overlap(rates):
-    places = _apart(rates, 1.2)
+    places = picture.apart(rates, 1.2)
     assert all(after / before >= 1.199 for before, after in itertools.pairwise(places))
     assert places[0] <= rates[0] or len(rates) == 1
     assert places[-1] >= rates[-1] * 0.999

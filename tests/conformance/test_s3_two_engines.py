@@ -7,7 +7,7 @@ import pytest
 
 from claimcheck.errors import PayloadNotFoundError
 from claimcheck.stores.obstore import ObstoreStore
-from claimcheck.stores.s3._store import S3Store
+from claimcheck.stores.s3 import S3Store
 from claimcheck.testing._store_kit import Breaking
 from tests.conformance.s3_medium import PART_BYTES
 from tests.parts import divided

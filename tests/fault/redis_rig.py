@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from claimcheck._store.contract import StoreContext
-from claimcheck.stores.redis._store import RedisStore
+from claimcheck.stores.redis import RedisStore
 from tests.fault.proxy import Proxy
 from tests.fault.rig import assert_healthy, content, through
 from tests.real.process import wait_until

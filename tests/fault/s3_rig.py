@@ -15,7 +15,7 @@ import pytest
 from claimcheck._store.contract import StoreContext
 from claimcheck._store.store import Store
 from claimcheck.errors import IntegrityError, PayloadNotFoundError
-from claimcheck.stores.s3._store import S3Store
+from claimcheck.stores.s3 import S3Store
 from tests.fault.http_proxy import HttpProxy
 from tests.fault.proxy import Proxy
 from tests.fault.rig import MIB, READINGS, assert_healthy, assert_unavailable, content

@@ -64,8 +64,8 @@ class Lab:
     pause: float = 6
 
     def collection(self) -> list[str]:
-        options = ["--config", str(self.config), "--grace", f"{GRACE}s", "--yes", "--claim", "--rate", "200/s"]
-        return ["gc", *self.broker, *options]
+        options = ["--grace", f"{GRACE}s", "--yes", "--claim", "--rate", "200/s"]
+        return ["--config", str(self.config), "gc", *self.broker, *options]
 
 
 def configured(folder: Path, store: dict[str, Any]) -> Path:
@@ -187,7 +187,7 @@ def run(lab: Lab, topic: str) -> None:
     """Write, collect and break at once, then collect once more, and compare the topic with the store."""
     sent: set[bytes] = set()
     stop, exits, kills = threading.Event(), Counter[int](), Counter[int]()
-    sweep = ["sweep", "--config", str(lab.config), "--grace", "1s", "--yes"]
+    sweep = ["--config", str(lab.config), "sweep", "--grace", "1s", "--yes"]
     writers = [threading.Thread(target=write, args=(lab, topic, number, sent)) for number in range(WRITERS)]
     others = [
         threading.Thread(target=repeat, args=(stop, 1, exits, *lab.collection())),

@@ -10,7 +10,7 @@ import redis.cluster
 
 from claimcheck._store.contract import StoreContext
 from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
-from claimcheck.stores.redis._store import RedisStore
+from claimcheck.stores.redis import RedisStore
 from tests import servers
 from tests.fault.redis_rig import PAYLOAD
 from tests.fault.rig import MIB, READINGS, TriggerFile, assert_healthy, assert_unavailable, content

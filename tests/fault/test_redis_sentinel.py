@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
-from claimcheck.stores.redis._store import RedisStore
+from claimcheck.stores.redis import RedisStore
 from tests import servers
 from tests.fault.redis_rig import PAYLOAD, SEGMENT
 from tests.fault.rig import MIB, READINGS, TriggerFile, assert_healthy, assert_unavailable, content

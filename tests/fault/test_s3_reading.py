@@ -7,7 +7,7 @@ import time
 import pytest
 
 from claimcheck.errors import IntegrityError, PayloadNotFoundError, StoreError, StoreUnavailableError
-from claimcheck.stores.s3._store import S3Store
+from claimcheck.stores.s3 import S3Store
 from tests.fault.rig import MIB, assert_unavailable, content
 from tests.fault.s3_rig import ALL_READINGS, LARGE, BareLine, DamagedReads, Reads
 

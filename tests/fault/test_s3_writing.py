@@ -3,7 +3,7 @@
 import pytest
 
 from claimcheck.errors import StoreError, StoreUnavailableError
-from claimcheck.stores.s3._store import S3Store
+from claimcheck.stores.s3 import S3Store
 from tests.fault.rig import MIB, TriggerFile, assert_unavailable, content
 from tests.fault.s3_rig import LARGE, NOTHING, PART, SMALL, BareLine, S3Line, left, written
 

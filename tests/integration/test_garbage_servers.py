@@ -32,7 +32,7 @@ class Lab:
         self.path, self.topic = here / "claimcheck.yaml", topic
         stores = {"hot": {"ttl_seconds": 7 * DAY, **store}}
         self.path.write_text(yaml.safe_dump({"strategy": "external", "stores": stores}))
-        self.arguments = ["gc", *broker, "--topic", topic, "--config", str(self.path)]
+        self.arguments = ["--config", str(self.path), "gc", *broker, "--topic", topic]
         self.cc = claimcheck.load(self.path)
         self.store = self.cc.store("hot")
         self.store.context = StoreContext(name="hot", clock=lambda: time.time() - 2 * DAY)

@@ -97,7 +97,7 @@ class TestLimit:
 
         assert ask_limit(lab.broker.admin_url, lab.topic) == 50_000
         consumer = lab.consumer()
-        producer = lab.producer("chunking", wrap={"admin_url": lab.broker.admin_url})
+        producer = lab.producer("chunking", wrap={"max_message_bytes": 50_000})
         producer.send(payload := content(LIMIT))
         messages = receive(consumer, 2)
         assert messages[1].data() == payload
@@ -109,7 +109,7 @@ class TestLimit:
         with pytest.raises(TransportError, match="http"):
             ask_limit("file:///etc/passwd", lab.topic)
         with pytest.raises(ConfigError, match="ca_file"):
-            lab.producer(wrap={"admin_url": "https://127.0.0.1:1", "admin_ca_file": "/no/such/file"})
+            ask_limit("https://127.0.0.1:1", lab.topic, ca_file="/no/such/file")
 
 
 @pytest.mark.parametrize(

@@ -39,12 +39,6 @@ def test_a_certificate_for_another_host_is_refused(open_store):
         open_store(OTHER_NAME, timeout_seconds=2).write(b"payload")
 
 
-def test_a_certificate_for_another_host_is_taken_where_that_is_said(open_store):
-    store = open_store(OTHER_NAME, tls_validate_hostname=False)
-
-    assert store.read(store.write(b"payload")) == b"payload"
-
-
 def test_an_unknown_authority_is_refused(open_store):
     with pytest.raises(StoreUnavailableError):
         open_store(tls_ca_file=None, timeout_seconds=2).write(b"payload")

@@ -15,7 +15,7 @@ from claimcheck.cli._commands import commands
 from claimcheck.config import HEADER
 from claimcheck.errors import ConfigError, PayloadNotFoundError, StoreError, StoreUnavailableError
 from claimcheck.testing import FaultyStore
-from claimcheck.transports._common.redrive import Letter, foreign
+from claimcheck.transports._common.dead_letters import Letter, foreign
 from claimcheck.transports.local import LocalBroker, LocalConsumer, LocalProducer
 from claimcheck.transports.pulsar._redrive import _topic_of
 from tests.local_letters import LocalLetters, dead_letter
@@ -261,7 +261,7 @@ def invoke(tmp_path, monkeypatch):
             LocalProducer(broker, cc).send("orders.dlq", payload, headers={"dead-letter-topic": "orders"})
 
     def invoke(*arguments):
-        common = ["redrive", "--config", str(config), "--kafka", "b:1", "--from", "orders.dlq", "--to", "orders"]
+        common = ["--config", str(config), "redrive", "--kafka", "b:1", "--from", "orders.dlq", "--to", "orders"]
         return CliRunner().invoke(commands, [*common, *arguments])
 
     invoke.store, invoke.file, invoke.config = store, file, config
@@ -359,7 +359,7 @@ def test_a_topic_of_pulsar_that_does_not_exist(invoke, monkeypatch):
     monkeypatch.setattr(
         "claimcheck.transports.pulsar._redrive.topic_stats", lambda _, topic: {} if topic == "orders.dlq" else None
     )
-    pulsar = ["redrive", "--config", str(invoke.config), "--pulsar", "pulsar://localhost:1"]
+    pulsar = ["--config", str(invoke.config), "redrive", "--pulsar", "pulsar://localhost:1"]
     pulsar += ["--admin-url", "http://localhost:1"]
 
     result = CliRunner().invoke(commands, [*pulsar, "--from", "orders.dlq", "--to", "order"])

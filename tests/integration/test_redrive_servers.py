@@ -26,7 +26,7 @@ def redrive(configuration, tmp_path):
     path.write_text(yaml.safe_dump(configuration))
 
     def redrive(*arguments):
-        result = CliRunner().invoke(commands, ["redrive", "--config", str(path), *arguments, "--json"])
+        result = CliRunner().invoke(commands, ["--config", str(path), "redrive", *arguments, "--json"])
         assert result.stdout, result.stderr
         return result.exit_code, json.loads(result.stdout)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,16 +16,17 @@ from claimcheck._send import classification as _classification
 from claimcheck._send import outbound as _sending
 from claimcheck._store import contract as _store_contract
 from claimcheck._store import read as _store_read
-from claimcheck.transports._common.acknowledgement import CumulativeAcks
-from claimcheck.transports._common.stored_payload import StoredPayload
+from claimcheck._threads import in_thread
+from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.kafka import _asyncio, _producer
 from claimcheck.transports.kafka._consumer import KafkaConsumer
 from claimcheck.transports.kafka._offsets import Offsets
 from claimcheck.transports.kafka._partition import Assignment, Partition, ReadyMessage
 from claimcheck.transports.kafka._receiver import Receiver
 from claimcheck.transports.kafka._send import InFlightWindow
-from claimcheck.transports.pulsar import PulsarConsumer, _inbox, _receiver
+from claimcheck.transports.pulsar import PulsarConsumer, _receiver
 from claimcheck.transports.pulsar import _asyncio as _pulsar_asyncio
+from claimcheck.transports.pulsar._message import CumulativeAcks
 from tests.simulation.run import Result, Schedule
 
 Patch = tuple[Any, str, Any]
@@ -150,7 +152,23 @@ def _without_since(report: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_waiting(settle: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda inbox, target, topic, outcome=None, waiting=(): settle(inbox, target, topic, outcome)
+    def call(receiver: Any, *arguments: Any) -> Any:
+        waiting, receiver._ready = receiver._ready, deque()
+        try:
+            return settle(receiver, *arguments)
+        finally:
+            receiver._ready = waiting
+
+    return call
+
+
+async def _taken_before_it_is_read(receiver: Any) -> Any:
+    receiver._calls += 1
+    async with receiver._one_at_a_time:
+        while (message := receiver._blocking.take_ready()) is None:
+            await receiver._step()
+    await in_thread(message.read)
+    return message
 
 
 def _defect(name: str, *patches: Patch, broker: str = "kafka") -> Defect:
@@ -190,7 +208,7 @@ DEFECTS = [
     ),
     _defect(
         "an acknowledgement covers payloads that wait",
-        (_inbox.Inbox, "settle_up_to", _with_waiting(_inbox.Inbox.settle_up_to)),
+        (_receiver.Receiver, "_settle_up_to", _with_waiting(_receiver.Receiver._settle_up_to)),
         broker="pulsar",
     ),
     _defect(
@@ -206,12 +224,12 @@ DEFECTS = [
     ),
     _defect(
         "a cancelled receive loses its message",
-        (_pulsar_asyncio._AsyncReceiver, "_put_back", lambda self, reading: None),
+        (_pulsar_asyncio._AsyncReceiver, "_next", _taken_before_it_is_read),
         broker="pulsar",
     ),
     _defect(
         "chunks are acknowledged when they arrive",
-        (_inbox.Inbox, "_chunk", _acked(_inbox.Inbox._chunk)),
+        (_receiver.Receiver, "_chunk", _acked(_receiver.Receiver._chunk)),
         broker="pulsar",
     ),
     _defect(

@@ -11,8 +11,7 @@ import claimcheck
 from claimcheck.config import HEADER
 from claimcheck.errors import ConfigError, MissingDependencyError, PointerRejectedError, StoreUnavailableError
 from claimcheck.spark import map_payloads, reassemble, resolve, resolver
-from claimcheck.spark._reading import Reading
-from claimcheck.spark._resolve import ResolveStage
+from claimcheck.spark._reading import Reading, ResolveStage
 from claimcheck.spark._worker import as_config
 
 FACTS = {"size": 1, "segments": 1, "checksum": "crc32:00000000"}

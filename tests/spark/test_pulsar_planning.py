@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from claimcheck.spark.sources._admission_control import Budget, Entry, Spent
+from claimcheck.spark.sources._pulsar_admission import Budget, Entry, Spent, _end
 from claimcheck.spark.sources._pulsar_client import IN_PARALLEL, in_parallel
-from claimcheck.spark.sources._pulsar_reader import NOTHING, _end, split
+from claimcheck.spark.sources._pulsar_reader import NOTHING, split
 from claimcheck.spark.sources._source import OffsetRange
 
 LEDGERS = st.dictionaries(st.integers(1, 30), st.integers(1, 20), min_size=1, max_size=6)

@@ -10,7 +10,7 @@ from claimcheck.config import HEADER
 from claimcheck.errors import ConfigError
 from claimcheck.spark import resolve
 from claimcheck.spark.sources import _check_version, register
-from claimcheck.spark.sources._admission_control import Budget, Entry, Scale, Spent, share, take
+from claimcheck.spark.sources._pulsar_admission import Budget, Entry, Scale, Spent, share, take
 from claimcheck.transports.local import LocalBroker, LocalProducer
 from tests.docs_pages import run
 from tests.spark.sources_child import read

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from claimcheck._store.contract import StoreContext
-from claimcheck.stores.redis._store import RedisStore
+from claimcheck.stores.redis import RedisStore
 
 Command = list[bytes]
 Script = Callable[["Conversation", Command], "bytes | None"]

@@ -140,7 +140,7 @@ def test_that_small_payloads_are_not_encrypted_is_said():
         ({"type": "redis", "url": "${NOT_SET:-redis://cache.example.com}"}, "url", "not encrypted"),
         ({"type": "redis", "url": "rediss://h?ssl_cert_reqs=none"}, "url", "certificates are not verified"),
         ({"type": "redis", "url": "rediss://:hunter2@h"}, "url", "the password is in the configuration itself"),
-        ({"type": "redis", "url": "rediss://h", "tls_validate_hostname": False}, "tls_validate_hostname", "any valid"),
+        ({"type": "redis", "url": "rediss://h?ssl_check_hostname=false"}, "url", "any valid certificate"),
         ({"type": "redis", "url": "rediss://h", "ttl_seconds": 60}, "ttl_seconds", "expire after 60 s;"),
         ({"type": "redis", "url": "rediss://h", "ttl_seconds": None}, "ttl_seconds", "never expire"),
         (

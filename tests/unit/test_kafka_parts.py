@@ -15,7 +15,7 @@ import claimcheck
 from claimcheck._wire import envelope as _envelope
 from claimcheck._wire import pointer as _pointer
 from claimcheck.errors import PayloadError, TransportError
-from claimcheck.transports._common.stored_payload import StoredPayload
+from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.kafka import AsyncKafkaConsumer, KafkaConsumer, KafkaMessage, KafkaProducer
 from claimcheck.transports.kafka._client import classify
 from claimcheck.transports.kafka._message import message_of, stored_of

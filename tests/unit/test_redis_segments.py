@@ -16,9 +16,9 @@ from claimcheck.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from claimcheck.stores.redis import RedisStore
 from claimcheck.stores.redis import _segments as redis_segments
 from claimcheck.stores.redis._server import Borrowed
-from claimcheck.stores.redis._store import RedisStore
 from tests.unit.scripted_redis import bulk, scripted_redis
 
 PAYLOAD = bytes(range(95))

@@ -23,8 +23,8 @@ from claimcheck.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from claimcheck.stores.redis import RedisStore
 from claimcheck.stores.redis import _server as redis_server
-from claimcheck.stores.redis._store import RedisStore
 
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 KEY_V1 = f"kafka-over-redis-orders-{UUID}"

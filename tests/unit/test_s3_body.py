@@ -11,7 +11,7 @@ import pytest
 from claimcheck._store.contract import StoreContext
 from claimcheck._threads import Interrupted, interruptible
 from claimcheck.errors import KeyTakenError, StoreError
-from claimcheck.stores.s3._store import S3Store
+from claimcheck.stores.s3 import S3Store
 from claimcheck.stores.s3._upload import ViewFile
 from tests.parts import divided
 from tests.unit.tiny_s3 import Answer, TinyS3

@@ -6,7 +6,7 @@ import pytest
 
 from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import StoreError
-from claimcheck.stores.s3._store import S3Store
+from claimcheck.stores.s3 import S3Store
 from tests.parts import divided
 from tests.unit.tiny_s3 import Answer, TinyS3
 

@@ -28,8 +28,8 @@ from claimcheck.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from claimcheck.stores.s3 import S3Store
 from claimcheck.stores.s3 import _client as s3_client
-from claimcheck.stores.s3._store import S3Store
 from tests.parts import divided
 
 PART = 5 << 20
@@ -353,7 +353,7 @@ class TestClient:
         first = store._s3()
         assert store._s3() is first
 
-        monkeypatch.setattr("claimcheck.stores.s3._store.os.getpid", lambda: 1)
+        monkeypatch.setattr("claimcheck.stores.s3.os.getpid", lambda: 1)
 
         assert store._s3() is not first
 

@@ -12,7 +12,7 @@ import pytest
 from claimcheck._threads import Interrupted, interruptible
 from claimcheck._wire.buffers import fill, lend_to
 from claimcheck.errors import StoreUnavailableError
-from claimcheck.stores._parts import Memory, PartsReader, SameVersion, TransferPolicy, Transfers
+from claimcheck.stores._parts import PartsReader, SameVersion, Slots, TransferPolicy
 
 MIB = 1 << 20
 PAYLOAD = bytes(range(256)) * 100
@@ -95,13 +95,13 @@ def test_uploads_are_sent_in_one_request_only_where_that_is_fast(monkeypatch):
 
 
 def test_connections_are_shared_but_each_payload_has_one():
-    transfers = Transfers(Memory(64 * MIB), connections=3)
+    slots = Slots(64 * MIB, connections=3)
 
-    assert [transfers.connect() for _ in range(4)] == [True, True, True, False]
-    assert transfers.connect(always=True)
-    transfers.disconnect()
-    transfers.disconnect()
-    assert transfers.connect()
+    assert [slots.take() for _ in range(4)] == [True, True, True, False]
+    assert slots.take(always=True)
+    slots.leave()
+    slots.leave()
+    assert slots.take()
 
 
 @pytest.mark.parametrize(("memory", "single", "part"), [(64 * MIB, 16 * MIB - 1, 5 * MIB), (0, 64 * MIB, 8 * MIB)])
@@ -111,21 +111,25 @@ def test_without_memory_one_connection_sends_larger_payloads_at_once(memory, sin
     assert (policy.single_put_bytes, policy.put_part_bytes(40 * MIB)) == (single, part)
 
 
+def begin_part(policy, size, *, others):
+    return policy.puts.take(size, spare=size, always=not others)
+
+
 def test_without_memory_a_payload_has_one_connection():
     policy = TransferPolicy(0)
 
     assert policy.gets.single
-    assert [policy.begin_part(8 * MIB, others=n) for n in (0, 1)] == [True, False]
-    assert policy.begin_part(8 * MIB, others=0), "each payload has one"
+    assert [begin_part(policy, 8 * MIB, others=n) for n in (0, 1)] == [True, False]
+    assert begin_part(policy, 8 * MIB, others=0), "each payload has one"
 
 
 def test_parts_beyond_the_memory_wait():
     policy = TransferPolicy(28 * MIB)
 
-    assert [policy.begin_part(8 * MIB, others=n) for n in range(4)] == [True, True, False, False]
-    policy.end_part(8 * MIB)
-    assert policy.begin_part(8 * MIB, others=1)
-    assert policy.begin_part(0, others=2), "the caller's memory is not counted"
+    assert [begin_part(policy, 8 * MIB, others=n) for n in range(4)] == [True, True, False, False]
+    policy.puts.leave()
+    assert begin_part(policy, 8 * MIB, others=1)
+    assert begin_part(policy, 0, others=2), "the caller's memory is not counted"
 
 
 class Part:
@@ -163,16 +167,15 @@ def opener():
 
 
 def reader_of(opened, start, stop, *, connections, memory=10_000, part_bytes=1000):
-    transfers = Transfers(Memory(memory), connections=connections)
-    transfers.is_fast = False
-    reader = PartsReader(opened, start, stop, transfers=transfers, part_bytes=part_bytes)
+    slots = Slots(memory, connections=connections)
+    slots.is_fast = False
+    reader = PartsReader(opened, start, stop, slots=slots, part_bytes=part_bytes)
     reader._read = 1 << 30  # as if so much had been read in sequence
     return reader
 
 
-def assert_idle(transfers):
-    assert transfers.active == 0
-    assert transfers.memory.reserve(transfers.memory.limit), "all memory was given back"
+def assert_idle(slots):
+    assert slots.active == 0
 
 
 @pytest.mark.parametrize("lent", [True, False])
@@ -190,7 +193,7 @@ def test_parts_make_the_whole_in_order(opener, start, stop, connections, lent):
 
     assert room == PAYLOAD[start:stop]
     assert all(part.closed for _, _, part in opener.parts)
-    assert_idle(reader._transfers)
+    assert_idle(reader._slots)
 
 
 @pytest.mark.parametrize("lent", [700, 5000, 5500])
@@ -209,9 +212,7 @@ def fill_lent(reader, room):
 
 
 def test_reading_one_piece_fetches_nothing_ahead(opener):
-    with closing(
-        PartsReader(opener, 0, 25_000, transfers=Transfers(Memory(10_000), connections=8), part_bytes=1000)
-    ) as reader:
+    with closing(PartsReader(opener, 0, 25_000, slots=Slots(10_000, connections=8), part_bytes=1000)) as reader:
         reader.readinto(memoryview(bytearray(10)))
 
         assert [start for start, _, _ in opener.parts] in ([0], [0, 1000], [1000, 0])
@@ -268,7 +269,7 @@ def test_an_error_comes_where_it_belongs():
         fill(reader, memoryview(bytearray(10)))
     reader.close()
     reader.close()
-    assert_idle(reader._transfers)
+    assert_idle(reader._slots)
 
 
 def test_a_cancelled_caller_does_not_wait_for_a_part():
@@ -314,7 +315,7 @@ def test_closing_stops_what_is_under_way():
     closing_thread.join(10)
 
     assert not begun.acquire(blocking=False), "a part went on after the close"
-    assert_idle(reader._transfers)
+    assert_idle(reader._slots)
 
 
 @pytest.mark.parametrize(
@@ -322,7 +323,7 @@ def test_closing_stops_what_is_under_way():
 )
 def test_parts_only_where_there_are_several(opener, stop, connections, requests):
     policy = TransferPolicy(5000)
-    policy._part, policy.gets = 1000, Transfers(Memory(5000), connections=connections)
+    policy._part, policy.gets = 1000, Slots(5000, connections=connections)
     policy.gets.is_fast = False
     with closing(policy.reader(opener, 0, stop)) as reader:
         fill(reader, memoryview(bytearray(stop or len(PAYLOAD))))
@@ -331,12 +332,12 @@ def test_parts_only_where_there_are_several(opener, stop, connections, requests)
 
 
 def test_a_forked_process_begins_with_no_connection_in_use(monkeypatch):
-    transfers = Transfers(Memory(0), connections=2)
-    transfers.connect()
+    slots = Slots(0, connections=2)
+    slots.take()
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    transfers.connect()
+    slots.take()
 
-    assert transfers.active == 1
+    assert slots.active == 1
 
 
 def test_parts_of_two_versions_are_never_joined():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from claimcheck._validation import fail
 from claimcheck.errors import import_vendor
-from claimcheck.spark._worker import is_one_machine
+from claimcheck.spark._paths import is_one_machine
 from claimcheck.spark.sources._errors import (
     AccessError,
     DataLossError,

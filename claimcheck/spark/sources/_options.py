@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from claimcheck._validation import did_you_mean, fail
-from claimcheck.config import Config
-from claimcheck.spark._worker import as_config, check_store_paths, check_writing
 
 _OF_SPARK = {"checkpointlocation", "queryname"}  # which Spark passes with the options of a sink
 _MAX_SECONDS = 86_400
@@ -46,18 +44,6 @@ def require(values: Values, name: str, expected: str) -> str:
     if value is None:
         fail(name, found="nothing", expected=expected)
     return value
-
-
-def sink_config(config: str | None, topic: str, *, relative_paths: bool) -> Config | None:
-    """Load the configuration with which a sink offloads."""
-    if config is None:
-        return None
-    loaded = as_config(config)
-    own = loaded.for_destination(topic)
-    check_writing(own)
-    if not relative_paths:
-        check_store_paths(own)
-    return loaded
 
 
 def choice(*words: str) -> OptionType:

@@ -23,8 +23,7 @@ from claimcheck._validation import fail
 from claimcheck.errors import TransportError
 from claimcheck.spark.sources._errors import AccessError
 from claimcheck.spark.sources._options import SECONDS, TEXT, TRUTH, OptionType, Values
-from claimcheck.transports.pulsar._admin import AdminClient, AdminError, topic_path
-from claimcheck.transports.pulsar._errors import vendor
+from claimcheck.transports.pulsar._queries import AdminClient, AdminError, topic_path, vendor
 
 if TYPE_CHECKING:
     import pulsar

@@ -9,7 +9,7 @@ from claimcheck._receive.resolver import Outcome, Resolved
 from claimcheck._wire import headers as hints
 from claimcheck._wire.envelope import Literal, Plain
 from claimcheck.errors import ClaimCheckError
-from claimcheck.transports._common.stored_payload import StoredPayload
+from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.kafka._client import vendor
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from claimcheck._validation import check_cc, check_int, check_type
 from claimcheck._wire import headers as hints
 from claimcheck._wire.envelope import Envelope, FailedEnvelope
 from claimcheck._wire.headers import kafka_overhead
-from claimcheck.transports._common.rollback_worker import RollbackWorker
+from claimcheck.transports._common.delegation import RollbackWorker
 from claimcheck.transports.kafka._client import NativeClient, classify, passed_on, vendor
 from claimcheck.transports.kafka._message import report_of
 from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from claimcheck.transports._common.prefetch import Prefetch
+from claimcheck.transports._common.received import Prefetch
 from claimcheck.transports.kafka._client import vendor
 from claimcheck.transports.kafka._message import KafkaMessage
 from claimcheck.transports.kafka._offsets import CommitMetadata, Offsets

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from claimcheck._wire import pointer as pointers
 from claimcheck._wire.envelope import PointerData, decode
 from claimcheck.errors import ConfigError, EnvelopeError, TransportError
-from claimcheck.transports._common.redrive import EndClock, Letter, Senders, foreign, patient, relabeled
+from claimcheck.transports._common.dead_letters import EndClock, Letter, Senders, foreign, patient, relabeled
 from claimcheck.transports.kafka._client import exception_of, vendor
 from claimcheck.transports.kafka._consumer import KafkaConsumer
 from claimcheck.transports.kafka._producer import KafkaProducer
@@ -33,7 +33,7 @@ _quiet = logging.getLogger(__name__)
 
 
 class KafkaDeadLetters:
-    """A dead-letter topic of Kafka; see `claimcheck.transports._common.redrive.DeadLetterTopic`."""
+    """A dead-letter topic of Kafka; see `claimcheck.transports._common.dead_letters.DeadLetterTopic`."""
 
     def __init__(self, place: KafkaTarget, cc: ClaimCheck, *, group: str) -> None:
         source, target = self._source, self._target = place.topics

@@ -164,9 +164,6 @@ class Broker(Protocol):
     def positions(self, topic: str, partition: int) -> Sequence[int | str]:
         """Return the position of each readable message (each chunk, each envelope) of a partition, in order."""
 
-    def sample_sizes(self, topic: str, count: int) -> Sequence[int]:
-        """Return the payload sizes of up to ``count`` recent messages of an existing topic, without joining a group."""
-
     def producer(self, mode: Mode, topic: str, cc: ClaimCheck, *, max_message_bytes: int | None = None) -> Producer:
         """Return a producer; ``cc`` has the strategy of ``mode`` and is not used for ``native``."""
 

@@ -20,7 +20,6 @@ from claimcheck.transports.kafka._client import exception_of, vendor
 from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES, Cluster
 from tests.benchmarks.compare.broker import BrokerAddress, Done, Errors, Received, TopicSettings
 from tests.benchmarks.compare.model import CompareError, Mode, NotMeasuredError
-from tests.benchmarks.compare.sampling import PayloadSizes
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
@@ -138,15 +137,6 @@ class KafkaBroker:
         """Return the offsets that can be read; the topics of a run have no gaps."""
         return list(range(*self._offsets(topic)[partition]))
 
-    def sample_sizes(self, topic: str, count: int) -> list[int]:
-        """Return the payload sizes of the last messages of each partition."""
-        partitions = self._partitions(topic)
-        found = PayloadSizes()
-        for partition in partitions:
-            for record in self._records(topic, partition, last=-(-count // len(partitions))):
-                found.add(record.value(), record.headers())
-        return found.sizes[:count]
-
     # Clients ---------------------------------------------------------------------------------------------------
 
     def producer(
@@ -257,10 +247,10 @@ class KafkaBroker:
             ) from error
         return {partition: (low[partition], high[partition]) for partition in low}
 
-    def _records(self, topic: str, partition: int, *, last: int | None = None) -> Iterator[Any]:
-        """Iterate over a partition's records, or its last ones, without a group: nothing is joined or committed."""
+    def _records(self, topic: str, partition: int) -> Iterator[Any]:
+        """Iterate over a partition's records, without a group: nothing is joined or committed."""
         low, high = self._offsets(topic)[partition]
-        at = low if last is None else max(low, high - last)
+        at = low
         if at >= high:
             return
         consumer = vendor().Consumer(consumer_conf(self._conf, f"claimcheck-{uuid.uuid4()}"), logger=_quiet)

@@ -20,7 +20,6 @@ from claimcheck.transports.local import (
 )
 from tests.benchmarks.compare.broker import BrokerAddress, Consumer, Done, Producer, Received, TopicSettings
 from tests.benchmarks.compare.model import CompareError, Mode
-from tests.benchmarks.compare.sampling import PayloadSizes
 
 LIMIT_BYTES = 1 << 20
 """The largest message by default."""
@@ -92,18 +91,6 @@ class EmbeddedBroker:
         """Return the offsets of a partition."""
         with self._opened(topic) as broker:
             return range(broker.end_offset(topic, partition))
-
-    def sample_sizes(self, topic: str, count: int) -> Sequence[int]:
-        """Return the payload sizes of the last messages of each partition."""
-        sizes = PayloadSizes()
-        with self._opened(topic) as broker:
-            partitions = broker.partitions(topic)
-            share = -(-count // partitions)
-            for partition in range(partitions):
-                begin = max(0, broker.end_offset(topic, partition) - share)
-                for message in broker.fetch(topic, partition, begin, share):
-                    sizes.add(message.value, message.headers)
-        return sizes.sizes[:count]
 
     def producer(self, mode: Mode, topic: str, cc: ClaimCheck, *, max_message_bytes: int | None = None) -> Producer:
         """Return a producer; ``native`` appends payloads as they are."""

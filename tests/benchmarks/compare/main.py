@@ -21,6 +21,7 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markdown import Markdown
 
 from claimcheck._config_file import from_dict, load
 from claimcheck.cli._files import is_terminal, live_status
@@ -28,12 +29,11 @@ from claimcheck.cli._options import BrokerOptions, broker_options, one_line
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError, ConfigError
 from tests.benchmarks.compare.broker import BrokerAddress
-from tests.benchmarks.compare.model import CompareError, as_json
+from tests.benchmarks.compare.model import CompareError
 from tests.benchmarks.compare.payloads import MAX_BYTES, MIN_BYTES, SIZE_RANGE
-from tests.benchmarks.compare.report import render
+from tests.benchmarks.compare.report import draw, render, summary
 from tests.benchmarks.compare.runner import Options, compare
 from tests.benchmarks.compare.schedule import selected
-from tests.benchmarks.compare.terminal import show
 
 BUCKET = "claimcheck-compare"
 
@@ -71,7 +71,6 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.option("--config", metavar="FILE", type=_FILE, help="Your configuration; its store is measured.")
 @click.option("--sizes", metavar="SIZES", callback=parse_sizes, help="Payload sizes, for example 64KiB,1MiB,10MiB.")
 @click.option("--payloads", metavar="DIR", type=click.Path(exists=True, file_okay=False), help="Sizes and contents.")
-@click.option("--sample-topic", metavar="TOPIC", help="Use the payload sizes of an existing topic.")
 @click.option("--only", metavar="NAMES", callback=_names, help="Run some experiments only, for example speed,seek.")
 @click.option("--rounds", type=click.IntRange(1, 1000), help="How often measurements are repeated.  [default: 5]")
 @click.option("--quick", is_flag=True, help="A short test run; its figures are not reliable.")
@@ -161,13 +160,14 @@ def _measured(run: Run, options: Options, out: Path) -> bool:
         out.mkdir(parents=True, exist_ok=True)
         with live_status("starting") as status:
             comparison = compare(options, show=status, done=_note)
-        (out / f"{run.name}.json").write_text(json.dumps(as_json(comparison), indent=2) + "\n")
-        (out / f"{run.name}.html").write_text(render(comparison), encoding="utf-8")
+        (out / f"{run.name}.json").write_text(json.dumps(comparison, indent=2) + "\n")
+        (out / f"{run.name}.md").write_text(render(comparison, f"{run.name}.png"), encoding="utf-8")
+        draw(comparison, out / f"{run.name}.png")
     except (ClaimCheckError, OSError) as error:
         for problem in error.problems if isinstance(error, ConfigError) else (error,):
             _note(f"compare: {one_line(problem)}")
         return False
-    show(comparison, Console(width=None if is_terminal(sys.stdout) else 100))
+    Console(width=None if is_terminal(sys.stdout) else 100).print(Markdown(summary(comparison)))
     return True
 
 

@@ -1,11 +1,9 @@
-"""What is compared, and the results, as plain values that can be written to JSON and read back."""
+"""What is compared, and the results, as plain values that can be written to JSON."""
 
 from __future__ import annotations
 
-import dataclasses
-import types
-import typing
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -103,6 +101,58 @@ class Experiment:
     facts: dict[str, float] | None = None
 
 
+Row = dict[str, Any]
+"""One line of a detailed table: texts and numbers by column; the first column is ``mode``."""
+
+
+class Tally:
+    """The rows of an experiment, and the sums of their numbers by mode."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = rows
+        self.modes: list[str] = list(dict.fromkeys(str(row["mode"]) for row in rows))
+
+    def __getitem__(self, mode: str) -> Counter[str]:
+        """Return the sums of a mode, of those columns that hold numbers; 0 for all others."""
+        return self.where(mode=mode)
+
+    def where(self, **cells: str) -> Counter[str]:
+        """Return the sums of the rows with these cells."""
+        found: Counter[str] = Counter()
+        for row in self.rows:
+            if all(row[column] == value for column, value in cells.items()):
+                found.update({name: value for name, value in row.items() if isinstance(value, int | float)})
+        return found
+
+    def faulty(self, *columns: str) -> list[str]:
+        """Return the modes in which one of these columns is not 0."""
+        return [mode for mode in self.modes if any(self[mode][column] for column in columns)]
+
+    def experiment(
+        self,
+        name: str,
+        title: str,
+        claimed: dict[str, str],
+        line: Callable[[str], str],
+        verdict: Verdict,
+        explanation: str,
+        **facts: float,
+    ) -> Experiment:
+        """Return the result, with what ``line`` says of each mode; the sums are its facts."""
+        sums = {f"{column}/{mode}": float(value) for mode in self.modes for column, value in self[mode].items()}
+        return Experiment(
+            name,
+            title,
+            claimed,
+            {mode: line(mode) for mode in self.modes},
+            verdict,
+            explanation,
+            columns=tuple(self.rows[0]) if self.rows else (),
+            rows=tuple(tuple(row.values()) for row in self.rows),
+            facts=sums | facts,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Recommendation:
     """Which strategy, store and threshold fit, and why.
@@ -124,68 +174,3 @@ class Recommendation:
     reasons: tuple[str, ...]
     crossovers: tuple[str, ...]
     confidence: str
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A complete run.
-
-    Attributes:
-        made: When, as ISO 8601 with time zone.
-        broker: Name and version of the broker; never an address with credentials.
-        store: Name and kind of the store.
-        machine: Processor, cores, memory, Python, versions of the clients.
-        sizes: The payloads' sizes in bytes, rising.
-        rounds: How often each measurement was repeated.
-        seconds: How long the run took.
-        experiments: In the order of the published table, then ``speed`` and ``cost``.
-        recommendation: ``None`` if ``speed`` was not measured.
-    """
-
-    made: str
-    broker: str
-    store: str
-    machine: dict[str, str]
-    sizes: tuple[int, ...]
-    rounds: int
-    seconds: float
-    experiments: tuple[Experiment, ...]
-    recommendation: Recommendation | None
-
-
-# JSON and texts ------------------------------------------------------------------------------------------------
-
-
-def as_json(result: Comparison | Experiment) -> dict[str, Any]:
-    """Return a result as values for `json.dump`."""
-    return dataclasses.asdict(result)
-
-
-def from_json(kind: type[_Result], values: Mapping[str, Any]) -> _Result:
-    """Return the result that `as_json` was called with."""
-    try:
-        result: _Result = _value(kind, values)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise CompareError(f"this is not a {kind.__name__} of this version: {error}") from error
-    return result
-
-
-_Result = typing.TypeVar("_Result", Comparison, Experiment)
-
-
-def _value(kind: Any, value: Any) -> Any:
-    """Convert a value of JSON to the type of a field."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        return kind(**{name: _value(hints[name], part) for name, part in value.items()})  # type: ignore[operator]
-    if origin is tuple and arguments[-1] is Ellipsis:
-        return tuple(_value(arguments[0], part) for part in value)
-    if origin is dict:
-        return {key: _value(arguments[1], part) for key, part in value.items()}
-    if origin is types.UnionType and value is not None and type(None) in arguments:
-        inner = [each for each in arguments if each is not type(None)]
-        return _value(inner[0], value) if len(inner) == 1 else value
-    if origin is Literal and value not in arguments:
-        raise ValueError(f"{value!r} is not one of {', '.join(map(str, arguments))}")
-    return value

@@ -14,20 +14,18 @@ import re
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
-from claimcheck.transports.pulsar._admin import MAX_MESSAGE_BYTES, full_name, trusting
-from claimcheck.transports.pulsar._errors import error_of, vendor
 from claimcheck.transports.pulsar._message import _native as native_id
 from claimcheck.transports.pulsar._message import id_of, natives
+from claimcheck.transports.pulsar._queries import MAX_MESSAGE_BYTES, full_name, trusting, vendor
+from claimcheck.transports.pulsar._send import error_of
 from tests.benchmarks.compare.broker import BrokerAddress, Done, Errors, Received, TopicSettings
 from tests.benchmarks.compare.model import CompareError, Mode, NotMeasuredError
 from tests.benchmarks.compare.pulsar_admin import TopicAdmin
-from tests.benchmarks.compare.sampling import PayloadSizes
 
 if TYPE_CHECKING:
     import pulsar
@@ -145,17 +143,6 @@ class PulsarBroker:
         """Return ledger and entry of each message; without the web service, a native chunked message is one."""
         return self._positions(self._partitions_of(topic)[partition])
 
-    def sample_sizes(self, topic: str, count: int) -> list[int]:
-        """Return the payload sizes of the last messages of each partition."""
-        names = self._partitions_of(topic)
-        if self._admin is not None and not any(map(self._admin.internal_stats, names)):
-            raise CompareError(f"there is no topic {topic}: check its name")  # a reader would create it
-        found, each = PayloadSizes(), -(-count // len(names))
-        for name in names:
-            for message in deque(self._messages(name, last=each), maxlen=each):
-                found.add(message.data(), message.properties())
-        return found.sizes[:count]
-
     # Clients ---------------------------------------------------------------------------------------------------
 
     def producer(
@@ -227,11 +214,9 @@ class PulsarBroker:
         ledgers = ledgers_of(self._admin.internal_stats(name))
         return [f"{ledger}:{entry}" for ledger, entries in ledgers for entry in range(entries)]
 
-    def _messages(self, name: str, *, last: int | None = None) -> Iterator[pulsar.Message]:
-        """Iterate over the messages of a partition, at least the ``last`` ones, without a durable subscription."""
+    def _messages(self, name: str) -> Iterator[pulsar.Message]:
+        """Iterate over the messages of a partition, without a durable subscription."""
         start = vendor().MessageId.earliest
-        if last is not None and self._admin is not None:
-            start = start_of(name, ledgers_of(self._admin.internal_stats(name)), last) or start
         options = {"start_message_id_inclusive": True, "receiver_queue_size": self._queue_size}
         with _translated(f"connect a reader to topic {name}"):
             reader = self._client.create_reader(name, start, **options)
@@ -422,15 +407,6 @@ def ledgers_of(stats: dict[str, Any]) -> list[tuple[int, int]]:
     if found and not found[-1][1]:
         found[-1] = (found[-1][0], int(stats.get("currentLedgerEntries", 0)))
     return found
-
-
-def start_of(name: str, ledgers: list[tuple[int, int]], last: int) -> pulsar.MessageId | None:
-    """Return the id of an entry with ``last`` entries from it to the end; ``None`` if there are fewer."""
-    for ledger, entries in reversed(ledgers):
-        if entries >= last:
-            return native_id(name, -1, ledger, entries - last, -1)
-        last -= entries
-    return None
 
 
 def is_acknowledged(cursor: dict[str, Any], wanted: list[tuple[int, int]]) -> bool:

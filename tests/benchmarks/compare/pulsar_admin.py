@@ -7,7 +7,7 @@ import ssl
 import time
 from typing import Any
 
-from claimcheck.transports.pulsar._admin import AdminClient, AdminError, topic_path
+from claimcheck.transports.pulsar._queries import AdminClient, AdminError, topic_path
 from tests.benchmarks.compare.model import CompareError
 
 _SECONDS = 15.0

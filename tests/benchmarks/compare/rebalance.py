@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,9 +15,9 @@ from claimcheck._wire.envelope import Envelope
 from tests.benchmarks.compare.broker import Consumer
 from tests.benchmarks.compare.faults import SendingClaimCheck
 from tests.benchmarks.compare.lab import Lab
-from tests.benchmarks.compare.model import Experiment, Mode, Verdict
+from tests.benchmarks.compare.model import Experiment, Row, Tally, Verdict
 from tests.benchmarks.compare.process import Worker
-from tests.benchmarks.compare.trial import CHUNKS, Delivery, Trial, until_killed
+from tests.benchmarks.compare.trial import CHUNKS, Delivery, Trial, numbers_of, until_killed
 
 CLAIMED = {
     "external": "unproblematic",
@@ -33,48 +33,6 @@ _KILL_SECONDS = 60.0
 _TAKEOVER_SECONDS = 60.0
 _LATE_SECONDS = 0.3
 _STEP_SECONDS = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Takeover:
-    """What two consumers of one group received, of which the first was killed.
-
-    Attributes:
-        mode: How payloads were sent.
-        killed_after: Messages that the first consumer had read.
-        inside: Whether a payload was incomplete then.
-        sent: The numbers of the payloads in the topic.
-        first: The numbers of the payloads that the application of the first consumer received.
-        second: The same for the second consumer.
-        wrong: How often either received bytes that no one sent, or an error.
-    """
-
-    mode: Mode
-    killed_after: int
-    inside: bool
-    sent: tuple[int, ...]
-    first: tuple[int, ...]
-    second: tuple[int, ...]
-    wrong: int = 0
-
-    def _times(self) -> list[int]:
-        counts = Counter((*self.first, *self.second))
-        return [counts[number] for number in self.sent]
-
-    @property
-    def once(self) -> int:
-        """Payloads that were received once."""
-        return sum(times == 1 for times in self._times())
-
-    @property
-    def twice(self) -> int:
-        """Payloads that were received more than once."""
-        return sum(times > 1 for times in self._times())
-
-    @property
-    def lost(self) -> int:
-        """Payloads that neither received."""
-        return sum(times == 0 for times in self._times())
 
 
 def run(lab: Lab) -> Experiment:
@@ -113,19 +71,22 @@ class _Group:
 
     def is_complete(self) -> bool:
         """Whether every payload was received by one of the consumers."""
-        return set(self.trial.sizes) <= {*self.first, *(each.number for each in self.found)}
+        return set(self.trial.sizes) <= {*self.first, *numbers_of(self.found)}
 
-    def takeover(self) -> Takeover:
-        """Return the result."""
-        return Takeover(
-            mode=self.trial.mode,
-            killed_after=self.killed_after,
-            inside=self.inside,
-            sent=tuple(self.trial.sizes),
-            first=self.first,
-            second=tuple(each.number for each in self.found if each.number is not None),
-            wrong=self.wrong + sum(each.number is None for each in self.found),
-        )
+    def row(self) -> Row:
+        """Return what both consumers received."""
+        counts = Counter((*self.first, *numbers_of(self.found)))
+        times = [counts[number] for number in self.trial.sizes]
+        return {
+            "mode": self.trial.mode,
+            "killed after messages": str(self.killed_after),
+            "inside a payload": "yes" if self.inside else "no",
+            "kills": 1,
+            "once": times.count(1),
+            "twice": sum(each > 1 for each in times),
+            "lost": times.count(0),
+            "wrong": self.wrong + sum(each.number is None for each in self.found),
+        }
 
 
 def _killed(trial: Trial) -> list[_Group]:
@@ -191,25 +152,21 @@ def _killed_one(trial: Trial, inside: bool, worker: Worker) -> _Group:
 # The consumers that take over ----------------------------------------------------------------------------------
 
 
-def _take_over(lab: Lab, groups: Sequence[_Group]) -> list[Takeover]:
+def _take_over(lab: Lab, groups: Sequence[_Group]) -> Tally:
     """Receive in all groups at the same time: each has to wait until its dead member is removed."""
     with ExitStack() as stack:
         clients = {
             mode: stack.enter_context(ClaimCheck(group.trial.config))
             for mode, group in {group.trial.mode: group for group in groups}.items()
         }
-        consumers = [stack.enter_context(closing(_consumer(group, clients[group.trial.mode]))) for group in groups]
+        consumers = [
+            stack.enter_context(group.trial.consumer(clients[group.trial.mode], group.name, _SESSION_SECONDS))
+            for group in groups
+        ]
         pairs = list(zip(groups, consumers, strict=True))
         _receive(lab, pairs, _TAKEOVER_SECONDS, until_complete=True)
         _receive(lab, pairs, _LATE_SECONDS, until_complete=False)
-    return [group.takeover() for group in groups]
-
-
-def _consumer(group: _Group, cc: ClaimCheck) -> Consumer:
-    trial = group.trial
-    return trial.lab.broker.consumer(
-        trial.mode, trial.topic, cc, group=group.name, session_seconds=_SESSION_SECONDS
-    )  # fmt: skip
+    return Tally([group.row() for group in groups])
 
 
 def _receive(lab: Lab, pairs: Sequence[tuple[_Group, Consumer]], seconds: float, *, until_complete: bool) -> None:
@@ -228,64 +185,25 @@ def _receive(lab: Lab, pairs: Sequence[tuple[_Group, Consumer]], seconds: float,
 # The result ----------------------------------------------------------------------------------------------------
 
 
-def judge(takeovers: Sequence[Takeover]) -> Experiment:
+def judge(tally: Tally) -> Experiment:
     """Return the result for what was received."""
-    modes = list(dict.fromkeys(each.mode for each in takeovers))
-    by_mode = {mode: [each for each in takeovers if each.mode == mode] for mode in modes}
-    return Experiment(
-        name="rebalance",
-        title="Group switch in the middle",
-        claimed=CLAIMED,
-        measured={mode: _line(by_mode[mode]) for mode in modes},
-        verdict=_verdict(by_mode),
-        explanation=_explanation(by_mode),
-        columns=("mode", "killed after messages", "inside a payload", "once", "twice", "lost", "wrong"),
-        rows=tuple(map(_row, sorted(takeovers, key=lambda each: (modes.index(each.mode), each.killed_after)))),
-        facts={name: value for mode in modes for name, value in _facts(mode, by_mode[mode]).items()},
-    )
+    inside = {row["mode"] for row in tally.rows if row["inside a payload"] == "yes"}
 
+    def line(mode: str) -> str:
+        found, where = tally[mode], "inside a payload" if mode in inside else "before the application had the payload"
+        text = f"{found['kills']} kills {where}: {found['once']} payloads received once"
+        text = f"{text}, {found['twice']} twice, {found['lost']} lost"
+        return f"{text}, {found['wrong']} wrong" if found["wrong"] else text
 
-def _sums(takeovers: Sequence[Takeover]) -> tuple[int, int, int, int]:
-    return (
-        sum(each.once for each in takeovers), sum(each.twice for each in takeovers),
-        sum(each.lost for each in takeovers), sum(each.wrong for each in takeovers),
-    )  # fmt: skip
-
-
-def _line(takeovers: Sequence[Takeover]) -> str:
-    once, twice, lost, wrong = _sums(takeovers)
-    where = "inside a payload" if takeovers[0].inside else "before the application had the payload"
-    line = f"{len(takeovers)} kills {where}: {once} payloads received once, {twice} twice, {lost} lost"
-    return f"{line}, {wrong} wrong" if wrong else line
-
-
-def _verdict(by_mode: dict[Mode, list[Takeover]]) -> Verdict:
-    chunking = by_mode.get("chunking", [])
-    if not any(each.inside for each in chunking):
-        return "not measured"
-    _, _, lost, wrong = _sums(chunking)
-    others = any(each.lost or each.wrong for each in by_mode.get("external", ()))
-    return "agrees" if (lost or wrong) and not others else "disagrees"
-
-
-def _explanation(by_mode: dict[Mode, list[Takeover]]) -> str:
-    faulty = [mode for mode, takeovers in by_mode.items() if any(each.lost or each.wrong for each in takeovers)]
-    if faulty:
-        return f"After a consumer was killed, payloads were lost or wrong ({', '.join(faulty)})."
-    twice = _sums([each for takeovers in by_mode.values() for each in takeovers])[1]
-    text = (
+    faulty = tally.faulty("lost", "wrong")
+    verdict: Verdict = "agrees" if "chunking" in faulty and "external" not in faulty else "disagrees"
+    why = (
         "The consumer never commits beyond the first chunk of an incomplete payload, so the new consumer reads all"
         " chunks again, and nothing is lost."
     )
-    return f"{text} {twice} payloads were received twice: delivery is at least once." if twice else text
-
-
-def _row(each: Takeover) -> tuple[str | float | int | None, ...]:
-    inside = "yes" if each.inside else "no"
-    return each.mode, each.killed_after, inside, each.once, each.twice, each.lost, each.wrong
-
-
-def _facts(mode: Mode, takeovers: Sequence[Takeover]) -> dict[str, float]:
-    names = ("once", "twice", "lost", "wrong")
-    counts = {f"{name}/{mode}": float(count) for name, count in zip(names, _sums(takeovers), strict=True)}
-    return {f"kills/{mode}": float(len(takeovers)), **counts}
+    if twice := sum(tally[mode]["twice"] for mode in tally.modes):
+        why = f"{why} {twice} payloads were received twice: delivery is at least once."
+    if faulty:
+        why = f"After a consumer was killed, payloads were lost or wrong ({', '.join(faulty)})."
+    judged = verdict if "chunking" in inside else "not measured"
+    return tally.experiment("rebalance", "Group switch in the middle", CLAIMED, line, judged, why)

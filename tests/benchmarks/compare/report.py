@@ -1,125 +1,123 @@
-"""The report: one HTML page that needs no network."""
+"""The report of a comparison: Markdown, and one picture with every plot. Its input is what a run writes as JSON."""
 
 from __future__ import annotations
 
-import base64
-import datetime
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
-
 from claimcheck._texts import number_text, printable, size_text
-from tests.benchmarks.compare.model import MODES, Comparison, Experiment, Series
-from tests.benchmarks.compare.plots import svg
+from tests.benchmarks.picture import Lines, draw_lines
 
-# The order of the plots; those of other experiments follow.
-_PLOTS_FIRST = ("speed", "memory", "partition", "cost")
+Run = dict[str, Any]
+"""The values of a run, as in its JSON file."""
 
-
-def render(comparison: Comparison) -> str:
-    """Return the report as HTML that is also well-formed XML."""
-    script = _text("report.js")
-    rows = [each for each in comparison.experiments if each.claimed]
-    return _template().render(  # type: ignore[no-any-return]
-        run=comparison,
-        facts=_run_facts(comparison),
-        plots=[
-            {"series": each, "by": _by(each), "note": note, "svg": Markup(svg(each, f"plot-{number}"))}
-            for number, (each, note) in enumerate(_plots(comparison.experiments))
-        ],
-        modes=MODES,
-        rows=rows,
-        summary=_summary(rows),
-        numeric=_numeric,
-        cell_text=_cell_text,
-        css=Markup(_text("report.css")),
-        script=Markup(script),
-        script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-    )
+STRATEGIES = ("external", "chunking")
+_PICTURED_FIRST = ("speed", "memory", "partition", "cost")
+_VERDICTS = {
+    "agrees": "published: right",
+    "partly": "published: partly right",
+    "disagrees": "published: not right",
+    "not measured": "not measured",
+}
+_MODES = """\
+- `external`: the payload is stored, and a pointer is sent.
+- `chunking`: the payload is sent as several messages.
+- `hybrid`: as `external`; as `chunking` while the store is down.
+- `native`: whole messages or the client's own chunking, without claimcheck."""
 
 
-def _template() -> Any:
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, finalize=_finalize
-    )
-    return environment.from_string(_text("report.html.jinja"))
+def render(run: Run, picture: str) -> str:
+    """Return the report, which shows the picture of this name."""
+    parts = [summary(run), "## Measurements", _MODES]
+    parts += [f"![Measurements]({picture})", "Lines are medians, and bands 95 % confidence intervals.", "## Details"]
+    for each in run["experiments"]:
+        parts += [f"### {cell(each['title'])}", cell(each["explanation"])]
+        parts += ["\n".join(_bullets([f"{mode}: {text}" for mode, text in each["measured"].items() if text]))]
+        parts += ["\n".join(_rows(each["columns"], each["rows"]))] if each["rows"] else []
+    parts += ["## Machine", "\n".join(_bullets([f"{name}: {value}" for name, value in run["machine"].items()]))]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _finalize(value: object) -> object:
-    """Replace control characters in every value, except in the parts of the page itself."""
-    return printable(value, keep="\n") if type(value) is str else value
+def summary(run: Run) -> str:
+    """Return the beginning of the report: what was measured, the recommendation, and the published table."""
+    sizes = ", ".join(map(size_text, run["sizes"]))
+    what = f"{run['broker']}; store {run['store']}; {sizes}; {run['rounds']} rounds, {run['seconds']:.0f} s"
+    parts = ["# Large payloads: chunks or a store?", f"{cell(what)}; {cell(run['made'])}", *_recommendation(run)]
+    published = [each for each in run["experiments"] if each["claimed"]]
+    if published:
+        counts = Counter(each["verdict"] for each in published)
+        verdicts = ", ".join(f"{text} in {counts[name]}" for name, text in _VERDICTS.items() if counts[name])
+        parts += ["## The published comparison, measured", f"Of {len(published)} rows: {verdicts}."]
+        parts += ["\n".join(table(run)), differences(run)]
+    return "\n\n".join(filter(None, parts))
 
 
-def _text(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+def _recommendation(run: Run) -> Iterator[str]:
+    advice = run["recommendation"]
+    yield "## Recommendation"
+    if advice is None:
+        yield "None: the recommendation needs the experiment `speed`, which this run did not include."
+        return
+    yield "```yaml\n" + printable(advice["yaml"].rstrip(), keep="\n").replace("```", "") + "\n```"
+    yield "\n".join(_bullets([*advice["reasons"], *advice["crossovers"], f"Confidence {advice['confidence']}"]))
 
 
-def _run_facts(comparison: Comparison) -> dict[str, str]:
-    sizes = [size_text(size) for size in comparison.sizes]
-    return {
-        "Broker": comparison.broker,
-        "Store": comparison.store,
-        "Payloads": ", ".join(sizes) if len(sizes) <= 6 else f"{len(sizes)} sizes, {sizes[0]} to {sizes[-1]}",
-        "Rounds": str(comparison.rounds),
-        "Duration": _duration(comparison.seconds),
-        "Date": _date(comparison.made),
-    }
+def table(run: Run) -> Iterator[str]:
+    """Yield the lines of the table: what was published and what was measured of each strategy."""
+    yield "| | strategy | published | measured |"
+    yield "|---|---|---|---|"
+    for each in run["experiments"]:
+        for number, name in enumerate(STRATEGIES if each["claimed"] else ()):
+            title = f"*{_VERDICTS[each['verdict']]}*" if number else cell(each["title"])
+            texts = [each["claimed"].get(name, ""), each["measured"].get(name, "") or "not measured"]
+            yield f"| {title} | `{name}` | " + " | ".join(map(cell, texts)) + " |"
 
 
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+def differences(run: Run) -> str:
+    """Return a list of the rows in which the measurement does not agree, with the reasons."""
+    found = [each for each in run["experiments"] if each["claimed"] and each["verdict"] in ("partly", "disagrees")]
+    return "\n".join(f"- **{cell(each['title'])}.** {cell(each['explanation'])}" for each in found)
 
 
-def _date(text: str) -> str:
-    try:
-        return f"{datetime.datetime.fromisoformat(text):%B %d, %Y, %H:%M %Z}".strip()
-    except ValueError:
-        return text
-
-
-def _plots(experiments: Sequence[Experiment]) -> Iterator[tuple[Series, str]]:
-    """The plots that have points, the most important first, with the assumptions of computed ones."""
-    places = {name: place for place, name in enumerate(_PLOTS_FIRST)}
-    for each in sorted(experiments, key=lambda each: places.get(each.name, len(places))):
-        note = each.explanation if each.name == "cost" else ""
-        yield from ((series, note) for series in each.series if any(series.points.values()))
-
-
-def _by(series: Series) -> str:
-    """The name of the horizontal axis, whose ticks have units."""
-    return re.sub(r"^payload( size)? (\(bytes\)|in bytes)$", "payload size", series.x_label)
-
-
-def _summary(rows: Sequence[Experiment]) -> str:
-    counts = Counter[str](each.verdict for each in rows)
-    texts = (
-        ("agrees", "agrees with the measurement", "agree with the measurement"),
-        ("partly", "agrees in part", "agree in part"),
-        ("disagrees", "disagrees", "disagree"),
-        ("not measured", "was not measured", "were not measured"),
-    )
-    parts = [f"{counts[name]} {one if counts[name] == 1 else more}" for name, one, more in texts if counts[name]]
-    return f"Of its {len(rows)} rows, {', '.join(parts)}."
-
-
-def _numeric(experiment: Experiment) -> set[int]:
-    """The columns of the detailed table that hold numbers."""
-    columns = list(zip(*experiment.rows, strict=False))
-    return {
-        index
-        for index, cells in enumerate(columns)
-        if any(cell is not None for cell in cells) and not any(isinstance(cell, str) for cell in cells)
-    }
-
-
-def _cell_text(cell: str | float | int | None) -> str:
-    if cell is None:
+def cell(value: str | float | int | None) -> str:
+    """Return a value as text on one line in which nothing is read as Markdown of a table or as HTML."""
+    if value is None:
         return ""
-    return cell if isinstance(cell, str) else f"{cell:,}" if isinstance(cell, int) else number_text(cell)
+    text = value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else number_text(value)
+    return re.sub(r"\s+", " ", printable(text)).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _bullets(texts: Sequence[str]) -> Iterator[str]:
+    return (f"- {cell(text)}" for text in texts)
+
+
+def _rows(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
+    yield "| " + " | ".join(map(cell, columns)) + " |"
+    yield "|---" * len(columns) + "|"
+    for row in rows:
+        yield "| " + " | ".join(map(cell, row)) + " |"
+
+
+def draw(run: Run, path: Path, *, only: Sequence[str] = ()) -> None:
+    """Draw the series of a run that have points, the most important first, or those of some names."""
+    places = {name: place for place, name in enumerate(_PICTURED_FIRST)}
+    experiments = sorted(run["experiments"], key=lambda each: places.get(each["name"], len(places)))
+    series = [each for experiment in experiments for each in experiment["series"] if any(each["points"].values())]
+    found = {each["name"]: each for each in series}
+    panels = [_panel(found[name]) for name in only or found if name in found]
+    if panels:
+        draw_lines(panels, path, printable(run["broker"]))
+
+
+def _panel(series: dict[str, Any]) -> Lines:
+    points = {
+        printable(mode): [(each["x"], each["y"], each["low"], each["high"]) for each in line]
+        for mode, line in series["points"].items()
+        if line
+    }
+    in_bytes = re.search(r"\bbytes\b|\bsize\b", series["x_label"])
+    title = f"{series['title']}, {series['y_label']}" + ("" if in_bytes else f", by {series['x_label']}")
+    return Lines(printable(title), points, lambda x: size_text(int(x)) if in_bytes else number_text(x))

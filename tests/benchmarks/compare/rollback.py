@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -14,9 +14,9 @@ from claimcheck._wire.envelope import Envelope
 from claimcheck.testing._faults import FaultyStore, When
 from tests.benchmarks.compare.faults import KillingStore, SendingClaimCheck, with_faulty_stores
 from tests.benchmarks.compare.lab import Lab
-from tests.benchmarks.compare.model import Experiment, Mode, Verdict
+from tests.benchmarks.compare.model import Experiment, Row, Tally, Verdict
 from tests.benchmarks.compare.process import Worker
-from tests.benchmarks.compare.trial import Trial, until_killed
+from tests.benchmarks.compare.trial import Trial, each_mode, numbers_of, until_killed
 
 CLAIMED = {
     "external": "the payload must be deleted if the send fails",
@@ -39,66 +39,10 @@ _WHAT: dict[Kind, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """What one failed send left behind.
-
-    Attributes:
-        mode: How the payload was sent.
-        kind: What failed.
-        point: When, in a few words.
-        sent: Whether the payload was sent in spite of the failure.
-        messages: Messages of this payload in the topic, if it was not sent.
-        size: The bytes that the topic grew by, if it was not sent.
-        objects: Payloads in the store that no message points to; ``None`` if the store cannot be listed.
-        seconds: Time after the failure until there were none; ``None`` if some stay, or this is not known.
-    """
-
-    mode: Mode
-    kind: Kind
-    point: str
-    sent: bool
-    messages: int
-    size: int
-    objects: int | None
-    seconds: float | None
-
-    @property
-    def is_wrong(self) -> bool:
-        """Whether a payload stayed that must be deleted, or was deleted although a message may point to it."""
-        if self.objects is None or self.mode in ("chunking", "native"):
-            return False
-        if self.kind in _DEFINITE:
-            return self.objects > 0
-        return self.kind == "unknown" and not self.sent and self.objects == 0
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a consumer of all these topics received.
-
-    Attributes:
-        expected: Payloads that were sent.
-        delivered: Those of them that were received.
-        wrong: Other bytes, and payloads whose send failed.
-    """
-
-    expected: int
-    delivered: int
-    wrong: int
-
-
 def run(lab: Lab) -> Experiment:
     """Let sends fail at every point, in each mode, and look at the topic and the store."""
-    failures: list[Failure] = []
-    readings: dict[Mode, Reading] = {}
-    for mode in lab.modes:
-        lab.progress(f"{mode}, a producer that fails at every point")
-        with Trial.of(lab, mode, "rollback") as trial:
-            bench = _Bench(trial)
-            failures += bench.failures()
-            readings[mode] = bench.read()
-    return judge(failures, readings, has_retention=lab.broker.has_retention)
+    until = "until retention" if lab.broker.has_retention else "until the topic is deleted"
+    return judge(each_mode(lab, "rollback", lambda trial: list(_Bench(trial).rows())), until)
 
 
 class _Bench:
@@ -109,8 +53,12 @@ class _Bench:
         self._number = 0
         self._sent: set[int] = set()
 
-    def failures(self) -> Iterator[Failure]:
-        """Fail at every point."""
+    def rows(self) -> Iterator[Row]:
+        """Fail at every point, and then read what was sent."""
+        yield from self._failures()
+        yield self._reading()
+
+    def _failures(self) -> Iterator[Row]:
         if self._trial.mode == "native":
             yield self._failure("refused", "it is over the topic's limit", self._send_too_large)
             return
@@ -123,23 +71,30 @@ class _Bench:
             yield self._failure("unknown", point, partial(self._send_refused, number, unknown=True))
         yield from self._kills(total)
 
-    def read(self) -> Reading:
+    def _reading(self) -> Row:
         """Send one payload more, and receive until it arrives."""
         with ClaimCheck(self._trial.config) as cc:
             self._trial.send_all(cc, [self._next()])
             self._sent.add(self._number)
-            with self._trial.consumer(cc, group="rollback") as consumer:
+            with self._trial.consumer(cc, "rollback") as consumer:
                 found = self._trial.receive(
-                    consumer, lambda found: self._sent <= {each.number for each in found}, seconds=_READ_SECONDS
+                    consumer,
+                    lambda found: self._sent <= set(numbers_of(found)),
+                    seconds=_READ_SECONDS,
+                    late=_LATE_SECONDS,
                 )
-                found += self._trial.receive(consumer, lambda found: False, seconds=_LATE_SECONDS)
-        numbers = {each.number for each in found if each.number is not None}
+        numbers = set(numbers_of(found))
         wrong = sum(each.is_wrong for each in found) + len(numbers - self._sent)
-        return Reading(len(self._sent), len(numbers & self._sent), wrong)
+        return self._row("nothing", "afterwards", lost=len(self._sent - numbers), wrong=wrong)
+
+    def _row(self, what: str, point: str, **found: float | str | None) -> Row:
+        row: Row = {"mode": self._trial.mode, "what fails": what, "point": point, "failures": 0, "payload sent": ""}
+        row |= {"messages left": 0, "bytes left": 0, "stored payloads left": 0, "deleted after (s)": ""}
+        return row | {"lost": 0, "wrong": 0} | found
 
     # Points ----------------------------------------------------------------------------------------------------
 
-    def _store_failures(self) -> Iterator[Failure]:
+    def _store_failures(self) -> Iterator[Row]:
         moments: tuple[When, ...] = ("before", "during", "after")
         for when in moments:
             yield self._failure("store", f"{when} the write", partial(self._send_with_store, when))
@@ -177,7 +132,7 @@ class _Bench:
 
         return refuse
 
-    def _kills(self, total: int) -> Iterator[Failure]:
+    def _kills(self, total: int) -> Iterator[Row]:
         workers = [(f"before message {n + 1} of {total}", self._killed_worker(n)) for n in range(total)]
         if self._trial.mode in ("external", "hybrid"):
             workers.insert(0, ("during the write to the store", self._killed_worker(None)))
@@ -211,24 +166,25 @@ class _Bench:
         self._sent.add(self._number)
         return self._messages() - before
 
-    def _failure(self, kind: Kind, point: str, fail: Callable[[], object]) -> Failure:
+    def _failure(self, kind: Kind, point: str, fail: Callable[[], object]) -> Row:
+        """Fail, and return what the failed send left behind."""
         messages, size, objects = self._messages(), self._bytes(), self._objects()
         sent = not isinstance(fail(), Exception)
         seconds = self._clean_after(objects) if kind in _DEFINITE else None
-        left = self._objects()
         if sent:
             self._sent.add(self._number)
-        ours = kind == "store" or not sent  # else the payload in the store is the one that was sent
-        return Failure(
-            mode=self._trial.mode,
-            kind=kind,
-            point=point,
-            sent=sent,
-            messages=0 if sent else self._messages() - messages,
-            size=0 if sent else max(0, self._bytes() - size),
-            objects=None if left is None or objects is None else (left - objects) * ours,
-            seconds=seconds,
-        )
+        found: Row = {"failures": 1, "payload sent": "yes" if sent else "no"}
+        if not sent:
+            found |= {"messages left": self._messages() - messages, "bytes left": max(0, self._bytes() - size)}
+        left = self._objects()
+        if left is None or objects is None or self._trial.mode in ("chunking", "native"):
+            return self._row(_WHAT[kind], point, **found, **{"stored payloads left": None})
+        # Of a payload that was sent nevertheless, the one in the store is the one that was sent.
+        stay = (left - objects) * (kind == "store" or not sent)
+        wrong = stay > 0 if kind in _DEFINITE else kind == "unknown" and not sent and stay == 0
+        found |= {"stored payloads left": stay, "wrong": int(wrong)}
+        found["deleted after (s)"] = "" if seconds is None else f"{seconds:.2f}"
+        return self._row(_WHAT[kind], point, **found)
 
     def _clean_after(self, objects: int | None) -> float | None:
         """Wait until the store has as many payloads as before: transports delete in the background."""
@@ -265,96 +221,47 @@ def _faulty(cc: ClaimCheck) -> FaultyStore:
 # The result ----------------------------------------------------------------------------------------------------
 
 
-def judge(failures: Sequence[Failure], readings: dict[Mode, Reading], *, has_retention: bool) -> Experiment:
-    """Return the result for what was left behind."""
-    by_mode = {mode: [each for each in failures if each.mode == mode] for mode in readings}
-    until = "until retention" if has_retention else "until the topic is deleted"
-    return Experiment(
-        name="rollback",
-        title="Rollback",
-        claimed=CLAIMED,
-        measured={mode: _line(by_mode[mode], readings[mode], until) for mode in by_mode},
-        verdict=_verdict(by_mode, readings),
-        explanation=_explanation(by_mode, readings, until),
-        columns=(
-            "mode", "what fails", "point", "payload sent", "messages left", "bytes left", "messages are gone",
-            "stored payloads left", "stored payloads are gone",
-        ),
-        rows=tuple(_row(each, until) for each in failures),
-        facts={name: value for mode in by_mode for name, value in _facts(mode, by_mode[mode], readings[mode]).items()},
-    )  # fmt: skip
+def judge(tally: Tally, until: str) -> Experiment:
+    """Return the result for what was left behind; ``until`` says how long messages stay."""
+
+    def line(mode: str) -> str:
+        found = tally[mode]
+        sent = tally.where(mode=mode, **{"payload sent": "yes"})["failures"]
+        if sent == found["failures"]:
+            return "no send failed: the client splits payloads over the limit"
+        count = "1 failure" if found["failures"] == 1 else f"{found['failures']} failures"
+        stay = f" {until}" if found["messages left"] else ""
+        text = f"{count}: {found['messages left']} messages ({size_text(found['bytes left'])}) left{stay}"
+        text += f"; {sent} payloads sent nevertheless" if sent else ""
+        text += f"; {_stored(tally, mode)}" if mode in ("external", "hybrid") else ""
+        return f"{text}; {found['lost']} lost, {found['wrong']} wrong" if found["lost"] or found["wrong"] else text
+
+    verdict, why = _judged(tally, until)
+    return tally.experiment("rollback", "Rollback", CLAIMED, line, verdict, why)
 
 
-def _line(failures: Sequence[Failure], reading: Reading, until: str) -> str:
-    if all(each.sent for each in failures):
-        return "no send failed: the client splits payloads over the limit"
-    messages, size = sum(each.messages for each in failures), sum(each.size for each in failures)
-    stay = f" {until}" if messages else ""
-    count = "1 failure" if len(failures) == 1 else f"{len(failures)} failures"
-    parts = [f"{count}: {messages} messages ({size_text(size)}) left{stay}"]
-    rescued = sum(each.sent for each in failures)
-    if rescued:
-        parts.append(f"{rescued} payloads sent nevertheless")
-    known = [each for each in failures if each.objects is not None]
-    if failures and failures[0].mode in ("external", "hybrid"):
-        parts.append(_objects_line(known) if known else "stored payloads cannot be counted")
-    if reading.wrong or reading.delivered < reading.expected:
-        parts.append(f"{reading.expected - reading.delivered} lost, {reading.wrong} wrong")
-    return "; ".join(parts)
-
-
-def _objects_line(known: Sequence[Failure]) -> str:
-    left = sum(each.objects or 0 for each in known)
-    definite = [each for each in known if each.kind in _DEFINITE]
-    stay = sum(each.objects or 0 for each in definite)
-    line = f"{stay} stored payloads left after {len(definite)} definite failures"
+def _stored(tally: Tally, mode: str) -> str:
+    """Say how many payloads are in the store that no message points at."""
+    if any(row["stored payloads left"] is None for row in tally.rows if row["mode"] == mode):
+        return "stored payloads cannot be counted"
+    left = tally[mode]["stored payloads left"]
+    definite = [tally.where(mode=mode, **{"what fails": _WHAT[kind]}) for kind in _DEFINITE]
+    stay, count = (sum(each[column] for each in definite) for column in ("stored payloads left", "failures"))
+    line = f"{stay} stored payloads left after {count} definite failures"
     return f"{line}, {left - stay} after the others until they expire or are swept"
 
 
-def _verdict(by_mode: dict[Mode, list[Failure]], readings: dict[Mode, Reading]) -> Verdict:
-    if any(each.is_wrong for failures in by_mode.values() for each in failures):
-        return "disagrees"
-    if any(each.wrong or each.delivered < each.expected for each in readings.values()):
-        return "disagrees"
-    chunks_stay = any(each.messages for each in by_mode.get("chunking", ()))
-    pointers_stay = any(each.messages for each in by_mode.get("external", ()))
-    return "agrees" if chunks_stay and not pointers_stay else "partly"
-
-
-def _explanation(by_mode: dict[Mode, list[Failure]], readings: dict[Mode, Reading], until: str) -> str:
-    wrong = [each for failures in by_mode.values() for each in failures if each.is_wrong]
-    if wrong:
-        points = "; ".join(sorted({f"{each.mode}: {_WHAT[each.kind]}, {each.point}" for each in wrong}))
-        return f"The store does not have what it should have after a failed send ({points})."
-    faulty = [mode for mode, each in readings.items() if each.wrong or each.delivered < each.expected]
-    if faulty:
-        return f"After the failures a consumer received payloads whose send failed, or not all others: {faulty}."
-    most = max((each.messages for each in by_mode.get("chunking", ())), default=0)
+def _judged(tally: Tally, until: str) -> tuple[Verdict, str]:
+    if tally.faulty("wrong", "lost"):
+        wrong = [row for row in tally.rows if row["wrong"] or row["lost"]]
+        points = "; ".join(sorted({f"{row['mode']}: {row['what fails']}, {row['point']}" for row in wrong}))
+        return "disagrees", f"A payload was lost, or a store or a topic does not have what it should have ({points})."
+    most = max((row["messages left"] for row in tally.rows if row["mode"] == "chunking"), default=0)
     text = f"A chunked send that fails leaves up to {most} messages in the topic {until}; readers skip them."
-    if "external" not in by_mode:
-        return text
-    return (
-        "claimcheck deletes the stored payload if the send definitely failed. It keeps the payload if a message may"
-        f" point to it; then, and after a crash, it stays until it expires or is swept. {text}"
-    )
-
-
-def _row(each: Failure, until: str) -> tuple[str | float | int | None, ...]:
-    gone = None if each.seconds is None else f"after {each.seconds:.2f} s"
-    stays = "when they expire or are swept" if each.objects else gone if each.mode in ("external", "hybrid") else None
-    return (
-        each.mode, _WHAT[each.kind], each.point, "yes" if each.sent else "no", each.messages, each.size,
-        until if each.messages else None, each.objects, stays,
-    )  # fmt: skip
-
-
-def _facts(mode: Mode, failures: Sequence[Failure], reading: Reading) -> dict[str, float]:
-    facts = {
-        f"messages_left/{mode}": float(sum(each.messages for each in failures)),
-        f"bytes_left/{mode}": float(sum(each.size for each in failures)),
-        f"lost/{mode}": float(reading.expected - reading.delivered),
-        f"wrong/{mode}": float(reading.wrong + sum(each.is_wrong for each in failures)),
-    }
-    if all(each.objects is not None for each in failures):
-        facts[f"objects_left/{mode}"] = float(sum(each.objects or 0 for each in failures))
-    return facts
+    if "external" in tally.modes:
+        text = (
+            "claimcheck deletes the stored payload if the send definitely failed. It keeps the payload if a message may"
+            f" point to it; then, and after a crash, it stays until it expires or is swept. {text}"
+        )
+    right = tally["chunking"]["messages left"] and not tally["external"]["messages left"]
+    return "agrees" if right else "partly", text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import random
 import secrets
@@ -11,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from claimcheck._texts import size_text
 from claimcheck.config import Config, StoreConfig
@@ -19,8 +21,8 @@ from tests.benchmarks.compare.broker import Broker, BrokerAddress, connect
 from tests.benchmarks.compare.cost import Prices, estimate, load_prices
 from tests.benchmarks.compare.lab import PREFIX, Lab
 from tests.benchmarks.compare.machine import machine
-from tests.benchmarks.compare.model import CompareError, Comparison, Experiment
-from tests.benchmarks.compare.payloads import MAX_BYTES, MIN_BYTES, SIZE_RANGE, Payloads, representative
+from tests.benchmarks.compare.model import CompareError, Experiment
+from tests.benchmarks.compare.payloads import MAX_BYTES, MIN_BYTES, SIZE_RANGE, Payloads
 from tests.benchmarks.compare.recommendation import Setting, recommend
 from tests.benchmarks.compare.schedule import Plan, selected
 from tests.benchmarks.compare.store_space import StoreSpace
@@ -28,7 +30,6 @@ from tests.benchmarks.compare.store_space import StoreSpace
 _LOCAL_SIZES = (64 << 10, 1 << 20, 10 << 20)
 _SIZES = (*_LOCAL_SIZES, 100 << 20)
 _ROUNDS, _QUICK_ROUNDS = 5, 2
-_SAMPLED_MESSAGES = 1000
 _LOCAL_SECONDS, _SECONDS = 10.0, 20.0  # after which an experiment stops repeating
 _DISK_FACTOR, _DISK_BYTES = 60, 1 << 30
 _STORES_YAML = """\
@@ -44,9 +45,8 @@ class Options:
     Attributes:
         address: The broker; ``None`` for an embedded one in a temporary folder.
         config: The configuration; ``None`` for a store of files in a temporary folder.
-        sizes: Of the payloads; ``None`` for those of ``payloads`` or ``sample_topic``, or the default.
+        sizes: Of the payloads; ``None`` for those of ``payloads``, or the default.
         payloads: A folder whose files are the payloads' contents.
-        sample_topic: A topic whose payloads have the sizes to compare.
         only: Names of experiments; ``None`` for all.
         rounds: How often measurements are repeated; ``None`` for the default.
         quick: A short test run.
@@ -57,7 +57,6 @@ class Options:
     config: Config | None = None
     sizes: tuple[int, ...] | None = None
     payloads: str | None = None
-    sample_topic: str | None = None
     only: tuple[str, ...] | None = None
     rounds: int | None = None
     quick: bool = False
@@ -71,8 +70,8 @@ def _silent(text: str) -> None:
     """Show nothing."""
 
 
-def compare(options: Options, *, show: Show = _silent, done: Show = _silent) -> Comparison:
-    """Run the experiments and return their results. What they create is removed, also after an error."""
+def compare(options: Options, *, show: Show = _silent, done: Show = _silent) -> dict[str, Any]:
+    """Run the experiments and return values for JSON. What they create is removed, also after an error."""
     plans = selected(options.only)
     prices = load_prices(options.prices)
     with contextlib.ExitStack() as stack:
@@ -111,9 +110,6 @@ def _sizes(broker: Broker, options: Options) -> tuple[int, ...]:
         sizes = tuple(sorted(set(options.sizes)))
     elif options.payloads is not None:
         sizes = Payloads(options.payloads).sizes()
-    elif options.sample_topic is not None:
-        found = broker.sample_sizes(options.sample_topic, _SAMPLED_MESSAGES)
-        sizes = representative(found, f"in the topic {options.sample_topic}")
     else:
         sizes = _LOCAL_SIZES if broker.address.kind == "local" else _SIZES
     wrong = [size for size in sizes if not MIN_BYTES <= size <= MAX_BYTES]
@@ -201,7 +197,7 @@ def _with_cost(finished: Sequence[Experiment], prices: Prices, lab: Lab) -> tupl
     return (*finished, estimate(prices, partition.facts, lab.sizes))
 
 
-def _comparison(lab: Lab, experiments: tuple[Experiment, ...], options: Options, seconds: float) -> Comparison:
+def _comparison(lab: Lab, experiments: tuple[Experiment, ...], options: Options, seconds: float) -> dict[str, Any]:
     config = lab.space.config
     setting = Setting(
         limit_bytes=lab.broker.limit_bytes,
@@ -209,14 +205,15 @@ def _comparison(lab: Lab, experiments: tuple[Experiment, ...], options: Options,
         max_chunked_bytes=config.chunks.max_payload_bytes,
         stores_yaml="" if options.config is not None else _STORES_YAML,
     )
-    return Comparison(
-        made=datetime.datetime.now(datetime.UTC).astimezone().isoformat(timespec="seconds"),
-        broker=lab.broker.label,
-        store=lab.space.label,
-        machine=machine(),
-        sizes=lab.sizes,
-        rounds=lab.rounds,
-        seconds=round(seconds, 1),
-        experiments=experiments,
-        recommendation=recommend(experiments, setting),
-    )
+    recommendation = recommend(experiments, setting)
+    return {
+        "made": datetime.datetime.now(datetime.UTC).astimezone().isoformat(timespec="seconds"),
+        "broker": lab.broker.label,
+        "store": lab.space.label,
+        "machine": machine(),
+        "sizes": list(lab.sizes),
+        "rounds": lab.rounds,
+        "seconds": round(seconds, 1),
+        "experiments": [dataclasses.asdict(each) for each in experiments],
+        "recommendation": None if recommendation is None else dataclasses.asdict(recommendation),
+    }

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import logging
 import signal
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
+from claimcheck._client import ClaimCheck
 from claimcheck.config import Config
 from tests.benchmarks.compare.broker import Consumer, Producer, Received, TopicSettings
 from tests.benchmarks.compare.lab import Lab
-from tests.benchmarks.compare.model import CompareError, Mode
+from tests.benchmarks.compare.model import CompareError, Mode, Row, Tally
 from tests.benchmarks.compare.payloads import number_of
 from tests.benchmarks.compare.process import Worker, WorkerDiedError
-
-if TYPE_CHECKING:
-    from claimcheck._client import ClaimCheck
 
 CHUNKS = 8
 """Into how many chunks a payload is split, at least."""
@@ -121,9 +119,10 @@ class Trial:
             yield producer
 
     @contextmanager
-    def consumer(self, cc: ClaimCheck, *, group: str) -> Iterator[Consumer]:
+    def consumer(self, cc: ClaimCheck, group: str, session_seconds: float | None = None) -> Iterator[Consumer]:
         """Open a consumer, and close it after the block."""
-        with closing(self.lab.broker.consumer(self.mode, self.topic, cc, group=group)) as consumer:
+        broker, more = self.lab.broker, {"group": group, "session_seconds": session_seconds}
+        with closing(broker.consumer(self.mode, self.topic, cc, **more)) as consumer:  # type: ignore[arg-type]
             yield consumer
 
     def send(self, producer: Producer, number: int, *, size: int | None = None) -> Exception | int | None:
@@ -153,16 +152,32 @@ class Trial:
                 self.send_or_raise(producer, number)
 
     def receive(
-        self, consumer: Consumer, enough: Callable[[list[Delivery]], bool], *, seconds: float
+        self, consumer: Consumer, enough: Callable[[list[Delivery]], bool], *, seconds: float, late: float
     ) -> list[Delivery]:
-        """Receive until there is enough, or for this long at most."""
-        deliveries: list[Delivery] = []
-        end = self.lab.clock() + seconds
-        while not enough(deliveries) and (left := end - self.lab.clock()) > 0:
-            received = consumer.receive(min(left, _STEP_SECONDS))
-            if received is not None:
-                deliveries.append(self.identify(received))
-        return deliveries
+        """Receive until there is enough, or for this long at most, and what follows within ``late`` seconds."""
+        found: list[Delivery] = []
+        for limit, is_enough in ((seconds, enough), (late, lambda found: False)):
+            end = time.monotonic() + limit
+            while not is_enough(found) and (left := end - time.monotonic()) > 0:
+                received = consumer.receive(min(left, _STEP_SECONDS))
+                if received is not None:
+                    found.append(self.identify(received))
+        return found
+
+
+def each_mode(lab: Lab, purpose: str, measure: Callable[[Trial], list[Row]], *, partitions: int = 1) -> Tally:
+    """Measure in each mode, with a topic of its own."""
+    rows: list[Row] = []
+    for mode in lab.modes:
+        lab.progress(mode)
+        with Trial.of(lab, mode, purpose, partitions=partitions) as trial:
+            rows += measure(trial)
+    return Tally(rows)
+
+
+def numbers_of(found: Iterable[Delivery]) -> list[int]:
+    """Return the numbers of the payloads that were received, in order."""
+    return [each.number for each in found if each.number is not None]
 
 
 def until_killed(worker: Worker, command: Callable[[], object]) -> None:

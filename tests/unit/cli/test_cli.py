@@ -70,7 +70,7 @@ def test_the_configuration_can_be_named_by_the_environment(here, monkeypatch):
     monkeypatch.setenv("CLAIMCHECK_CONFIG", "mine.yaml")
     put()
     monkeypatch.delenv("CLAIMCHECK_CONFIG")
-    ok("put", "payload", "--config", "mine.yaml")
+    ok("--config", "mine.yaml", "put", "payload")
 
 
 @proc

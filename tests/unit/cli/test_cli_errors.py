@@ -78,9 +78,8 @@ def test_chunks_are_refused_with_the_way_to_go(here):
     assert "resolver" in result.stderr
 
 
-def test_a_plain_message_has_to_be_wanted(here):
+def test_a_plain_message_is_no_envelope(here):
     assert run("get", "-", stdin=b"plain").exit_code == 5
-    assert ok("get", "-", "--plain", stdin=b"plain").stdout_bytes == b"plain"
     assert ok("get", "-", stdin=encode_literal(HEADER + b"!")).stdout_bytes == HEADER + b"!"
 
 

@@ -23,18 +23,15 @@ from tests.unit.cli.rig import (
 )
 
 
-def test_nothing_is_replaced_without_force(here):
+def test_nothing_is_replaced(here):
     envelope = put()
     (here / "there").write_text("precious")
     for arguments in (("put", "payload", "-o", "there"), ("get", "-", "-o", "there")):
         result = run(*arguments, stdin=envelope)
         assert (result.exit_code, is_one_line(result)) == (1, True)
-        assert "--force" in result.stderr
+        assert "already exists" in result.stderr
     assert (here / "there").read_text() == "precious"
     assert len(claims(here)) == 1  # refused before anything was stored
-    ok("put", "payload", "-o", "there", "--force")
-    ok("get", "-", "-o", "there", "--force", stdin=envelope)
-    assert (here / "there").read_bytes() == PAYLOAD
 
 
 def test_a_file_that_comes_up_meanwhile_is_not_replaced(here, monkeypatch):
@@ -61,20 +58,16 @@ def test_a_file_system_without_hard_links(here, monkeypatch):
     assert (here / "back").read_bytes() == PAYLOAD
 
 
-@pytest.mark.parametrize("force", [(), ("--force",)])
 @pytest.mark.parametrize("size", [len(PAYLOAD) - 1, len(PAYLOAD) + 1, None])
-def test_a_damaged_payload_leaves_no_file_and_replaces_none(here, force, size):
+def test_a_damaged_payload_leaves_no_file(here, size):
     (here / "envelope").write_bytes(put())
     if size is None:
         claims(here)[0].write_bytes(PAYLOAD[:-1] + bytes([PAYLOAD[-1] ^ 1]))
     else:
         os.truncate(claims(here)[0], size)
-    if force:
-        (here / "back").write_text("precious")
-    result = run("get", "envelope", "-o", "back", *force)
+    result = run("get", "envelope", "-o", "back")
     assert (result.exit_code, is_one_line(result)) == (5, True)
-    assert visible(here) == ({"envelope", "back"} if force else {"envelope"})
-    assert not force or (here / "back").read_text() == "precious"
+    assert visible(here) == {"envelope"}
 
 
 @full_disk
@@ -103,14 +96,13 @@ def test_a_target_that_cannot_be_is_refused_before_anything_is_stored(here, targ
     assert claims(here) == []
 
 
-@pytest.mark.parametrize("force", [(), ("--force",)])
 @pytest.mark.parametrize("target", ["there", "nowhere", os.devnull, "link"])
-def test_a_symbolic_link_is_never_followed(here, target, force):
+def test_a_symbolic_link_is_never_followed(here, target):
     envelope = put()
     (here / "there").write_text("precious")
     (here / "link").symlink_to(target)  # to a file, to nothing, to a device, to itself
     for arguments in (("get", "-"), ("put", "payload")):
-        result = run(*arguments, "-o", "link", *force, stdin=envelope)
+        result = run(*arguments, "-o", "link", stdin=envelope)
         assert (result.exit_code, is_one_line(result)) == (1, True)
         assert "link is a symbolic link: name the file itself" in result.stderr
     assert visible(here) == {"there", "link"}
@@ -118,9 +110,8 @@ def test_a_symbolic_link_is_never_followed(here, target, force):
     assert len(claims(here)) == 1, "refused before anything was stored"
 
 
-@pytest.mark.parametrize("force", [(), ("--force",)])
 @pytest.mark.parametrize("links", [True, False])
-def test_a_symbolic_link_that_comes_up_meanwhile_is_not_followed(here, monkeypatch, force, links):
+def test_a_symbolic_link_that_comes_up_meanwhile_is_not_followed(here, monkeypatch, links):
     envelope = put()
     (here / "there").write_text("precious")
     read = MessageReader.open
@@ -135,7 +126,7 @@ def test_a_symbolic_link_that_comes_up_meanwhile_is_not_followed(here, monkeypat
     monkeypatch.setattr(MessageReader, "open", slow)
     if not links:
         monkeypatch.setattr(os, "link", link)
-    assert run("get", "-", "-o", "back", *force, stdin=envelope).exit_code == 1
+    assert run("get", "-", "-o", "back", stdin=envelope).exit_code == 1
     assert (here / "there").read_text() == "precious"
     assert visible(here) == {"there", "back"}
 
@@ -150,16 +141,12 @@ def test_a_folder_may_be_a_symbolic_link(here):
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o277])
 def test_what_is_written_is_for_its_owner_alone(here, umask):
     envelope = put()
-    (here / "old").write_text("old")
-    (here / "old").chmod(0o666)
     before = os.umask(umask)
     try:
         ok("get", "-", "-o", "back", stdin=envelope)
-        ok("get", "-", "-o", "old", "--force", stdin=envelope)
     finally:
         os.umask(before)
-    for name in ("back", "old"):
-        assert (here / name).stat().st_mode & 0o777 == 0o600 & ~umask
+    assert (here / "back").stat().st_mode & 0o777 == 0o600 & ~umask
 
 
 @full_disk

@@ -1,0 +1,151 @@
+"""A run as a whole: what it writes, what an interruption leaves, wrong usage, and the user's credentials."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests import servers
+from tests.benchmarks.compare import schedule
+from tests.benchmarks.compare.lab import Lab
+from tests.benchmarks.compare.main import main
+from tests.benchmarks.compare.model import MODES, Experiment
+from tests.benchmarks.compare.runner import Options, compare
+from tests.docs_pages import ROOT
+from tests.real.process import wait_until
+
+KIB = 1 << 10
+PASSWORD = "hunter2-hunter2"
+
+
+@pytest.fixture(autouse=True)
+def _folders(tmp_path, monkeypatch):
+    """Temporary folders are below the test's folder."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.chdir(tmp_path)
+
+
+def left(tmp_path: Path) -> list[str]:
+    return [str(path) for path in (tmp_path / "tmp").iterdir()]
+
+
+def ran(*arguments: str, secret: str = PASSWORD) -> dict[str, Any]:
+    """Return the JSON of a run that measured every mode."""
+    result = CliRunner().invoke(main, ["--quick", "--rounds", "1", *arguments])
+
+    assert result.exit_code == 0, result.output
+    assert secret not in result.output
+    (file,) = Path("compare-results").glob("*.json")
+    values: dict[str, Any] = json.loads(file.read_text())
+    assert all(set(each["measured"]) >= set(MODES) for each in values["experiments"])
+    return values
+
+
+def test_a_run_writes_a_report_with_a_picture_for_the_files_of_a_folder(tmp_path):
+    pytest.importorskip("matplotlib", reason="only the extra `bench` has matplotlib")
+    (tmp_path / "files").mkdir()
+    for size in (1000, 70_000):
+        (tmp_path / "files" / f"{size}.csv").write_bytes(b"a;b\n" * (size // 4))
+    values = ran("--brokers", "embedded", "--payloads", "files", "--only", "partition,speed")
+
+    assert values["sizes"] == [1000, 70_000]
+    assert values["recommendation"]["strategy"] in MODES
+    assert "embedded.png" in Path("compare-results/embedded.md").read_text()
+    assert Path("compare-results/embedded.png").stat().st_size > 10_000
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [None, ZeroDivisionError, KeyboardInterrupt])
+def test_what_an_experiment_leaves_is_removed(monkeypatch, tmp_path, error):
+    seen: list[Any] = []
+
+    def untidy(lab: Lab) -> Experiment:
+        topic = lab.topic("external", "untidy")
+        lab.worker("producer", "external", topic).send(64 * KIB, 0, 1)
+        assert lab.store_objects() == 1
+        if error is not None:
+            raise error
+        return Experiment("untidy", "untidy", {}, {}, "agrees", "")
+
+    def after(lab: Lab) -> Experiment:
+        seen.append((lab.topics, lab.store_objects(), lab._workers))
+        return Experiment("after", "after", {}, {}, "agrees", "")
+
+    monkeypatch.setattr(schedule, "PLANS", (schedule.Plan("untidy", untidy), schedule.Plan("after", after)))
+    if error is None:
+        assert [each["name"] for each in compare(Options(sizes=(64 * KIB,)))["experiments"]] == ["untidy", "after"]
+        assert seen == [([], 0, [])]
+    else:
+        with pytest.raises(error):
+            compare(Options(sizes=(64 * KIB,)))
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_run_and_removes_everything(tmp_path, number, status):
+    options = ("--brokers", "embedded", "--only", "speed", "--sizes", "64KiB", "--rounds", "500")
+    command = [sys.executable, "-m", "tests.benchmarks.compare.main", *options, "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: bool(list((tmp_path / "tmp").glob("claimcheck-compare-*/*.sqlite"))), "the run measures")
+
+    process.send_signal(number)
+
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == status, errors
+    assert "Traceback" not in errors
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["--only", "sped"], 2, "there is no experiment 'sped'"),
+        (["--sizes", "1B"], 2, "expected sizes of 16 bytes to 256 MiB"),
+        (["--admin-url", "http://localhost:1"], 2, "--admin-url needs --pulsar"),
+        (["--kafka", "127.0.0.1:1", "--only", "seek"], 1, "no Kafka broker answered"),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments, code, text):
+    result = CliRunner().invoke(main, arguments)
+    assert (result.exit_code, text in result.output) == (code, True), result.output
+    assert "Traceback" not in result.output
+
+
+def test_kafka_with_a_password_and_tls(kafka_jars: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if servers.KAFKA_JARS not in os.environ:
+        pytest.skip("no jars to start a broker with TLS")
+    with servers.kafka(password=PASSWORD) as broker:
+        assert broker.server is not None
+        authority = broker.server.location.folder / "ca.crt"
+        settings = f"security.protocol=sasl_ssl\nssl.ca.location={authority}\nsasl.mechanism=PLAIN\n"
+        (tmp_path / "client").write_text(f"{settings}sasl.username=operator\n")
+        arguments = ("--kafka", broker.bootstrap_servers, "--kafka-config", str(tmp_path / "client"))
+        monkeypatch.setenv("CLAIMCHECK_KAFKA_SASL_PASSWORD", PASSWORD)
+        ran(*arguments, "--only", "partition,speed", "--sizes", "64KiB")  # in this process, and in others
+
+        monkeypatch.setenv("CLAIMCHECK_KAFKA_SASL_PASSWORD", "wrong")
+        refused = CliRunner().invoke(main, arguments)
+    assert (refused.exit_code, "no Kafka broker answered (_AUTHENTICATION)" in refused.stderr) == (1, True)
+
+
+def test_pulsar_with_a_token_and_tls(secure_pulsar: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = secure_pulsar.token("operator")
+    monkeypatch.setenv("CLAIMCHECK_PULSAR_TOKEN", token)
+    monkeypatch.setenv("CLAIMCHECK_PULSAR_TLS_TRUST_CERTS_FILE_PATH", str(secure_pulsar.authority))
+    arguments = ["--pulsar", secure_pulsar.tls_url, "--admin-url", secure_pulsar.tls_admin_url]
+    ran(*arguments, "--only", "partition,speed", "--sizes", "64KiB", secret=token)
+
+    monkeypatch.setenv("CLAIMCHECK_PULSAR_TOKEN", secure_pulsar.token("nobody"))
+    refused = CliRunner().invoke(main, arguments)
+    assert (refused.exit_code, "the token's permissions" in refused.stderr) == (1, True)
