@@ -13,7 +13,7 @@ from claimcheck._wire import headers as hints
 from claimcheck._wire.envelope import Envelope, FailedEnvelope
 from claimcheck._wire.headers import kafka_overhead
 from claimcheck.transports._common.delegation import RollbackWorker
-from claimcheck.transports.kafka._client import NativeClient, classify, passed_on, vendor
+from claimcheck.transports.kafka._client import NativeClient, classify, vendor
 from claimcheck.transports.kafka._message import report_of
 from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES
 from claimcheck.transports.kafka._send import InFlightWindow, Poller, Topics
@@ -63,6 +63,8 @@ class KafkaProducer(NativeClient):
     Raises:
         ConfigError: An argument is out of range or of the wrong type; for an object also a `TypeError`.
     """
+
+    delegated = NativeClient.delegated | {"init_transactions", "purge", "send_offsets_to_transaction"}
 
     def __init__(
         self,
@@ -178,10 +180,6 @@ class KafkaProducer(NativeClient):
             closing.callback(self._rollbacks.close)
             closing.callback(self._native.close)
             return self.flush() == 0
-
-    purge = passed_on("purge")
-    init_transactions = passed_on("init_transactions")
-    send_offsets_to_transaction = passed_on("send_offsets_to_transaction")
 
     def begin_transaction(self) -> None:
         """Begin a transaction. A commit keeps the payloads stored in it; an abort deletes them."""
