@@ -409,7 +409,6 @@ class ClaimCheck:
         *,
         dry_run: bool = True,
         grace_seconds: float = 3600.0,
-        limit: int | None = None,
         rate: float | None = None,
         unmarked_lifetime_seconds: float | None = None,
         on_batch: Callable[[SweepReport], None] | None = None,
@@ -423,7 +422,6 @@ class ClaimCheck:
             dry_run: Whether to delete nothing and only count.
             grace_seconds: How long entries are kept after their lifetime; longer than the longest write, and than the
                 clocks of writers, store and this machine differ.
-            limit: The most entries to delete.
             rate: The most deletions per second.
             unmarked_lifetime_seconds: The lifetime of payloads whose keys have none, because an earlier release wrote
                 them; it counts from the time at which the medium stored them. By default they stay.
@@ -439,7 +437,6 @@ class ClaimCheck:
         options = Sweep(
             grace_seconds=grace_seconds,
             dry_run=dry_run,
-            limit=limit,
             rate=rate,
             unmarked_lifetime_seconds=unmarked_lifetime_seconds,
         )
