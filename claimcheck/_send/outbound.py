@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 from claimcheck._send.classification import Classification, Classifier, judge
 from claimcheck._wire.envelope import Envelope
@@ -254,9 +254,7 @@ class Outbound:
             self._failed(number, error)
             self.break_off(error, produce)
             raise
-        self._check_produced(since=before)
-        first: R = self.results[0]
-        return first
+        return cast(R, self._first_result(since=before))
 
     async def send_async(self, produce: Callable[[Envelope], Awaitable[R]]) -> R:
         """Same as `send` for a coroutine function. Files are read, and payloads deleted, off the event loop."""
@@ -273,9 +271,7 @@ class Outbound:
             await self.settle_async(error)
             self._raise_partial(error)
             raise
-        self._check_produced(since=before)
-        first: R = self.results[0]
-        return first
+        return cast(R, self._first_result(since=before))
 
     def rollback(self) -> None:
         """Delete the stored payload, if there is one and it was not deleted already.
@@ -400,9 +396,10 @@ class Outbound:
         else:
             self.ledger.failed(number, error)
 
-    def _check_produced(self, *, since: int) -> None:
+    def _first_result(self, *, since: int) -> object:
         if self.ledger.count == since:
             raise ClaimCheckError("nothing left to send: every envelope of this payload was sent or taken already")
+        return self.results[0]
 
     def _raise_partial(self, error: BaseException) -> None:
         if isinstance(error, Exception) and self.ledger.verdict().abort:

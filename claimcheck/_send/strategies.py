@@ -243,9 +243,7 @@ class InlineStrategy(Strategy):
     """Leaves every payload in its message, whatever its size, and only escapes those that look like envelopes."""
 
     needs_store = False
-
-    def _fits(self, message: Message, size: int) -> bool:
-        return True
+    keeps_all = True
 
     def _offload(self, message: Message) -> Outbound:
         """Read a file of unknown size into memory, up to ``limits.max_payload_bytes``; nothing else gets here."""

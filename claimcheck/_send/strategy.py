@@ -153,10 +153,12 @@ class Strategy(ABC):
     Attributes:
         may_chunk: Whether one payload can become several messages, which need a key to stay together.
         needs_store: Whether the configuration must name a store.
+        keeps_all: Whether payloads stay in their messages, whatever their size.
     """
 
     may_chunk: bool = False
     needs_store: bool = True
+    keeps_all: bool = False
 
     def __init__(self, context: StrategyContext) -> None:
         self.context = context
@@ -226,7 +228,7 @@ class Strategy(ABC):
     def _offload_file(self, message: Message, file: Readable) -> Outbound:
         """Read a small file into memory; of a file of unknown size, enough to know whether it is small."""
         size = remaining_bytes(file)
-        if size is not None and size > 0 and not self._fits(message, size):
+        if size is not None and size > 0 and not (self.keeps_all or message.fits(size)):
             return self._offload(message)
         if size is None:
             payload = _peeked(file, message.threshold)
@@ -235,10 +237,6 @@ class Strategy(ABC):
         message = replace(message, payload=payload)
         small = self._as_plain(message, payload) if isinstance(payload, bytes) else None
         return _unoffloaded(small) if small else self._offload(message)
-
-    def _fits(self, message: Message, size: int) -> bool:
-        """Whether a payload of this size may stay in its message."""
-        return message.fits(size)
 
     @functools.cached_property
     def escapes_all(self) -> bool:
@@ -251,12 +249,7 @@ class Strategy(ABC):
         if signer is None:
             return {}
         if not message.takes_headers:
-            what = {
-                "chunks": "chunks",
-                "abort": "chunks",
-                "literal": "an escaped payload",
-                "encoded": "an encrypted message",
-            }[kind]
+            what = {"literal": "an escaped payload", "encoded": "an encrypted message"}.get(kind, "a payload in chunks")
             raise ConfigError(
                 f"{what} cannot be signed, because the produce call takes no headers: name its parameter with "
                 "headers=..., or configure no signing.key_id",
@@ -266,7 +259,7 @@ class Strategy(ABC):
 
     def _as_plain(self, message: Message, payload: Buffer) -> Envelope | None:
         size = len(payload) if type(payload) is bytes else len(as_view(payload))
-        if size > 0 and not self._fits(message, size):
+        if size > 0 and not (self.keeps_all or message.fits(size)):
             return None
         if size > 0 and self.context.content.encrypts_inline:
             return self._encrypted(message, payload)
@@ -288,7 +281,7 @@ class Strategy(ABC):
         checksum = sha256_of(content) if self.context.signer else ""
         signed = self._signature(message, name, size=len(content), checksum=checksum)
         hinted = message.hinted({hints.TYPE: name, **signed})
-        fits = self._fits(replace(message, headers=hinted), len(data))
+        fits = self.keeps_all or replace(message, headers=hinted).fits(len(data))
         return Envelope(data, hinted, message.key, kind) if fits else None
 
 

@@ -299,7 +299,8 @@ class StoreContract(ABC):
         ):
             self.reject(pointer, "size", f"declares {pointer.segments} segments for {pointer.size} bytes")
         is_plain = pointer.codec is None and pointer.encryption is None and pointer.stored_bytes is None
-        if not (is_plain and algorithm_of(pointer.checksum or "crc32")) and (problem := encoding_problem(pointer)):
+        is_plain = is_plain and (pointer.checksum is None or bool(algorithm_of(pointer.checksum)))
+        if not is_plain and (problem := encoding_problem(pointer)):
             self.reject(pointer, *problem)
 
     def operation(self, operation: Operation, pointer: Pointer, size: int | None) -> AbstractContextManager[None]:
