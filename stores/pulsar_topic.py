@@ -25,9 +25,8 @@ from claimcheck._wire.envelope import Envelope
 from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import ConfigError, PayloadTooLargeError, StoreError, StoreUnavailableError, import_vendor
 from claimcheck.stores._common import ENDPOINT, CaFile, check_ca_file
-from claimcheck.transports.pulsar._admin import AdminClient, AdminError, trusting
-from claimcheck.transports.pulsar._errors import SendDeadlineError
-from claimcheck.transports.pulsar._send import InFlightWindow, SendSettings
+from claimcheck.transports.pulsar._queries import AdminClient, AdminError, policy, trusting
+from claimcheck.transports.pulsar._send import BoundedProducer, InFlightWindow, SendDeadlineError
 
 if TYPE_CHECKING:
     import pulsar
@@ -37,7 +36,6 @@ __all__ = ["PulsarTopicStore"]
 _log = logging.getLogger(__name__)
 _PLACE = re.compile(r"@(-1|\d{1,9})\.(\d{1,18})\.(\d{1,18})$")  # partition, ledger, entry
 _CHUNK = re.compile(r"[0-9]{1,9}")
-_WINDOW_BYTES = 16 << 20
 _READ_AHEAD = 16  # chunks
 _UUID, _NUMBER = "claimcheck-uuid", "claimcheck-chunk"
 
@@ -92,7 +90,7 @@ class PulsarTopicStore(Store):
         self._url, self._topic, self._token, self._admin_url = url, topic, token, admin_url
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
-        self._opened: tuple[pulsar.Client, pulsar.Producer] | None = None
+        self._opened: tuple[pulsar.Client, BoundedProducer] | None = None
         self._known_retention: float = -1  # seconds; at least that long, or it cannot be checked
         self.ttl_seconds = ttl_seconds
         self.segment_bytes = segment_bytes
@@ -106,8 +104,9 @@ class PulsarTopicStore(Store):
             opened, self._opened = self._opened, None
             self._partitions = ()
         if opened is not None:
-            with suppress(Exception):
-                opened[0].close()
+            for each in reversed(opened):
+                with suppress(Exception):
+                    each.close()
 
     # Writing ---------------------------------------------------------------------------------------------------
 
@@ -117,7 +116,7 @@ class PulsarTopicStore(Store):
 
     def _write(self, pointer: Pointer, source: Source) -> str:
         self._check_retention(((pointer.expires_ms or 0) - (pointer.created_ms or 0)) / 1000)
-        window = InFlightWindow(self._settings(_WINDOW_BYTES))
+        window = InFlightWindow(self._producer())
         first = None
         for number, piece in enumerate(self._pieces(source)):
             headers = {_UUID: pointer.key, _NUMBER: str(number)}
@@ -140,15 +139,12 @@ class PulsarTopicStore(Store):
     def _first(self, envelope: Envelope) -> pulsar.MessageId:
         """Send the first chunk until the broker returns its position; for a duplicate it returns none."""
         for _ in range(3):
-            window = InFlightWindow(self._settings(1))
+            window = InFlightWindow(self._producer())
             window.launch(envelope)
             (message_id,) = window.wait()
             if message_id.ledger_id() >= 0:
                 return message_id
         raise StoreError(f"store {self.name!r}: the broker returned no position for the first chunk")
-
-    def _settings(self, window_bytes: int) -> SendSettings:
-        return SendSettings(self._producer(), self._topic, window_bytes, self._timeout_seconds)
 
     # Reading ---------------------------------------------------------------------------------------------------
 
@@ -203,10 +199,10 @@ class PulsarTopicStore(Store):
     def _client(self) -> pulsar.Client:
         return self._connected()[0]
 
-    def _producer(self) -> pulsar.Producer:
+    def _producer(self) -> BoundedProducer:
         return self._connected()[1]
 
-    def _connected(self) -> tuple[pulsar.Client, pulsar.Producer]:
+    def _connected(self) -> tuple[pulsar.Client, BoundedProducer]:
         with self._lock:
             if self._opened is None:
                 pulsar = self._vendor()
@@ -228,11 +224,12 @@ class PulsarTopicStore(Store):
         path, found, expected = f"stores.{self.name}.url", "an address that the client cannot read", _URL.expected
         raise ConfigError(f"{path}: found {found}, expected {expected}", path=path, found=found, expected=expected)
 
-    def _make_producer(self, client: pulsar.Client) -> pulsar.Producer:
+    def _make_producer(self, client: pulsar.Client) -> BoundedProducer:
         try:
-            return client.create_producer(
+            native = client.create_producer(
                 self._topic, block_if_queue_full=True, send_timeout_millis=int(self._timeout_seconds * 1000)
             )
+            return BoundedProducer(native, self._timeout_seconds)
         except BaseException:
             client.close()
             raise
@@ -270,7 +267,7 @@ class PulsarTopicStore(Store):
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         admin = AdminClient(admin_url, headers=headers, trust=trust, timeout_seconds=self._timeout_seconds)
         try:
-            return admin.retention(self._topic)
+            return policy(admin, self._topic, "retention") or {}
         except AdminError as error:
             cause = error.__cause__
             kind = StoreUnavailableError if isinstance(cause, ConnectionError | TimeoutError) else StoreError

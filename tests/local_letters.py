@@ -11,8 +11,16 @@ import claimcheck
 from claimcheck import Failed, Resolved
 from claimcheck._receive.resolver import Outcome
 from claimcheck.errors import ConfigError
-from claimcheck.transports._common.dead_letters import kept_longer, origin
-from claimcheck.transports._common.redrive import EndClock, Letter, Senders, foreign, patient, relabeled
+from claimcheck.transports._common.dead_letters import (
+    EndClock,
+    Letter,
+    Senders,
+    foreign,
+    kept_longer,
+    origin,
+    patient,
+    relabeled,
+)
 from claimcheck.transports.local import (
     LocalBroker,
     LocalConsumer,
@@ -50,7 +58,7 @@ def dead_letter(
 
 
 class LocalLetters:
-    """A `claimcheck.transports._common.redrive.DeadLetterTopic` whose messages are acknowledged one by one."""
+    """A `claimcheck.transports._common.dead_letters.DeadLetterTopic` whose messages are acknowledged one by one."""
 
     def __init__(self, broker: LocalBroker, cc: claimcheck.ClaimCheck, *, source: str, target: str, group: str) -> None:
         for option, name in (("--from", source), ("--to", target)):

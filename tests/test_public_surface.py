@@ -118,7 +118,6 @@ PUBLIC: dict[str, list[str]] = {
         "collect_garbage",
         "ensure_java",
         "map_payloads",
-        "measures",
         "offload",
         "pin",
         "progress",

@@ -18,6 +18,7 @@ from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import ClaimCheckError, ConfigError, PayloadNotFoundError, TransportError
 from claimcheck.transports._common.topics import is_dead_letter_topic
 from claimcheck.transports.kafka._queries import (
+    MAX_MESSAGE_BYTES,
     Cluster,
     KafkaTarget,
     Place,
@@ -26,7 +27,6 @@ from claimcheck.transports.kafka._queries import (
     log_offsets,
     topic_settings,
 )
-from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck

@@ -11,8 +11,18 @@ from claimcheck._operate.check import Configured, check_address
 from claimcheck._operate.check_topics import Expectation, behind, on_command_line, outlives
 from claimcheck._operate.findings import Finding, examined, finding, http_skew
 from claimcheck._texts import duration
-from claimcheck.transports.pulsar._admin import MAX_MESSAGE_BYTES, AdminClient, AdminError, full_name, topic_path
-from claimcheck.transports.pulsar._queries import PulsarTarget, policy, retention_seconds, topic_stats, ttl_seconds
+from claimcheck.transports.pulsar._queries import (
+    MAX_MESSAGE_BYTES,
+    AdminClient,
+    AdminError,
+    PulsarTarget,
+    full_name,
+    policy,
+    retention_seconds,
+    topic_path,
+    topic_stats,
+    ttl_seconds,
+)
 
 _SECONDS = 10
 _MS = 1000

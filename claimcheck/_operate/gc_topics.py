@@ -13,7 +13,7 @@ from claimcheck.errors import ConfigError
 from claimcheck.transports._common.topics import IncompleteReadError, TopicMessage, topics_to_read
 from claimcheck.transports.local._broker import LocalBroker
 from claimcheck.transports.local._database import local_cluster
-from claimcheck.transports.pulsar._admin import full_name
+from claimcheck.transports.pulsar._queries import full_name
 
 _MESSAGES = 500
 _DEFAULT = "persistent://public/default/"

@@ -9,14 +9,12 @@ naming the extra to install. On a machine without Java, call `ensure_java` befor
 
 from claimcheck.spark._garbage import GarbageDeletion, GarbageReport, collect_garbage
 from claimcheck.spark._java import ensure_java
-from claimcheck.spark._metrics import Metrics, measures, progress
-from claimcheck.spark._offload import offload
-from claimcheck.spark._pin import pin
+from claimcheck.spark._metrics import Metrics, progress
+from claimcheck.spark._offload import offload, pin
 from claimcheck.spark._reading import DeadLetter, ResultError
 from claimcheck.spark._reassemble import reassemble
 from claimcheck.spark._repartition import repartition_by_payload
-from claimcheck.spark._resolve import map_payloads, resolve
-from claimcheck.spark._resolver import resolver
+from claimcheck.spark._resolve import map_payloads, resolve, resolver
 
 __all__ = [
     "DeadLetter",
@@ -27,7 +25,6 @@ __all__ = [
     "collect_garbage",
     "ensure_java",
     "map_payloads",
-    "measures",
     "offload",
     "pin",
     "progress",

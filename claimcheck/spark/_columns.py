@@ -1,18 +1,32 @@
-"""The columns that the functions of this package read and add, checked on the driver, and the batches between them."""
+"""What the driver checks: columns, topics, and whether every process reaches the stores; and the batches between."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from claimcheck._validation import check_type, fail
-from claimcheck.config import Config
-from claimcheck.errors import ClaimCheckError, import_vendor
-from claimcheck.spark._fetching import ReadFrom
+from claimcheck.config import Config, StoreConfig, expand
+from claimcheck.errors import (
+    UNUSABLE,
+    ChunkError,
+    ClaimCheckError,
+    ConfigError,
+    EnvelopeError,
+    IntegrityError,
+    PayloadNotFoundError,
+    PayloadTooLargeError,
+    PayloadTypeError,
+    PointerRejectedError,
+    import_vendor,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,11 +45,24 @@ HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 MAP_TYPE = "map<string,string>"
 """The type of headers with unique names, such as Pulsar properties."""
 
-DEFAULT_HEADERS = {"headers": HEADERS_TYPE, "properties": MAP_TYPE}
-"""The columns of headers of Spark's Kafka source and of our sources."""
+MESSAGE_ERRORS: tuple[type[ClaimCheckError], ...] = (
+    ChunkError,
+    EnvelopeError,
+    IntegrityError,
+    PayloadNotFoundError,
+    PayloadTooLargeError,
+    PayloadTypeError,
+    PointerRejectedError,
+)
+"""Errors that can be the fault of a single message; see `is_bad_message`."""
 
+_HEADERS = ("headers", HEADERS_TYPE), ("properties", MAP_TYPE), ("headers", MAP_TYPE), ("properties", HEADERS_TYPE)
 _BATCH_ROWS = 8192
-_DESCRIPTION = "spark.job.description"
+_EXPECTED_PATH = (
+    "an absolute path that driver and executors share: on a cluster each executor resolves a relative path in its own "
+    "folder"
+)
+_LOCAL_MASTER = re.compile(r"local(\[.*\])?")  # not local-cluster, whose executors have separate folders
 _SOURCE = ("topic", "partition", "offset", "message_id", "ledger_id", "entry_id", "batch_index")
 _MESSAGE_CHARACTERS = 2000
 _ERROR = ("type", "message", "store", "key")
@@ -53,20 +80,6 @@ def session_of(df: DataFrame) -> SparkSession:
     expected = "a DataFrame of Spark; spark.createDataFrame makes one of a pandas DataFrame"
     check_type("df", df, valid=valid, expected=expected)
     return df.sparkSession
-
-
-@contextmanager
-def described(spark: SparkSession, text: str) -> Iterator[None]:
-    """Show a description of the jobs of a block in Spark's web interface, unless the caller has set one."""
-    context = None if getattr(spark, "_jsparkSession", None) is None else spark.sparkContext  # not with Spark Connect
-    if context is None or context.getLocalProperty(_DESCRIPTION):
-        yield
-        return
-    context.setLocalProperty(_DESCRIPTION, f"claimcheck: {text}")
-    try:
-        yield
-    finally:
-        context.setLocalProperty(_DESCRIPTION, None)  # type: ignore[arg-type]
 
 
 def find_column(df: DataFrame, option: str, name: object, *types: str) -> int:
@@ -166,6 +179,18 @@ def error_value(error: BaseException) -> dict[str, str | None]:
     return {"type": type(error).__name__, "message": message, "store": store, "key": key}
 
 
+def is_bad_message(error: ClaimCheckError, config: Config) -> bool:
+    """Return whether an error concerns one message only, so that a task may continue without it."""
+    return isinstance(error, MESSAGE_ERRORS) and not error.retryable and not _lacks_needed_store(error, config)
+
+
+def _lacks_needed_store(error: ClaimCheckError, config: Config) -> bool:
+    if not isinstance(error, PointerRejectedError) or error.reason != "store":
+        return False
+    needed = {config.store, *(config.reads_from or ())}
+    return isinstance(error.__cause__, UNUSABLE) and error.store in needed
+
+
 def row_source(row: Mapping[str, object]) -> str:
     """Describe where a row came from, from the columns of Spark's Kafka source or of our sources."""
     values = {name.lower(): value for name, value in row.items()}
@@ -174,6 +199,15 @@ def row_source(row: Mapping[str, object]) -> str:
 
 
 # Where the messages of a DataFrame were read from, for the check of their signatures and of their stores -------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFrom:
+    """Where a message was read from."""
+
+    destination: str | None = None
+    headers: Callable[[], object] | None = None
+    is_internal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +220,11 @@ class Origin:
 
     @classmethod
     def find(cls, df: DataFrame, config: Config, destination: str | None) -> Origin:
-        headers = next(
-            (at for name, kind in DEFAULT_HEADERS.items() if (at := _index(df, name, kind)) is not None), None
-        )
         topic = _index(df, "topic", "string") if destination is None else None
         check_destination(config, destination, is_known=topic is not None)
         if not config.signing.keys and not config.destinations:
             return cls()
-        return cls(destination, topic, headers)
+        return cls(destination, topic, headers_index(df))
 
     def read_from(self, batch: pa.RecordBatch, number: int) -> ReadFrom:
         headers = None if self.headers is None else partial(_pairs, batch, self.headers, number)
@@ -218,6 +249,12 @@ def check_destination(config: Config, destination: object, *, is_known: bool = F
         fail("destination", found="nothing", expected=f"{expected}, because signatures cover it, or a column topic")
 
 
+def headers_index(df: DataFrame) -> int | None:
+    """Return the index of the column of headers, if there is one."""
+    found = (_index(df, name, kind) for name, kind in _HEADERS)
+    return next((index for index in found if index is not None), None)
+
+
 def _index(df: DataFrame, name: str, kind: str) -> int | None:
     """Return the index of a column, if there is exactly one of that name, and it has this type."""
     found = [index for index, (column, _) in enumerate(df.dtypes) if column.lower() == name]
@@ -228,3 +265,65 @@ def _pairs(batch: pa.RecordBatch, index: int, number: int) -> list[tuple[str, ob
     """Return the headers of a row: Kafka's are structs, and those of a map are pairs."""
     value = batch.column(index)[number].as_py() or ()
     return [(each["key"], each["value"]) if isinstance(each, dict) else tuple(each) for each in value]
+
+
+# Whether every process reaches the stores -------------------------------------------------------------------
+
+
+def check_reached(config: Config) -> None:
+    """Check that every process can read the store of a destination, or raise a `ConfigError`: ``memory`` is private."""
+    if config.store is not None and config.stores[config.store].type == "memory":
+        fail(f"stores.{config.store}.type", found="'memory'", expected="a store that every process can reach")
+
+
+def check_writing(config: Config) -> None:
+    """Check the same where a destination's strategy writes to the store. Raises as `check_reached`."""
+    if config.strategy in ("external", "hybrid"):
+        check_reached(config)
+
+
+def check_paths(config: Config, spark: SparkSession) -> None:
+    """Check the paths of stores, unless the session runs on one machine. Raises as `check_store_paths`."""
+    if not is_one_machine(spark):
+        check_store_paths(config)
+
+
+def check_store_paths(config: Config) -> None:
+    """Check the paths of the filesystem stores in use, or raise a `ConfigError` that names a relative one."""
+    for name in sorted({config.store or "", *config.readable} & config.stores.keys()):
+        if _is_relative(config.stores[name]):
+            expected = f"{_EXPECTED_PATH}. The default of a variable applies where the variable is not set"
+            fail(f"stores.{name}.path", found="a relative path", expected=expected)
+
+
+def check_absolute(name: str, path: str) -> None:
+    """Check that an option is an absolute path, or raise a `ConfigError` that names the option."""
+    if not os.path.isabs(path):
+        fail(name, found="a relative path", expected=_EXPECTED_PATH)
+
+
+def is_one_machine(spark: SparkSession) -> bool:
+    """Return whether driver and workers share one machine and working folder; ``False`` if unknown."""
+    try:
+        return _LOCAL_MASTER.fullmatch(spark.conf.get("spark.master") or "") is not None
+    except Exception:  # some services hide their configuration
+        return False
+
+
+def active_session() -> SparkSession | None:
+    """Return the active session of this process, if any, without importing pyspark."""
+    if "pyspark.sql" not in sys.modules:
+        return None
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession()
+
+
+def _is_relative(store: StoreConfig) -> bool:
+    """Whether a path is relative, with the variables of this process or without any."""
+    environs: tuple[Mapping[str, str], ...] = (os.environ, {})
+    for environ in environs if store.type == "filesystem" else ():
+        with contextlib.suppress(ConfigError):  # a variable that is set only on the executors
+            if not os.path.isabs(str(expand(store.options.get("path"), path="path", environ=environ))):
+                return True
+    return False

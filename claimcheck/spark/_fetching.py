@@ -1,4 +1,4 @@
-"""Resolves messages one by one, without Spark: lazy, in order, and with a bound on the bytes in flight.
+"""Runs fetches and writes ahead, without Spark: lazy, in order, and with a bound on the bytes in flight.
 
 Payloads are fetched ahead by threads only where that pays. Threads hide the time spent waiting for a store behind a
 network, and slow down reads from a local one. `AdaptiveConcurrency` measures the first fetches to tell the two apart.
@@ -11,55 +11,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, BinaryIO, Generic, TypeVar
-from typing import Literal as OneOf
+from typing import Annotated, Generic, Literal, TypeVar
 
-from claimcheck._client import ClaimCheck
 from claimcheck._validation import Range
-from claimcheck._wire.buffers import Buffer, as_view
-from claimcheck._wire.envelope import Literal, decode, is_lookalike
-from claimcheck._wire.pointer import Pointer
-from claimcheck.config import Config
-from claimcheck.errors import (
-    UNUSABLE,
-    ChunkError,
-    ClaimCheckError,
-    EnvelopeError,
-    IntegrityError,
-    PayloadNotFoundError,
-    PayloadTooLargeError,
-    PayloadTypeError,
-    PointerRejectedError,
-)
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-Concurrency = OneOf["auto"] | Annotated[int, Range(1, 64)]
-"""Concurrent requests: 1 to 64, or ``auto`` to measure what pays."""
-
-Outcome = bytes | None | ClaimCheckError | Callable[[], BinaryIO]
-"""The result of one message: its payload, ``None`` for a tombstone, the error, or a function that opens the payload."""
-
-MAX_INFLIGHT_BYTES = 64 << 20
-"""Default bound on the payload bytes that one task fetches ahead."""
-
-OUT_BATCH_BYTES = 16 << 20
-"""Default payload bytes per Arrow batch sent to the JVM; larger batches were slower."""
-
-MESSAGE_ERRORS: tuple[type[ClaimCheckError], ...] = (
-    ChunkError,
-    EnvelopeError,
-    IntegrityError,
-    PayloadNotFoundError,
-    PayloadTooLargeError,
-    PayloadTypeError,
-    PointerRejectedError,
-)
-"""Errors that can be the fault of a single message; see `is_bad_message`."""
+Concurrency = Literal["auto"] | Annotated[int, Range(1, 64)]
+"""Concurrent requests; ``auto`` measures what pays, and only tests set a number."""
 
 _AUTO_THREADS = 16
 _SAMPLES = 4
@@ -190,37 +152,6 @@ class OrderedExecutor(Generic[T, R]):
         return job.item, result
 
 
-@dataclass(frozen=True, slots=True)
-class ReadFrom:
-    """Where a message was read from."""
-
-    destination: str | None = None
-    headers: Callable[[], object] | None = None
-    is_internal: bool = False
-
-
-_NOWHERE = ReadFrom()
-
-
-def outcomes(
-    messages: Iterable[tuple[T, Buffer | None]],
-    cc: ClaimCheck,
-    *,
-    concurrency: AdaptiveConcurrency,
-    max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
-    instead: Callable[[Buffer, Pointer], Outcome] | None = None,
-    waited: Callable[[float], object] | None = None,
-    read_from: Callable[[T], ReadFrom] = lambda item: _NOWHERE,
-) -> Generator[tuple[T, Buffer | None, Outcome]]:
-    """Resolve messages one by one, in order; nothing happens before the first result is requested."""
-    jobs = (_job(cc, item, message, read_from(item), instead) for item, message in messages)
-    executor = OrderedExecutor[tuple[T, Buffer | None], Outcome](concurrency, max_inflight_bytes)
-    with closing(executor.run(jobs, waited)) as results:
-        for (item, message), outcome in results:
-            yield item, message, outcome
-            del outcome  # it would keep the payload alive during the next fetch
-
-
 def payload_size(outcome: object) -> int:
     return len(outcome) if isinstance(outcome, bytes) else 0
 
@@ -228,60 +159,3 @@ def payload_size(outcome: object) -> int:
 def same(result: T) -> T:
     """Return the argument: the work of a job whose result is known."""
     return result
-
-
-def _job(
-    cc: ClaimCheck,
-    item: T,
-    message: Buffer | None,
-    origin: ReadFrom,
-    instead: Callable[[Buffer, Pointer], Outcome] | None,
-) -> Job[tuple[T, Buffer | None], Outcome]:
-    pair = item, message
-    if message is None:
-        return Job(pair, partial(same, None))
-    try:
-        if origin.is_internal:
-            pointer = cc.opened.messages.pointer_from_anywhere(message)
-        else:
-            pointer = cc.pointer(message, destination=origin.destination)
-        result = instead(message, pointer) if pointer is not None and instead is not None else None
-    except ClaimCheckError as error:
-        return Job(pair, partial(same, error))
-    if result is not None:
-        return Job(pair, partial(same, result))
-    if pointer is not None:
-        return Job(pair, partial(_outcome, cc.read, pointer), pointer.size, waits=True)
-    size = cc.opened.messages.unpacker.encoded_size(message)
-    return Job(pair, partial(_outcome, partial(_in_band, cc, origin), message), len(message) if size is None else size)
-
-
-def _in_band(cc: ClaimCheck, origin: ReadFrom, message: Buffer) -> Buffer | None:
-    """Return the payload of a message that is not a pointer."""
-    header = cc.config.header
-    if not is_lookalike(message, header=header):
-        return cc.resolve(message, destination=origin.destination)
-    if origin.is_internal and isinstance(literal := decode(message, header=header), Literal):
-        return literal.payload
-    headers = origin.headers() if origin.headers is not None else None
-    return cc.resolve(message, destination=origin.destination, headers=headers)
-
-
-def _outcome(work: Callable[[T], Buffer | None], argument: T) -> Outcome:
-    try:
-        payload = work(argument)
-        return payload if payload is None or type(payload) is bytes else bytes(as_view(payload))
-    except ClaimCheckError as error:
-        return error
-
-
-def is_bad_message(error: ClaimCheckError, config: Config) -> bool:
-    """Return whether an error concerns one message only, so that a task may continue without it."""
-    return isinstance(error, MESSAGE_ERRORS) and not error.retryable and not _lacks_needed_store(error, config)
-
-
-def _lacks_needed_store(error: ClaimCheckError, config: Config) -> bool:
-    if not isinstance(error, PointerRejectedError) or error.reason != "store":
-        return False
-    needed = {config.store, *(config.reads_from or ())}
-    return isinstance(error.__cause__, UNUSABLE) and error.store in needed

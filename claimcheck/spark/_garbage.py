@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Annotated, Any
 
-from claimcheck._operate.garbage import AGES, GRACE_SECONDS, Candidates, fingerprint
+from claimcheck._operate.garbage import GRACE_SECONDS, Candidates, fingerprint
 from claimcheck._operate.gc_claims import Claim, check_claims, claims_of, unclaimed_error
 from claimcheck._operate.sweep import check_clock
 from claimcheck._store.listing import StoreEntry
@@ -22,10 +22,9 @@ from claimcheck._store.store import Store
 from claimcheck._validation import MAX_SECONDS, Range, check_value, fail
 from claimcheck.config import Config
 from claimcheck.errors import ConfigError, ScanNotSupportedError
-from claimcheck.spark._columns import described, find_column, map_rows, require_arrow, with_index_names
-from claimcheck.spark._garbage_references import References, Spans
-from claimcheck.spark._garbage_topics import WholeTopics
-from claimcheck.spark._worker import AnyConfig, as_config, check_paths, check_reached, claim_check
+from claimcheck.spark._columns import check_paths, check_reached, find_column, map_rows, require_arrow, with_index_names
+from claimcheck.spark._garbage_topics import References, Spans, WholeTopics
+from claimcheck.spark._worker import AnyConfig, as_config, claim_check
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,7 +72,8 @@ def collect_garbage(
     name, have to be collected together.
 
     Args:
-        spark: A session; with Spark Connect, too. The source of Kafka must be on its class path if it is used.
+        spark: A session; with Spark Connect, too. The source of Kafka must be on its class path if it is used, and
+            the sources of this package registered with `claimcheck.spark.sources.register`.
         config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
         topics: Each a mapping of ``format`` (``kafka``, ``claimcheck_pulsar`` or ``claimcheck_local``) and the options
             of that source: the connection and the topics. What is read is set here; options that would leave messages
@@ -110,14 +110,13 @@ def collect_garbage(
     check_paths(checked, spark)
     whole = tuple(WholeTopics.of(each, path=f"topics[{number}]") for number, each in enumerate(topics))
     for each in whole:
-        each.prepare(spark, whole)
+        each.check(whole)
     tables = tuple(_messages(*each) if isinstance(each, tuple) else _messages(each) for each in keep)
     references = References(spark=spark, topics=whole, keep=tables, header=checked.header, consumed=consumed)
     clusters = [each.cluster() for each in whole]
     claims = claims_of((name, (name,), at) for each, at in zip(whole, clusters, strict=True) for name in each.names)
     scope = _Scope(checked, references, grace_seconds, tuple(claims))
-    with described(spark, "collect_garbage: find orphans"):
-        return _report(spark, scope)
+    return _report(spark, scope)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,17 +169,6 @@ class GarbageReport:
     _scope: _Scope = field(repr=False)
     _spans: Spans = field(repr=False)
 
-    def summary(self) -> DataFrame:
-        """Return the number of orphans and their bytes, by store, topic and age."""
-        from pyspark.sql import functions as F  # noqa: N812 - as everywhere
-
-        age = F.lit(AGES[-1][0])
-        for name, limit in reversed(AGES[:-1]):
-            age = F.when(F.col("age_seconds") < limit, name).otherwise(age)
-        groups = self.orphans.groupBy("store", "topic", age.alias("age"))
-        counts = F.count("*").alias("orphans"), F.coalesce(F.sum("size"), F.lit(0)).alias("bytes")
-        return groups.agg(*counts).orderBy("store", "topic", "age")
-
     def delete(self, *, rate: float | None = None, force: bool = False, claim: bool = False) -> GarbageDeletion:
         """Delete the orphans that no message points at by now.
 
@@ -205,17 +193,16 @@ class GarbageReport:
         if rate is not None:
             check_value("rate", rate, Annotated[float, Range(0.001, 1_000_000)])
         scope = self._scope
-        with described(self.orphans.sparkSession, "collect_garbage: delete orphans"):
-            scope.parts()
-            left = scope.references.without_referenced(self._rows, after=self._spans)
-            try:
-                if self.count and not left.references and not force:
-                    text = "found no pointer in any of them, expected those of this store's broker, or force=True"
-                    raise ConfigError(f"topics: {text} to delete", path="topics")
-                scope.parts(delete=True, claim=claim)
-                counts = _counts(left.left, _Deletion(scope.config, scope.candidates(), rate))
-            finally:
-                left.left.unpersist()
+        scope.parts()
+        left = scope.references.without_referenced(self._rows, after=self._spans)
+        try:
+            if self.count and not left.references and not force:
+                text = "found no pointer in any of them, expected those of this store's broker, or force=True"
+                raise ConfigError(f"topics: {text} to delete", path="topics")
+            scope.parts(delete=True, claim=claim)
+            counts = _counts(left.left, _Deletion(scope.config, scope.candidates(), rate))
+        finally:
+            left.left.unpersist()
         outcomes = {name: number for name, (number, _) in counts.items()}
         outcomes["kept"] = outcomes.get("kept", 0) + self.count - left.size
         self.deletion = GarbageDeletion(**outcomes, error=counts.get("failed", (0, None))[1])

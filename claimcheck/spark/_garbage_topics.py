@@ -1,22 +1,39 @@
-"""Topics as a garbage collection reads them: every message that a reader could still receive, as a batch."""
+"""What the messages of topics and tables point at, and which payloads are left when these are taken away.
+
+`claimcheck._operate.gc_collection` proves that two passes over the topics are enough, if the second one reads
+everything that was appended after the first one began. Here each pass reads everything, so that is the case if the last
+message of each partition in the first pass is still there in the second one: brokers delete from the beginning.
+
+With ``consumed``, messages that every group has read do not count. The proof stays valid, if "readable" is replaced by
+"not read by every group", because programs that move messages acknowledge each after its copy was sent, and because
+each pass asks how far the groups have read before it takes the end of any topic. A copy that is unread at that moment
+was appended before these ends, is not below the position of its partition, and counts.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from claimcheck._operate.garbage import same_slug
+from claimcheck._operate.garbage import fingerprint, reference_of, same_slug
 from claimcheck._validation import did_you_mean, fail
 from claimcheck._wire.pointer import slug
-from claimcheck.errors import ConfigError
+from claimcheck.errors import ConfigError, EnvelopeError, TransportError, UnknownVersionError
+from claimcheck.spark._columns import map_rows
+from claimcheck.spark._reading import views
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from claimcheck.spark.sources._pulsar_client import Connection
     from claimcheck.transports.kafka._queries import Cluster
+    from claimcheck.transports.local._broker import LocalBroker
+    from claimcheck.transports.pulsar._queries import AdminClient
 
 ADMIN = "admin"
 """The key of settings for the client that looks at the groups of Kafka."""
@@ -24,6 +41,11 @@ ADMIN = "admin"
 Places = Mapping[tuple[str, int], int]
 """The position below which everything is consumed, by topic and partition."""
 
+Spans = Mapping[str, tuple[int, int]]
+"""The first and the last position that was read, by partition."""
+
+_DAMAGED = ""
+_FOUND = {"id": "binary", "problem": "string", "place": "string", "first": "bigint", "last": "bigint"}
 _LEDGER = 1 << 32
 _SERVERS, _SECURITY = "kafka.bootstrap.servers", ("kafka.security.protocol", "kafka.sasl.", "kafka.ssl.")
 _PLACE = "concat('topic ', topic, ', partition ', `partition`) AS place"  # see `_unread`
@@ -98,7 +120,7 @@ class WholeTopics:
         if form == "claimcheck_local" and (file is None or not os.path.isfile(file)):  # a broker would create it
             fail(f"{path}.path", found=repr(file), expected="the file of an embedded broker")
         if form == "claimcheck_pulsar":
-            from claimcheck.transports.pulsar._admin import full_name
+            from claimcheck.transports.pulsar._queries import full_name
 
             if "adminurl" not in others:
                 expected = "the address of the web service: without it, a misspelled topic would be created"
@@ -118,36 +140,20 @@ class WholeTopics:
 
     def consumed(self) -> Places:
         """Return the position of each partition below which every group has read everything, as the broker says now."""
-        if self.form == "kafka":
-            return kafka_places(self._cluster(), self.names)
-        if self.form == "claimcheck_pulsar":
-            return pulsar_places(self._connection(), self.names)
-        return local_places(self.options["path"], self.names)
+        with self._broker() as broker:
+            return broker.consumed(self.names)
 
     def cluster(self) -> str:
         """Return the name of the broker's cluster, which no other one has."""
-        if self.form == "kafka":
-            return self._cluster().name()
-        if self.form == "claimcheck_pulsar":
-            from claimcheck.spark.sources._pulsar_client import web_service
+        with self._broker() as broker:
+            return broker.cluster()
 
-            with web_service(self._connection()) as admin:
-                return admin.cluster()
-        from claimcheck.transports.local import LocalBroker
-        from claimcheck.transports.local._database import local_cluster
-
-        with LocalBroker(self.options["path"]) as broker:
-            return local_cluster(broker.database)
-
-    def prepare(self, spark: SparkSession, named: Iterable[WholeTopics]) -> None:
-        """Register the source, and check the topics against the others of the broker."""
-        if self.form == "kafka":  # similar topics are read, too
-            return
-        from claimcheck.spark.sources import register
-
-        register(spark)
+    def check(self, named: Iterable[WholeTopics]) -> None:
+        """Check the topics against the others of the broker."""
         ours = {name: (name,) for each in named if each.options == self.options for name in each.names}
-        for other, name in same_slug(ours, {each: (each,) for each in self._all_topics()}).items():
+        with self._broker() as broker:
+            known = {each: (each,) for each in broker.topics(self.names)}
+        for other, name in same_slug(ours, known).items():
             text = f"topics: the keys of payloads of {name!r} look like those of {other!r}: name this topic, too"
             raise ConfigError(text, path="topics", found=repr(name), expected=repr(other))
 
@@ -159,34 +165,25 @@ class WholeTopics:
             these, similar = "|".join(map(_quoted, self.names)), "|".join(map(_similar, self.names))
             yield {"subscribePattern": f"(?!(?:{these})$)(?:{similar})"}
 
-    def _all_topics(self) -> Sequence[str]:
-        if self.form == "claimcheck_local":
-            from claimcheck.transports.local import LocalBroker
+    @contextmanager
+    def _broker(self) -> Iterator[_Kafka | _Pulsar | _Local]:
+        if self.form == "kafka":
+            from claimcheck.transports.kafka._queries import Cluster
+
+            path = f"{self.path}.{ADMIN}"
+            yield _Kafka(Cluster(admin_settings(self.admin, self.options, path=path), path=path))
+        elif self.form == "claimcheck_pulsar":
+            from claimcheck.spark.sources._options import parse
+            from claimcheck.spark.sources._pulsar_client import CONNECTION_OPTIONS, Connection, web_service
+
+            given = {name: self.options[name.lower()] for name in CONNECTION_OPTIONS if name.lower() in self.options}
+            with web_service(Connection.of(parse(given, CONNECTION_OPTIONS), timeout_seconds=60.0)) as admin:
+                yield _Pulsar(admin)
+        else:
+            from claimcheck.transports.local._broker import LocalBroker
 
             with LocalBroker(self.options["path"]) as broker:
-                return broker.topics()
-        from claimcheck.spark.sources._pulsar_client import web_service
-        from claimcheck.spark.sources._pulsar_reader import split_name
-        from claimcheck.transports.pulsar._admin import topic_path
-
-        found = set[str]()
-        with web_service(self._connection()) as admin:
-            for namespace in {topic_path(name).rpartition("/")[0] for name in self.names}:
-                found |= {*(admin.get(namespace) or ()), *(admin.get(f"{namespace}/partitioned") or ())}
-        return sorted({split_name(name)[0] for name in found})
-
-    def _cluster(self) -> Cluster:
-        from claimcheck.transports.kafka._queries import Cluster
-
-        path = f"{self.path}.{ADMIN}"
-        return Cluster(admin_settings(self.admin, self.options, path=path), path=path)
-
-    def _connection(self) -> Connection:
-        from claimcheck.spark.sources._options import parse
-        from claimcheck.spark.sources._pulsar_client import CONNECTION_OPTIONS, Connection
-
-        given = {name: self.options[name.lower()] for name in CONNECTION_OPTIONS if name.lower() in self.options}
-        return Connection.of(parse(given, CONNECTION_OPTIONS), timeout_seconds=60.0)
+                yield _Local(broker)
 
 
 def _unread(consumed: Places) -> Column:
@@ -229,7 +226,7 @@ def _quoted(name: str) -> str:
     return name.replace(".", r"\.")  # the other characters of names mean themselves
 
 
-# How far groups have read, as the driver asks their broker ------------------------------------------------------
+# What the driver asks brokers ------------------------------------------------------
 
 
 def admin_settings(given: object, options: Mapping[str, str], *, path: str) -> dict[str, Any]:
@@ -243,31 +240,194 @@ def admin_settings(given: object, options: Mapping[str, str], *, path: str) -> d
     return {"bootstrap.servers": options.get(_SERVERS, ""), **(given or {})}
 
 
-def kafka_places(cluster: Cluster, topics: tuple[str, ...]) -> Places:
-    """Return what every group of Kafka has read; see `claimcheck.transports.kafka._queries.consumed_offsets`."""
-    from claimcheck.transports.kafka._queries import consumed_offsets
+class _Kafka:
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
 
-    known = cluster.topics()
-    places = [(name, number) for name in topics if name in known for number in known[name].partitions]
-    return consumed_offsets(cluster.admin, places)
+    def cluster(self) -> str:
+        return self._cluster.name()
 
+    def topics(self, named: Iterable[str]) -> Iterable[str]:
+        return ()  # similar ones are read, too: see `WholeTopics._chosen`
 
-def pulsar_places(connection: Connection, topics: tuple[str, ...]) -> Places:
-    """Return what every durable subscription has acknowledged."""
-    from claimcheck.spark.sources._pulsar_client import web_service
-    from claimcheck.spark.sources._pulsar_reader import split_name
-    from claimcheck.transports.pulsar._queries import consumed_position, partitions_of
+    def consumed(self, names: Iterable[str]) -> Places:
+        from claimcheck.transports.kafka._queries import consumed_offsets
 
-    with web_service(connection) as admin:
-        names = [name for topic in topics for name in partitions_of(admin, topic)]
-        found = {name: consumed_position(admin, name) for name in names}
-    return {split_name(name): ledger * _LEDGER + entry + 1 for name, (ledger, entry) in found.items()}
+        known = self._cluster.topics()
+        return consumed_offsets(self._cluster.admin, self._cluster.partitions((n for n in names if n in known), known))
 
 
-def local_places(path: str, topics: tuple[str, ...]) -> Places:
-    """Return what every group of an embedded broker has acknowledged."""
-    from claimcheck.transports.local import LocalBroker
+class _Pulsar:
+    def __init__(self, admin: AdminClient) -> None:
+        self._admin = admin
 
-    with LocalBroker(path) as broker:
-        places = [(topic, number) for topic in topics for number in range(broker.partitions(topic))]
-        return {place: broker.consumed_offset(*place) for place in places}
+    def cluster(self) -> str:
+        return self._admin.cluster()
+
+    def topics(self, named: Iterable[str]) -> Iterable[str]:
+        from claimcheck.transports.pulsar._queries import topics_of
+
+        return topics_of(self._admin, ("/".join(name.split("/")[2:4]) for name in named))
+
+    def consumed(self, names: Iterable[str]) -> Places:
+        from claimcheck.transports.pulsar._queries import consumed_position, partitions_of, split_partition
+
+        partitions = [name for topic in names for name in partitions_of(self._admin, topic)]
+        found = {name: consumed_position(self._admin, name) for name in partitions}
+        return {split_partition(name): ledger * _LEDGER + entry + 1 for name, (ledger, entry) in found.items()}
+
+
+class _Local:
+    def __init__(self, broker: LocalBroker) -> None:
+        self._broker = broker
+
+    def cluster(self) -> str:
+        from claimcheck.transports.local._database import local_cluster
+
+        return local_cluster(self._broker.database)
+
+    def topics(self, named: Iterable[str]) -> Iterable[str]:
+        return self._broker.topics()
+
+    def consumed(self, names: Iterable[str]) -> Places:
+        places = [(name, number) for name in names for number in range(self._broker.partitions(name))]
+        return {place: self._broker.consumed_offset(*place) for place in places}
+
+
+# What the messages point at -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class References:
+    """Where to look for references."""
+
+    spark: SparkSession
+    topics: tuple[WholeTopics, ...]
+    keep: tuple[DataFrame, ...]
+    header: bytes = field(repr=False)
+    consumed: bool = False
+
+    def take_away(self, rows: DataFrame) -> Pass:
+        """Read everything once; the returned rows are persisted."""
+        with self._read() as found:
+            references, damaged = _totals(found)
+            spans = _spans(found)
+            left = rows.join(found.where("id IS NOT NULL").select("id"), "id", "left_anti").persist()
+            return Pass(left, left.count(), spans, references, damaged)
+
+    def without_referenced(self, rows: DataFrame, *, after: Spans) -> Pass:
+        """Return the payloads that no message points at now, nor will; ``after`` is what a pass before has read."""
+        first = self.take_away(rows)
+        if _lost(after, first.spans) is None:
+            return first
+        try:
+            second = self.take_away(first.left)
+        finally:
+            first.left.unpersist()
+        if (lost := _lost(first.spans, second.spans)) is not None:
+            second.left.unpersist()
+            text = f"{lost}: messages were deleted while they were read, so nothing else was. Try again later"
+            raise TransportError(text, destination=lost)
+        return second
+
+    @contextmanager
+    def _read(self) -> Iterator[DataFrame]:
+        from pyspark.sql import functions as F  # noqa: N812 - as everywhere
+
+        # Before the end of any topic is taken: a message that moves between topics counts in one of them.
+        consumed = [each.consumed() if self.consumed else {} for each in self.topics]
+        parts = [df for each, places in zip(self.topics, consumed, strict=True) for df in each.read(self.spark, places)]
+        for number, df in enumerate(self.keep):
+            _refresh(self.spark, df, path=f"keep[{number}]")
+            place = [F.lit(f"keep[{number}]").alias("place"), F.lit(None).cast("bigint").alias("position")]
+            parts.append(df.toDF("value").select("value", *place))
+        stage = _ReferenceStage(self.header)
+        found = reduce(lambda a, b: a.union(b), (map_rows(df, stage, _FOUND) for df in parts)).persist()
+        try:
+            yield found
+        finally:
+            found.unpersist()  # before the next pass, which would find these rows otherwise
+
+
+def _refresh(spark: SparkSession, df: DataFrame, *, path: str) -> None:
+    """List the files of a table again: a DataFrame has those that were there when it was defined."""
+    name = f"claimcheck_{uuid.uuid4().hex}"
+    df.createTempView(name)
+    try:
+        spark.catalog.refreshTable(name)
+        cached = "InMemoryRelation" in df.select("*")._jdf.queryExecution().withCachedData().toString()
+    except AttributeError:  # Spark Connect, which defines everything again for each action
+        cached = False
+    finally:
+        spark.catalog.dropTempView(name)
+    if cached:
+        found, expected = "a DataFrame that is cached", "one that is read again: call unpersist()"
+        fail(path, found=found, expected=f"{expected}, because rows that others append are not in the cache")
+
+
+class Pass(NamedTuple):
+    left: DataFrame
+    size: int
+    spans: Spans
+    references: int
+    damaged: int
+
+
+def _lost(before: Spans, now: Spans) -> str | None:
+    """Return a partition of which messages may have been deleted unread between two passes."""
+    for place, (_, last) in before.items():
+        if place not in now or now[place][0] > last:
+            return place
+    return None
+
+
+def _totals(found: DataFrame) -> tuple[int, int]:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    damaged = F.count_if(F.col("problem") == _DAMAGED)
+    totals = found.agg(F.count("id"), damaged, F.max("problem")).collect()[0]
+    if totals[2]:
+        raise UnknownVersionError(f"nothing was deleted, because a message may point at anything: {totals[2]}")
+    return totals[0], totals[1]
+
+
+def _spans(found: DataFrame) -> Spans:
+    rows = found.where("place IS NOT NULL").groupBy("place").agg({"first": "min", "last": "max"})
+    return {place: (first, last) for place, first, last in rows.select("place", "min(first)", "max(last)").collect()}
+
+
+@dataclass(frozen=True, slots=True)
+class _ReferenceStage:
+    """Pickled and sent to the workers, where it is called once per partition."""
+
+    header: bytes
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
+        """Yield the id of each pointer, or why a message cannot be understood; and what was read of each place."""
+        for batch in batches:
+            yield from ((*found, None, None, None) for found in self._references(batch))
+            yield from ((None, None, *span) for span in _spans_of(batch))
+
+    def _references(self, batch: pa.RecordBatch) -> Iterator[tuple[bytes | None, str | None]]:
+        for number, message in enumerate(views(batch.column(0))):
+            try:
+                reference = None if message is None else reference_of(message, header=self.header)
+            except UnknownVersionError as error:
+                place, position = (batch.column(index)[number].as_py() for index in (1, 2))
+                yield None, f"{place}{'' if position is None else f', position {position}'}: {error}"
+            except EnvelopeError:
+                yield None, _DAMAGED
+            else:
+                if reference is not None:
+                    yield fingerprint(reference.key), None
+
+
+def _spans_of(batch: pa.RecordBatch) -> Iterator[tuple[str, int, int]]:
+    """Yield each place in a batch, with its first and last position."""
+    import pyarrow as pa
+
+    table = pa.Table.from_arrays([batch.column(1), batch.column(2)], names=["place", "position"])
+    spans = table.group_by("place").aggregate([("position", "min"), ("position", "max")])
+    for row in spans.to_pylist():
+        if row["position_min"] is not None:
+            yield row["place"], row["position_min"], row["position_max"]

@@ -1,4 +1,4 @@
-"""What a job did with payloads: counted by tasks (`Metrics`, shown by `progress`), or by Spark (`measures`)."""
+"""What a job did with payloads: counted by tasks, and shown by `progress`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
 from claimcheck._validation import MAX_SECONDS, Range, check_value, fail
-from claimcheck.errors import ClaimCheckError, ConfigError
-from claimcheck.spark._fetching import MESSAGE_ERRORS
+from claimcheck.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
-    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import SparkSession
 
 _ROWS, _BYTES, _WAITING = "rows", "payload_bytes", "waiting_seconds"
 _ERRORS, _STORES = "errors.", "store_bytes."
@@ -35,7 +34,7 @@ class Metrics:
     recomputed rows count again. Use it for display, not for accounting.
 
     Args:
-        spark: The session. Spark Connect has no accumulators: use `measures` there.
+        spark: The session. Spark Connect has no accumulators: use ``df.observe`` there.
 
     Raises:
         ConfigError: A Spark Connect session, or not a session.
@@ -46,7 +45,7 @@ class Metrics:
             fail("spark", found=f"a {type(spark).__name__}", expected="a SparkSession")
         if not hasattr(spark, "_jsparkSession"):
             raise ConfigError(
-                "metrics: Spark Connect has no accumulators: use df.observe(name, *measures(...)) instead",
+                "metrics: Spark Connect has no accumulators: use df.observe instead",
                 path="metrics",
                 found="a session of Spark Connect",
                 expected="a session with a SparkContext",
@@ -123,42 +122,6 @@ class Tally:
     def close(self, waited_seconds: float = 0.0) -> None:
         if self._counts is not None:
             self._counts.add({**self._sums, _WAITING: waited_seconds})
-
-
-def measures(*, payload: str = "payload", error: str | None = None) -> list[Column]:
-    """Return the columns to observe the result of `resolve`: ``df.observe("claims", *measures())``.
-
-    Spark counts each row of the result exactly once; also with Spark Connect, and for each micro-batch of a stream.
-
-    Args:
-        payload: The column of payloads.
-        error: The column of errors, if there is one.
-
-    Returns:
-        ``rows``, ``payload_bytes`` and, with ``error``, ``errors`` and one column named after each type of error.
-
-    Raises:
-        ConfigError: A name is not text.
-    """
-    for option, name in (("payload", payload), ("error", error)):
-        if not isinstance(name, str | None):
-            fail(option, found=f"a {type(name).__name__}", expected="the name of a column, as text")
-    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
-
-    columns = [F.count(F.lit(1)).alias(_ROWS), F.coalesce(F.sum(F.length(payload)), F.lit(0)).alias(_BYTES)]
-    if error is not None:
-        kind = F.col(f"{error}.type")
-        columns.append(F.count(kind).alias("errors"))
-        names = sorted(each.__name__ for each in _with_subclasses(MESSAGE_ERRORS))
-        columns += [F.count(F.when(kind == name, 1)).alias(name) for name in names]
-    return columns
-
-
-def _with_subclasses(types: Iterable[type[ClaimCheckError]]) -> set[type[ClaimCheckError]]:
-    result = set(types)
-    for each in types:
-        result |= _with_subclasses(each.__subclasses__())
-    return result
 
 
 @contextmanager

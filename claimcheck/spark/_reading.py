@@ -6,36 +6,33 @@ from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Literal as OneOf
 
 from claimcheck._client import ClaimCheck
 from claimcheck._validation import check_int, check_value, fail
-from claimcheck._wire.buffers import Buffer
+from claimcheck._wire.buffers import Buffer, as_view
+from claimcheck._wire.envelope import Literal, decode, is_lookalike
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config
 from claimcheck.errors import ChunkError, ClaimCheckError, PayloadTooLargeError
 from claimcheck.spark._columns import (
     MAX_COLUMN_BYTES,
     Origin,
+    ReadFrom,
     arrow_error_type,
+    check_paths,
     error_value,
+    is_bad_message,
+    require_arrow,
     row_source,
     session_of,
 )
-from claimcheck.spark._fetching import (
-    MAX_INFLIGHT_BYTES,
-    OUT_BATCH_BYTES,
-    Concurrency,
-    Job,
-    OrderedExecutor,
-    Outcome,
-    is_bad_message,
-    outcomes,
-    payload_size,
-)
+from claimcheck.spark._fetching import Concurrency, Job, OrderedExecutor, payload_size, same
 from claimcheck.spark._metrics import Metrics, Tally
-from claimcheck.spark._worker import adaptive_concurrency, check_paths, claim_check
+from claimcheck.spark._worker import AnyConfig, adaptive_concurrency, as_config, claim_check
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,6 +40,15 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 T = TypeVar("T")
+
+Outcome = bytes | None | ClaimCheckError | Callable[[], BinaryIO]
+"""The result of one message: its payload, ``None`` for a tombstone, the error, or a function that opens the payload."""
+
+MAX_INFLIGHT_BYTES = 64 << 20
+"""Default bound on the payload bytes that one task fetches ahead."""
+
+OUT_BATCH_BYTES = 16 << 20
+"""Default payload bytes per Arrow batch sent to the JVM; larger batches were slower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +70,7 @@ class ResultError(ClaimCheckError, TypeError):
     """The result of a function does not match the declared columns."""
 
 
-OnError = Literal["fail", "null"] | Callable[[DeadLetter], object]
+OnError = OneOf["fail", "null"] | Callable[[DeadLetter], object]
 """What happens to a row without a payload: it fails the task, gets an error, or goes to a function."""
 
 
@@ -129,6 +135,15 @@ class Reading:
         check_value("concurrency", self.concurrency, Concurrency)
         check_int("max_inflight_bytes", self.max_inflight_bytes, minimum=1)
 
+    @classmethod
+    def of(
+        cls, config: AnyConfig, max_inflight_bytes: int, metrics: Metrics | None, on_error: OnError = "fail"
+    ) -> Reading:
+        """Check the options of a function on the driver, and that the packages for it are installed."""
+        require_arrow()
+        checked = as_config(config)
+        return cls(config=checked, max_inflight_bytes=max_inflight_bytes, on_error=on_error, metrics=metrics)
+
     def at(self, df: DataFrame, destination: str | None = None) -> Reading:
         """Check a DataFrame on the driver; return the same for its rows."""
         check_paths(self.config, session_of(df))
@@ -159,17 +174,24 @@ class Reading:
         *,
         instead: Callable[[Buffer, Pointer], Outcome] | None = reject_oversized,
     ) -> Generator[tuple[Row, Buffer | None, Outcome]]:
-        cc, tally = claim_check(self.config), Tally(self.metrics)
-        results = outcomes(
-            messages,
-            cc,
-            concurrency=adaptive_concurrency(self.config, self.concurrency),
-            max_inflight_bytes=self.max_inflight_bytes,
-            instead=instead,
-            waited=tally.close,
-            read_from=lambda row: self.origin.read_from(row.batch, row.number),
+        tally = Tally(self.metrics)
+        results = self.outcomes(
+            messages, lambda row: self.origin.read_from(row.batch, row.number), instead=instead, waited=tally.close
         )
-        return results if self.metrics is None else _counted(results, tally, cc)
+        return results if self.metrics is None else _counted(results, tally, claim_check(self.config))
+
+    def outcomes(
+        self,
+        messages: Iterable[tuple[T, Buffer | None]],
+        read_from: Callable[[T], ReadFrom],
+        *,
+        instead: Callable[[Buffer, Pointer], Outcome] | None = None,
+        waited: Callable[[float], object] | None = None,
+    ) -> Generator[tuple[T, Buffer | None, Outcome]]:
+        """Resolve messages one by one, in order, in a worker."""
+        concurrency = adaptive_concurrency(self.config, self.concurrency)
+        executor = OrderedExecutor[tuple[T, Buffer | None], Outcome](concurrency, self.max_inflight_bytes)
+        return outcomes(messages, claim_check(self.config), executor, read_from, instead=instead, waited=waited)
 
     def written(self, jobs: Iterable[Job[T, R]], tally: Tally) -> Generator[tuple[T, R]]:
         """Run jobs that write payloads; yields items and results, in order."""
@@ -200,6 +222,74 @@ def _counted(
                 tally.row(payload_size(outcome), store=store)
             yield row, message, outcome
             del outcome
+
+
+# Resolving messages without Spark ---------------------------------------------------------------------------------
+
+
+def outcomes(
+    messages: Iterable[tuple[T, Buffer | None]],
+    cc: ClaimCheck,
+    executor: OrderedExecutor[tuple[T, Buffer | None], Outcome],
+    read_from: Callable[[T], ReadFrom] = lambda item: ReadFrom(),
+    *,
+    instead: Callable[[Buffer, Pointer], Outcome] | None = None,
+    waited: Callable[[float], object] | None = None,
+) -> Generator[tuple[T, Buffer | None, Outcome]]:
+    """Resolve messages one by one, in order; nothing happens before the first result is requested."""
+    jobs = (_job(cc, item, message, read_from(item), instead) for item, message in messages)
+    with closing(executor.run(jobs, waited)) as results:
+        for (item, message), outcome in results:
+            yield item, message, outcome
+            del outcome  # it would keep the payload alive during the next fetch
+
+
+def _job(
+    cc: ClaimCheck,
+    item: T,
+    message: Buffer | None,
+    origin: ReadFrom,
+    instead: Callable[[Buffer, Pointer], Outcome] | None,
+) -> Job[tuple[T, Buffer | None], Outcome]:
+    pair = item, message
+    if message is None:
+        return Job(pair, partial(same, None))
+    try:
+        if origin.is_internal:
+            pointer = cc.opened.messages.pointer_from_anywhere(message)
+        else:
+            pointer = cc.pointer(message, destination=origin.destination)
+        result = instead(message, pointer) if pointer is not None and instead is not None else None
+    except ClaimCheckError as error:
+        return Job(pair, partial(same, error))
+    if result is not None:
+        return Job(pair, partial(same, result))
+    if pointer is not None:
+        return Job(pair, partial(_outcome, cc.read, pointer), pointer.size, waits=True)
+    size = cc.opened.messages.unpacker.encoded_size(message)
+    return Job(pair, partial(_outcome, partial(_in_band, cc, origin), message), len(message) if size is None else size)
+
+
+def _in_band(cc: ClaimCheck, origin: ReadFrom, message: Buffer) -> Buffer | None:
+    """Return the payload of a message that is not a pointer."""
+    header = cc.config.header
+    if not is_lookalike(message, header=header):
+        return cc.resolve(message, destination=origin.destination)
+    if origin.is_internal and isinstance(literal := decode(message, header=header), Literal):
+        return literal.payload
+    headers = origin.headers() if origin.headers is not None else None
+    return cc.resolve(message, destination=origin.destination, headers=headers)
+
+
+def _outcome(work: Callable[[T], Buffer | None], argument: T) -> Outcome:
+    try:
+        payload = work(argument)
+        return payload if payload is None or type(payload) is bytes else bytes(as_view(payload))
+    except ClaimCheckError as error:
+        return error
+
+
+# Rows of Arrow batches --------------------------------------------------------------------------------------------
 
 
 def messages_of(
@@ -287,3 +377,29 @@ def error_array(values: Iterable[object]) -> pa.Array:
 
     errors = [error_value(value) if isinstance(value, Exception) else None for value in values]
     return pa.array(errors, type=arrow_error_type())
+
+
+# The stage that resolves ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ResolveStage(Stage["Outcome | Exception"]):
+    reading: Reading
+    index: int
+    names: tuple[str, ...]
+
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Outcome | Exception, int]]:
+        with closing(self.reading.rows(messages_of(batches, self.index, self.names))) as rows:
+            for row, _, outcome in rows:
+                if not isinstance(outcome, Exception):
+                    yield row, outcome, payload_size(outcome)
+                elif (error := self.reading.handle(row, outcome)) is not None:
+                    yield row, error, 0
+                del outcome
+
+    def output(self, group: RowGroup[Outcome | Exception]) -> pa.RecordBatch:
+        errors = [error_array(group.values)] if self.reading.on_error == "null" else []
+        payloads: list[Buffer | None] = [value if isinstance(value, bytes) else None for value in group.values]
+        group.values.clear()  # the only references to the payloads are in the list that is emptied now
+        kind = group.batch.schema.field(self.index).type  # large_binary where Spark uses it
+        return group.with_columns([binary_array(payloads, kind), *errors])

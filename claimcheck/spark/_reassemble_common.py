@@ -1,4 +1,4 @@
-"""What `reassemble` does alike on a batch and on a stream: options, input columns, the headers of chunks, and output.
+"""What `reassemble` does alike on a batch and on a stream: input columns, the headers of chunks, and output.
 
 Spark itself reads the headers of chunks, so that no byte of a payload passes through Python for it. These expressions
 select chunks and abort envelopes; every other message is left to `claimcheck._wire.envelope.decode`, which knows what
@@ -23,16 +23,14 @@ from claimcheck._wire.signing import Seal
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError, PointerRejectedError
 from claimcheck.spark._columns import (
-    DEFAULT_HEADERS,
-    HEADERS_TYPE,
     MAP_TYPE,
     MAX_COLUMN_BYTES,
+    MESSAGE_ERRORS,
     arrow_error_type,
     find_column,
+    headers_index,
 )
-from claimcheck.spark._fetching import MESSAGE_ERRORS
 from claimcheck.spark._metrics import Tally
-from claimcheck.spark._reading import Reading
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,23 +50,9 @@ _UUID = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 _UUID_BYTES = 36
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options of `claimcheck.spark.reassemble`; pickled and sent to the workers."""
-
-    reading: Reading
-    expire_after_seconds: float
-    expire_by: ExpireBy
-    delete_chunks: bool = True
-
-    @property
-    def config(self) -> Config:
-        return self.reading.config
-
-    @property
-    def max_payload_bytes(self) -> int:
-        """The largest payload in chunks that the configuration allows and a column can hold."""
-        return min(self.config.chunks.max_payload_bytes, MAX_COLUMN_BYTES)
+def max_payload_bytes(config: Config) -> int:
+    """Return the largest payload in chunks that the configuration allows and a column can hold."""
+    return min(config.chunks.max_payload_bytes, MAX_COLUMN_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +64,7 @@ class ColumnIndexes:
     headers: int | None = None
 
     @classmethod
-    def find(cls, df: DataFrame, column: str, source: Sequence[str] | None, headers: str | None) -> ColumnIndexes:
+    def find(cls, df: DataFrame, column: str, source: Sequence[str] | None) -> ColumnIndexes:
         """Find the columns by name, or raise a `ConfigError` if one does not exist or has the wrong type."""
         message = find_column(df, "column", column)
         if isinstance(source, str):
@@ -88,10 +72,7 @@ class ColumnIndexes:
         types = {name.lower(): kind for name, kind in df.dtypes}
         if source is None:
             source = [name for name in _DEFAULT_SOURCE if types.get(name) in _SOURCE_TYPES]
-        if headers is None:
-            headers = next((name for name, kind in DEFAULT_HEADERS.items() if types.get(name) == kind), None)
-        index = None if headers is None else find_column(df, "headers", headers, HEADERS_TYPE, MAP_TYPE)
-        return cls(message, tuple(_source_index(df, types, name) for name in source), index)
+        return cls(message, tuple(_source_index(df, types, name) for name in source), headers_index(df))
 
 
 def _source_index(df: DataFrame, types: dict[str, str], name: object) -> int:

@@ -46,7 +46,6 @@ class Limits:
     expire_ms: int
     remember_ms: int
     inline: bytes
-    release: bool
     behind_ms: int = 0
 
 
@@ -215,7 +214,7 @@ class Reassembler(StatefulProcessor):
         """Drop all state except that the payload has ended, and the references to its stored chunks."""
         if timer:
             self._handle.deleteTimer(timer)
-        if self._limits.release and (stored or waited):
+        if stored or waited:
             self._end(now + 1, stored, waited=waited)
         else:
             self._chunks.clear()
@@ -231,7 +230,7 @@ class Reassembler(StatefulProcessor):
         late: dict[bytes, bytes] = {}
         for row in rows:
             self._note_stored(row, late)
-        if not late or not self._limits.release:
+        if not late:
             return
         self._handle.deleteTimer(payload.timer)
         if payload.timer <= now:  # it was set by an earlier micro-batch

@@ -33,23 +33,32 @@ from claimcheck._wire.envelope import Abort, Chunk, decode, encode_literal
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError, ConfigError, MissingDependencyError
-from claimcheck.spark._columns import Origin, error_type, error_value, map_batches, map_rows
-from claimcheck.spark._fetching import Job, Outcome, ReadFrom, is_bad_message, outcomes, same
+from claimcheck.spark._columns import (
+    Origin,
+    ReadFrom,
+    check_reached,
+    error_type,
+    error_value,
+    is_bad_message,
+    map_batches,
+    map_rows,
+)
+from claimcheck.spark._fetching import Job, same
 from claimcheck.spark._metrics import Tally
-from claimcheck.spark._reading import Reading, Row, RowGroup, Stage, views
+from claimcheck.spark._reading import Outcome, Reading, ResolveStage, Row, RowGroup, Stage, views
 from claimcheck.spark._reassemble_common import (
     ABORT,
     ColumnIndexes,
+    ExpireBy,
     Joined,
-    Options,
     added_columns,
     declared_claims,
     decoded,
     is_genuine,
+    max_payload_bytes,
     read_header,
 )
-from claimcheck.spark._resolve import ResolveStage
-from claimcheck.spark._worker import adaptive_concurrency, check_reached, claim_check, query_id
+from claimcheck.spark._worker import claim_check, query_id
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,15 +90,17 @@ _log = logging.getLogger(__name__)
 _logged: set[str] = set()
 
 
-def reassemble_stream(df: DataFrame, columns: ColumnIndexes, options: Options, schema: StructType) -> DataFrame:
+def reassemble_stream(
+    df: DataFrame, columns: ColumnIndexes, reading: Reading, expire_by: ExpireBy, schema: StructType
+) -> DataFrame:
     """Join the chunks of a stream whose column names need no quotes; returns a DataFrame with this schema."""
     _check_pyspark()
     _check_state_store(df)
-    _check_store(options)
-    is_chunk = read_header(df[df.columns[columns.message]], options.config.header)[0].isNotNull()
-    only_chunks = _timed_chunks(df, is_chunk) if options.expire_by == "data" else df.filter(is_chunk)
-    chunks = _chunks(only_chunks, columns, options, schema)
-    return _messages(df.filter(~is_chunk), columns, options).union(chunks).toDF(*schema.names)
+    _check_store(reading.config)
+    is_chunk = read_header(df[df.columns[columns.message]], reading.config.header)[0].isNotNull()
+    only_chunks = _timed_chunks(df, is_chunk) if expire_by == "data" else df.filter(is_chunk)
+    chunks = _chunks(only_chunks, columns, reading, expire_by, schema)
+    return _messages(df.filter(~is_chunk), columns, reading).union(chunks).toDF(*schema.names)
 
 
 def _check_pyspark() -> None:
@@ -112,21 +123,21 @@ def _check_state_store(df: DataFrame) -> None:
         fail(_PROVIDER, found=repr(provider), expected=f'spark.conf.set("{_PROVIDER}", "{_ROCKSDB}")')
 
 
-def _check_store(options: Options) -> None:
-    if options.config.store is None:
+def _check_store(config: Config) -> None:
+    if config.store is None:
         raise ConfigError(
             "store: found none, expected the store for the chunks of a stream until their payload is complete; every "
             "executor must reach it; writers with the chunking strategy ignore it",
             path="store",
         )
-    check_reached(options.config)
+    check_reached(config)
 
 
-def _messages(df: DataFrame, columns: ColumnIndexes, options: Options) -> DataFrame:
+def _messages(df: DataFrame, columns: ColumnIndexes, reading: Reading) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812 - the usual alias
     from pyspark.sql.types import BinaryType
 
-    stage = ResolveStage(options.reading, columns.message, tuple(df.columns))
+    stage = ResolveStage(reading, columns.message, tuple(df.columns))
     resolved = map_batches(
         df, stage, kept=range(len(df.columns)), added={"payload": BinaryType(), "error": error_type()}
     )
@@ -141,7 +152,9 @@ def _timed_chunks(df: DataFrame, is_chunk: Column) -> DataFrame:
     return timed.filter(is_chunk | (timed[_TIME] == F.timestamp_seconds(F.lit(0)))).drop(_TIME)
 
 
-def _chunks(df: DataFrame, columns: ColumnIndexes, options: Options, schema: StructType) -> DataFrame:
+def _chunks(
+    df: DataFrame, columns: ColumnIndexes, reading: Reading, expire_by: ExpireBy, schema: StructType
+) -> DataFrame:
     """Store the chunks, track them, and join complete payloads."""
     from pyspark import cloudpickle
     from pyspark.sql import functions as F  # noqa: N812
@@ -149,27 +162,27 @@ def _chunks(df: DataFrame, columns: ColumnIndexes, options: Options, schema: Str
     state = importlib.import_module("claimcheck.spark._reassemble_state")  # imports pyspark 4
     for module in (state, _chunk_rules):  # see there
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
-    by_data = options.expire_by == "data"
+    config = reading.config
     limits = state.Limits(
-        max_chunks=options.config.chunks.max_chunks,
-        max_bytes=options.max_payload_bytes,
-        expire_ms=int(options.expire_after_seconds * 1000),
+        max_chunks=config.chunks.max_chunks,
+        max_bytes=max_payload_bytes(config),
+        expire_ms=int(config.chunks.expire_after_seconds * 1000),
         remember_ms=_REMEMBER_SECONDS * 1000,
-        inline=encode_literal(b"", header=options.config.header),
-        release=options.delete_chunks,
-        behind_ms=_BEHIND_SECONDS * 1000 if by_data else 0,
+        inline=encode_literal(b"", header=config.header),
+        behind_ms=_BEHIND_SECONDS * 1000 if expire_by == "data" else 0,
     )
     now = F.current_timestamp()  # of the micro-batch, the same when it is replayed
     declared = df.select("*", declared_claims(df, columns.headers).alias("declared"))
-    stored = map_rows(declared, _StoreStage(options, columns), _STORED).withColumn("arrived", F.unix_millis(now))
-    tracked = stored.groupBy("key").transformWithState(
+    stored = map_rows(declared, _StoreStage(reading, columns, expire_by), _STORED)
+    arrived = stored.withColumn("arrived", F.unix_millis(now))
+    tracked = arrived.groupBy("key").transformWithState(
         statefulProcessor=state.Reassembler(limits),
         outputStructType=state.OUTPUT,
         outputMode="Append",
-        timeMode="EventTime" if by_data else "ProcessingTime",
+        timeMode="EventTime" if expire_by == "data" else "ProcessingTime",
     )
     names = (*df.columns, "uuid", "payload", "error")
-    return tracked.mapInArrow(_FetchStage(options.reading, columns, names), schema)
+    return tracked.mapInArrow(_FetchStage(reading, columns, names), schema)
 
 
 # Storing chunks --------------------------------------------------------------------------------------------------
@@ -192,13 +205,14 @@ class _ChunkRow(NamedTuple):
 class _StoreStage:
     """Stores the chunks of one partition; what their headers declare is the last column."""
 
-    options: Options
+    reading: Reading
     columns: ColumnIndexes
+    expire_by: ExpireBy
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_ChunkRow]:
-        writer = _ChunkWriter(self.options, self.columns)
+        writer = _ChunkWriter(self.reading.config, self.columns, self.expire_by)
         jobs = (writer.job(row, part) for row, part in self._parts(batches))
-        with closing(self.options.reading.written(jobs, Tally(None))) as stored:
+        with closing(self.reading.written(jobs, Tally(None))) as stored:
             yield from (row for _, row in stored)
 
     def _parts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[_ChunkRow, Chunk | Abort]]:
@@ -208,7 +222,7 @@ class _StoreStage:
             values, declared = batch.column(self.columns.message), batch.column(last)
             sources = [batch.column(index).to_pylist() for index in self.columns.source]
             for number, value in enumerate(views(values)):
-                part = decode(value or b"", header=self.options.config.header)
+                part = decode(value or b"", header=self.reading.config.header)
                 if not isinstance(part, (Chunk, Abort)):
                     continue
                 if isinstance(part, Abort) and not self._is_genuine(part, declared[number].as_py(), batch, number):
@@ -221,20 +235,20 @@ class _StoreStage:
                 yield _ChunkRow(key, position, total, size, b"", None, packed, declared[number].as_py()), part
 
     def _is_genuine(self, part: Abort, declared: str | None, batch: pa.RecordBatch, number: int) -> bool:
-        reading = self.options.reading
-        destination, seal = reading.origin.destination_of(batch, number), claim_check(reading.config).opened.seal
+        destination = self.reading.origin.destination_of(batch, number)
+        seal = claim_check(self.reading.config).opened.seal
         return is_genuine(seal, declared, uuid=part.uuid, destination=destination)
 
 
 class _ChunkWriter:
     """Stores the chunks of a task, each under a name that depends on its content and place."""
 
-    def __init__(self, options: Options, columns: ColumnIndexes) -> None:
-        self._cc, self._query = claim_check(options.config), query_id() or ""
-        self._store = _store(self._cc, options)
-        limits = options.expire_after_seconds, options.expire_by, float(_REMEMBER_SECONDS), options.delete_chunks
-        self._operator = repr((columns, limits, options.config.chunks.max_chunks, options.max_payload_bytes)).encode()
-        self._max_chunks, self._max_bytes = options.config.chunks.max_chunks, options.max_payload_bytes
+    def __init__(self, config: Config, columns: ColumnIndexes, expire_by: ExpireBy) -> None:
+        self._cc, self._query = claim_check(config), query_id() or ""
+        self._store = _store(self._cc)
+        self._max_chunks, self._max_bytes = config.chunks.max_chunks, max_payload_bytes(config)
+        limits = config.chunks.expire_after_seconds, expire_by, _REMEMBER_SECONDS
+        self._operator = repr((columns, limits, self._max_chunks, self._max_bytes)).encode()
 
     def job(self, row: _ChunkRow, part: Chunk | Abort) -> Job[None, _ChunkRow]:
         """Return the job that stores a chunk and completes its row."""
@@ -258,13 +272,13 @@ class _ChunkWriter:
         return row._replace(digest=digest, reference=reference)
 
 
-def _store(cc: ClaimCheck, options: Options) -> Store:
-    store = cc.store(options.config.store or "")
-    if store.ttl_seconds is not None and store.ttl_seconds <= options.expire_after_seconds:
+def _store(cc: ClaimCheck) -> Store:
+    store, seconds = cc.store(cc.config.store or ""), cc.config.chunks.expire_after_seconds
+    if store.ttl_seconds is not None and store.ttl_seconds <= seconds:
         fail(
-            f"stores.{options.config.store}.ttl_seconds",
+            f"stores.{cc.config.store}.ttl_seconds",
             found=f"{store.ttl_seconds:g}",
-            expected=f"well above expire_after_seconds ({options.expire_after_seconds:g}), as chunks wait there",
+            expected=f"well above expire_after_seconds ({seconds:g}), as chunks wait there",
         )
     return store
 
@@ -332,14 +346,7 @@ class _FetchStage(Stage[Joined]):
         reading, tally = self.reading, Tally(self.reading.metrics)
         cleanup = ChunkCleanup(cc := claim_check(reading.config))
         origin, internal = reading.origin.without_column(self.columns.message), ReadFrom(is_internal=True)
-        results = outcomes(
-            self._references(batches, cleanup),
-            cc,
-            concurrency=adaptive_concurrency(reading.config, reading.concurrency),
-            max_inflight_bytes=reading.max_inflight_bytes,
-            waited=tally.close,
-            read_from=lambda payload: internal,
-        )
+        results = reading.outcomes(self._references(batches, cleanup), lambda payload: internal, waited=tally.close)
         with closing(results):
             for payload, _, outcome in results:
                 payload.add(outcome, reading.config)

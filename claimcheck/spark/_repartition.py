@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING
 
 from claimcheck._validation import check_int, fail
 from claimcheck.errors import ClaimCheckError
-from claimcheck.spark._columns import (
-    described,
-    find_column,
-    map_batches,
-    map_rows,
-    require_arrow,
-    session_of,
-    with_index_names,
-)
+from claimcheck.spark._columns import find_column, map_batches, map_rows, require_arrow, session_of, with_index_names
 from claimcheck.spark._worker import AnyConfig, as_config, claim_check, partition_id
 
 if TYPE_CHECKING:
@@ -56,13 +48,12 @@ def repartition_by_payload(
     checked = as_config(config)
 
     def transform(df: DataFrame) -> DataFrame:
-        spark = session_of(df)
+        session_of(df)
         if df.isStreaming:
             fail("df", found="a stream", expected="a batch; a stream's source limits the bytes of a trigger")
         packing = _Packing(checked, find_column(df, "column", column), target_bytes)
-        with described(spark, "repartition_by_payload: read the sizes of payloads"):
-            ranges, count = _bin_ranges(df, packing)
-            keys = tuple(_hash_keys(df, count))
+        ranges, count = _bin_ranges(df, packing)
+        keys = tuple(_hash_keys(df, count))
         return _repartitioned(df, _Assignment(packing, ranges, keys), count)
 
     return transform

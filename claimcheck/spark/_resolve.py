@@ -1,34 +1,49 @@
-"""For DataFrames: ``df.transform(resolve("value", config="claimcheck.yaml"))`` adds a column with the payloads.
+"""Envelopes to payloads: `resolve` and `map_payloads` for DataFrames, `resolver` for RDDs.
 
-`map_payloads` runs a function on each payload instead. Payloads then never leave the Python worker; only the function's
-results go to Spark. That avoids copying every payload to the JVM and back, and the 2 GiB limit of a column. Both work
-on Arrow batches (``mapInArrow``): batch and streaming, also with Spark Connect. Only the workers access stores.
+``df.transform(resolve("value", config="claimcheck.yaml"))`` adds a column with the payloads. `map_payloads` runs a
+function on each payload instead. Payloads then never leave the Python worker; only the function's results go to Spark.
+That avoids copying every payload to the JVM and back, and the 2 GiB limit of a column. Both work on Arrow batches
+(``mapInArrow``): batch and streaming, also with Spark Connect. Only the workers access stores.
 """
 
 from __future__ import annotations
 
 import inspect
 import io
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, NamedTuple
 
 from claimcheck._validation import check_value, fail
 from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.pointer import Pointer
-from claimcheck.spark._columns import check_new, error_type, find_column, map_batches, require_arrow
-from claimcheck.spark._fetching import MAX_INFLIGHT_BYTES, Concurrency, Outcome, payload_size
+from claimcheck.errors import ChunkError, ClaimCheckError, PayloadTypeError
+from claimcheck.spark._columns import (
+    Origin,
+    ReadFrom,
+    active_session,
+    check_destination,
+    check_new,
+    check_paths,
+    error_type,
+    find_column,
+    is_bad_message,
+    map_batches,
+)
 from claimcheck.spark._metrics import Metrics
 from claimcheck.spark._reading import (
+    MAX_INFLIGHT_BYTES,
     OnError,
+    Outcome,
     Reading,
+    ResolveStage,
     ResultError,
     Row,
     RowGroup,
     Stage,
-    binary_array,
     error_array,
     messages_of,
 )
@@ -39,29 +54,27 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
 
-_ROWS_AT_ONCE, _BYTES_AT_ONCE = 256, 1 << 20
+_log = logging.getLogger(__name__)
 
 
 def resolve(
     column: str,
     *,
     config: AnyConfig,
-    payload: str = "payload",
     destination: str | None = None,
     on_error: OnError = "fail",
-    concurrency: Concurrency = "auto",
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
     metrics: Metrics | None = None,
 ) -> Callable[[DataFrame], DataFrame]:
     """Return a function that resolves a column of messages, for ``df.transform``.
 
-    Keeps all other columns, and the order within a partition. Filter and drop *before* resolving: later filters save
-    no fetches. Two actions on the result resolve twice: persist it, or do both in one action.
+    Adds the binary column ``payload``, and keeps all other columns, and the order within a partition. Filter and drop
+    *before* resolving: later filters save no fetches. Two actions on the result resolve twice: persist it, or do both
+    in one action.
 
     Args:
         column: A binary column of envelopes and plain messages; null stays null.
         config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
-        payload: Name of the binary column to add.
         destination: The topic that all messages were read from, for the check of signatures. ``None`` uses the column
             ``topic`` of each row.
         on_error: ``fail`` raises the first error, which fails the task. ``null`` leaves the payload null and adds a
@@ -71,7 +84,6 @@ def resolve(
             are not specific to one row always fail the task, so that an outage never becomes data: a store that is
             down, a driver or variable that the worker lacks for the configuration's ``store`` or one listed in
             ``reads_from``, or a key that it lacks.
-        concurrency: Concurrent fetches per task, 1 to 64, or ``auto``: threads where fetching means waiting.
         max_inflight_bytes: Bound on the payload bytes that a task fetches ahead.
         metrics: Counts what tasks do.
 
@@ -82,21 +94,14 @@ def resolve(
         ConfigError: The configuration or an option is invalid; the function raises it for columns.
         MissingDependencyError: pyspark, pyarrow or pandas is missing.
     """
-    require_arrow()
-    reading = Reading(
-        config=as_config(config),
-        concurrency=concurrency,
-        max_inflight_bytes=max_inflight_bytes,
-        on_error=on_error,
-        metrics=metrics,
-    )
+    reading = Reading.of(config, max_inflight_bytes, metrics, on_error)
 
     def transform(df: DataFrame) -> DataFrame:
         from pyspark.sql.types import BinaryType
 
         placed, index = reading.at(df, destination), find_column(df, "column", column)
         stage = ResolveStage(placed, index, tuple(df.columns))
-        return _with_results(df, stage, {"payload": payload}, [BinaryType()])
+        return _with_results(df, stage, {"payload": "payload"}, [BinaryType()])
 
     return transform
 
@@ -108,29 +113,6 @@ def _with_results(df: DataFrame, stage: Stage[Any], added: dict[str, str], types
     check_new(df.columns, **added)
     names = dict(zip(added.values(), types, strict=True))
     return map_batches(df, stage, kept=range(len(df.columns)), added=names)
-
-
-@dataclass(frozen=True, slots=True)
-class ResolveStage(Stage["Outcome | Exception"]):
-    reading: Reading
-    index: int
-    names: tuple[str, ...]
-
-    def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Outcome | Exception, int]]:
-        with closing(self.reading.rows(messages_of(batches, self.index, self.names))) as rows:
-            for row, _, outcome in rows:
-                if not isinstance(outcome, Exception):
-                    yield row, outcome, payload_size(outcome)
-                elif (error := self.reading.handle(row, outcome)) is not None:
-                    yield row, error, 0
-                del outcome
-
-    def output(self, group: RowGroup[Outcome | Exception]) -> pa.RecordBatch:
-        errors = [error_array(group.values)] if self.reading.on_error == "null" else []
-        payloads: list[Buffer | None] = [value if isinstance(value, bytes) else None for value in group.values]
-        group.values.clear()  # the only references to the payloads are in the list that is emptied now
-        kind = group.batch.schema.field(self.index).type  # large_binary where Spark uses it
-        return group.with_columns([binary_array(payloads, kind), *errors])
 
 
 # A function of each payload -------------------------------------------------------------------------------------
@@ -146,7 +128,6 @@ def map_payloads(
     with_row: bool = False,
     destination: str | None = None,
     on_error: OnError = "fail",
-    concurrency: Concurrency = "auto",
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
     metrics: Metrics | None = None,
 ) -> Callable[[DataFrame], DataFrame]:
@@ -168,7 +149,6 @@ def map_payloads(
             be unique.
         destination: As in `resolve`, like all others below.
         on_error: Exceptions of ``fn`` count as errors of the row, too.
-        concurrency: Concurrent fetches per task.
         max_inflight_bytes: Bound on the payload bytes that a task fetches ahead.
         metrics: Counts what tasks do.
 
@@ -179,18 +159,11 @@ def map_payloads(
         ConfigError: The configuration or an option is invalid; the function raises it for columns.
         MissingDependencyError: pyspark, pyarrow or pandas is missing.
     """
-    require_arrow()
     check_value("as_file", as_file, bool)
     check_value("with_row", with_row, bool)
     if not callable(fn):
         fail("fn", found=repr(fn), expected="a function of a payload")
-    reading = Reading(
-        config=as_config(config),
-        concurrency=concurrency,
-        max_inflight_bytes=max_inflight_bytes,
-        on_error=on_error,
-        metrics=metrics,
-    )
+    reading = Reading.of(config, max_inflight_bytes, metrics, on_error)
 
     def transform(df: DataFrame) -> DataFrame:
         placed = reading.at(df, destination)
@@ -238,10 +211,10 @@ class _MapStage(Stage[_Result]):
     with_row: bool
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, _Result, int]]:
-        reader, messages = _RowReader(self.names), messages_of(batches, self.index, self.names)
+        messages = messages_of(batches, self.index, self.names)
         with closing(self.reading.rows(messages, instead=self._opener if self.as_file else None)) as rows:
             for row, _, outcome in rows:
-                result = self._result(row, outcome, reader)
+                result = self._result(row, outcome)
                 del outcome  # it would keep the payload alive during the next fetch
                 if result is not None:
                     yield row, result, sum(map(_size, result.values))
@@ -251,13 +224,13 @@ class _MapStage(Stage[_Result]):
         small = pointer.size is not None and pointer.size <= self.reading.max_inflight_bytes
         return None if small else partial(claim_check(self.reading.config).opened.messages.open, pointer)
 
-    def _result(self, row: Row, outcome: Outcome, reader: _RowReader) -> _Result | None:
+    def _result(self, row: Row, outcome: Outcome) -> _Result | None:
         if outcome is None:
             return _Result(self._nulls())
         if isinstance(outcome, Exception):
             return self._error_result(row, outcome)
         try:
-            return _Result(self._call(outcome, (reader.values_of(row),) if self.with_row else ()))
+            return _Result(self._call(outcome, (row.values(),) if self.with_row else ()))
         except MemoryError:  # a problem of this worker, not of this row
             raise
         except Exception as error:
@@ -322,25 +295,6 @@ class _MapStage(Stage[_Result]):
         return fitting
 
 
-class _RowReader:
-    """Converts successive rows to dictionaries, many at a time, which is much faster than one by one."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self._names = names
-        self._batch: pa.RecordBatch | None = None
-        self._numbers = range(0)
-        self._rows: list[dict[str, object]] = []
-
-    def values_of(self, row: Row) -> dict[str, object]:
-        batch, start = row.batch, row.number
-        if batch is not self._batch or start not in self._numbers:
-            count = min(_ROWS_AT_ONCE, max(1, _BYTES_AT_ONCE * len(batch) // max(1, batch.nbytes)))
-            columns = [column.slice(start, count).to_pylist() for column in batch.columns]
-            self._rows = [dict(zip(self._names, values, strict=True)) for values in zip(*columns, strict=True)]
-            self._batch, self._numbers = batch, range(start, start + len(self._rows))
-        return self._rows[start - self._numbers.start]
-
-
 def _arrays(results: list[_Result], fields: list[pa.Field]) -> list[pa.Array]:
     return [_array([result.values[index] for result in results], field) for index, field in enumerate(fields)]
 
@@ -372,3 +326,90 @@ def _field_names(result: tuple[object, ...]) -> list[str]:
 
 def _size(value: object) -> int:
     return len(value) if isinstance(value, (bytes, bytearray, str, list, tuple, dict)) else 8
+
+
+# For RDDs -------------------------------------------------------------------------------------------------------
+
+
+def resolver(
+    config: AnyConfig,
+    *,
+    on_error: Literal["fail", "skip"] = "fail",
+    keyed: bool = False,
+    destination: str | None = None,
+    max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
+) -> PartitionResolver:
+    """Return a function that resolves a partition of messages, for ``rdd.mapPartitions``.
+
+    It is lazy: it fetches payloads on demand, a bounded number of bytes ahead, and keeps their order. The worker opens
+    connections, once per process.
+
+    Args:
+        config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
+        on_error: ``fail`` raises the first error, which fails the task. ``skip`` logs a warning and drops the message
+            if the error is specific to it. Other errors always fail the task (as in `claimcheck.spark.resolve`). A
+            chunk is an error: use `claimcheck.spark.reassemble` on a DataFrame.
+        keyed: Elements are pairs of any key and a message, and become pairs of the key and the payload.
+        destination: The topic that the messages were read from. Required where signing keys are configured, unless
+            ``signing.bind_destination`` is false.
+        max_inflight_bytes: Bound on the payload bytes that a task fetches ahead.
+
+    Returns:
+        A picklable callable from ``Iterator[bytes]`` to ``Iterator[bytes]``; ``None`` stays ``None``.
+
+    Raises:
+        ConfigError: The configuration or an option is invalid.
+    """
+    check_value("on_error", on_error, Literal["fail", "skip"])
+    check_value("keyed", keyed, bool)
+    checked = as_config(config)
+    check_destination(checked, destination)
+    if session := active_session():
+        check_paths(checked, session)
+    reading = Reading(config=checked, max_inflight_bytes=max_inflight_bytes, origin=Origin(destination))
+    return PartitionResolver(reading, skip_errors=on_error == "skip", keyed=keyed)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionResolver:
+    """The result of `resolver`: pickled and sent to the workers, where it is called once per partition."""
+
+    reading: Reading
+    skip_errors: bool
+    keyed: bool
+
+    def __call__(self, elements: Iterable[Any]) -> Iterator[Any]:
+        origin, pairs = ReadFrom(self.reading.origin.destination), map(_keyed if self.keyed else _unkeyed, elements)
+        results = self.reading.outcomes(pairs, lambda key: origin)
+        with closing(results):
+            for key, _, outcome in results:
+                if isinstance(outcome, ClaimCheckError):
+                    self._handle(outcome)
+                else:
+                    yield (key, outcome) if self.keyed else outcome
+                del outcome
+
+    def _handle(self, error: ClaimCheckError) -> None:
+        if isinstance(error, ChunkError):
+            error.add_note("In Spark: df.transform(reassemble(...)).")
+        if not self.skip_errors or not is_bad_message(error, self.reading.config):
+            raise error
+        _log.warning("skipped a message: %s: %s", type(error).__name__, error)
+
+
+def _keyed(element: object) -> tuple[object, Buffer | None]:
+    if not isinstance(element, (tuple, list)) or len(element) != 2:
+        raise PayloadTypeError(
+            f"with keyed=True an element is a pair of a key and a message, not {type(element).__name__}"
+        )
+    return element[0], _message(element[1])
+
+
+def _unkeyed(element: object) -> tuple[None, Buffer | None]:
+    return None, _message(element)
+
+
+def _message(value: object) -> Buffer | None:
+    if value is None or isinstance(value, (bytes, bytearray, memoryview)):
+        return value
+    raise PayloadTypeError(f"a message is bytes-like or None, not {type(value).__name__} (pairs need keyed=True)")

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -288,7 +289,7 @@ def _rows(batches: Iterable[Any], payload: int, error: int) -> Iterator[str]:
 
 def spark_resolve(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
     """Drive the function of `claimcheck.spark.resolve`."""
-    from claimcheck.spark._resolve import ResolveStage
+    from claimcheck.spark._reading import ResolveStage
 
     stage = ResolveStage(_reading(config), 0, ("value",))
     return _rows(stage([_arrow(value=(messages, "binary"))]), 1, 2)
@@ -307,9 +308,10 @@ def spark_map_payloads(config: Config, messages: list[bytes], folder: Path) -> I
 
 def spark_resolver(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
     """Drive the function of `claimcheck.spark.resolver`, which raises errors: message by message."""
-    from claimcheck.spark._resolver import resolver
+    from claimcheck.spark._resolve import resolver
 
-    resolve = resolver(config=config, concurrency=4, max_inflight_bytes=LIMIT)
+    made = resolver(config=config, max_inflight_bytes=LIMIT)
+    resolve = replace(made, reading=replace(made.reading, concurrency=4))
     payloads = iter(resolve(messages))
     for _ in messages:
         yield result_of(lambda: next(payloads))
@@ -317,8 +319,8 @@ def spark_resolver(config: Config, messages: list[bytes], folder: Path) -> Itera
 
 def spark_reassemble_batch(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
     """Drive the function of `claimcheck.spark.reassemble` on a batch."""
-    from claimcheck.spark._reassemble_batch import _ReassembleStage
-    from claimcheck.spark._reassemble_common import ColumnIndexes, Options
+    from claimcheck.spark._reassemble import _ReassembleStage
+    from claimcheck.spark._reassemble_common import ColumnIndexes
 
     found = [(_uuid_of(message) or "", message) for message in messages]
     uuids, values = zip(*sorted(found, key=lambda each: each[0]), strict=True)  # as Spark sorts them
@@ -328,7 +330,7 @@ def spark_reassemble_batch(config: Config, messages: list[bytes], folder: Path) 
         position=([0] * len(values), "int32"),
         declared=([None] * len(values), "string"),
     )
-    stage = _ReassembleStage(reading := _reading(config), Options(reading, 60.0, "clock"), ColumnIndexes(0, ()))
+    stage = _ReassembleStage(_reading(config), ColumnIndexes(0, ()))
     return _rows(stage([batch]), 2, 3)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from claimcheck._send import classification as _sending
 from claimcheck.transports.kafka import _client as kafka
-from claimcheck.transports.pulsar import _errors as pulsar
+from claimcheck.transports.pulsar import _send as pulsar
 from tests.harness.client_errors import CLIENTS, all_errors, mistakes, wrapper_mistakes
 
 

@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from claimcheck.transports.kafka._assignment import ReadyMessage
-from claimcheck.transports.kafka._consumer import KafkaConsumer
-from claimcheck.transports.kafka._partition import Partition
+from claimcheck.transports.kafka import KafkaConsumer
+from claimcheck.transports.kafka._offsets import Offsets
+from claimcheck.transports.kafka._partition import ReadyMessage
+from claimcheck.transports.kafka._receiver import Receiver
 from tests.harness.kafka_callbacks import EVENTS, LAYOUTS, ON_REVOKE, Scenario, scripted
 
 OPTIONS = list(itertools.product((True, False), repeat=2))  # auto_offset_store and enable.auto.commit
@@ -83,7 +84,7 @@ class TestTheHarness:
     def finds(self, run, monkeypatch):
         """Plants a fault; returns whether one with this beginning is reported."""
 
-        def finds(begin, name, replacement, owner=KafkaConsumer, **changes):
+        def finds(begin, name, replacement, owner=Receiver, **changes):
             monkeypatch.setattr(owner, name, replacement)
             scenarios = [*everywhere(True, True, 50), *everywhere(True, True, 1)]
             return any(
@@ -93,40 +94,42 @@ class TestTheHarness:
         return finds
 
     def test_records_count_as_delivered_when_they_arrive(self, finds):
-        add = KafkaConsumer._add
+        add = Receiver._add
 
         def add_as_delivered(self, ready):
             add(self, ready)
             if ready.partition is not None:
-                ready.partition.delivered(ready.first, ready.last)
+                ready.partition.offsets.delivered(ready.first, ready.last)
 
         assert finds("a commit", "_add", add_as_delivered)
 
     def test_plain_records_stay_delivered_although_the_client_is_called_again(self, finds):
         def take(self, natives):
             for native in natives:
-                if self._is_plain(native):
-                    self._add(ReadyMessage(self._assignment.of(native), native, native.offset(), native.offset()))
+                offset = native.offset()
+                if (offsets := self.plain(native)) is not None:
+                    offsets.delivered_plain(offset)
+                    self._add(ReadyMessage(self.assignment.of(native), native, offset, offset))
                 else:
-                    self._take(native)
+                    self.take(native)
 
         assert finds("a commit", "_take_plain", take)
 
     def test_it_looks_ahead_after_messages_count_as_delivered(self, finds):
-        hand_out = KafkaConsumer._hand_out
+        hand_out = Receiver.hand_out
 
         def hand_out_first(self, count, *, look_ahead=False):
             messages = hand_out(self, count)
             self._look_ahead()
             return messages
 
-        assert finds("a commit", "_hand_out", hand_out_first, prefetch_bytes=1000, layout="pointers")
+        assert finds("a commit", "hand_out", hand_out_first, prefetch_bytes=1000, layout="pointers")
 
     def test_a_commit_passes_incomplete_payloads(self, finds):
-        assert finds("a commit", "safe_offset", lambda self, upto, unsettled: upto, owner=Partition)
+        assert finds("a commit", "safe", lambda self, upto, unsettled: upto, owner=Offsets)
 
     def test_revoked_messages_stay_in_the_queue(self, finds):
-        assert finds("returned offset", "_drop", lambda self, partitions: None)
+        assert finds("returned offset", "drop", lambda self, partitions: None)
 
     def test_paused_messages_are_returned(self, finds):
         assert finds("returned offset", "_is_paused", lambda self, ready: False)
@@ -134,6 +137,6 @@ class TestTheHarness:
     def test_unsubscribe_forgets_offsets(self, finds):
         def unsubscribe(self):
             self._native.unsubscribe()
-            self._forget()
+            self._receiver.forget()
 
-        assert finds("returned twice", "unsubscribe", unsubscribe)
+        assert finds("returned twice", "unsubscribe", unsubscribe, owner=KafkaConsumer)

@@ -33,13 +33,18 @@ async def producing(
 
 @contextlib.asynccontextmanager
 async def consuming(
-    lab: Rig, *, wrap: dict[str, Any] | None = None, callbacks: dict[str, Any] | None = None, **conf: Any
+    lab: Rig,
+    *,
+    cc: Any = None,
+    wrap: dict[str, Any] | None = None,
+    callbacks: dict[str, Any] | None = None,
+    **conf: Any,
 ) -> AsyncIterator[AsyncKafkaConsumer]:
     """A wrapped consumer that is subscribed to the rig's topic; closed at the end."""
     named = {key.replace("_", "."): value for key, value in conf.items()}
     options = {"auto.offset.reset": "earliest", "enable.auto.offset.store": False, "enable.auto.commit": False}
     native = AIOConsumer({**lab.servers, "group.id": lab.group, "logger": _quiet, **options, **named})
-    async with AsyncKafkaConsumer(native, lab.cc, **(wrap or {})) as made:
+    async with AsyncKafkaConsumer(native, cc or lab.cc, **(wrap or {})) as made:
         await made.subscribe([lab.topic], **(callbacks or {}))
         yield made
 

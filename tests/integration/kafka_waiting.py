@@ -30,7 +30,7 @@ def main(topic, conf):
 def count(consumer):
     """Print how many messages `consume` has received."""
     while True:
-        taken = sum(partition.taken for partition in list(consumer._partitions.values()))
+        taken = sum(each.offsets.taken for each in list(consumer._assignment.partitions.values()))
         if taken == 10:
             print("received 10", flush=True)
             return

@@ -85,7 +85,8 @@ def test_what_cannot_be_read_arrives_unchanged(lab):
     look_alike = encode_literal(encode_pointer(b"a payload that looks like an envelope"))
     lab.send_raw(first, damaged, look_alike, None, b"plain")
 
-    dead_letter(lab, 5, max_redeliveries=0, clock=Hurried())
+    cc = lab.claimcheck("external", chunking={"max_redeliveries": 0})
+    dead_letter(lab, 5, cc=cc, clock=Hurried())
 
     consumer = lab.native_consumer("letters")
     consumer.subscribe([f"{lab.topic}.dlq"])

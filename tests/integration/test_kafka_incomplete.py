@@ -41,14 +41,20 @@ def is_incomplete(message):
     return isinstance(getattr(message, "payload_error", None), IncompletePayloadError)
 
 
+def redelivering(lab, times):
+    return lab.claimcheck("external", chunking={"max_redeliveries": times})
+
+
 class TestDeadWriter:
-    @pytest.mark.parametrize(("wrap", "times"), [({}, 3), ({"max_redeliveries": 1}, 1), ({"max_redeliveries": 0}, 0)])
-    def test_after_so_many_readings_it_is_reported_and_committed(self, lab, clock, wrap, times):
+    @pytest.mark.parametrize(
+        ("chunking", "times"), [({}, 3), ({"max_redeliveries": 1}, 1), ({"max_redeliveries": 0}, 0)]
+    )
+    def test_after_so_many_readings_it_is_reported_and_committed(self, lab, clock, chunking, times):
         drops = []
-        config = {"strategy": "external", "stores": {"m": {"type": "memory"}}}
+        config = {"strategy": "external", "stores": {"m": {"type": "memory"}}, "chunking": chunking}
         cc = claimcheck.from_dict(config, hooks=[lambda event: drops.append(event.action)])
         lab.send_raw(chunks_of(A, 3)[0], b"plain")
-        consumer = lab.consumer(cc=cc, wrap={"clock": clock, **wrap})
+        consumer = lab.consumer(cc=cc, wrap={"clock": clock})
         assert values(receive(consumer, 1)) == [b"plain"]
 
         for nth in range(times):
@@ -67,7 +73,7 @@ class TestDeadWriter:
 
     def test_those_that_expired_are_read_again_together(self, lab, clock):
         lab.send_raw(*[chunks_of(content(600, n), 3)[0] for n in range(20)])
-        consumer = lab.consumer(wrap={"clock": clock, "max_redeliveries": 1})
+        consumer = lab.consumer(cc=redelivering(lab, 1), wrap={"clock": clock})
         assert poll_until(consumer, lambda: consumer.pending_payloads == 20) is None
 
         clock.ahead += 61
@@ -83,8 +89,8 @@ class TestDeadWriter:
     @pytest.mark.parametrize("how", ["poll", "consume", "look-ahead"])
     def test_it_expires_while_other_messages_come(self, lab, clock, how):
         lab.send_raw(chunks_of(A, 3)[0], *[b"plain"] * 100)
-        wrap = {"clock": clock, "max_redeliveries": 0, "prefetch_bytes": 20 if how == "look-ahead" else 0}
-        consumer = lab.consumer(wrap=wrap)
+        wrap = {"clock": clock, "prefetch_bytes": 20 if how == "look-ahead" else 0}
+        consumer = lab.consumer(cc=redelivering(lab, 0), wrap=wrap)
         found = receive(consumer, 1)
         clock.ahead += 61
 
@@ -96,10 +102,10 @@ class TestDeadWriter:
     @pytest.mark.parametrize("prefetch_bytes", [0, 20])
     def test_it_expires_while_other_messages_come_on_an_event_loop(self, lab, clock, prefetch_bytes):
         lab.send_raw(chunks_of(A, 3)[0], *[b"plain"] * 100)
-        wrap = {"clock": clock, "max_redeliveries": 0, "prefetch_bytes": prefetch_bytes}
+        wrap = {"clock": clock, "prefetch_bytes": prefetch_bytes}
 
         async def main():
-            async with consuming(lab, wrap=wrap) as consumer:
+            async with consuming(lab, cc=redelivering(lab, 0), wrap=wrap) as consumer:
                 found = [await soon(consumer.poll())]
                 clock.ahead += 61
                 found += [await soon(consumer.poll()) for _ in range(49)]
@@ -148,20 +154,6 @@ class TestAborts:
         (record,) = [record for record in caplog.records if "abort" in record.getMessage()]
         assert lab.topic in record.getMessage()
         assert "position 1" in record.getMessage()
-
-    def test_on_abort_dead_letter_reports_the_payload_once(self, lab):
-        rest = self.send(lab, b"victim")
-        consumer = lab.consumer(cc=lab.claimcheck("external", chunking={"on_abort": "dead_letter"}))
-        (bad,) = receive(consumer, 1)
-        lab.send_raw(*rest, key=b"victim")
-        lab.send_raw(b"end")
-
-        (end,) = receive(consumer, 1)
-        consumer.commit(message=end, asynchronous=False)
-
-        assert is_incomplete(bad)
-        assert (bad.offset(), bad.last_offset, bad.key()) == (0, 1, b"victim")
-        assert (end.value(), lab.committed().offset) == (b"end", lab.end())
 
 
 def test_chunks_of_another_key_never_mix_with_a_payload(lab):

@@ -8,7 +8,7 @@ import pytest
 from claimcheck._wire.envelope import encode_abort
 from claimcheck.errors import IncompletePayloadError
 from claimcheck.transports.kafka import last_offset
-from claimcheck.transports.kafka._partition import CommitMetadata
+from claimcheck.transports.kafka._offsets import CommitMetadata
 from tests.integration.kafka_rig import (
     LIMIT,
     Clock,
@@ -135,7 +135,7 @@ class TestCommits:
         """A message counts as processed when the next one is requested, not when it is returned."""
         consumer = lab.consumer(wrap={"auto_offset_store": True}, enable_auto_commit=True)
         receive(consumer, 3)
-        consumer._stored_at = float("-inf")
+        consumer._receiver.stored_at = float("-inf")
         consumer.poll(5)  # the fourth
         consumer._native.commit(asynchronous=False)
 
@@ -152,7 +152,7 @@ class TestCommits:
 
     def test_what_consume_has_found_is_not_stored_before_its_user_has_it(self, lab):
         consumer = lab.consumer(wrap={"auto_offset_store": True}, enable_auto_commit=True)
-        consumer._stored_at = float("-inf")
+        consumer._receiver.stored_at = float("-inf")
         assert len(consumer.consume(5, 2.0)) == 4  # it waits for a fifth, and offsets might be stored meanwhile
 
         with pytest.raises(kafka.KafkaException, match="_NO_OFFSET"):
@@ -247,11 +247,11 @@ class TestRestartInTheMiddle:
 
         assert messages[-1].value() == A
 
-    @pytest.mark.parametrize("wrap", [{}, {"max_redeliveries": 0}])
-    def test_from_the_end_on_a_payload_that_began_before_is_passed_over(self, lab, wrap):
+    @pytest.mark.parametrize("chunking", [{}, {"max_redeliveries": 0}])
+    def test_from_the_end_on_a_payload_that_began_before_is_passed_over(self, lab, chunking):
         chunks = chunks_of(A, 3)
         lab.send_raw(*chunks[:2])
-        consumer = lab.consumer(auto_offset_reset="latest", cc=self.impatient(lab), wrap=wrap)
+        consumer = lab.consumer(auto_offset_reset="latest", cc=self.impatient(lab, **chunking))
         while not consumer.assignment():
             consumer.poll(0.1)
         assert nothing_comes(consumer, 0.5)
@@ -264,8 +264,8 @@ class TestRestartInTheMiddle:
         assert message.value() == b"end"
         assert lab.committed().offset == 4
 
-    def impatient(self, lab):
-        return lab.claimcheck("external", chunking={"expire_after_seconds": 1.5})
+    def impatient(self, lab, **chunking):
+        return lab.claimcheck("external", chunking={"expire_after_seconds": 1.5, **chunking})
 
 
 class TestSeek:
@@ -399,7 +399,7 @@ class TestNeverComplete:
 
     def test_not_read_again_where_that_is_not_wanted(self, lab):
         lab.send_raw(chunks_of(A, 3)[0], b"plain")
-        consumer = self.consumer(lab, wrap={"max_redeliveries": 0})
+        consumer = self.consumer(lab, max_redeliveries=0)
 
         plain, bad = receive(consumer, 2)
 
@@ -469,7 +469,7 @@ class TestNeverComplete:
     def test_a_writer_that_gave_up_after_it_was_let_go_of(self, lab):
         identity = str(uuid.uuid4())
         lab.send_raw(chunks_of(A, 3, identity)[0], *chunks_of(B, 2), b"plain")
-        consumer = self.consumer(lab, expire=60, max_pending_payloads=1, wrap={"max_redeliveries": 5})
+        consumer = self.consumer(lab, expire=60, max_pending_payloads=1, max_redeliveries=5)
         receive(consumer, 2)
         lab.send_raw(encode_abort(identity), b"end")
 

@@ -228,46 +228,6 @@ class TestMixed:
 
         assert values(receive(consumer, len(sent))) == sent
 
-    def test_a_batch_with_headers_and_what_of_it_was_not_sent(self, lab):
-        consumer, producer = lab.consumer(), lab.producer("external")
-        batch = [
-            {"value": content(3 * LIMIT), "headers": {"h": "1"}},
-            {"value": b"s", "partition": 99},
-            {"value": b"t"},
-            {"value": 5},
-            {"value": b"u", "nonsense": 1},
-        ]
-        producer.list_topics(lab.topic, 10)
-
-        assert producer.produce_batch(lab.topic, batch, partition=0) == 2
-        producer.flush(30)
-
-        assert batch[1]["_error"].code() == kafka.KafkaError._UNKNOWN_PARTITION
-        assert {wrong["_error"].code() for wrong in batch[3:]} == {kafka.KafkaError._INVALID_ARG}
-        assert "_error" not in batch[0]
-        assert [(m.value(), m.headers()) for m in receive(consumer, 2)] == [
-            (content(3 * LIMIT), [("h", b"1")]),
-            (b"t", None),
-        ]
-
-    def test_a_message_of_a_batch_keeps_its_own_callback(self, lab):
-        producer, own, batch = lab.producer(), [], []
-        messages = [{"value": b"s", "on_delivery": lambda *_: own.append("s")}, {"value": b"t"}]
-        producer.produce_batch(lab.topic, messages, callback=lambda *_: batch.append("t"))
-        producer.flush(30)
-
-        assert (own, batch) == (["s"], ["t"])
-        with pytest.raises(TypeError, match="callable"):
-            producer.produce_batch(lab.topic, messages, on_delivery=0)
-
-    def test_a_batch_of_something_else_sends_nothing(self, lab):
-        producer = lab.producer("external")
-
-        with pytest.raises(TypeError, match="dicts"):
-            producer.produce_batch(lab.topic, [{"value": b"s"}, b"t"])
-
-        assert len(producer) == 0
-
 
 class TestBadRecords:
     def test_each_raises_its_own_error_and_stops_no_other(self, lab):
@@ -355,17 +315,12 @@ class TestWhatIsWrapped:
             KafkaConsumer(native, "claimcheck.yaml")
         native.close()
 
-    @pytest.mark.parametrize(
-        "option", [{"max_message_bytes": 0}, {"window_bytes": -1}, {"room_seconds": 0}, {"window_bytes": "1"}]
-    )
+    @pytest.mark.parametrize("option", [{"max_message_bytes": 0}, {"max_message_bytes": "1000"}])
     def test_numbers_of_a_producer_that_make_no_sense(self, lab, option):
         with pytest.raises(ConfigError, match=next(iter(option))):
             KafkaProducer(lab.native(), lab.cc, **option)
 
-    @pytest.mark.parametrize(
-        "option",
-        [{"prefetch_bytes": -1}, {"prefetch_threads": 0}, {"max_redeliveries": -1}, {"max_redeliveries": True}],
-    )
+    @pytest.mark.parametrize("option", [{"prefetch_bytes": -1}, {"prefetch_threads": 0}])
     def test_numbers_of_a_consumer_that_make_no_sense(self, lab, option):
         native = lab.native_consumer()
 
@@ -422,28 +377,30 @@ class TestReadAheadByDefault:
         assert found == sent
         assert sorted(reads) == sorted(set(reads))
         assert len(reads) == len(sent)
-        assert consumer._prefetch._pool is not None
+        assert consumer._receiver.prefetch._pool is not None
 
     def test_what_the_application_does_not_read_is_not_read_ahead(self, lab, reads):
         sent, consumer = self._send(lab, "external"), lab.consumer()
-        for n in range(len(sent)):
-            message = consumer.poll(WITHIN_SECONDS)
-            if n == 0:
-                assert message.value() == sent[0]
-        assert len(reads) <= 3
+        assert consumer.poll(WITHIN_SECONDS).value() == sent[0]
+        for _ in sent[1:]:
+            consumer.poll(WITHIN_SECONDS)
+        self._send(lab, "external")
+        for _ in sent:
+            consumer.poll(WITHIN_SECONDS)
+        assert len(reads) <= len(sent)
 
     def test_a_payload_that_comes_alone_is_read_without_a_thread(self, lab):
         consumer = lab.consumer()
         for _ in range(3):
             [sent] = self._send(lab, "external", 1)
             assert consumer.poll(WITHIN_SECONDS).value() == sent
-        assert consumer._prefetch._pool is None
+        assert consumer._receiver.prefetch._pool is None
 
     def test_chunks_and_plain_messages_start_nothing(self, lab):
         sent, consumer = self._send(lab, "chunking", 3), lab.consumer()
         lab.producer().produce(lab.topic, b"plain")
         assert values(receive(consumer, 3)) == sent
-        assert (consumer._prefetch._pool, len(consumer._ready)) == (None, 0)
+        assert (consumer._receiver.prefetch._pool, len(consumer._receiver.ready)) == (None, 0)
 
     def test_an_asynchronous_consumer_reads_ahead_too(self, lab, reads):
         sent = self._send(lab, "external")
@@ -451,7 +408,7 @@ class TestReadAheadByDefault:
         async def main():
             async with consuming(lab) as consumer:
                 found = [(await consumer.poll(WITHIN_SECONDS)).value() for _ in sent]
-                return found, consumer._blocking._prefetch._pool
+                return found, consumer._blocking._receiver.prefetch._pool
 
         found, pool = asyncio.run(main())
         assert found == sent

@@ -38,10 +38,10 @@ def test_each_payload_comes_once_wherever_consumers_die(lab, log, sessions, most
     lab.topic = lab.create(name=f"log-{uuid.uuid4().hex}")
     lab.send_raw(*records)
     plain_twice = sum(records.count(payload) - 1 for payload, count in zip(payloads, counts, strict=True) if not count)
-    cc = lab.claimcheck("external", chunking={"max_pending_payloads": most})
+    cc = lab.claimcheck("external", chunking={"max_pending_payloads": most, "max_redeliveries": 20})
     group, found = f"group-{lab.topic}", []
     for wanted in [*sessions, len(records)]:
-        consumer = lab.consumer(group=group, cc=cc, wrap={"max_redeliveries": 20}, subscribe=False)
+        consumer = lab.consumer(group=group, cc=cc, subscribe=False)
         consumer._native.list_topics(lab.topic)  # else the client waits a second for the metadata of an assigned topic
         consumer.assign([kafka.TopicPartition(lab.topic, 0)])
         left = len(payloads) + plain_twice - len(found)

@@ -241,7 +241,7 @@ class TestHandover:
             raise RuntimeError("revoked")
 
         def join():
-            servers.wait_until(lambda: first._ready, "consume has the message")
+            servers.wait_until(lambda: first._receiver.ready, "consume has the message")
             second.subscribe([lab.topic])
             while not done.is_set():
                 if (message := second.poll(0.1)) is not None:
@@ -333,15 +333,15 @@ def test_records_that_come_in_the_call_in_which_a_callback_raised_wait_for_the_n
     """The client may rebalance and fetch again within one call."""
     lab.send_raw(b"one", b"two")
     consumer = lab.consumer()
-    fetch, fetched = consumer._records, []
+    fetch, fetched = consumer._receiver._records, []
 
     def fetch_one(count, seconds):
         fetched.extend(found := fetch(1, seconds))
         if found and len(fetched) == 2:
-            consumer._errors.append(RuntimeError("revoked"))
+            consumer._receiver.errors.append(RuntimeError("revoked"))
         return found
 
-    monkeypatch.setattr(consumer, "_records", fetch_one)
+    monkeypatch.setattr(consumer._receiver, "_records", fetch_one)
 
     assert values(consumer.consume(10, timeout=30)) == [b"one"]
     with pytest.raises(RuntimeError, match="revoked"):

@@ -77,15 +77,15 @@ def test_after_the_low_watermark_was_read(lab, reset):
     lab.send_raw(a[0], b[0], b"behind")
     consumer = consumer_of(lab, reset, clock)
     assert values(receive(consumer, 1)) == [b"behind"]
-    read_low = consumer._assignment._low
+    read_low = consumer._assignment.low
 
-    def low(place):
-        consumer._assignment._low = read_low
-        answer = read_low(place)
+    def low(source):
+        consumer._assignment.low = read_low
+        answer = read_low(source)
         lab.remove_below(1)
         return answer
 
-    consumer._assignment._low = low
+    consumer._assignment.low = low
     clock.ahead += 61
     lab.send_raw(b[1], *PLAIN)
 

@@ -8,7 +8,7 @@ import pytest
 HEAD = """
 import sys, time
 import pulsar
-from claimcheck.transports.pulsar._deadlines import BoundedProducer
+from claimcheck.transports.pulsar._send import BoundedProducer
 
 client = pulsar.Client(sys.argv[1], logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
 """
@@ -53,7 +53,7 @@ print(wrapped.producer_name() == producer.producer_name())
 
 NEVER = """
 import os, signal, threading
-from claimcheck.transports.pulsar._errors import SendDeadlineError
+from claimcheck.transports.pulsar._send import SendDeadlineError
 
 producer = client.create_producer(sys.argv[2], batching_enabled=False)
 bounded = BoundedProducer(producer, 60)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from claimcheck._receive.resolver import Dropped, Failed, Outcome, Resolved, Resolver
 from claimcheck._wire.envelope import Abort, Chunk, decode
-from claimcheck.transports._common.acknowledgement import CumulativeAcks
+from claimcheck.transports.pulsar._message import CumulativeAcks
 
 SOURCE = "s"
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from claimcheck.transports._common.acknowledgement import AckPlan, CumulativeAcks
+from claimcheck.transports.pulsar._message import AckPlan, CumulativeAcks
 
 # Of each message of a log: whether it is a payload of its own, belongs to one that is settled now, or must stay.
 LOGS = st.lists(st.sampled_from(["own", "settled", "held"]), min_size=1, max_size=40)

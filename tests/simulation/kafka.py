@@ -16,8 +16,8 @@ from typing import Any
 
 import confluent_kafka as kafka
 
-from claimcheck.transports.kafka import _asyncio, _consumer, _dead_letters, _producer
-from claimcheck.transports.kafka._partition import CommitMetadata
+from claimcheck.transports.kafka import _asyncio, _consumer, _producer
+from claimcheck.transports.kafka._offsets import CommitMetadata
 from tests.harness.kafka_callbacks import TOPIC, ScriptedClient
 from tests.simulation.ledger import Group, Ledger
 from tests.simulation.scheduler import Process, Scheduler
@@ -440,7 +440,7 @@ def clients() -> Iterator[None]:
     """Let the wrappers take the clients above."""
     client = types.SimpleNamespace(**{**vars(kafka), "Consumer": ConsumerClient, "Producer": ProducerClient})
     patches: list[tuple[Any, str, Any]] = [
-        *((module, "vendor", lambda: client) for module in (_consumer, _producer, _dead_letters)),
+        *((module, "vendor", lambda: client) for module in (_consumer, _producer)),
         (_asyncio, "native_client", lambda wrapper, kind: wrapper.client),
     ]
     real = [getattr(module, name) for module, name, _ in patches]

@@ -105,7 +105,8 @@ class Sender(Actor):
         self.send: Callable[[Sent], None] = self.scheduler.choice((self._wrapped, self._decorated, self._by_hand))
         if self.send == self._wrapped:
             window = self.scheduler.choice((1, 700, 1 << 20))
-            self.producer: Any = KafkaProducer(self.client, self.cc, window_bytes=window, room_seconds=2)  # type: ignore[arg-type]
+            self.producer: Any = KafkaProducer(self.client, self.cc)  # type: ignore[arg-type]
+            self.producer._window_bytes, self.producer._room_seconds = window, 2
 
     def end(self) -> None:
         for sent in self.broker.sent:
@@ -189,7 +190,9 @@ class AsyncSender(Sender):
         self.client = ProducerClient(self.broker, self.process, self.faults, is_idempotent=True)
 
         async def made() -> Any:
-            return AsyncKafkaProducer(AioClient(self.client), self.cc, room_seconds=2)  # type: ignore[arg-type]
+            producer = AsyncKafkaProducer(AioClient(self.client), self.cc)  # type: ignore[arg-type]
+            producer._blocking._room_seconds = 2
+            return producer
 
         self.producer = self.loop.run_until_complete(made())
         self.send = self._send

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,15 +16,17 @@ from claimcheck._send import classification as _classification
 from claimcheck._send import outbound as _sending
 from claimcheck._store import contract as _store_contract
 from claimcheck._store import read as _store_read
-from claimcheck.transports._common.acknowledgement import CumulativeAcks
-from claimcheck.transports._common.stored_payload import StoredPayload
+from claimcheck._threads import in_thread
+from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.kafka import _asyncio, _producer
-from claimcheck.transports.kafka._assignment import Assignment, ReadyMessage
 from claimcheck.transports.kafka._consumer import KafkaConsumer
-from claimcheck.transports.kafka._partition import Partition
+from claimcheck.transports.kafka._offsets import Offsets
+from claimcheck.transports.kafka._partition import Assignment, Partition, ReadyMessage
+from claimcheck.transports.kafka._receiver import Receiver
 from claimcheck.transports.kafka._send import InFlightWindow
-from claimcheck.transports.pulsar import PulsarConsumer, _inbox, _receiver
+from claimcheck.transports.pulsar import PulsarConsumer, _receiver
 from claimcheck.transports.pulsar import _asyncio as _pulsar_asyncio
+from claimcheck.transports.pulsar._message import CumulativeAcks
 from tests.simulation.run import Result, Schedule
 
 Patch = tuple[Any, str, Any]
@@ -66,36 +69,38 @@ def _result_of_read_ahead(stored: Any) -> Any:
 
 
 def _taken_as_delivered(add: Callable[..., None]) -> Callable[..., None]:
-    def take(consumer: Any, ready: Any) -> None:
-        add(consumer, ready)
+    def take(receiver: Any, ready: Any) -> None:
+        add(receiver, ready)
         if ready.partition is not None:
-            ready.partition.delivered(ready.first, ready.last)
+            ready.partition.offsets.delivered(ready.first, ready.last)
 
     return take
 
 
-def _all_plain(consumer: Any, natives: Any) -> None:
+def _all_plain(receiver: Any, natives: Any) -> None:
     """Let plain records count as delivered although the client is called again."""
     for native in natives:
-        if consumer._is_plain(native):
-            consumer._add(ReadyMessage(consumer._assignment.of(native), native, native.offset(), native.offset()))
+        offset = native.offset()
+        if (offsets := receiver.plain(native)) is not None:
+            offsets.delivered_plain(offset)
+            receiver._add(ReadyMessage(receiver.assignment.of(native), native, offset, offset))
         else:
-            consumer._take(native)
+            receiver.take(native)
 
 
 def _unsubscribed(consumer: Any) -> None:
     consumer._native.unsubscribe()
-    consumer._forget()
+    consumer._receiver.forget()
 
 
 def _sought(consumer: Any, partition: Any) -> None:
     consumer._native.seek(partition)
-    consumer._assignment.find(partition).read = partition.offset
+    consumer._assignment.find(partition).offsets.read = partition.offset
 
 
 def _one_too_far(safe: Callable[..., Any]) -> Callable[..., Any]:
-    def call(assignment: Any, partition: Any, upto: int) -> Any:
-        place = safe(assignment, partition, upto)
+    def call(partition: Any, upto: int) -> Any:
+        place = safe(partition, upto)
         place.offset += 1
         return place
 
@@ -139,15 +144,31 @@ def _acked(chunk: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_since(report: Callable[..., Any]) -> Callable[..., Any]:
-    def call(assignment: Any, partition: Any, failure: Any) -> Any:
+    def call(partition: Any, failure: Any) -> Any:
         is_removed = "retention removed" in str(failure.error) and len(failure.slots) == 1
-        return report(assignment, partition, replace(failure, since=None) if is_removed else failure)
+        return report(partition, replace(failure, since=None) if is_removed else failure)
 
     return call
 
 
 def _with_waiting(settle: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda inbox, target, topic, outcome=None, waiting=(): settle(inbox, target, topic, outcome)
+    def call(receiver: Any, *arguments: Any) -> Any:
+        waiting, receiver._ready = receiver._ready, deque()
+        try:
+            return settle(receiver, *arguments)
+        finally:
+            receiver._ready = waiting
+
+    return call
+
+
+async def _taken_before_it_is_read(receiver: Any) -> Any:
+    receiver._calls += 1
+    async with receiver._one_at_a_time:
+        while (message := receiver._blocking.take_ready()) is None:
+            await receiver._step()
+    await in_thread(message.read)
+    return message
 
 
 def _defect(name: str, *patches: Patch, broker: str = "kafka") -> Defect:
@@ -155,12 +176,12 @@ def _defect(name: str, *patches: Patch, broker: str = "kafka") -> Defect:
 
 
 DEFECTS = [
-    _defect("seek to removed records", (Assignment, "_low_of", lambda self, partition: 0)),
+    _defect("seek to removed records", (Assignment, "low", lambda self, source: 0)),
     _defect("an outage is permanent after read-ahead", (StoredPayload, "_prefetched", _result_of_read_ahead)),
-    _defect("plain records count as delivered when they arrive", (KafkaConsumer, "_take_plain", _all_plain)),
+    _defect("plain records count as delivered when they arrive", (Receiver, "_take_plain", _all_plain)),
     _defect(
         "all records count as delivered when they arrive",
-        (KafkaConsumer, "_add", _taken_as_delivered(KafkaConsumer._add)),
+        (Receiver, "_add", _taken_as_delivered(Receiver._add)),
     ),
     _defect("unsubscribe forgets offsets", (KafkaConsumer, "unsubscribe", _unsubscribed)),
     _defect("every error is definite", (_classification, "classify_error", lambda error: "failed")),
@@ -169,17 +190,17 @@ DEFECTS = [
     _defect("rollback although the outcome is unknown", (_sending.Verdict, "rollback", unknown_too)),
     _defect("no rollback", (_sending.Verdict, "rollback", property(lambda verdict: False))),
     _defect("no abort envelope", (_sending.Verdict, "abort", property(lambda verdict: False))),
-    _defect("commit one too far", (Assignment, "safe", _one_too_far(Assignment.safe))),
-    _defect("commit past incomplete payloads", (Partition, "safe_offset", lambda self, upto, unsettled: upto)),
+    _defect("commit one too far", (Partition, "safe", _one_too_far(Partition.safe))),
+    _defect("commit past incomplete payloads", (Offsets, "safe", lambda self, upto, unsettled: upto)),
     _defect("seek clears nothing", (KafkaConsumer, "seek", _sought)),
-    _defect("messages of revoked partitions stay", (KafkaConsumer, "_drop", lambda self, partitions: None)),
-    _defect("messages of paused partitions are returned", (KafkaConsumer, "_is_paused", lambda self, ready: False)),
+    _defect("messages of revoked partitions stay", (Receiver, "drop", lambda self, partitions: None)),
+    _defect("messages of paused partitions are returned", (Receiver, "_is_paused", lambda self, ready: False)),
     _defect("keys are used again", (_store_contract.StoreContract, "_key", constant)),
     _defect("checksums are not compared", (_store_read, "differs", _differs)),
     _defect("chunks go to any partition", (InFlightWindow, "send", _unpinned)),
     _defect("chunks never expire", (_assembler.Assembler, "tick", lambda self: [])),
-    _defect("a reported payload is not marked", (Partition, "report", lambda self, payload, first: None)),
-    _defect("a removed payload settles nothing", (Assignment, "_report", _without_since(Assignment._report))),
+    _defect("a reported payload is not marked", (Partition, "_mark_reported", lambda self, payload, first: None)),
+    _defect("a removed payload settles nothing", (Partition, "_report", _without_since(Partition._report))),
     _defect(
         "receives that are given up put expiry off",
         (_receiver.Receiver, "seconds_to_tick", property(lambda self: 1.0 if self.pending_payloads else None)),
@@ -187,7 +208,7 @@ DEFECTS = [
     ),
     _defect(
         "an acknowledgement covers payloads that wait",
-        (_inbox.Inbox, "settle_up_to", _with_waiting(_inbox.Inbox.settle_up_to)),
+        (_receiver.Receiver, "_settle_up_to", _with_waiting(_receiver.Receiver._settle_up_to)),
         broker="pulsar",
     ),
     _defect(
@@ -203,12 +224,12 @@ DEFECTS = [
     ),
     _defect(
         "a cancelled receive loses its message",
-        (_pulsar_asyncio._AsyncReceiver, "_put_back", lambda self, reading: None),
+        (_pulsar_asyncio._AsyncReceiver, "_next", _taken_before_it_is_read),
         broker="pulsar",
     ),
     _defect(
         "chunks are acknowledged when they arrive",
-        (_inbox.Inbox, "_chunk", _acked(_inbox.Inbox._chunk)),
+        (_receiver.Receiver, "_chunk", _acked(_receiver.Receiver._chunk)),
         broker="pulsar",
     ),
     _defect(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pulsar
 
-from claimcheck.transports.pulsar import _deadlines
+from claimcheck.transports.pulsar import _send
 from tests.harness.async_clients import PulsarMessageOf
 from tests.harness.kafka_callbacks import TOPIC
 from tests.simulation.ledger import ABORT, Group, Ledger
@@ -314,7 +314,7 @@ def _set(future: asyncio.Future[Any], result: Any) -> None:
 @contextlib.contextmanager
 def clients() -> Iterator[None]:
     """The wrappers take the clients above as they are, except that no thread waits for a flush."""
-    module: Any = _deadlines
+    module: Any = _send
     real, module._flush_in_thread = module._flush_in_thread, lambda producer: producer._producer.flush()
     try:
         yield

@@ -20,9 +20,9 @@ from typing import Any
 
 from claimcheck import _opened, _threads
 from claimcheck._store import contract as _store_contract
-from claimcheck.transports._common import rollback_worker
+from claimcheck.transports._common import delegation
 from claimcheck.transports.kafka import _producer as kafka_producer
-from claimcheck.transports.pulsar import _deadlines, _producer, _send
+from claimcheck.transports.pulsar import _producer, _send
 
 FOREVER = float("inf")
 MOST_EVENTS = 20_000
@@ -324,18 +324,16 @@ def scheduled(scheduler: Scheduler) -> Iterator[None]:
         (concurrent.futures, "ThreadPoolExecutor", executor),
         (concurrent.futures, "wait", wait),
         (_threads, "_io", []),
-        (rollback_worker, "ThreadPoolExecutor", executor),
-        (rollback_worker, "wait", wait),
-        (_deadlines, "wait", wait),
-        (_deadlines, "threading", threads),
-        (_deadlines.BoundedProducer, "_start", lambda self: _watch_deadlines(scheduler, self)),
+        (delegation, "ThreadPoolExecutor", executor),
+        (delegation, "wait", wait),
+        (_send, "wait", wait),
+        (_send.BoundedProducer, "_start", lambda self: _watch_deadlines(scheduler, self)),
         (_send, "threading", threads),
         (context.__init__, "__defaults__", (*defaults, clock, new_uuid, binds)),
         (opened, "Breaker", functools.partial(opened.Breaker, clock=clock)),
         (kafka, "Poller", functools.partial(kafka.Poller, clock=clock)),
         (kafka, "InFlightWindow", functools.partial(kafka.InFlightWindow, clock=clock)),
-        (_producer, "BoundedProducer", functools.partial(_deadlines.BoundedProducer, clock=clock)),
-        (_producer, "SendSettings", functools.partial(_send.SendSettings, clock=clock)),
+        (_producer, "BoundedProducer", functools.partial(_send.BoundedProducer, clock=clock)),
     ]
     before = [getattr(owner, name) for owner, name, _ in patches]
     level = logging.root.manager.disable

@@ -80,7 +80,8 @@ messages = (
     .option("maxFilesPerTrigger", 1)
     .parquet(job["input"])
 )
-payloads = messages.transform(reassemble("value", config=job["config"], expire_by="data", expire_after_seconds=3_600))
+config = {**job["config"], "chunking": {"expire_after_seconds": 3_600}}
+payloads = messages.transform(reassemble("value", config=config, expire_by="data"))
 query = (
     payloads.writeStream.foreachBatch(put_out)
     .option("checkpointLocation", job["checkpoint"])

@@ -14,8 +14,8 @@ from claimcheck._client import ClaimCheck
 from claimcheck._config_file import from_dict
 from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import ConfigError, PayloadNotFoundError, PayloadTypeError
-from claimcheck.spark import _fetching as fetching
-from claimcheck.spark._fetching import AdaptiveConcurrency
+from claimcheck.spark import _reading as reading
+from claimcheck.spark._fetching import AdaptiveConcurrency, OrderedExecutor
 from claimcheck.spark._reading import Reading
 
 
@@ -23,7 +23,7 @@ class Getter:
     """Messages are sizes as text, with the prefix ``p`` for stored payloads; counts the bytes held."""
 
     config = from_dict({})
-    _messages = ClaimCheck(from_dict({"strategy": "inline"}))._messages
+    opened = ClaimCheck(from_dict({"strategy": "inline"})).opened
 
     def __init__(self, *, seconds: float = 0.0, declared: bool = True, bad: frozenset[bytes] = frozenset()) -> None:
         self.seconds, self.declared, self.bad = seconds, declared, bad
@@ -63,11 +63,11 @@ class Getter:
             self.held -= len(payload)
 
 
-def outcomes(messages, getter: Any, concurrency: Any = 8, **options) -> Iterator[Any]:
+def outcomes(messages, getter: Any, concurrency: Any = 8, max_inflight_bytes: int = 64 << 20) -> Iterator[Any]:
     """Yield only the outcomes."""
-    known = AdaptiveConcurrency(concurrency)
+    executor: OrderedExecutor[Any, Any] = OrderedExecutor(AdaptiveConcurrency(concurrency), max_inflight_bytes)
     pairs = ((None, message) for message in messages)
-    with closing(fetching.outcomes(pairs, getter, concurrency=known, **options)) as results:
+    with closing(reading.outcomes(pairs, getter, executor)) as results:
         for _, _, outcome in results:
             yield outcome
             del outcome

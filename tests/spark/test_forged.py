@@ -11,8 +11,7 @@ import claimcheck
 from claimcheck.config import HEADER
 from claimcheck.errors import ConfigError, MissingDependencyError, PointerRejectedError, StoreUnavailableError
 from claimcheck.spark import map_payloads, reassemble, resolve, resolver
-from claimcheck.spark._reading import Reading
-from claimcheck.spark._resolve import ResolveStage
+from claimcheck.spark._reading import Reading, ResolveStage
 from claimcheck.spark._worker import as_config
 
 FACTS = {"size": 1, "segments": 1, "checksum": "crc32:00000000"}
@@ -61,7 +60,7 @@ def config(tmp_path):
         "store": "disk",
         "stores": {
             "disk": {"type": "filesystem", "path": str(tmp_path / "claims")},
-            "objects": {"type": "obstore", "url": (tmp_path / "claims").as_uri()},
+            "objects": {"type": "obstore", "url": "memory:///claims"},
             "cold": {"type": "redis", "url": "redis://:${CLAIMCHECK_TEST_NOT_SET}@localhost"},
             "tape": {"type": f"{__name__}:TapeStore"},
             "away": {"type": "filesystem", "path": str(tmp_path / "not mounted")},

@@ -1,4 +1,4 @@
-"""`Metrics`, `measures` and `progress`."""
+"""`Metrics` and `progress`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from claimcheck.errors import ConfigError
-from claimcheck.spark import Metrics, map_payloads, measures, offload, progress, reassemble, resolve
+from claimcheck.spark import Metrics, map_payloads, offload, progress, reassemble, resolve
 from tests.spark.rig import frame, remove_stored
 
 
@@ -56,18 +56,6 @@ def test_payloads_in_chunks_count_as_payloads(spark, config, send):
     assert metrics.store_bytes == {"disk": 3000}
 
 
-def test_spark_counts(spark, config, messages):
-    from pyspark.sql import Observation
-
-    observation = Observation("claims")
-    df = frame(spark, messages).transform(resolve("value", config=config, on_error="null"))
-    df.observe(observation, *measures(error="error")).write.format("noop").mode("overwrite").save()
-
-    found = observation.get
-    assert (found["rows"], found["payload_bytes"], found["errors"]) == (5, 5005, 1)
-    assert (found["PayloadNotFoundError"], found["EnvelopeError"]) == (1, 0)
-
-
 def test_progress_is_said_while_a_job_runs_and_at_its_end(spark, config, messages):
     metrics, lines, said = Metrics(spark), [], threading.Event()
 
@@ -110,7 +98,5 @@ def test_progress_goes_to_the_log_where_there_is_no_terminal(spark, caplog):
 def test_mistakes(spark):
     with pytest.raises(ConfigError, match="found a NoneType, expected a SparkSession"):
         Metrics(None)
-    with pytest.raises(ConfigError, match="error: found a int, expected the name"):
-        measures(error=5)
     with pytest.raises(ConfigError, match="every_seconds"), progress(Metrics(spark), every_seconds=0):
         pass

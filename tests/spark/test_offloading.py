@@ -169,7 +169,6 @@ def test_a_payload_over_the_limit_fails_the_task_and_names_its_row(spark, config
         ({"headers": "payload"}, "of type binary"),
         ({"destination": ""}, "destination"),
         ({"max_message_bytes": 0}, "max_message_bytes"),
-        ({"concurrency": 0}, "concurrency"),
         ({"metrics": "all"}, "metrics"),
         ({"config": {"stores": {"m": {"type": "memory"}}}}, "stores.m.type: found 'memory'"),
     ],

@@ -10,6 +10,7 @@ import pytest
 import claimcheck
 from claimcheck.errors import ConfigError
 from claimcheck.spark import collect_garbage, pin
+from claimcheck.spark.sources import register
 from claimcheck.transports.local import LocalBroker
 from tests.spark.rig import frame, in_chunks
 
@@ -92,6 +93,7 @@ def test_garbage_collection_does_not_touch_what_is_pinned(spark, pinning, send, 
         broker.create_topic(topic)
     topics = [{"format": "claimcheck_local", "path": str(tmp_path / "broker.sqlite"), "topic": topic}]
 
+    register(spark)
     with collect_garbage(spark, config=pinning, topics=topics) as report:
         report.delete(claim=True, force=True)
         assert (report.listed, report.candidates) == (2, 0)

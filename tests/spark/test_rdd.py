@@ -77,7 +77,7 @@ def test_take_fetches_little_more_than_it_shows(sc, config, send):
             fetched.add(1)
             yield element
 
-    rdd = sc.parallelize(messages, 1).mapPartitions(count).mapPartitions(resolver(config, concurrency=1))
+    rdd = sc.parallelize(messages, 1).mapPartitions(count).mapPartitions(resolver(config))
 
     assert rdd.take(1) == [bytes(2000)]
     assert fetched.value <= 2
@@ -217,7 +217,6 @@ def test_elements_that_are_no_pairs(config, element):
     "options",
     [
         {"on_error": "null"},
-        {"concurrency": 0},
         {"max_inflight_bytes": 0},
     ],
 )

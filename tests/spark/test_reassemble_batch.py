@@ -16,11 +16,10 @@ import pytest
 from claimcheck._wire.envelope import Abort, Chunk, decode, encode_abort, encode_chunk, encode_literal
 from claimcheck.config import HEADER
 from claimcheck.errors import ClaimCheckError, ConfigError
-from claimcheck.spark import _reassemble_batch as on_batch
 from claimcheck.spark import reassemble
 from claimcheck.spark._reading import Reading
-from claimcheck.spark._reassemble_batch import BatchAssembler
-from claimcheck.spark._reassemble_common import ColumnIndexes, Options, read_header
+from claimcheck.spark._reassemble import BatchAssembler, _ReassembleStage
+from claimcheck.spark._reassemble_common import ColumnIndexes, read_header
 from claimcheck.spark._worker import as_config
 from tests.spark.rig import in_chunks
 
@@ -204,11 +203,11 @@ def test_columns_of_every_kind_and_name(spark, config):
         [row, plain, *((None,) * 6 + (chunk, None, None) for chunk in others)], schema
     ).withColumnRenamed("nothing", "A.B")  # Spark allows ambiguous names that are not used
 
-    after = before.transform(reassemble("value", config=config, payload="p")).collect()
+    after = before.transform(reassemble("value", config=config)).collect()
 
     expected = [(*row[:6], None, *row[7:]), plain]
     assert sorted((tuple(each)[:-3] for each in after), key=str) == sorted(expected, key=str)
-    assert sorted(bytes(each.p) for each in after) == [b"plain", b"x" * 2_000]
+    assert sorted(bytes(each.payload) for each in after) == [b"plain", b"x" * 2_000]
 
 
 def test_nothing_comes_of_nothing(spark, config):
@@ -262,7 +261,7 @@ def run_stage(config, batches, *, out_batch_bytes=1 << 20):
         out_batch_bytes=out_batch_bytes,
         on_error="null",
     )
-    stage = on_batch._ReassembleStage(reading, Options(reading, 60, "clock"), ColumnIndexes(0, ()))
+    stage = _ReassembleStage(reading, ColumnIndexes(0, ()))
     return pickle.loads(pickle.dumps(stage))(batches)
 
 
@@ -354,8 +353,6 @@ def test_a_group_of_chunks(config, chunks, kind):
     [
         ("valeu", {}, "found 'valeu', expected exactly one column"),
         ("offset", {}, "found 'offset' of type bigint, expected a column of type binary"),
-        ("value", {"payload": "Offset"}, "payload: found 'Offset', which is taken"),
-        ("value", {"payload": "error"}, "error: found 'error', which is taken"),
         ("value", {"source": ["topic", "shard"]}, "source: found 'shard', expected exactly one column"),
         ("value", {"source": "topic"}, "source: found the text 'topic', expected a list"),
     ],
@@ -365,6 +362,14 @@ def test_wrong_columns(spark, config, column, options, words):
 
     with pytest.raises(ConfigError, match=words):
         df.transform(reassemble(column, config=config, **options))
+
+
+@pytest.mark.parametrize("taken", ["payload", "error"])
+def test_names_that_are_taken(spark, config, taken):
+    df = messages(spark, []).withColumnRenamed("offset", taken)
+
+    with pytest.raises(ConfigError, match=f"{taken}: found '{taken}', which is taken"):
+        df.transform(reassemble("value", config=config))
 
 
 def test_a_source_of_a_kind_that_is_none(spark, config):
@@ -381,9 +386,6 @@ def test_a_source_of_a_kind_that_is_none(spark, config):
     "options",
     [
         {"expire_by": "watermark"},
-        {"expire_after_seconds": -1},
-        {"expire_after_seconds": float("inf")},
-        {"concurrency": 0},
         {"max_inflight_bytes": 0},
     ],
 )

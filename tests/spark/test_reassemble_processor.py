@@ -23,7 +23,7 @@ class Operator:
         from claimcheck.spark._reassemble_state import Limits, Reassembler
 
         known: dict[str, Any] = {"max_chunks": 10, "max_bytes": 100, "expire_ms": 60_000, "remember_ms": 600_000}
-        known |= {"inline": b"inline:", "release": True, **limits}
+        known |= {"inline": b"inline:", **limits}
         self.behind = known.get("behind_ms", 0)
         mode = "EventTime" if self.behind else "ProcessingTime"
         arrived = (lambda row: row.arrived) if self.behind else None
@@ -166,17 +166,6 @@ def test_stored_chunks_of_payloads_that_fail_are_released_too(tester, seconds):
     tester.feed(tester.chunk(1, 4), tester.chunk(1, 4, b"qq", said=b"to 1 again"), tester.chunk(2, 4))
 
     assert set(tester.released(20)) == {b"to 0", b"to 1", b"to 1 again", b"to 2"}
-
-
-def test_chunks_that_are_not_to_be_deleted_are_not_released():
-    tester = Operator(release=False)
-    tester.feed(tester.chunk(0, 2))
-    tester.feed(tester.chunk(1, 2), tester.chunk(1, 2))
-
-    assert tester.timers == [600]
-    assert tester.noted == {}
-    assert tester.feed(tester.chunk(0, 2)) == []
-    assert tester.released(599) == []
 
 
 def test_what_waits_too_long_is_said_once(tester):

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -25,8 +24,6 @@ from claimcheck.config import HEADER
 from claimcheck.errors import ConfigError
 from claimcheck.spark import Metrics, reassemble
 from claimcheck.spark import _reassemble_stream as on_stream
-from claimcheck.spark._reading import Reading
-from claimcheck.spark._reassemble_common import Options
 from claimcheck.spark._worker import as_config, claim_check
 from tests.spark.rig import in_chunks
 from tests.spark.shipping_rig import staged
@@ -95,13 +92,16 @@ def run(stateful, stored, topic, tmp_path):
     """Run a query on the available data; returns the rows of its output."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    def once(*, properties: dict[str, str] | None = None, each: Any = None, **options: Any) -> list[Any]:
+    def once(
+        *, properties: dict[str, str] | None = None, each: Any = None, expire_after_seconds: float = 60, **options: Any
+    ) -> list[Any]:
         rows = list[Any]()
         source = stateful.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(topic.folder))
         if properties is not None:
             pairs = [F.lit(text) for pair in properties.items() for text in pair]
             source = source.withColumn("properties", F.create_map(*pairs))
-        done = source.transform(reassemble("value", config=stored, expire_by="data", **options))
+        config = expiring(stored, expire_after_seconds)
+        done = source.transform(reassemble("value", config=config, expire_by="data", **options))
         query = (
             done.writeStream.foreachBatch(each or (lambda df, _: rows.extend(df.collect())))
             .option("checkpointLocation", str(tmp_path / "checkpoint"))
@@ -112,6 +112,10 @@ def run(stateful, stored, topic, tmp_path):
         return sorted(rows, key=lambda row: row.offset)
 
     return once
+
+
+def expiring(config: dict[str, Any], seconds: float) -> dict[str, Any]:
+    return {**config, "chunking": {**config.get("chunking", {}), "expire_after_seconds": seconds}}
 
 
 def claims(tmp_path: Path) -> int:
@@ -219,7 +223,7 @@ def test_every_message_moves_the_time_of_the_data(run, topic, send, tmp_path):
 def test_the_clock_goes_on_while_nothing_comes(stateful, stored, topic, tmp_path):
     topic.put(*orders(in_chunks(b"x" * 3_000)[:2]))
     source = stateful.readStream.schema(SCHEMA).parquet(str(topic.folder))
-    done = source.transform(reassemble("value", config=stored, expire_after_seconds=0.5))
+    done = source.transform(reassemble("value", config=expiring(stored, 0.5)))
     query = (
         done.writeStream.format("memory")
         .queryName("expired")
@@ -247,8 +251,16 @@ def test_small_chunks_need_no_store_and_large_ones_are_stored_once(run, topic, t
     topic.put(*orders([*small, *large, *large]))
     topic.put(*orders(large))
 
-    assert [len(row.payload) for row in run(metrics=metrics, delete_chunks=False)] == [900, 2_000]
-    assert claims(tmp_path) == 2
+    rows, stored = list[Any](), list[int]()
+
+    def evaluate(df: Any, batch: int) -> None:
+        rows.extend(df.collect())
+        stored.append(claims(tmp_path))
+
+    run(metrics=metrics, each=evaluate)
+
+    assert [len(row.payload) for row in sorted(rows, key=lambda row: row.offset)] == [900, 2_000]
+    assert max(stored) == 2
     assert (metrics.rows, metrics.payload_bytes, metrics.store_bytes) == (2, 2_900, {"disk": 2_900})
 
 
@@ -293,7 +305,7 @@ def test_two_in_one_query_do_not_delete_the_chunks_of_each_other(stateful, store
     topic.put(*orders(chunks[2:]))
     source = stateful.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(topic.folder))
     both = [
-        source.transform(reassemble("value", config=stored, expire_by="data", expire_after_seconds=seconds))
+        source.transform(reassemble("value", config=expiring(stored, seconds), expire_by="data"))
         for seconds in (0.01, 3_600)
     ]
     query = (
@@ -471,10 +483,8 @@ def test_no_store_where_chunks_can_rest(source, stored, change, words):
 
 def test_a_store_that_forgets_too_soon(stored):
     stored["stores"]["disk"]["ttl_seconds"] = 60
-    known = as_config(stored)
-    reading = Reading(config=known, concurrency=1, max_inflight_bytes=1, out_batch_bytes=1, on_error="null")
-    options = Options(reading, 59, "clock")
+    short, long = (as_config(expiring(stored, seconds)) for seconds in (59, 60))
 
-    assert on_stream._store(claim_check(known), options).ttl_seconds == 60
+    assert on_stream._store(claim_check(short)).ttl_seconds == 60
     with pytest.raises(ConfigError, match=r"stores.disk.ttl_seconds: found 60, expected well above"):
-        on_stream._store(claim_check(known), replace(options, expire_after_seconds=60))
+        on_stream._store(claim_check(long))

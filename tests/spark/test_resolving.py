@@ -13,11 +13,10 @@ import pytest
 
 from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import ConfigError, PayloadTooLargeError
-from claimcheck.spark import _resolve as resolving
 from claimcheck.spark import resolve
 from claimcheck.spark._columns import MAX_COLUMN_BYTES
-from claimcheck.spark._fetching import AdaptiveConcurrency, outcomes
-from claimcheck.spark._reading import Reading, reject_oversized
+from claimcheck.spark._fetching import AdaptiveConcurrency, OrderedExecutor
+from claimcheck.spark._reading import Reading, ResolveStage, outcomes, reject_oversized
 from tests.spark.rig import batch_of, frame, remove_stored
 
 
@@ -64,11 +63,11 @@ def test_columns_of_every_kind_pass_through(spark, config, send):
     )
     before = spark.createDataFrame([row], schema)
 
-    after = before.transform(resolve("value", config=config, payload="body"))
+    after = before.transform(resolve("value", config=config))
 
-    assert after.drop("body").collect() == before.collect()
-    assert after.drop("body").schema == before.schema
-    assert bytes(after.first().body) == b"p" * 2000
+    assert after.drop("payload").collect() == before.collect()
+    assert after.drop("payload").schema == before.schema
+    assert bytes(after.first().payload) == b"p" * 2000
 
 
 def test_nulls_and_empty_partitions(spark, config):
@@ -120,12 +119,12 @@ def test_a_store_that_is_out_of_reach_never_becomes_a_column_of_nulls(spark, con
         frame(spark, messages).transform(resolve("value", config=config, on_error="null")).collect()
 
 
-def test_names_are_free_and_found_whatever_their_case(spark, config, send):
+def test_a_column_is_found_whatever_its_case(spark, config, send):
     df = spark.createDataFrame([(send(bytes(3000))[0],)], "Body binary")
 
-    [row] = df.transform(resolve("body", config=config, payload="p", on_error="null")).collect()
+    [row] = df.transform(resolve("body", config=config, on_error="null")).collect()
 
-    assert (len(row.p), row.error) == (3000, None)
+    assert (len(row.payload), row.error) == (3000, None)
 
 
 def test_on_a_stream(spark, config, send, tmp_path):
@@ -151,7 +150,7 @@ def run_stage(config, batches, *, out_batch_bytes=1 << 20):
         max_inflight_bytes=1 << 20,
         out_batch_bytes=out_batch_bytes,
     )
-    stage = resolving.ResolveStage(reading, 0, ("value",))
+    stage = ResolveStage(reading, 0, ("value",))
     return list(pickle.loads(pickle.dumps(stage))(batches))
 
 
@@ -190,7 +189,8 @@ def test_a_payload_that_fits_no_column_is_refused_before_any_io():
         def read(self, pointer, /):
             raise AssertionError("the store was read")
 
-    [(*_, error)] = outcomes([(0, b"m")], Large(), concurrency=AdaptiveConcurrency(1), instead=reject_oversized)
+    executor = OrderedExecutor(AdaptiveConcurrency(1), 1)
+    [(*_, error)] = outcomes([(0, b"m")], Large(), executor, instead=reject_oversized)
 
     assert isinstance(error, PayloadTooLargeError)
     assert "map_payloads" in str(error)
@@ -201,17 +201,23 @@ def test_a_payload_that_fits_no_column_is_refused_before_any_io():
 
 
 @pytest.mark.parametrize(
-    ("column", "options", "words"),
+    ("column", "words"),
     [
-        ("valeu", {}, "found 'valeu', expected exactly one column"),
-        ("n", {}, "found 'n' of type int, expected a column of type binary"),
-        ("value", {"payload": "N"}, "'N', which is taken"),
-        ("value", {"payload": "error", "on_error": "null"}, "'error', which is taken"),
+        ("valeu", "found 'valeu', expected exactly one column"),
+        ("n", "found 'n' of type int, expected a column of type binary"),
     ],
 )
-def test_wrong_columns(spark, config, column, options, words):
+def test_wrong_columns(spark, config, column, words):
     with pytest.raises(ConfigError, match=words):
-        frame(spark, [b"x"]).transform(resolve(column, config=config, **options))
+        frame(spark, [b"x"]).transform(resolve(column, config=config))
+
+
+@pytest.mark.parametrize("taken", ["payload", "error"])
+def test_names_that_are_taken(spark, config, taken):
+    df = frame(spark, [b"x"]).withColumnRenamed("n", taken)
+
+    with pytest.raises(ConfigError, match=f"'{taken}', which is taken"):
+        df.transform(resolve("value", config=config, on_error="null"))
 
 
 def test_durations_pass(spark, config):
@@ -231,7 +237,6 @@ def test_a_column_that_is_there_twice(spark, config):
     "options",
     [
         {"on_error": "skip"},
-        {"concurrency": "all"},
         {"max_inflight_bytes": -1},
         {"on_error": "dead_letter"},
         {"metrics": 5},
@@ -249,7 +254,6 @@ def test_a_chunk_says_where_chunks_can_be_read(spark, config):
     assert "df.transform(reassemble(...))" in df.first().error.message
 
 
-@pytest.mark.parametrize("options", [{"column": None}, {"payload": None}])
-def test_names_are_text(spark, config, options):
+def test_names_are_text(spark, config):
     with pytest.raises(ConfigError, match="as text"):
-        frame(spark, []).transform(resolve(**{"column": "value", "config": config} | options))
+        frame(spark, []).transform(resolve(None, config=config))

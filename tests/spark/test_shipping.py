@@ -173,11 +173,11 @@ def test_connections_outlive_tasks_and_jobs(spark, own_redis):
 
         pids: set[int] = set()
         for _ in range(3):
-            payloads = spark.sparkContext.parallelize(messages, 8).mapPartitions(resolver(config, concurrency=1))
+            payloads = spark.sparkContext.parallelize(messages, 8).mapPartitions(resolver(config))
             pids |= set(payloads.map(lambda _: os.getpid()).collect())
         ever.append(connections(server))
         rows = spark.sparkContext.parallelize([(message,) for message in messages], 8)
-        df = spark.createDataFrame(rows, "value binary").transform(resolve("value", config=config, concurrency=1))
+        df = spark.createDataFrame(rows, "value binary").transform(resolve("value", config=config))
         for _ in range(3):
             assert df.selectExpr("sum(length(payload))").first()[0] == sum(map(len, PAYLOADS)) * 3
         ever.append(connections(server))

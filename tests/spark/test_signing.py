@@ -196,7 +196,7 @@ def write(path, some):
 
 
 def test_errors_about_signatures_are_those_of_one_row():
-    from claimcheck.spark._fetching import is_bad_message
+    from claimcheck.spark._columns import is_bad_message
 
     for reason in ("signature", "destination", "age", "envelope"):
         assert is_bad_message(PointerRejectedError("x", reason=reason), claimcheck._config_file.from_dict({}))

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import IntegerType, StructField, StructType
 from claimcheck.spark._resolve import _MapStage
-from claimcheck.spark._resolve import ResolveStage
+from claimcheck.spark._reading import ResolveStage
 from claimcheck.spark._reading import Reading
 from claimcheck.spark._worker import as_config
 

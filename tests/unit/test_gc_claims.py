@@ -143,7 +143,7 @@ def test_an_embedded_broker_keeps_its_name(tmp_path):
 
 
 def test_a_pulsar_cluster_names_itself_if_it_is_not_the_only_one():
-    from claimcheck.transports.pulsar._admin import AdminClient, AdminError
+    from claimcheck.transports.pulsar._queries import AdminClient, AdminError
 
     class Admin(AdminClient):
         def __init__(self, answers):

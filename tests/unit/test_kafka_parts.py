@@ -15,11 +15,11 @@ import claimcheck
 from claimcheck._wire import envelope as _envelope
 from claimcheck._wire import pointer as _pointer
 from claimcheck.errors import PayloadError, TransportError
-from claimcheck.transports._common.stored_payload import StoredPayload
+from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.kafka import AsyncKafkaConsumer, KafkaConsumer, KafkaMessage, KafkaProducer
 from claimcheck.transports.kafka._client import classify
-from claimcheck.transports.kafka._message import message_of
-from claimcheck.transports.kafka._partition import _MAX_SPANS, CommitMetadata, Partition
+from claimcheck.transports.kafka._message import message_of, stored_of
+from claimcheck.transports.kafka._offsets import MAX_SPANS, CommitMetadata, Offsets
 from tests.structure import calls
 
 OFFSETS = st.integers(0, 2**63 - 1)
@@ -42,41 +42,41 @@ class TestMarks:
         assert len(CommitMetadata(10**18, frozenset(range(10**18, 10**18 + 190))).encode()) < 4096
 
 
-class TestPartition:
+class TestOffsets:
     def test_nothing_is_passed_that_was_handed_out_later(self):
-        partition = Partition(("t", 0), start=0, read=20)
-        partition.delivered(3, 7)
-        partition.delivered(1, 9)
+        offsets = Offsets(start=0, read=20)
+        offsets.delivered(3, 7)
+        offsets.delivered(1, 9)
 
-        assert [partition.safe_offset(upto, None) for upto in (8, 9, 10)] == [1, 1, 10]
-        assert partition.safe_offset(10, 2) == 2
+        assert [offsets.safe(upto, None) for upto in (8, 9, 10)] == [1, 1, 10]
+        assert offsets.safe(10, 2) == 2
 
     def test_what_is_committed_need_not_be_remembered(self):
-        partition = Partition(("t", 0), start=0, read=20)
-        partition.delivered(1, 9)
-        partition.forget_below(10)
+        offsets = Offsets(start=0, read=20)
+        offsets.delivered(1, 9)
+        offsets.forget_below(10)
 
-        assert partition.safe_offset(5, None) == 5
+        assert offsets.safe(5, None) == 5
 
     def test_where_nobody_commits_memory_is_bounded_and_errs_on_the_side_of_twice(self):
-        partition = Partition(("t", 0), start=0, read=10**9)
-        for n in range(_MAX_SPANS + 500):
-            partition.delivered(10 * n, 10 * n + 5)
+        offsets = Offsets(start=0, read=10**9)
+        for n in range(MAX_SPANS + 500):
+            offsets.delivered(10 * n, 10 * n + 5)
 
-        assert len(partition._spans) == _MAX_SPANS
-        assert partition.safe_offset(10 * 300, None) == 0
-        last = 10 * (_MAX_SPANS + 400)
-        assert partition.safe_offset(last + 5, None) == last
+        assert len(offsets.spans) == MAX_SPANS
+        assert offsets.safe(10 * 300, None) == 0
+        last = 10 * (MAX_SPANS + 400)
+        assert offsets.safe(last + 5, None) == last
 
     def test_while_it_is_read_again_nothing_that_lies_ahead_is_passed(self):
-        partition = Partition(("t", 0), "committed", start=5)
-        partition.restore(CommitMetadata(9, frozenset({6})))
+        offsets = Offsets(start=5)
+        offsets.restore(CommitMetadata(9, frozenset({6})))
 
-        assert (partition.safe_offset(9, None), partition.metadata(9)) == (5, CommitMetadata(9, frozenset({6})))
-        partition.read = 7
-        assert partition.safe_offset(9, 6) == 6
-        partition.read = 12
-        assert partition.safe_offset(12, None) == 12
+        assert (offsets.safe(9, None), offsets.metadata(9)) == (5, CommitMetadata(9, frozenset({6})))
+        offsets.read = 7
+        assert offsets.safe(9, 6) == 6
+        offsets.read = 12
+        assert offsets.safe(12, None) == 12
 
 
 class TestMessages:
@@ -111,7 +111,7 @@ class TestMessages:
         message = message_of(self.native(), StoredPayload(lambda: pytest.fail("it was read"), size=7))
         message.set_value(b"other")
 
-        assert (message.value(), len(message), message.stored_bytes) == (b"other", 5, 0)
+        assert (message.value(), len(message), stored_of(message)) == (b"other", 5, None)
 
     def test_it_pickles_with_its_payload_and_not_as_a_tombstone(self):
         message = message_of(self.native(), StoredPayload(lambda: b"payload", size=7))

@@ -10,7 +10,7 @@ import pytest
 
 from claimcheck.errors import ConfigError, TransportError
 from claimcheck.transports.pulsar import ask_limit
-from claimcheck.transports.pulsar._admin import AdminClient, AdminError, full_name
+from claimcheck.transports.pulsar._queries import AdminClient, AdminError, full_name
 from tests import servers
 
 TOKEN = {"Authorization": "Bearer a-secret-token"}

@@ -15,18 +15,16 @@ import claimcheck
 from claimcheck._wire.envelope import Envelope
 from claimcheck.errors import TransportError
 from claimcheck.transports.pulsar._consumer import RedeliveryTracker
-from claimcheck.transports.pulsar._deadlines import BoundedProducer, Ticket
-from claimcheck.transports.pulsar._errors import SendDeadlineError, classify, error_of
-from claimcheck.transports.pulsar._inbox import Inbox
 from claimcheck.transports.pulsar._message import WholeMessageId, before, deserialize, natives, position_of
+from claimcheck.transports.pulsar._producer import checked_options, delay_seconds, metadata_bytes, wire_limit
 from claimcheck.transports.pulsar._receiver import Receiver
 from claimcheck.transports.pulsar._send import (
+    BoundedProducer,
     InFlightWindow,
-    SendSettings,
-    checked_options,
-    delay_seconds,
-    metadata_bytes,
-    wire_limit,
+    SendDeadlineError,
+    Ticket,
+    classify,
+    error_of,
 )
 from tests.clocks import Clock
 
@@ -152,6 +150,9 @@ class Client:
     def __init__(self, room=1000):
         self.in_flight, self.room, self.taken = [], room, []
 
+    def topic(self):
+        return "t"
+
     def send_async(self, data, callback, properties, partition_key):
         if len(self.in_flight) >= self.room:
             callback(pulsar.Result.ProducerQueueIsFull, None)
@@ -176,8 +177,10 @@ class Client:
         return stop
 
 
-def window(client, **settings):
-    return InFlightWindow(SendSettings(client, "t", **{"window_bytes": 30, "deadline_seconds": 5.0, **settings}))
+def window(client, window_bytes=30, deadline_seconds=5.0):
+    producer = BoundedProducer(client, deadline_seconds)
+    producer.window_bytes = window_bytes
+    return InFlightWindow(producer)
 
 
 class TestInFlightWindow:
@@ -186,7 +189,7 @@ class TestInFlightWindow:
         one, stop = window(client), client.answering()
         for _ in range(50):
             one.launch(Envelope(b"x" * 10))
-            seen.append(one._bytes())
+            seen.append(sum(one._in_flight.values()))
         ids = one.wait()
         stop.set()
 
@@ -203,7 +206,7 @@ class TestInFlightWindow:
         kept = weakref.ref(key)
         one.launch(Envelope(b"x", None, key))
         del key
-        assert (kept(), one._bytes()) == (None, 1)
+        assert (kept(), one._in_flight) == (None, {0: 1})
 
     def test_one_message_is_always_let_through(self):
         client = Client()
@@ -217,7 +220,6 @@ class TestInFlightWindow:
         one, stop = window(client), client.answering()
         for i in range(20):
             one.launch(Envelope(b"%d" % i))
-        one.drain()
         assert len(one.wait()) == 20
         stop.set()
         assert sorted(client.taken, key=int) == [b"%d" % i for i in range(20)]
@@ -245,11 +247,9 @@ class TestInFlightWindow:
         assert (verdict.outcome, verdict.acknowledged, verdict.unknown) == ("partial", 2, 0)
 
     def test_no_answer(self):
-        clock, client = Clock(), Client()
-        one = window(client, clock=clock)
+        one = window(Client(), deadline_seconds=0.05)
         one.launch(Envelope(b"x" * 30))
-        clock.now += 5.1
-        with pytest.raises(SendDeadlineError, match="t: no answer in 5 s"):
+        with pytest.raises(SendDeadlineError, match=r"t: no answer in 0\.05 s; .* set max_message_bytes"):
             one.launch(Envelope(b"x"))
         one.settle()  # does not wait for what is overdue
 
@@ -356,15 +356,20 @@ class TestRedeliveryTracker:
 class Busy(Receiver):
     """Receives messages without end, and no payload."""
 
+    pending_payloads = 1
+
     def __init__(self, clock):
-        resolver = SimpleNamespace(pending_payloads=1)
-        inbox = SimpleNamespace(take=lambda native: (), tick=lambda: (), resolver=resolver)
-        super().__init__(None, self.receive, inbox, clock)
+        schema = pulsar.schema.BytesSchema()
+        cc = claimcheck.from_dict({"strategy": "chunking"})
+        super().__init__(SimpleNamespace(_schema=schema), self.receive, cc, clock)
         self.taken = 0
 
     def receive(self, timeout_millis=None):
         self._clock.now += 0.1
         self.taken += 1
+
+    def _arrivals_of(self, native):
+        return ()
 
     def _drop(self, dropped):
         """Nothing to do."""
@@ -380,14 +385,13 @@ def test_messages_that_make_no_payload_do_not_keep_a_receiver_for_ever():
     assert 5 <= busy.taken <= 20
 
 
-class TestInbox:
+class TestReceiver:
     @pytest.mark.parametrize(("size", "is_taken"), [(0, True), (1 << 17, True), (1 << 20, False)])
     def test_an_event_loop_copies_only_small_messages(self, size, is_taken):
         native = pulsar.Message()
         native._message = pulsar._pulsar.MessageBuilder().content(b"x" * size).build()
-        inbox = Inbox(claimcheck.from_dict({"strategy": "chunking"}), pulsar.schema.BytesSchema())
 
-        message = inbox.plain(native)
+        message = Busy(Clock())._plain(native)
 
         assert (message is not None) == is_taken
         assert message is None or message.data() == b"x" * size

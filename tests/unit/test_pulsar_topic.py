@@ -8,7 +8,7 @@ import pytest
 
 from claimcheck.errors import ConfigError
 from claimcheck.stores.pulsar_topic import Gap, PulsarTopicStore
-from claimcheck.transports.pulsar._admin import AdminClient, AdminError
+from claimcheck.transports.pulsar._queries import AdminClient, AdminError, policy
 from tests.clocks import Clock
 
 
@@ -66,7 +66,7 @@ def web(redirect=None):
 def retention(url):
     admin = AdminClient(url, headers={"Authorization": "Bearer a-secret"}, timeout_seconds=5)
     assert "a-secret" not in repr(admin)
-    return admin.retention("orders")
+    return policy(admin, "orders", "retention")
 
 
 def test_a_token_does_not_follow_a_redirect_to_another_host():

@@ -7,9 +7,7 @@ import pytest
 
 import claimcheck
 from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
-from claimcheck.transports._common.dispatch import dispatch
-from claimcheck.transports._common.prefetch import Prefetch
-from claimcheck.transports._common.stored_payload import StoredPayload
+from claimcheck.transports._common.received import Prefetch, StoredPayload, dispatch
 
 
 class Source:
@@ -163,13 +161,13 @@ def test_repr_tells_the_state_and_no_bytes():
 
 
 class Message:
-    """A message whose size may be known only later."""
+    """A message whose size may be known only later; it is also its own stored payload."""
 
     def __init__(self, held_bytes):
-        self.held_bytes = self.stored_bytes = held_bytes
-        self.started = False
+        self.held_bytes = self.size = held_bytes
+        self.stored, self.started = self, False
 
-    def fetch(self, executor):
+    def prefetch(self, threads):
         self.started = True
 
 
@@ -204,7 +202,7 @@ class Arriving(Message):
 
     def __init__(self, size=10):
         super().__init__(size)
-        self.on_get = lambda waited: None
+        self.on_get = lambda: None
 
     def watch(self, on_get):
         self.on_get = on_get
@@ -230,14 +228,14 @@ class Consumer:
         self.waiting.append(message)
         self.prefetch.add(message)
 
-    def ahead_after(self, count, *, waited, **arguments):
-        """Receive so many, with the payload requested each time; return how many were received ahead each time."""
+    def ahead_after(self, count, *, requests=True, **arguments):
+        """Receive so many, with or without a request for each payload; return how many were ahead each time."""
         ahead = []
         for _ in range(count):
             message = self.receive(**arguments)
             ahead.append(len(self.waiting))
-            if waited is not None:
-                message.on_get(waited)
+            if requests:
+                message.on_get()
         return ahead
 
 
@@ -249,40 +247,35 @@ class Plain(Message):
 
 
 class TestPrefetchByDefault:
-    def test_it_receives_twice_as_many_ahead_each_time_that_the_application_waits(self):
+    def test_it_begins_with_the_first_payload_that_is_requested(self):
         consumer = Consumer(Prefetch(None, threads=1))
-        assert consumer.ahead_after(9, waited=True) == [0, 1, 2, 4, 8, 16, 32, 64, 64]
+        assert consumer.ahead_after(4) == [0, 64, 64, 64]
         assert all(message.started for message in consumer.waiting)
 
-    def test_a_message_that_is_delivered_at_once_is_read_by_the_application_and_counted(self):
+    def test_a_message_that_is_delivered_at_once_is_read_by_the_application(self):
         consumer = Consumer(prefetch := Prefetch(None, threads=1))
-        consumer.ahead_after(2, waited=True)
+        consumer.ahead_after(2)
         consumer.waiting.clear()  # the topic has no more for now
         prefetch.forget()
         message = consumer.receive()
         assert not message.started
-        assert [each.started for each in consumer.waiting] == [True, True]
-        assert prefetch._held == 30
-
-    def test_it_goes_no_further_than_the_application_needs(self):
-        consumer = Consumer(Prefetch(None, threads=1))
-        consumer.ahead_after(3, waited=True)
-        assert consumer.ahead_after(5, waited=False) == [4] * 5
+        assert [each.started for each in consumer.waiting] == [True] * 64
+        assert prefetch._held == 640
 
     def test_it_stops_while_no_payload_is_requested(self):
         consumer = Consumer(Prefetch(None, threads=1))
-        consumer.ahead_after(4, waited=True)
-        consumer.ahead_after(20, waited=None)
+        consumer.ahead_after(4)
+        consumer.ahead_after(100, requests=False)
         assert consumer.waiting == []
-        assert consumer.ahead_after(3, waited=True) == [0, 1, 2]
+        assert consumer.ahead_after(3) == [0, 64, 64]
 
-    def test_it_is_bounded_in_bytes_with_those_that_were_just_delivered(self, monkeypatch):
-        monkeypatch.setattr("claimcheck.transports._common.prefetch.DEFAULT_BYTES", 100)
+    def test_it_is_bounded_in_bytes(self, monkeypatch):
+        monkeypatch.setattr("claimcheck.transports._common.received.DEFAULT_BYTES", 100)
         consumer = Consumer(Prefetch(None, threads=1))
-        consumer.ahead_after(20, waited=True, size=30)
-        message = consumer.receive(size=30)
-        assert sum(each.held_bytes for each in [message, *consumer.waiting] if each.started) <= 100
-        assert [each.started for each in consumer.waiting] == [True, True, False]
+        consumer.ahead_after(20, size=30)
+        consumer.receive(size=30)
+        assert sum(each.held_bytes for each in consumer.waiting if each.started) <= 100
+        assert [each.started for each in consumer.waiting] == [True, True, True, False]
         prefetch = consumer.prefetch
         prefetch.forget()
         assert prefetch._held == 0
@@ -297,7 +290,7 @@ class TestPrefetchByDefault:
     def test_after_a_plain_message_nothing_is_received_ahead(self):
         """Otherwise a topic that had a pointer once would take the slow path for ever."""
         consumer = Consumer(Prefetch(None, threads=1))
-        consumer.ahead_after(3, waited=True)
+        consumer.ahead_after(3)
         consumer.waiting.clear()
         for _ in range(3):
             consumer.receive(Plain)
@@ -308,41 +301,33 @@ class TestPrefetchByDefault:
         prefetch = Prefetch(0 if what == "off" else None, threads=1)
         if what == "stopped":
             prefetch.stop()
-        assert Consumer(prefetch).ahead_after(5, waited=True) == [0] * 5
+        assert Consumer(prefetch).ahead_after(5) == [0] * 5
 
 
 class TestWatch:
-    """What the application waited for decides how much is read ahead."""
+    """Whether the application requests payloads decides whether the next ones are read ahead."""
 
-    def test_a_payload_that_was_not_read_ahead_is_waited_for(self):
-        payload, waits = StoredPayload(Source()), []
-        payload.watch(waits.append)
-        assert waits == []
+    def test_a_request_is_reported_once(self):
+        payload, requests = StoredPayload(Source()), []
+        payload.watch(lambda: requests.append(True))
+        assert requests == []
         payload.get(), payload.get()
-        assert waits == [True]
-
-    def test_one_that_was_there_is_not(self):
-        payload, waits = StoredPayload(Source()), []
-        payload.prefetch(pool := Idle())
-        pool.run()
-        payload.watch(waits.append)
-        payload.get()
-        assert waits == [False]
+        assert requests == [True]
 
     def test_one_that_was_read_before_it_is_watched(self):
         """For an event loop a payload is read before its message is delivered."""
-        payload, waits = StoredPayload(Source()), []
+        payload, requests = StoredPayload(Source()), []
         payload.read()
-        payload.watch(waits.append)
-        assert waits == [True]
+        payload.watch(lambda: requests.append(True))
+        assert requests == [True]
 
     def test_a_request_that_fails_is_a_request(self):
-        payload, waits = StoredPayload(Source(outage())), []
-        payload.watch(waits.append)
+        payload, requests = StoredPayload(Source(outage())), []
+        payload.watch(lambda: requests.append(True))
         for _ in range(2):
             with pytest.raises(StoreUnavailableError):
                 payload.get()
-        assert waits == [True]
+        assert requests == [True]
 
 
 def test_reading_ahead_of_a_pointer_to_an_unknown_store_is_the_error_of_that_message_alone():

@@ -13,7 +13,7 @@ import claimcheck.stores.obstore
 import claimcheck.stores.redis
 import claimcheck.stores.s3
 from claimcheck._texts import split_url
-from claimcheck.transports.pulsar._admin import AdminClient, AdminError
+from claimcheck.transports.pulsar._queries import AdminClient, AdminError
 
 HOSTS = ("[::1]:7000", "one:7001", "two", "[2001:db8::1]")
 LISTS = [",".join(HOSTS[i:] + HOSTS[:i]) for i in range(4)]

@@ -8,14 +8,11 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from claimcheck._validation import fail
-from claimcheck.spark._columns import HEADERS_TYPE
-from claimcheck.spark._worker import check_absolute
-from claimcheck.spark.sources._admission_control import Budget, Spent, share
-from claimcheck.spark.sources._errors import DataLossError
-from claimcheck.spark.sources._options import TEXT, Values, require
+from claimcheck.spark._columns import HEADERS_TYPE, check_absolute
+from claimcheck.spark.sources._options import TEXT, DataLossError, Values, require
 from claimcheck.spark.sources._source import Checkpoint, OffsetRange, TopicSource, TopicStreamReader
 from claimcheck.transports.local import LocalBroker, LocalMessage
 from claimcheck.transports.local._database import local_cluster
@@ -25,8 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _PAGE_BYTES, _PAGE_ROWS, _FIRST_PAGE_ROWS = 8 << 20, 1000, 16
-
-_OPTIONS = ("topic", "startingPosition", "maxRowsPerTrigger")
 
 _Ends = dict[str, int]  # from a partition's number, as text, to the offset of the next message
 
@@ -43,8 +38,7 @@ class LocalSource(TopicSource):
         "timestamp": "timestamp",
         "headers": HEADERS_TYPE,
     }
-    read_options = {name: TopicSource.read_options[name] for name in _OPTIONS} | {"path": TEXT}
-    write_options = read_options
+    read_options = TopicSource.read_options | {"path": TEXT}
 
     @classmethod
     def name(cls) -> str:
@@ -62,13 +56,13 @@ class LocalSource(TopicSource):
             path=os.path.abspath(path),
             topic=require(values, "topic", "the name of a topic"),
             at_end=values.get("startingPosition") == "latest",
-            budget=Budget(values.get("maxRowsPerTrigger")),
+            max_rows=values.get("maxRowsPerTrigger"),
         )
 
     def _stream_reader(self, values: Values, schema: StructType) -> _LocalStreamReader:
         return _LocalStreamReader(self._log_of(values), schema)
 
-    def _sink_of(self, values: Values, schema: StructType) -> NoReturn:
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
         fail("format", found="a write to 'claimcheck_local'", expected="a read: write with LocalBroker.append")
 
 
@@ -85,7 +79,11 @@ class _LocalLog:
     path: str
     topic: str
     at_end: bool
-    budget: Budget
+    max_rows: int | None
+
+    @property
+    def limit(self) -> ReadLimit:
+        return ReadAllAvailable() if self.max_rows is None else ReadMaxRows(self.max_rows)
 
     def ranges(self) -> list[InputPartition]:
         return [OffsetRange(name, 0, end) for name, end in self.ends().items() if end]
@@ -133,16 +131,12 @@ class _LocalStreamReader(TopicStreamReader[_LocalLog]):
     def latestOffset(self, start: Checkpoint, limit: ReadLimit) -> Checkpoint:  # noqa: N802
         """Return where the next trigger ends."""
         last = self._log.ends() if self._target is None else self._target
-        begun, budget = self._checked(start, last), self._budget(limit)
-        if budget.unlimited:
-            return self._checkpoint(last)
-
-        def end_of(name: str, begin: int, part: Budget) -> tuple[int, Spent]:
-            count = min(last[name] - begin, part.rows or 1)
-            return begin + count, Spent(count)
-
-        behind = {name: end for name, end in last.items() if end > begun[name]}
-        return self._checkpoint(begun | share(begun, behind, budget, end_of))
+        begun = self._checked(start, last)
+        behind = [name for name, end in last.items() if end > begun[name]]
+        if isinstance(limit, ReadMaxRows) and behind:
+            share = max(1, limit.max_rows // len(behind))
+            last = begun | {name: min(last[name], begun[name] + share) for name in behind}
+        return self._checkpoint(last)
 
     def partitions(self, start: Checkpoint, end: Checkpoint) -> Sequence[InputPartition]:
         """Return a task for each partition with new messages."""

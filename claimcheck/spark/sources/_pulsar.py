@@ -11,16 +11,27 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from claimcheck._validation import fail
+from claimcheck.config import Config
+from claimcheck.spark._columns import check_store_paths, check_writing
 from claimcheck.spark._worker import as_config
-from claimcheck.spark.sources._admission_control import Budget, Scale
-from claimcheck.spark.sources._errors import SubscriptionBusyError
-from claimcheck.spark.sources._options import COUNT, SECONDS, TEXT, TRUTH, Values, require, sink_config
+from claimcheck.spark.sources._options import (
+    COUNT,
+    SECONDS,
+    TEXT,
+    TRUTH,
+    OptionType,
+    SubscriptionBusyError,
+    Values,
+    parse,
+    require,
+)
+from claimcheck.spark.sources._pulsar_admission import limited, newer
 from claimcheck.spark.sources._pulsar_client import (
     CONNECTION_OPTIONS,
     Connection,
@@ -34,25 +45,19 @@ from claimcheck.spark.sources._pulsar_client import (
 )
 from claimcheck.spark.sources._pulsar_reader import (
     COLUMNS,
-    NOTHING,
     NativeId,
     Offsets,
     Position,
     PulsarLog,
     from_json,
-    limited,
     message_id_at,
-    newer,
     split,
-    split_name,
     to_json,
     unfiltered,
 )
-from claimcheck.spark.sources._pulsar_sink import PulsarSink
-from claimcheck.spark.sources._rows import Columns
+from claimcheck.spark.sources._pulsar_sink import BatchSink, Columns, StreamSink
 from claimcheck.spark.sources._source import Checkpoint, OffsetRange, TopicSource, TopicStreamReader
-from claimcheck.transports.pulsar._admin import MAX_MESSAGE_BYTES, full_name
-from claimcheck.transports.pulsar._errors import vendor
+from claimcheck.transports.pulsar._queries import MAX_MESSAGE_BYTES, NOTHING, full_name, split_partition, vendor
 
 if TYPE_CHECKING:
     import pulsar
@@ -74,9 +79,14 @@ class PulsarSource(TopicSource):
         TopicSource.read_options
         | CONNECTION_OPTIONS
         | {"subscription": TEXT, "failOnDataLoss": TRUTH, "readTimeoutSeconds": SECONDS, "receiverQueueSize": COUNT}
-        | {"minPartitions": COUNT}
+        | {"minPartitions": COUNT, "maxPayloadBytesPerTrigger": COUNT, "config": TEXT}
     )
-    write_options = TopicSource.write_options | CONNECTION_OPTIONS | {"sendTimeoutSeconds": SECONDS}
+    write_options: ClassVar[dict[str, OptionType]] = CONNECTION_OPTIONS | {
+        "topic": TEXT,
+        "config": TEXT,
+        "maxMessageBytes": COUNT,
+        "sendTimeoutSeconds": SECONDS,
+    }
 
     @classmethod
     def name(cls) -> str:
@@ -94,23 +104,40 @@ class PulsarSource(TopicSource):
             subscription=values.get("subscription", ""),
             at_end=values.get("startingPosition") == "latest",
             min_partitions=values.get("minPartitions", 1),
-            budget=Budget(values.get("maxRowsPerTrigger"), values.get("maxPayloadBytesPerTrigger")),
-            scale=Scale.of(None if config is None else as_config(config)),
+            max_rows=values.get("maxRowsPerTrigger"),
+            max_payload_bytes=values.get("maxPayloadBytesPerTrigger"),
+            config=Config() if config is None else as_config(config),
         )
 
     def _stream_reader(self, values: Values, schema: StructType) -> _PulsarStreamReader:
         require(values, "subscription", "a name that only this query uses, before and after restarts")
         return _PulsarStreamReader(self._log_of(values), schema)
 
-    def _sink_of(self, values: Values, schema: StructType) -> PulsarSink:
-        timeout, topic = values.get("sendTimeoutSeconds", 60.0), values.get("topic")
-        return PulsarSink(
-            connection=Connection.of(values, timeout_seconds=timeout),
-            columns=Columns.of(schema, topic=topic),
-            config=sink_config(values.get("config"), full_name(topic or ""), relative_paths=self.relative_paths),
-            max_message_bytes=values.get("maxMessageBytes", MAX_MESSAGE_BYTES),
-            timeout_seconds=timeout,
-        )
+    def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
+        if overwrite:
+            fail("mode", found="'overwrite'", expected="'append': topics are append-only")
+        return BatchSink(**self._sink_options(schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:  # noqa: N802
+        return StreamSink(**self._sink_options(schema))
+
+    def _sink_options(self, schema: StructType) -> dict[str, Any]:
+        values = parse(self.options, self.write_options)
+        timeout, topic, config = values.get("sendTimeoutSeconds", 60.0), values.get("topic"), values.get("config")
+        return {
+            "connection": Connection.of(values, timeout_seconds=timeout),
+            "columns": Columns.of(schema, topic=topic),
+            "config": None if config is None else self._sink_config(config, full_name(topic or "")),
+            "max_message_bytes": values.get("maxMessageBytes", MAX_MESSAGE_BYTES),
+            "timeout_seconds": timeout,
+        }
+
+    def _sink_config(self, config: str, topic: str) -> Config:
+        loaded = as_config(config)
+        check_writing(own := loaded.for_destination(topic))
+        if not self.relative_paths:
+            check_store_paths(own)
+        return loaded
 
 
 class ClusterPulsarSource(PulsarSource):
@@ -127,7 +154,7 @@ def _topics(values: Values) -> tuple[str, ...]:
     for name in names:
         if not _TOPIC.fullmatch(name):
             fail("topic", found=repr(name), expected="persistent://tenant/namespace/topic, or the last part of it")
-        if split_name(name)[0] != name and split_name(name)[0] in names:
+        if split_partition(name)[0] != name and split_partition(name)[0] in names:
             fail("topic", found=f"{name!r}, a partition of a topic that is named, too", expected="each message once")
     return tuple(names)
 
@@ -150,7 +177,10 @@ class _PulsarStreamReader(TopicStreamReader[PulsarLog]):
         begun = from_json(start)
         self._last = last = newer(begun, self._subscriptions.last() if self._target is None else self._target)
         self._check(begun, last)
-        return to_json(begun | limited(self._subscriptions.client, begun, last, self._budget(limit), self._log))
+        ends = (
+            last if isinstance(limit, ReadAllAvailable) else limited(self._subscriptions.client, begun, last, self._log)
+        )
+        return to_json(begun | ends)
 
     def reportLatestOffset(self) -> Checkpoint | None:  # noqa: N802
         return None if self._last is None else to_json(self._last)
@@ -239,7 +269,9 @@ class Subscriptions:
 
     def release(self, offsets: Offsets) -> None:
         """Acknowledge what is committed, except the last entry: while it exists, nothing after it was deleted."""
-        read = {name: position for name, position in offsets.items() if {name, split_name(name)[0]} & set(self._topics)}
+        read = {
+            name: position for name, position in offsets.items() if {name, split_partition(name)[0]} & set(self._topics)
+        }
         new = read.items() - self._committed.items()
         self._committed.update(read)
         # -1, before the first entry of a ledger, acknowledges all ledgers before it.

@@ -9,17 +9,17 @@ import contextlib
 import itertools
 import logging
 import math
-import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
+
+from claimcheck.config import Config
 from claimcheck.spark._columns import MAP_TYPE
-from claimcheck.spark.sources._admission_control import Budget, Entry, Scale, Spent, share, take
-from claimcheck.spark.sources._errors import AccessError, DataLossError, ForeignMessageError
+from claimcheck.spark.sources._options import AccessError, DataLossError, ForeignMessageError
 from claimcheck.spark.sources._pulsar_client import (
-    IN_PARALLEL,
     Connection,
     check_topic,
     client_errors,
@@ -31,7 +31,7 @@ from claimcheck.spark.sources._pulsar_client import (
     transport_error,
 )
 from claimcheck.spark.sources._source import Checkpoint, OffsetRange
-from claimcheck.transports.pulsar._errors import vendor
+from claimcheck.transports.pulsar._queries import NOTHING, split_partition, vendor
 
 if TYPE_CHECKING:
     import pulsar
@@ -57,10 +57,6 @@ _BATCH_ROWS = 8192
 _BATCH_BYTES = 8 << 20  # and at most one message more; Spark copes with 16 MiB
 _PER_MESSAGE_BYTES = 100
 
-_SAMPLE_ROWS = 1000
-_SAMPLED_ROWS = 10_000  # of all partitions together, but at least `_LEAST_ROWS` of each
-_LEAST_ROWS = 50
-_PARTITION = re.compile(r"(.+)-partition-(\d+)")
 
 _log = logging.getLogger(__name__)
 
@@ -72,9 +68,6 @@ Offsets = dict[str, Position]
 
 Range = OffsetRange[Position]
 """The entries after ``start``, which must still exist, up to and including ``end``; `NOTHING` is before the first."""
-
-NOTHING: Position = (-1, -1)
-"""Before all entries."""
 
 _Span = tuple[int, int, int]  # a ledger, and the first and last of its entries
 
@@ -93,17 +86,11 @@ def to_json(offsets: Offsets) -> Checkpoint:
     return {name: list(offsets[name]) for name in sorted(offsets)}
 
 
-def split_name(partition: str) -> tuple[str, int]:
-    """Split the name of a partition into the topic's name and the partition's number, -1 without one."""
-    match = _PARTITION.fullmatch(partition)
-    return (match[1], int(match[2])) if match else (partition, -1)
-
-
 def message_id_at(partition: str, position: Position) -> pulsar.MessageId:
     """Return the id of an entry; the earliest one for `NOTHING`."""
     if position == NOTHING:
         return vendor().MessageId.earliest
-    return vendor().MessageId(split_name(partition)[1], *position, -1)
+    return vendor().MessageId(split_partition(partition)[1], *position, -1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +103,16 @@ class PulsarLog:
     subscription: str = ""
     at_end: bool = False
     min_partitions: int = 1
-    budget: Budget = field(default_factory=Budget)
-    scale: Scale = field(default_factory=Scale)
+    max_rows: int | None = None
+    max_payload_bytes: int | None = None
+    config: Config = Config()  # noqa: RUF009 - frozen
+
+    @property
+    def limit(self) -> ReadLimit:
+        """The limit of a trigger; both limits apply, though Spark can express only one."""
+        if self.max_rows is not None:
+            return ReadMaxRows(self.max_rows)
+        return ReadAllAvailable() if self.max_payload_bytes is None else ReadMaxBytes(self.max_payload_bytes)
 
     def lost(self, partition: str, what: str) -> None:
         """Report that messages were, or may have been, deleted before this query read them."""
@@ -140,7 +135,7 @@ class PulsarLog:
         return split(ranges, self.min_partitions, partial(ledger_sizes, self.connection))
 
     def batches(self, offsets: Range, schema: pa.Schema, /) -> Iterator[pa.RecordBatch]:
-        topic = split_name(offsets.partition)
+        topic = split_partition(offsets.partition)
         received: list[Received] = []
         size = 0
         for each in read_messages(client_for(self.connection), offsets, self):
@@ -373,79 +368,3 @@ def _cut(spans: Sequence[_Span], index: int) -> Position:
             return ledger, first + index
         index -= last - first + 1
     raise IndexError(index)
-
-
-# Where a trigger ends ------------------------------------------------------------------------------------------------
-
-
-def newer(start: Offsets, last: Offsets) -> Offsets:
-    """Return the ends of partitions with new messages; the end of an emptied topic is before what was read."""
-    return {name: end for name, end in last.items() if end > start.get(name, NOTHING)}
-
-
-def limited(client: pulsar.Client, start: Offsets, last: Offsets, budget: Budget, log: PulsarLog) -> Offsets:
-    """Return where a trigger ends within a budget for all partitions together."""
-    if budget.unlimited or not last:
-        return last
-    begun = {name: start.get(name, NOTHING) for name in last}
-    sample = min(_SAMPLE_ROWS, max(_LEAST_ROWS, _SAMPLED_ROWS // len(last)))
-    sizes = cache(partial(ledger_sizes, log.connection))
-    queue = max(1, log.queue // min(len(last), IN_PARALLEL))  # as many messages in memory as with one reader
-
-    def end_of(name: str, begin: Position, part: Budget) -> tuple[Position, Spent]:
-        rows = sample if part.rows is None else min(part.rows, sample)
-        shallow = replace(log, queue=max(1, min(queue, rows)))
-        offsets, is_first = OffsetRange(name, begin, last[name]), begin == begun[name]
-        entries = _entries(client, offsets, shallow, None if part.size is None else log.scale)
-        with contextlib.closing(entries):
-            try:
-                return _end(entries, offsets, part, sizes, sample=sample, is_first=is_first)
-            except ForeignMessageError:
-                if is_first:  # else this trigger ends before it, and the next one fails
-                    raise
-                return begin, Spent()
-
-    return share(begun, last, budget, end_of, in_parallel)
-
-
-def _end(
-    entries: Iterable[Entry[Position]],
-    offsets: Range,
-    budget: Budget,
-    sizes: Callable[[str], Mapping[int, int]],
-    *,
-    sample: int,
-    is_first: bool,
-) -> tuple[Position, Spent]:
-    # Without entries, the whole range was deleted; later, the next entry is larger than the rest of the budget.
-    end, spent = offsets.end if is_first else offsets.start, Spent()
-    for number, (end, spent) in enumerate(take(entries, budget, least=is_first), 1):
-        if budget.size is not None or budget.rows is None or spent.rows < sample:
-            continue
-        # Extrapolate within the ledger, as if all entries were like those that were read.
-        wanted = max(0, budget.rows - spent.rows) * number // spent.rows
-        is_last = end[0] == offsets.end[0]
-        last = offsets.end[1] if is_last else sizes(offsets.partition).get(end[0], 0) - 1
-        if is_last or end[1] + wanted <= last:
-            more = min(wanted, last - end[1])
-            return (end[0], end[1] + more), Spent(spent.rows + more * spent.rows // number, spent.size)
-    return end, spent
-
-
-def _entries(client: pulsar.Client, offsets: Range, log: PulsarLog, scale: Scale | None) -> Generator[Entry[Position]]:
-    current: Position | None = None
-    rows = size = 0
-    try:
-        for position, _, message in read_messages(client, offsets, log):
-            if current is not None and position != current:
-                yield Entry(current, rows, size)
-                rows = size = 0
-            current = position
-            rows += 1
-            if scale is not None:
-                size += scale.weigh(message.data(), message.length())
-    except ForeignMessageError:
-        if current is None:  # else this trigger ends before it, and the next one fails
-            raise
-    if current is not None:
-        yield Entry(current, rows, size)

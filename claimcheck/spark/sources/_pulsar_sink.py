@@ -13,27 +13,37 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from claimcheck._validation import fail
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError
+from claimcheck.spark._columns import HEADERS_TYPE, MAP_TYPE, row_source
 from claimcheck.spark._worker import claim_check
+from claimcheck.spark.sources._options import RowSendError
 from claimcheck.spark.sources._pulsar_client import Connection, client_errors, client_for, web_service
-from claimcheck.spark.sources._rows import Columns, SinkRow
-from claimcheck.spark.sources._source import TaskResults
-from claimcheck.transports.pulsar._deadlines import BoundedProducer
-from claimcheck.transports.pulsar._errors import error_of, vendor
 from claimcheck.transports.pulsar._producer import PulsarProducer
+from claimcheck.transports.pulsar._queries import vendor
+from claimcheck.transports.pulsar._send import BoundedProducer, error_of
 
 if TYPE_CHECKING:
     import pulsar
     import pyarrow as pa
+    from pyspark.sql.types import StructType
 
 _BATCH_BYTES = 128 << 10  # the client's own default
 _BATCH_MESSAGES = 1000
 _GRACE_SECONDS = 30.0
+
+_KINDS = {
+    "value": ("binary",),
+    "key": ("binary", "string"),
+    "topic": ("string",),
+    "properties": (MAP_TYPE,),
+    "headers": (HEADERS_TYPE,),
+}
 
 _log = logging.getLogger(__name__)
 
@@ -43,29 +53,31 @@ class _Sent(WriterCommitMessage):
     rows: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PulsarSink:
+    """The options of a query that writes, and Spark's commit protocol."""
+
     connection: Connection
     columns: Columns
     config: Config | None
     max_message_bytes: int
     timeout_seconds: float
 
-    def write(self, batches: Iterable[pa.RecordBatch]) -> WriterCommitMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Send the rows of a task and wait until the broker has all of them."""
         sending = _Sending(self)
         try:
-            rows = sum(map(sending.send, self.columns.rows(batches)))
+            rows = sum(map(sending.send, self.columns.rows(iterator)))
             sending.finish()
         finally:
             sending.close()
         return _Sent(rows)
 
-    def commit(self, results: TaskResults, batch: int | None) -> None:
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803
         """Do nothing: the broker has all messages."""
 
-    def abort(self, results: TaskResults) -> None:
-        sent = sum(result.rows for result in results if isinstance(result, _Sent))
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803
+        sent = sum(result.rows for result in messages if isinstance(result, _Sent))
         _log.warning("the job was aborted; %d rows of completed tasks stay in their topics", sent)
 
     def producer(self, client: pulsar.Client, topic: str) -> BoundedProducer | PulsarProducer:
@@ -90,6 +102,14 @@ class PulsarSink:
         return PulsarProducer(native, claim_check(self.config), max_message_bytes=limit, deadline_seconds=deadline)
 
 
+class BatchSink(PulsarSink, DataSourceArrowWriter):
+    pass
+
+
+class StreamSink(PulsarSink, DataSourceStreamArrowWriter):
+    pass
+
+
 class _Sending:
     """The producers of one task, one for each topic, and its rows in flight."""
 
@@ -99,10 +119,10 @@ class _Sending:
         self._producers: dict[str, BoundedProducer | PulsarProducer] = {}
         self._changed = threading.Condition()
         self._waiting = 0
-        self._failed: list[tuple[SinkRow, pulsar.Result]] = []
+        self._failed: list[tuple[_Row, pulsar.Result]] = []
         self._ok = vendor().Result.Ok
 
-    def send(self, row: SinkRow) -> int:
+    def send(self, row: _Row) -> int:
         """Send one row; returns 1, for a sum."""
         if self._failed:
             self._raise()
@@ -141,7 +161,7 @@ class _Sending:
             except Exception as error:
                 _log.warning("%s: closing a producer failed: %s", topic, type(error).__name__)
 
-    def _record(self, row: SinkRow, result: pulsar.Result, message_id: object) -> None:
+    def _record(self, row: _Row, result: pulsar.Result, message_id: object) -> None:
         """Record a result, in the client's thread."""
         if result != self._ok:
             self._failed.append((row, result))
@@ -157,7 +177,7 @@ class _Sending:
         raise row.error(self._why(row, result.name)) from error_of(result)
 
     @contextlib.contextmanager
-    def _errors_of(self, row: SinkRow) -> Iterator[None]:
+    def _errors_of(self, row: _Row) -> Iterator[None]:
         """Add the row to errors."""
         try:
             yield
@@ -167,7 +187,7 @@ class _Sending:
         except vendor().exceptions.PulsarException as error:
             raise row.error(self._why(row, type(error).__name__)) from error
 
-    def _why(self, row: SinkRow, name: str) -> str:
+    def _why(self, row: _Row, name: str) -> str:
         if name != "MessageTooBig":
             return name
         size, offloads = len(row.value or b""), self._sink.config is not None
@@ -178,10 +198,81 @@ class _Sending:
         )
 
 
-def _as_text(row: SinkRow, what: str, value: str | bytes | None) -> str | None:
+def _as_text(row: _Row, what: str, value: str | bytes | None) -> str | None:
     if value is None or isinstance(value, str):
         return value
     try:
         return value.decode()
     except UnicodeDecodeError as error:
         raise row.error(f"{what} is not UTF-8, which Pulsar requires") from error
+
+
+# Rows -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    number: int
+    topic: str
+    value: bytes | None
+    key: str | bytes | None
+    headers: list[tuple[str, str | bytes]]
+    batch: pa.RecordBatch
+    index: int
+
+    @property
+    def source(self) -> str:
+        columns = self.batch.slice(self.index, 1)
+        names = [n for n in ("topic", "partition", "offset", "ledger_id", "entry_id") if n in columns.schema.names]
+        origin = row_source(columns.select(names).to_pylist()[0]) if names else ""
+        return f"row {self.number} of this task" + (f" ({origin})" if origin else "")
+
+    def error(self, why: str) -> RowSendError:
+        text = f"{self.topic}: {self.source} was not sent: {why}"
+        return RowSendError(text, destination=self.topic, row=self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of a batch that hold the parts of a message."""
+
+    places: dict[str, int]
+    topic: str | None
+
+    @classmethod
+    def of(cls, schema: StructType, *, topic: str | None) -> Columns:
+        """Find the columns, on the driver; all others are ignored."""
+        places: dict[str, int] = {}
+        for place, field in enumerate(schema):
+            name, kind = field.name.lower(), field.dataType.simpleString()
+            if name not in _KINDS or (name == "topic" and topic is not None):
+                continue
+            if kind not in _KINDS[name] or name in places:
+                found = f"{field.name!r} twice" if name in places else f"{field.name!r} of type {kind}"
+                fail(f"column {name}", found=found, expected=f"one column of type {' or '.join(_KINDS[name])}")
+            places[name] = place
+        if "value" not in places:
+            fail("column value", found="nothing", expected="a column of type binary: the messages to send")
+        if topic is None and "topic" not in places:
+            fail("topic", found="nothing", expected="the name of a topic, or a column of that name")
+        return cls(places, topic)
+
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_Row]:
+        """Return the rows of a task; raises `RowSendError` at a row without a topic."""
+        number = 0
+        for batch in batches:
+            columns = {name: batch.column(place) for name, place in self.places.items()}
+            for index in range(batch.num_rows):
+                parts = {name: column[index].as_py() for name, column in columns.items()}
+                topic = self.topic or parts.get("topic") or ""
+                row = _Row(number, topic, parts["value"], parts.get("key"), _headers(parts), batch, index)
+                if not row.topic:
+                    raise row.error("its column topic is null, and there is no option topic")
+                yield row
+                number += 1
+
+
+def _headers(parts: dict[str, Any]) -> list[tuple[str, str | bytes]]:
+    pairs: list[tuple[str | None, str | bytes | None]] = [*(parts.get("properties") or ())]
+    pairs += [(each["key"], each["value"]) for each in parts.get("headers") or () if each is not None]
+    return [(name, b"" if value is None else value) for name, value in pairs if name is not None]

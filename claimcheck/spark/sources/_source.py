@@ -1,32 +1,15 @@
-"""The part of a data source that all sources share: options to readers and writers, and Spark's callbacks."""
+"""What both sources share: options to readers, and Spark's callbacks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceReader,
-    DataSourceStreamArrowWriter,
-    DataSourceStreamReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-    InputPartition,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
 from claimcheck._validation import fail
-from claimcheck.spark.sources._admission_control import Budget
 from claimcheck.spark.sources._options import COUNT, TEXT, OptionType, Values, choice, parse
 
 if TYPE_CHECKING:
@@ -38,9 +21,6 @@ L = TypeVar("L", bound="Log")
 
 Checkpoint = dict[str, Any]
 """Offsets as Spark keeps them, as JSON."""
-
-TaskResults = Sequence[WriterCommitMessage | None]
-"""The results of a job's tasks; ``None`` for those that did not finish."""
 
 
 class OffsetRange(InputPartition, Generic[P]):
@@ -54,27 +34,14 @@ class Log(Protocol):
     """The options of a query that reads. Can be pickled."""
 
     @property
-    def budget(self) -> Budget:
-        """The limits of a trigger."""
+    def limit(self) -> ReadLimit:
+        """What a trigger reads at most."""
 
     def ranges(self) -> Sequence[InputPartition]:
         """Return all messages that are in the topics now, one range for each partition that is not empty."""
 
     def batches(self, offsets: Any, schema: pa.Schema, /) -> Iterator[pa.RecordBatch]:
         """Read a range in this process."""
-
-
-class Sink(Protocol):
-    """The options of a query that writes, and its commit protocol. Can be pickled."""
-
-    def write(self, batches: Iterable[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write the rows of one task."""
-
-    def commit(self, results: TaskResults, batch: int | None) -> None:
-        """Commit a job whose tasks have all finished; ``batch`` is the number of a stream's micro-batch."""
-
-    def abort(self, results: TaskResults) -> None:
-        """Undo a job that failed, as far as possible."""
 
 
 class TopicSource(DataSource):
@@ -86,10 +53,7 @@ class TopicSource(DataSource):
         "topic": TEXT,
         "startingPosition": choice("earliest", "latest"),
         "maxRowsPerTrigger": COUNT,
-        "maxPayloadBytesPerTrigger": COUNT,
-        "config": TEXT,
     }
-    write_options: ClassVar[dict[str, OptionType]] = {"topic": TEXT, "config": TEXT, "maxMessageBytes": COUNT}
 
     def schema(self) -> str:
         """Return all columns; a query whose schema has fewer of them is faster."""
@@ -108,21 +72,10 @@ class TopicSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         return self._stream_reader(parse(self.options, self.read_options), _checked(schema, self.columns))
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        if overwrite:
-            fail("mode", found="'overwrite'", expected="'append': topics are append-only")
-        return _BatchWriter(self._sink_of(parse(self.options, self.write_options), schema))
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        return _StreamWriter(self._sink_of(parse(self.options, self.write_options), schema))
-
     def _log_of(self, values: Values) -> Log:
         raise NotImplementedError
 
     def _stream_reader(self, values: Values, schema: StructType) -> DataSourceStreamReader:
-        raise NotImplementedError
-
-    def _sink_of(self, values: Values, schema: StructType) -> Sink:
         raise NotImplementedError
 
 
@@ -133,17 +86,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Gen
         self._log, self._schema = log, schema
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit of a trigger; both limits apply, though Spark can express only one."""
-        budget = self._log.budget
-        if budget.rows is not None:
-            return ReadMaxRows(budget.rows)
-        return ReadAllAvailable() if budget.size is None else ReadMaxBytes(budget.size)
+        return self._log.limit
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._log.batches(partition, _arrow_schema(self._schema))
-
-    def _budget(self, limit: ReadLimit) -> Budget:
-        return Budget() if isinstance(limit, ReadAllAvailable) else self._log.budget
 
 
 class _BatchReader(DataSourceReader):
@@ -157,28 +103,6 @@ class _BatchReader(DataSourceReader):
         if isinstance(partition, OffsetRange):
             return self._log.batches(partition, _arrow_schema(self._schema))
         return iter(())  # all partitions are empty
-
-
-class _Writer:
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return self._sink.write(iterator)
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803
-        self._sink.commit(messages, batchId)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803
-        self._sink.abort(messages)
-
-
-class _BatchWriter(_Writer, DataSourceArrowWriter):
-    pass
-
-
-class _StreamWriter(_Writer, DataSourceStreamArrowWriter):
-    pass
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:

@@ -1,16 +1,39 @@
-"""Methods that the wrappers of native clients share: context managers, and coroutines for blocking methods."""
+"""What the wrappers of native clients share: delegated and closing methods, coroutines, and a thread for rollbacks."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class Delegated:
+    """Has the methods of a native object that are named in ``delegated``."""
+
+    __slots__ = ()
+
+    delegated: ClassVar[frozenset[str]] = frozenset()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.delegated:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        return getattr(self._delegate(), name)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.delegated]
+
+    def _delegate(self) -> Any:
+        return self._native
 
 
 class Closing:
@@ -75,3 +98,37 @@ def off_the_loop(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatena
         return await self._call(work)
 
     return call
+
+
+class RollbackWorker:
+    """A single thread for the work that follows a failed send; started at first use."""
+
+    def __init__(self) -> None:
+        self._thread = _one_thread()
+        self._pending: set[Future[None]] = set()
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Run ``work`` in the thread; errors are logged."""
+        future = self._thread.submit(_logged, work)
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+
+    def wait(self) -> None:
+        """Wait until all submitted work is done."""
+        wait(list(self._pending))
+
+    def close(self) -> None:
+        """Wait for submitted work, and stop the thread; work that is submitted later has another one."""
+        thread, self._thread = self._thread, _one_thread()
+        thread.shutdown()
+
+
+def _one_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="claimcheck-rollback")
+
+
+def _logged(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Exception:
+        _log.exception("cleanup after a failed send failed")

@@ -15,7 +15,7 @@ from claimcheck._threads import in_thread
 from claimcheck.transports._common.delegation import AsyncClosing, off_the_loop
 from claimcheck.transports.kafka._client import exception_of, native_client
 from claimcheck.transports.kafka._consumer import ConsumerOptions, KafkaConsumer
-from claimcheck.transports.kafka._message import KafkaMessage
+from claimcheck.transports.kafka._partition import ReadyMessage
 from claimcheck.transports.kafka._producer import DeliveryCallback, KafkaProducer, ProducerOptions
 
 if TYPE_CHECKING:
@@ -56,9 +56,10 @@ class AsyncKafkaConsumer(AsyncClosing):
     def __init__(self, consumer: AIOConsumer, cc: ClaimCheck, **options: Unpack[ConsumerOptions]) -> None:
         self._native: Any = consumer
         self._blocking = KafkaConsumer(native_client(consumer, "Consumer"), cc, **options)
+        self._receiver = self._blocking._receiver
         self._calls = CallSerializer(self._native._call)
         self._call = self._calls.call
-        self._reading: tuple[Message, asyncio.Task[None]] | None = None
+        self._reading: tuple[ReadyMessage, asyncio.Task[None]] | None = None
 
     async def poll(self, timeout: float = -1) -> Any:
         """Wait for the next payload. One that cannot be delivered is returned too; its value raises the error.
@@ -117,7 +118,7 @@ class AsyncKafkaConsumer(AsyncClosing):
 
     async def close(self) -> None:
         """Close the consumer as `KafkaConsumer.close` does; if the task is cancelled, closing continues."""
-        self._blocking._stop_storing_after_error()  # here: another task closes
+        self._blocking.stop_storing_after_error()  # here: another task closes
         await super().close()
 
     async def _close(self) -> None:
@@ -151,29 +152,30 @@ class AsyncKafkaConsumer(AsyncClosing):
         clock = asyncio.get_running_loop().time
         end = clock() + timeout if timeout is not None and timeout >= 0 else _FOREVER
         is_last = False
-        if self._blocking._prefetch.always or self._blocking._prefetch.room:
-            await self._call(self._blocking._expire_and_look_ahead)
+        receiver = self._receiver
+        if receiver.prefetch.always or receiver.prefetch.room:
+            await self._call(receiver.look_ahead)
         while True:
             async with self._calls.exclusive():  # without an await: the caller gets the messages, or they stay queued
-                waiting = self._blocking._waiting(count)
-                unread = next((place for place, each in enumerate(waiting) if not _is_read(each.message)), None)
+                waiting = receiver.waiting(count)
+                unread = next((place for place, each in enumerate(waiting) if not each.is_read), None)
                 ready = len(waiting) if unread is None else unread
                 if ready == count or is_last:
-                    self._blocking._before_next()
-                    return self._blocking._hand_out(ready)
+                    receiver.begin_call()
+                    return receiver.hand_out(ready)
             left = max(0.0, end - clock())
             is_last = not left
             if unread is not None:
-                await self._read(waiting[unread].message, left)
+                await self._read(waiting[unread], left)
             else:
-                gather = functools.partial(self._blocking._gather, count - ready, min(_STEP_SECONDS, left))
+                gather = functools.partial(receiver.gather, count - ready, min(_STEP_SECONDS, left))
                 await self._call(gather)
 
-    async def _read(self, message: Any, seconds: float) -> None:
+    async def _read(self, ready: ReadyMessage, seconds: float) -> None:
         """Read a stored payload in a thread; after a timeout or a cancellation the read continues."""
-        if self._reading is None or self._reading[0] is not message:
+        if self._reading is None or self._reading[0] is not ready:
             self._stop_reading()
-            self._reading = message, asyncio.ensure_future(in_thread(message.read))
+            self._reading = ready, asyncio.ensure_future(in_thread(ready.read))
         reading = self._reading[1]
         await asyncio.wait([reading], timeout=None if seconds == _FOREVER else seconds)
         if reading.done():
@@ -186,11 +188,6 @@ class AsyncKafkaConsumer(AsyncClosing):
         if self._reading is not None:
             self._reading[1].cancel()
             self._reading = None
-
-
-def _is_read(message: Message) -> bool:
-    """Whether a message's value is available without a store."""
-    return not isinstance(message, KafkaMessage) or message.is_read
 
 
 class CallSerializer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -70,19 +71,21 @@ def exception_of(error: KafkaError) -> Exception:
     return exception
 
 
+def passed_on(name: str) -> Callable[..., Any]:
+    """Return a method that calls the client's own, with its arguments and its result."""
+
+    def call(self: NativeClient, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._native, name)(*args, **kwargs)
+
+    call.__name__, call.__doc__ = name, f"Same as ``{name}`` of the client."
+    return call
+
+
 class NativeClient(Closing):
-    """Methods that producers and consumers share."""
+    """A wrapper of a client; these methods are the same for producers and consumers."""
 
     _native: Producer | Consumer
 
-    def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
-        """Return the cluster's metadata for one topic or for all, as ``list_topics`` of the client does."""
-        return self._native.list_topics(topic, timeout)
-
-    def cluster_id(self, timeout: float = -1) -> str:
-        """Return the cluster's id, as ``cluster_id`` of the client does."""
-        return self._native.cluster_id(timeout)
-
-    def set_sasl_credentials(self, username: str, password: str) -> None:
-        """Set the SASL credentials for new connections, as ``set_sasl_credentials`` of the client does."""
-        self._native.set_sasl_credentials(username, password)
+    list_topics = passed_on("list_topics")
+    cluster_id = passed_on("cluster_id")
+    set_sasl_credentials = passed_on("set_sasl_credentials")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from claimcheck._receive.resolver import Outcome, Resolved
-from claimcheck._threads import IoThreads
 from claimcheck._wire import headers as hints
 from claimcheck._wire.envelope import Literal, Plain
 from claimcheck.errors import ClaimCheckError
-from claimcheck.transports._common.stored_payload import StoredPayload
+from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.kafka._client import vendor
 
 if TYPE_CHECKING:
@@ -82,31 +80,6 @@ class KafkaMessage(Message):
             return error
         return None
 
-    @property
-    def is_read(self) -> bool:
-        """Whether `value` returns on an event loop without waiting for a store."""
-        return self._problem is not None or self._stored is None or self._stored.is_read
-
-    def read(self) -> None:
-        """Read a stored payload in a thread; afterwards `value` returns at once on an event loop."""
-        if self._stored is not None:
-            self._stored.read()
-
-    def fetch(self, threads: IoThreads) -> None:
-        """Start reading a stored payload in another thread; `value` waits for it."""
-        if self._stored is not None:
-            self._stored.prefetch(threads)
-
-    def watch(self, on_get: Callable[[bool], None]) -> None:
-        """Call a function once a stored payload is requested, with whether that had to wait for the store."""
-        if self._stored is not None:
-            self._stored.watch(on_get)
-
-    @property
-    def stored_bytes(self) -> int:
-        """Size of a stored payload until `value` has returned it; 0 if it is unknown or the payload is not stored."""
-        return 0 if self._stored is None else self._stored.size
-
     def __len__(self) -> int:
         return super().__len__() if self._stored is None else self._stored.size
 
@@ -119,6 +92,11 @@ class KafkaMessage(Message):
 
     def __repr__(self) -> str:
         return f"<KafkaMessage {self.topic()}[{self.partition()}] at {self.offset()}>"
+
+
+def stored_of(message: Message) -> StoredPayload | None:
+    """Return a message's payload if it is in a store until `KafkaMessage.value` has returned it."""
+    return message._stored if isinstance(message, KafkaMessage) else None
 
 
 def last_offset(message: Message) -> int | None:

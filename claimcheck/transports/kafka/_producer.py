@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from claimcheck._send.outbound import Outbound
-from claimcheck._validation import check_cc, check_int, check_seconds, check_type
+from claimcheck._validation import check_cc, check_int, check_type
 from claimcheck._wire import headers as hints
 from claimcheck._wire.envelope import Envelope, FailedEnvelope
 from claimcheck._wire.headers import kafka_overhead
-from claimcheck.errors import ClaimCheckError
-from claimcheck.transports._common.rollback_worker import RollbackWorker
-from claimcheck.transports.kafka._client import NativeClient, classify, vendor
+from claimcheck.transports._common.delegation import RollbackWorker
+from claimcheck.transports.kafka._client import NativeClient, classify, passed_on, vendor
 from claimcheck.transports.kafka._message import report_of
-from claimcheck.transports.kafka._send import InFlightWindow, Poller
-from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES, Topics
+from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES
+from claimcheck.transports.kafka._send import InFlightWindow, Poller, Topics
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Message, Producer, TopicPartition
+    from confluent_kafka import KafkaError, Message, Producer
     from confluent_kafka.admin import AdminClient
 
     from claimcheck._client import ClaimCheck
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 _NOT_PLAIN = 1 << 62  # larger than every limit
 _MAX_KNOWN_TOPICS = 10_000
 _MIN_LIMIT_BYTES = 1000
+_WINDOW_BYTES = 16 << 20  # of chunks of one payload in flight
+_ROOM_SECONDS = 60.0  # in which the queue may get room for an offloaded payload
 _SMALL_BYTES = 5000  # a topic hardly ever has a lower limit, and reading the report doubles the cost of a small record
 _MIN_OVERHEAD = kafka_overhead(None, None)
 
@@ -41,8 +42,6 @@ class ProducerOptions(TypedDict, total=False):
 
     max_message_bytes: int
     admin: AdminClient | None
-    window_bytes: int
-    room_seconds: float
 
 
 class KafkaProducer(NativeClient):
@@ -60,8 +59,6 @@ class KafkaProducer(NativeClient):
             size, whether the topic is compacted (then chunks are refused), and how much it retains. The first `produce`
             to each topic waits for the response. The request is repeated after the topic rejected a record of
             more than 5,000 bytes as too large.
-        window_bytes: Maximum bytes of chunks of one payload in flight.
-        room_seconds: How long an offloaded payload waits for space in the producer's queue.
 
     Raises:
         ConfigError: An argument is out of range or of the wrong type; for an object also a `TypeError`.
@@ -74,15 +71,11 @@ class KafkaProducer(NativeClient):
         *,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         admin: AdminClient | None = None,
-        window_bytes: int = 16 << 20,
-        room_seconds: float = 60.0,
     ) -> None:
         expected = "a confluent_kafka.Producer; serialize values before produce"
         check_type("producer", producer, valid=type(producer) is vendor().Producer, expected=expected)
         check_cc(cc)
         check_int("max_message_bytes", max_message_bytes, minimum=_MIN_LIMIT_BYTES)
-        check_int("window_bytes", window_bytes, minimum=1)
-        check_seconds("room_seconds", room_seconds)
         is_admin = admin is None or hasattr(admin, "describe_configs")
         check_type("admin", admin, valid=is_admin, expected="a confluent_kafka.admin.AdminClient")
         self._native: Producer = producer
@@ -93,8 +86,8 @@ class KafkaProducer(NativeClient):
         self._first_byte = self._header[0]
         self._produce: Any = producer.produce  # its type forbids some arguments that it accepts
         self._plain_limits: dict[str, int] = {}  # by topic: bytes of value and key of a plain record without headers
-        self._window_bytes = window_bytes
-        self._room_seconds = room_seconds
+        self._window_bytes = _WINDOW_BYTES
+        self._room_seconds = _ROOM_SECONDS
         self._poller = Poller(producer)
         self._closed = False
         self._rollbacks = RollbackWorker()
@@ -114,7 +107,7 @@ class KafkaProducer(NativeClient):
         """Send one payload; takes the arguments of `confluent_kafka.Producer.produce`.
 
         A payload for a store is stored before this returns. Chunks are sent as earlier ones are acknowledged, all to
-        the partition of the first; the last ``window_bytes`` of them are in flight when this returns.
+        the partition of the first; the last 16 MiB of them are in flight when this returns.
 
         Args:
             topic: The topic.
@@ -131,7 +124,8 @@ class KafkaProducer(NativeClient):
 
         Raises:
             TypeError: The callback is not callable, or the client does not accept another argument. Nothing was sent.
-            BufferError: The producer's queue is full; nothing was sent, and nothing is stored.
+            BufferError: The producer's queue is full, for 60 seconds if the payload was offloaded; nothing was sent,
+                and nothing is stored.
             CompactedTopicError: The payload would be sent as chunks to a compacted topic. Nothing was sent.
             PartialSendError: Some chunks are or may be in the topic; an abort envelope followed them if possible.
             KafkaException: An error of the client, unchanged. If the record was definitely not sent, the stored payload
@@ -155,29 +149,6 @@ class KafkaProducer(NativeClient):
             return
         self._offload(topic, value, key, partition, callback, timestamp, headers)
 
-    def produce_batch(
-        self,
-        topic: str,
-        messages: Sequence[dict[str, Any]],
-        partition: int = -1,
-        callback: Callback = None,
-        on_delivery: Callback = None,
-    ) -> int:
-        """Send several payloads, each a dict of arguments of `produce`. Unlike the client, this sends their headers.
-
-        The arguments of a message take precedence over those of the batch.
-
-        Returns:
-            How many were sent; each of the others has its error under ``_error``.
-
-        Raises:
-            TypeError: A message is not a dict, or the callback of the batch is not callable. Nothing was sent.
-        """
-        callback = _checked_callback(callback, on_delivery)
-        if not all(isinstance(message, dict) for message in messages):
-            raise TypeError("messages must be dicts of the arguments of produce")
-        return sum(self._produce_message(topic, message, partition, callback) for message in messages)
-
     def sends_plain(self, topic: str, value: object, key: Key, headers: object) -> bool:
         """Whether this payload would be sent unchanged, without a request to the broker and without waiting."""
         known = self._topics.knows(topic) or (value is not None and topic in self._plain_limits)
@@ -198,10 +169,6 @@ class KafkaProducer(NativeClient):
         self._rollbacks.wait()
         return self._poller.flush(timeout) if len(self._native) else left  # rollbacks may have sent abort envelopes
 
-    def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
-        """Discard records in the queue and in flight; their reports have an error. Only queued ones are rolled back."""
-        self._native.purge(in_queue=in_queue, in_flight=in_flight, blocking=blocking)
-
     def close(self) -> bool:
         """Flush and close; returns whether every record has its report. A second call does nothing."""
         if self._closed:
@@ -212,20 +179,14 @@ class KafkaProducer(NativeClient):
             closing.callback(self._native.close)
             return self.flush() == 0
 
-    def init_transactions(self, timeout: float = -1) -> None:
-        """Same as ``init_transactions`` of the client."""
-        self._native.init_transactions(timeout)
+    purge = passed_on("purge")
+    init_transactions = passed_on("init_transactions")
+    send_offsets_to_transaction = passed_on("send_offsets_to_transaction")
 
     def begin_transaction(self) -> None:
         """Begin a transaction. A commit keeps the payloads stored in it; an abort deletes them."""
         self._native.begin_transaction()
         self._transaction = []
-
-    def send_offsets_to_transaction(
-        self, positions: list[TopicPartition], group_metadata: Any, timeout: float = -1
-    ) -> None:
-        """Same as the client; pass `KafkaConsumer.position`, which never passes an incomplete payload."""
-        self._native.send_offsets_to_transaction(positions, group_metadata, timeout)
 
     def commit_transaction(self, timeout: float = -1) -> None:
         """Flush and commit.
@@ -276,31 +237,15 @@ class KafkaProducer(NativeClient):
     def _plain_limit(self, topic: str) -> int:
         limit = self._plain_limits.get(topic)
         if limit is None:
-            limit = self._cc.threshold(topic, self._topics.of(topic).limit) - _MIN_OVERHEAD
+            limit = self._cc.threshold(topic, self._topics.limit(topic)) - _MIN_OVERHEAD
             if self._topics.knows(topic) and len(self._plain_limits) < _MAX_KNOWN_TOPICS:
                 self._plain_limits[topic] = limit
         return limit
 
-    def _produce_message(self, topic: str, message: dict[str, Any], partition: int, callback: Callback) -> bool:
-        arguments = {"partition": partition} | message
-        arguments.pop("_error", None)
-        if not {"callback", "on_delivery"} & arguments.keys():
-            arguments["callback"] = callback
-        try:
-            self.produce(topic, **arguments)
-            return True
-        except BufferError:
-            message["_error"] = vendor().KafkaError(vendor().KafkaError._QUEUE_FULL)
-        except vendor().KafkaException as error:
-            message["_error"] = error.args[0]
-        except (ClaimCheckError, TypeError, ValueError) as error:
-            message["_error"] = vendor().KafkaError(vendor().KafkaError._INVALID_ARG, str(error))
-        return False
-
     def _offload(
         self, topic: str, value: Any, key: Key, partition: int, callback: Callback, timestamp: int, headers: Any
     ) -> None:
-        limit = self._topics.of(topic).limit
+        limit = self._topics.limit(topic)
         block = self._cc.outbound(
             value, destination=topic, key=key, headers=headers, limit=limit, text_key=False, classify=classify
         )

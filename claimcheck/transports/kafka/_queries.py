@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 Place = tuple[str, int]
 """A topic and the number of a partition."""
 
+MAX_MESSAGE_BYTES = 1_000_000
+"""The client's default ``message.max.bytes``; the broker's is 1,048,588."""
+
 SECONDS = 30.0
 _REQUEST_SECONDS = 10.0
 _RECORDS = 500
@@ -170,7 +173,7 @@ def _keep(problems: list[str], error: Any) -> None:
 def _is_end(record: Any) -> bool:
     """Whether a message is the end of a partition, and no error that passes; raises any other error."""
     error, topic = record.error(), record.topic()
-    if error.code() == vendor().KafkaError._PARTITION_EOF:
+    if error.name() == "_PARTITION_EOF":
         return True
     if error.name() not in _PASSING:
         what = "the topics" if topic is None else f"partition {record.partition()} of topic {topic}"

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from claimcheck._wire import pointer as pointers
 from claimcheck._wire.envelope import PointerData, decode
 from claimcheck.errors import ConfigError, EnvelopeError, TransportError
-from claimcheck.transports._common.redrive import EndClock, Letter, Senders, foreign, patient, relabeled
+from claimcheck.transports._common.dead_letters import EndClock, Letter, Senders, foreign, patient, relabeled
 from claimcheck.transports.kafka._client import exception_of, vendor
 from claimcheck.transports.kafka._consumer import KafkaConsumer
 from claimcheck.transports.kafka._producer import KafkaProducer
-from claimcheck.transports.kafka._queries import KafkaTarget
-from claimcheck.transports.kafka._topic_limits import MAX_MESSAGE_BYTES
+from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES, KafkaTarget
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
@@ -34,7 +33,7 @@ _quiet = logging.getLogger(__name__)
 
 
 class KafkaDeadLetters:
-    """A dead-letter topic of Kafka; see `claimcheck.transports._common.redrive.DeadLetterTopic`."""
+    """A dead-letter topic of Kafka; see `claimcheck.transports._common.dead_letters.DeadLetterTopic`."""
 
     def __init__(self, place: KafkaTarget, cc: ClaimCheck, *, group: str) -> None:
         source, target = self._source, self._target = place.topics
@@ -51,10 +50,10 @@ class KafkaDeadLetters:
         self._reader = patient(cc, source=source, target=target)
         receiving = {**own, **_CONSUMER, "group.id": group}
         consumer = vendor().Consumer(receiving, logger=_quiet)
-        self._consumer = KafkaConsumer(consumer, self._reader, clock=self._clock)
-        self._consumer._assignment._keep = True  # of chunks: their signatures
         sending = {**own, _LIMIT: limit, "linger.ms": 0, "enable.idempotence": True}
         self._native = native = vendor().Producer(sending, logger=_quiet)
+        # With a producer for dead letters chunks are kept, and their signatures with them.
+        self._consumer = KafkaConsumer(consumer, self._reader, dead_letter_producer=native, clock=self._clock)
         admin = cluster.admin
         self._senders = Senders(cc, lambda each: KafkaProducer(native, each, max_message_bytes=limit, admin=admin))
 
@@ -131,6 +130,6 @@ class KafkaDeadLetters:
 
 def _ended(message: Any) -> int:
     """Return the partition that has no more records; raises any other error of the client."""
-    if message.error().code() != vendor().KafkaError._PARTITION_EOF:
+    if message.error().name() != "_PARTITION_EOF":
         raise exception_of(message.error())
     return int(message.partition())

@@ -1,7 +1,8 @@
-"""Sends the records of one payload: in-flight window, delivery reports, and the poller that serves them."""
+"""Sends the records of one payload: limits of the topic, in-flight window, and the poller for delivery reports."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -10,14 +11,21 @@ from typing import TYPE_CHECKING
 
 from claimcheck._send.outbound import SendLedger
 from claimcheck._wire.envelope import Envelope
-from claimcheck.transports.kafka._client import MissingReportError, exception_of
+from claimcheck._wire.headers import WireLimit, kafka_overhead
+from claimcheck.transports.kafka._client import CompactedTopicError, MissingReportError, exception_of, vendor
+from claimcheck.transports.kafka._queries import TopicSettings, topic_settings
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
+    from confluent_kafka.admin import AdminClient
 
     from claimcheck.transports.kafka._client import Record
 
+_log = logging.getLogger(__name__)
+
 _POLL_SECONDS = 0.1
+_RETRY_SECONDS = 5.0
+_DEFAULT = TopicSettings.of({})
 _STEP_SECONDS = 0.02  # another thread may be serving our reports
 
 
@@ -137,20 +145,14 @@ class InFlightWindow:
                     timestamp=self.timestamp, headers=envelope.headers,
                 )  # fmt: skip
                 return
-            except BufferError as error:
+            except BaseException as error:
                 deadline = deadline or self.clock() + self.room_seconds
-                if self.clock() > deadline:
-                    self._rejected(number, size, error)
+                if not isinstance(error, BufferError) or self.clock() > deadline:
+                    with self._lock:
+                        self._in_flight, self._bytes = self._in_flight - 1, self._bytes - size
+                        self.ledger.failed(number, error)
                     raise
                 self.poller.quietly(_STEP_SECONDS)
-            except BaseException as error:
-                self._rejected(number, size, error)
-                raise
-
-    def _rejected(self, number: int, size: int, error: BaseException) -> None:
-        with self._lock:
-            self._in_flight, self._bytes = self._in_flight - 1, self._bytes - size
-            self.ledger.failed(number, error)
 
     def _reported(self, number: int, size: int, error: KafkaError | None, report: Message) -> None:
         """Called in the thread that serves the producer."""
@@ -167,3 +169,71 @@ class InFlightWindow:
             on_complete = self._on_complete if not self._in_flight else None
         if on_complete is not None:
             on_complete()
+
+
+class Topics:
+    """Requests the configuration of each topic once, and again after `refresh`."""
+
+    def __init__(
+        self, admin: AdminClient | None, max_message_bytes: int, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._admin = admin
+        self._max_message_bytes = max_message_bytes
+        self._known: dict[str, TopicSettings] = {}
+        self._stale: set[str] = set()  # known topics only
+        self._retry_at: dict[str, float] = {}
+        self._clock = clock
+        self._warned = False
+
+    def of(self, name: str) -> TopicSettings:
+        """Return a topic's settings, or the defaults if the broker does not answer; a later call asks it again."""
+        if self._admin is not None and not self.knows(name) and self._retry_at.get(name, 0.0) <= self._clock():
+            settings = self._request(self._admin, name)
+            if settings is None or name in self._stale:
+                self._retry_at[name] = self._clock() + _RETRY_SECONDS
+            if settings is not None:
+                self._known[name] = settings
+                self._stale.discard(name)
+        return self._known.get(name, _DEFAULT)
+
+    def limit(self, name: str) -> WireLimit:
+        """Return the limit of one record of a topic."""
+        allowed = self.of(name).max_message_bytes or self._max_message_bytes
+        return WireLimit(min(allowed, self._max_message_bytes), kafka_overhead)
+
+    def knows(self, name: str) -> bool:
+        """Whether `of` returns the same limits until `refresh`, without a request."""
+        return self._admin is None or (name in self._known and name not in self._stale)
+
+    def refresh(self, name: str) -> None:
+        """Request a topic's limits again at its next use, but at most every few seconds."""
+        if name in self._known:
+            self._stale.add(name)
+
+    def check_chunks(self, name: str, size: int | None) -> None:
+        """Check that a topic can hold the chunks of a payload of ``size`` bytes, if the size is known."""
+        topic = self.of(name)
+        if topic.compacted:
+            text = f"{name} is compacted and would keep only the last chunk of a payload; use strategy external"
+            raise CompactedTopicError(text, destination=name)
+        if topic.retention_bytes is not None and size is not None and size > topic.retention_bytes:
+            _log.warning(
+                "%s: sending %d bytes as chunks to a partition that keeps %d (retention.bytes); the first chunks may "
+                "be deleted before the last one is read", name, size, topic.retention_bytes,
+            )  # fmt: skip
+        if self._admin is None and not self._warned:
+            self._warned = True
+            _log.warning("%s: sending chunks without checking whether the topic is compacted; pass admin=", name)
+
+    def _request(self, admin: AdminClient, name: str) -> TopicSettings | None:
+        try:
+            settings = topic_settings(admin, name)
+        except vendor().KafkaException as error:
+            _log.warning("%s: failed to read the topic's configuration: %s", name, error.args[0].name())
+            return None
+        if (max_bytes := settings.max_message_bytes) is not None and max_bytes < self._max_message_bytes:
+            _log.warning(
+                "%s accepts batches of at most %d bytes, and rejects a larger one as a whole: set the producer's "
+                "batch.size to %d or less", name, max_bytes, max_bytes,
+            )  # fmt: skip
+        return settings

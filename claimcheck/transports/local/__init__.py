@@ -8,7 +8,7 @@ from claimcheck.transports.local._broker import (
     TopicStats,
 )
 from claimcheck.transports.local._clients import LocalConsumer, LocalProducer, ReceivedMessage
-from claimcheck.transports.local._errors import (
+from claimcheck.transports.local._database import (
     BrokerBusyError,
     BrokerClosedError,
     BrokerCommitError,

@@ -20,8 +20,12 @@ from claimcheck._validation import check_int, fail
 from claimcheck._wire import headers as hints
 from claimcheck._wire.buffers import Buffer, as_view
 from claimcheck.transports._common.delegation import Closing
-from claimcheck.transports.local._database import Database
-from claimcheck.transports.local._errors import MessageTooLargeError, UnknownPartitionError, UnknownTopicError
+from claimcheck.transports.local._database import (
+    Database,
+    MessageTooLargeError,
+    UnknownPartitionError,
+    UnknownTopicError,
+)
 
 MESSAGE_OVERHEAD_BYTES = 32
 """What every message counts towards the size limit in addition to its value, key and headers."""

@@ -22,7 +22,7 @@ from claimcheck._wire.envelope import Envelope
 from claimcheck._wire.headers import WireLimit, byte_length
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.delegation import Closing
-from claimcheck.transports._common.stored_payload import StoredPayload
+from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.local._broker import (
     MESSAGE_OVERHEAD_BYTES,
     Headers,
@@ -33,7 +33,7 @@ from claimcheck.transports.local._broker import (
     encode_message,
     read_messages,
 )
-from claimcheck.transports.local._errors import BrokerClosedError, GroupTakenOverError, StaleDeliveryError
+from claimcheck.transports.local._database import BrokerClosedError, GroupTakenOverError, StaleDeliveryError
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck

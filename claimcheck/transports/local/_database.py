@@ -1,4 +1,4 @@
-"""The SQLite file of the embedded broker: its tables, transactions, and SQLite's errors.
+"""The SQLite file of the embedded broker: its tables, transactions and errors.
 
 The file is in WAL mode: readers never wait for a writer, and writers wait for each other. A committed change survives
 the crash of any process; after a loss of power the last few changes may be missing (``synchronous=NORMAL``), but the
@@ -14,12 +14,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 
-from claimcheck.transports.local._errors import (
-    BrokerBusyError,
-    BrokerClosedError,
-    BrokerCommitError,
-    BrokerStorageError,
-)
+from claimcheck.errors import TransportError
 
 BUSY_TIMEOUT_SECONDS = 30.0
 """How long a change waits for other processes before it fails with `BrokerBusyError`."""
@@ -48,6 +43,49 @@ _TABLES = (
 )
 
 _inherited: list[sqlite3.Connection] = []  # SQLite forbids even closing a parent's connection in a forked child
+
+
+class MessageTooLargeError(TransportError):
+    """The message exceeds the broker's limit; nothing was written. ``size`` and ``limit`` are bytes."""
+
+
+class UnknownTopicError(TransportError):
+    """The topic does not exist; nothing was changed."""
+
+
+class UnknownPartitionError(TransportError):
+    """The topic has no such ``partition``, only 0 to ``partitions`` - 1; nothing was changed."""
+
+    partition: int | None = None
+    partitions: int | None = None
+
+
+class StaleDeliveryError(TransportError):
+    """The message was received before a seek, which decides what is delivered next; nothing was acknowledged."""
+
+
+class GroupTakenOverError(TransportError):
+    """Another consumer of the group was opened, or the group was deleted; nothing was changed."""
+
+
+class BrokerClosedError(TransportError):
+    """The broker or the consumer was closed; nothing was changed."""
+
+
+class BrokerStorageError(TransportError):
+    """The broker's file, ``path``, cannot be used; the current change was not made."""
+
+    path: str | None = None
+
+
+class BrokerBusyError(BrokerStorageError):
+    """Another process locked the file for too long; the current change was not made."""
+
+    retryable = True
+
+
+class BrokerCommitError(BrokerStorageError):
+    """The disk failed during a commit; whether the change was made is unknown."""
 
 
 def is_broker_file(path: str | os.PathLike[str]) -> bool:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from claimcheck._send.outbound import in_background
 from claimcheck._threads import in_thread
 from claimcheck._validation import check_type
 from claimcheck.errors import ClaimCheckError
-from claimcheck.transports._common.delegation import AsyncClosing, off_the_loop
+from claimcheck.transports._common.delegation import AsyncClosing, Delegated, off_the_loop
 from claimcheck.transports.pulsar._consumer import ConsumerOptions, PulsarConsumer
-from claimcheck.transports.pulsar._errors import vendor
 from claimcheck.transports.pulsar._message import PulsarMessage, WholeMessageId
-from claimcheck.transports.pulsar._producer import ProducerOptions, PulsarProducer
+from claimcheck.transports.pulsar._producer import ProducerOptions, PulsarProducer, SendOptions, checked_options
+from claimcheck.transports.pulsar._queries import vendor
 from claimcheck.transports.pulsar._receiver import PulsarReader, ReaderOptions, Receiver, blocking
-from claimcheck.transports.pulsar._send import PayloadSend, SendOptions, checked_options
+from claimcheck.transports.pulsar._send import PayloadSend
 
 if TYPE_CHECKING:
     import pulsar
@@ -30,30 +28,19 @@ if TYPE_CHECKING:
 
 B = TypeVar("B", bound=PulsarConsumer | PulsarProducer | PulsarReader)
 R = TypeVar("R", bound=PulsarConsumer | PulsarReader)
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _on_the_loop(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Return a method that calls the method of the same name of ``self._blocking``, which does not block."""
-
-    @functools.wraps(method)
-    def call(self: _AsyncWrapper[Any], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        result: T = getattr(self._blocking, method.__name__)(*args, **kwargs)
-        return result
-
-    return call
-
-
-class _AsyncWrapper(AsyncClosing, Generic[B]):
+class _AsyncWrapper(Delegated, AsyncClosing, Generic[B]):
     """Base of the three wrappers."""
+
+    delegated = frozenset({"topic"})
 
     def __init__(self, wrapper: B) -> None:
         self._blocking = wrapper
 
-    def topic(self) -> str:
-        """The topic's full name."""
-        return self._blocking.topic()
+    def _delegate(self) -> B:
+        return self._blocking
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._blocking)[1:]}"
@@ -69,9 +56,12 @@ class _AsyncWrapper(AsyncClosing, Generic[B]):
 class _AsyncReceiver(_AsyncWrapper[R]):
     """Receives native messages one at a time; the blocking wrapper turns them into payloads.
 
-    The client loses a message if its ``receive`` is cancelled. So everything that `_next` waits for continues when its
-    caller is cancelled, and the next caller gets the message.
+    Everything that a call waits for continues when it is cancelled: the client would lose the message of a cancelled
+    ``receive``. A payload stays in the queue of the blocking wrapper until a call returns it, in order, so that a
+    cancelled call loses nothing and a cumulative acknowledgement never covers it.
     """
+
+    delegated = _AsyncWrapper.delegated | {"pending_bytes", "pending_payloads"}
 
     def __init__(
         self,
@@ -84,124 +74,94 @@ class _AsyncReceiver(_AsyncWrapper[R]):
         self._receive = receive
         self._receiving: asyncio.Future[pulsar.Message] | None = None
         self._working: asyncio.Future[None] | None = None  # a thread takes a message, or expires chunks
-        self._again: deque[_Reading] = deque()  # calls that were cancelled while they read a payload
-        self._is_back: asyncio.Future[None] | None = None  # done when there is one in `_again`
+        self._reads: dict[PulsarMessage, asyncio.Future[None]] = {}  # of stored payloads in the queue
+        self._calls = 0
+        self._called: asyncio.Future[None] | None = None  # done when another call began
         self._one_at_a_time = asyncio.Lock()
         self._closed = False
+
+    seek = off_the_loop(Receiver.seek)
 
     async def _close(self) -> None:
         await self._stop()
         self._blocking.forget()
         await self._native.close()
 
-    seek = off_the_loop(Receiver.seek)
-
-    @property
-    def pending_payloads(self) -> int:
-        """Payloads of which some chunks are held."""
-        return self._blocking.pending_payloads
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of the chunks that are held."""
-        return self._blocking.pending_bytes
-
     async def _next(self) -> PulsarMessage:
-        """Wait for a payload, and read it if it is stored."""
-        async with self._one_at_a_time:
-            while (reading := self._take()) is None:
-                await self._step()
-        if reading.message.is_read:
-            return reading.message
+        """Wait for a payload; as many stored payloads are read concurrently as calls wait."""
+        self._calls += 1
+        if self._called is not None and not self._called.done():
+            self._called.set_result(None)
         try:
-            if reading.task is None:
-                reading.task = asyncio.ensure_future(in_thread(reading.message.read))
-            await asyncio.wait({reading.task})
-            reading.task.result()
-        except BaseException as error:
-            if isinstance(error, Exception):
-                reading.task = None
-            self._put_back(reading)
-            raise
-        return reading.message
-
-    def _put_back(self, reading: _Reading) -> None:
-        """Let the next call return this payload, or one that waits for a message."""
-        if self._closed:
-            reading.cancel()
-            return
-        self._again.append(reading)
-        if self._is_back is not None and not self._is_back.done():
-            self._is_back.set_result(None)
-
-    def _take(self) -> _Reading | None:
-        """Remove the next payload that is complete."""
-        while self._again:
-            reading = self._again.popleft()
-            if reading.epoch == self._blocking.epoch:
-                return reading
-            reading.cancel()
-        message = self._blocking.take_ready()
-        return None if message is None else _Reading(message, self._blocking.epoch)
+            async with self._one_at_a_time:
+                while (message := self._blocking.take_read()) is None:
+                    await self._step()
+            return message
+        finally:
+            self._calls -= 1
 
     async def _step(self) -> None:
-        """Wait for a message of the client, or for one that another call puts back."""
-        if self._closed:
-            raise _asyncio_error(vendor().Result.AlreadyClosed)
-        if self._working is None and not await self._receive_one():
-            return
-        assert self._working is not None
-        await asyncio.wait({self._working})
-        done, self._working = self._working, None
-        done.result()
+        """Wait until a payload is read, a message is received, another call begins, or chunks may expire."""
+        self._check_open()
+        if self._called is None or self._called.done():
+            self._called = asyncio.get_running_loop().create_future()
+        ready = self._start_reads()
+        waits: set[asyncio.Future[Any]] = {self._called, *(self._reads[each] for each in ready[:1])}
+        timeout = None
+        if self._working is not None:
+            waits.add(self._working)
+        elif len(ready) < self._calls:
+            timeout = self._blocking.seconds_to_tick  # not from now: the caller may give up earlier each time
+            self._receiving = self._receiving or asyncio.ensure_future(self._receive())
+            waits.add(self._receiving)
+        await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        self._check_open()
+        if ready and self._reads[ready[0]].done():
+            self._reads.pop(ready[0]).result()
+        self._take_received()
 
-    async def _receive_one(self) -> bool:
-        """Receive a message, or wait until chunks may expire; returns whether a thread has to work then."""
-        if self._receiving is None:
-            self._receiving = asyncio.ensure_future(self._receive())
-        if self._is_back is None or self._is_back.done():
-            self._is_back = asyncio.get_running_loop().create_future()
-        timeout = self._blocking.seconds_to_tick  # not from now: the caller may give up earlier each time
-        await asyncio.wait({self._receiving, self._is_back}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        work: Callable[[], None] | None = self._blocking.tick
-        if self._receiving.done():
+    def _start_reads(self) -> list[PulsarMessage]:
+        """Read the payloads for all calls that wait; returns those messages. Cancels the reads of forgotten ones."""
+        queue = self._blocking.waiting()
+        for message in self._reads.keys() - set(queue):
+            self._reads.pop(message).cancel()
+        ready = queue[: self._calls]
+        for message in ready:
+            if message not in self._reads:
+                self._reads[message] = asyncio.ensure_future(in_thread(message.read))
+        return ready
+
+    def _take_received(self) -> None:
+        """Take the message that was received, in a thread unless it is small; there chunks expire, too."""
+        if self._working is not None:
+            if self._working.done():
+                done, self._working = self._working, None
+                done.result()
+            return
+        work = self._blocking.tick if self._blocking.tick_is_due else None
+        if self._receiving is not None and self._receiving.done():
             received, self._receiving = self._receiving, None
             if received.cancelled():
                 raise _asyncio_error(vendor().Result.AlreadyClosed)
             native = received.result()
             if not self._blocking.take_plain(native):
                 work = functools.partial(self._blocking.take, native)
-            elif not self._blocking.tick_is_due:
-                work = None
-        elif self._is_back.done():
-            work = None
         if work is not None:
             self._working = asyncio.ensure_future(asyncio.to_thread(work))
-        return work is not None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise _asyncio_error(vendor().Result.AlreadyClosed)
 
     async def _stop(self) -> None:
         """Stop receiving: callers that wait get the client's ``AlreadyClosed``."""
         self._closed = True
-        if self._receiving is not None:
-            self._receiving.cancel()
-        for reading in self._again:
-            reading.cancel()
-        ending = [self._receiving, self._working, *(reading.task for reading in self._again)]
-        if running := [each for each in ending if each is not None and not each.done()]:
+        reads = list(self._reads.values())
+        for each in (self._receiving, *reads):
+            if each is not None:
+                each.cancel()
+        if running := [each for each in (self._receiving, self._working, *reads) if each and not each.done()]:
             await asyncio.wait(running)
-
-
-@dataclass(slots=True)
-class _Reading:
-    """A payload that a call has taken and not returned."""
-
-    message: PulsarMessage
-    epoch: int
-    task: asyncio.Task[None] | None = None
-
-    def cancel(self) -> None:
-        if self.task is not None:
-            self.task.cancel()
 
 
 class AsyncPulsarConsumer(_AsyncReceiver[PulsarConsumer]):
@@ -215,6 +175,8 @@ class AsyncPulsarConsumer(_AsyncReceiver[PulsarConsumer]):
         options: See `PulsarConsumer`; ``prefetch_bytes`` is 0 by default: call `receive` in several tasks to read
             several payloads. ``dead_letter_producer`` is a blocking one, from a `pulsar.Client`.
     """
+
+    delegated = _AsyncReceiver.delegated | {"consumer_name", "redeliver_unacknowledged_messages", "subscription_name"}
 
     def __init__(self, consumer: pulsar.asyncio.Consumer, cc: ClaimCheck, **options: Unpack[ConsumerOptions]) -> None:
         options = {"prefetch_bytes": 0, **options}  # it reads each payload before it returns the message
@@ -237,9 +199,6 @@ class AsyncPulsarConsumer(_AsyncReceiver[PulsarConsumer]):
     acknowledge_cumulative = off_the_loop(PulsarConsumer.acknowledge_cumulative)
     negative_acknowledge = off_the_loop(PulsarConsumer.negative_acknowledge)
     dead_letter = off_the_loop(PulsarConsumer.dead_letter)
-    redeliver_unacknowledged_messages = _on_the_loop(PulsarConsumer.redeliver_unacknowledged_messages)
-    subscription_name = _on_the_loop(PulsarConsumer.subscription_name)
-    consumer_name = _on_the_loop(PulsarConsumer.consumer_name)
 
 
 class AsyncPulsarReader(_AsyncReceiver[PulsarReader]):
@@ -253,6 +212,8 @@ class AsyncPulsarReader(_AsyncReceiver[PulsarReader]):
         options: See `PulsarReader`.
     """
 
+    delegated = _AsyncReceiver.delegated | {"is_connected"}
+
     def __init__(self, reader: pulsar.asyncio.Reader, cc: ClaimCheck, **options: Unpack[ReaderOptions]) -> None:
         super().__init__(reader, PulsarReader(blocking("Reader", reader), cc, **options), reader.read_next)
 
@@ -261,7 +222,6 @@ class AsyncPulsarReader(_AsyncReceiver[PulsarReader]):
         return await self._next()
 
     has_message_available = off_the_loop(PulsarReader.has_message_available)
-    is_connected = _on_the_loop(PulsarReader.is_connected)
 
 
 # Sending ---------------------------------------------------------------------------------------------------------
@@ -277,12 +237,13 @@ class AsyncPulsarProducer(_AsyncWrapper[PulsarProducer]):
     Args:
         producer: A `pulsar.asyncio.Producer`.
         cc: A `claimcheck.ClaimCheck`.
-        options: See `PulsarProducer`. With ``admin_url`` the constructor blocks during the request.
+        options: See `PulsarProducer`.
 
     Raises:
-        TransportError: The web service did not answer.
         ConfigError: An argument is out of range or of the wrong type; for an object also a `TypeError`.
     """
+
+    delegated = _AsyncWrapper.delegated | {"is_connected", "last_sequence_id", "producer_name"}
 
     def __init__(self, producer: pulsar.asyncio.Producer, cc: ClaimCheck, **options: Unpack[ProducerOptions]) -> None:
         check_type("producer", producer, valid=hasattr(producer, "_producer"), expected="a pulsar.asyncio.Producer")
@@ -322,10 +283,6 @@ class AsyncPulsarProducer(_AsyncWrapper[PulsarProducer]):
         await self._wait_idle()
         await self._call(self._blocking.close)
 
-    producer_name = _on_the_loop(PulsarProducer.producer_name)
-    last_sequence_id = _on_the_loop(PulsarProducer.last_sequence_id)
-    is_connected = _on_the_loop(PulsarProducer.is_connected)
-
     @property
     def _is_idle(self) -> bool:
         return self._last is None or self._last.done() or self._last.get_loop().is_closed()
@@ -355,8 +312,8 @@ class AsyncPulsarProducer(_AsyncWrapper[PulsarProducer]):
                     sending.drop()
                 raise
             if sending is not None:
-                await asyncio.to_thread(sending.launch)
-            result = self._send_plain(*arguments) if sending is None else asyncio.to_thread(sending.wait)
+                await asyncio.to_thread(sending.launch_all)
+            result = self._send_plain(*arguments) if sending is None else asyncio.to_thread(sending.finish)
         finally:
             if before is None or before.done():
                 launched.set_result(None)

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from claimcheck._receive.resolver import Dropped, Outcome
 from claimcheck._validation import check_cc, check_int, check_type
-from claimcheck.errors import ClaimCheckError, ConfigError
+from claimcheck.errors import ClaimCheckError, ConfigError, TransportError
 from claimcheck.transports._common.dead_letters import REASON, kept_longer
-from claimcheck.transports._common.prefetch import DEFAULT_THREADS, Prefetch
-from claimcheck.transports.pulsar._errors import SharedSubscriptionError, vendor
-from claimcheck.transports.pulsar._inbox import Inbox
+from claimcheck.transports._common.received import DEFAULT_THREADS, Prefetch
 from claimcheck.transports.pulsar._message import (
     Place,
     Position,
@@ -26,6 +24,7 @@ from claimcheck.transports.pulsar._message import (
     nowhere,
     position_of,
 )
+from claimcheck.transports.pulsar._queries import vendor
 from claimcheck.transports.pulsar._receiver import PulsarReader, Receiver, blocking
 from claimcheck.transports.pulsar._send import without_schema
 
@@ -48,6 +47,10 @@ _MAY_BE_SHARED = (
     "cannot assemble chunks on a subscription that may be Shared, where each may go to another consumer: pass "
     "consumer_type=pulsar.ConsumerType.KeyShared if it is Key_Shared, or send pointers (strategy external)"
 )
+
+
+class SharedSubscriptionError(TransportError):
+    """A chunk on a Shared subscription, where other chunks of its payload may go to other consumers."""
 
 
 class ConsumerOptions(TypedDict, total=False):
@@ -89,8 +92,8 @@ class PulsarConsumer(Receiver):
         max_redeliveries: How often a payload is redelivered, from 0; by default a negatively acknowledged payload is
             redelivered without limit. Redeliveries of an incomplete payload count, too. On Exclusive and Failover
             subscriptions, where the broker does not count, this object does, for the last 10,000 payloads.
-        prefetch_bytes: Bytes of stored payloads to read ahead, in order; 0 for none. By default up to 64 MiB, as many
-            as needed, and only while the application reads the payloads that it receives.
+        prefetch_bytes: Bytes of stored payloads to read ahead, in order; 0 for none. By default up to 64 MiB
+            of up to 64 messages, and only while the application reads the payloads that it receives.
         prefetch_threads: How many payloads are read ahead concurrently.
         clock: Seconds, monotonic.
 
@@ -98,6 +101,14 @@ class PulsarConsumer(Receiver):
         ConfigError: An argument is of the wrong type or out of range, or ``max_redeliveries`` is set without a
             ``dead_letter_producer``.
     """
+
+    delegated = Receiver.delegated | {
+        "consumer_name",
+        "get_last_message_id",
+        "pause_message_listener",
+        "resume_message_listener",
+        "subscription_name",
+    }
 
     def __init__(
         self,
@@ -122,10 +133,8 @@ class PulsarConsumer(Receiver):
         self._redeliveries = RedeliveryTracker(max_redeliveries)
         self._consumer_type = consumer_type
         self._refusal: list[ClaimCheckError | None] = []  # of chunks, once it is known
-        keep = self._dead_letters is not None
-        self._cc = cc
-        inbox = Inbox(cc, consumer._schema, refusal=self._refusal_of_chunks, keep=keep, clock=clock)
-        super().__init__(consumer, consumer.receive, inbox, clock, inclusive=start_message_id_inclusive)
+        super().__init__(consumer, consumer.receive, cc, clock, inclusive=start_message_id_inclusive)
+        self.keeps_natives = self._dead_letters is not None
 
     # Receiving -------------------------------------------------------------------------------------------------
 
@@ -140,9 +149,9 @@ class PulsarConsumer(Receiver):
             Exception: The client's own error.
         """
         self._prefetch.begin_receive()
-        if not self._prefetch.always and not self._ready and not self._inbox.has_unsettled_chunks:
+        if not self._prefetch.always and not self._ready and not self._behind:
             native = self._native.receive(timeout_millis)
-            if (plain := self._inbox.plain(native)) is not None:
+            if (plain := self._plain(native)) is not None:
                 return plain
             self.take(native)
         message = self._wait(timeout_millis)
@@ -168,16 +177,16 @@ class PulsarConsumer(Receiver):
         Raises:
             Exception: The client's own error; some of a payload's messages may be acknowledged by then.
         """
-        if self._redeliveries or self._inbox.has_unsettled_chunks:
+        if self._redeliveries or self._behind:
             place = self._place_of(message)
             self._redeliveries.forget(place)
-            self._inbox.settle_own(place)
+            self._settle_own(place)
         if isinstance(message, PulsarMessage) and message.outcome is None:
             self._native.acknowledge(message.native)
             return
         for native in natives(id_of(message)):
             self._native.acknowledge(native)
-        self._inbox.settle(self._outcome_of(message), acked=True)
+        self._settle(self._outcome_of(message), acked=True)
         self.tick()  # duplicates may have ended with it
 
     def acknowledge_cumulative(self, message: AnyMessage) -> None:
@@ -192,8 +201,7 @@ class PulsarConsumer(Receiver):
             Exception: The client's own error, for example on a Shared subscription.
         """
         message_id, source = id_of(message), _topic_of(message)
-        waiting = [ready.outcome for ready in self._ready.copy() if ready.outcome is not None]
-        cumulatively, individually = self._inbox.settle_up_to(message_id, source, self._outcome_of(message), waiting)
+        cumulatively, individually = self._settle_up_to(message_id, source, self._outcome_of(message))
         topic = source or self.topic()
         if cumulatively is not None:
             self._native.acknowledge_cumulative(cumulatively)
@@ -214,7 +222,7 @@ class PulsarConsumer(Receiver):
             reason = f"negatively acknowledged after {count} redeliveries"
             if count is not None and self._try_dead_letter(message, reason):
                 return
-        self._inbox.settle_own(place)
+        self._settle_own(place)
         self._redeliver(natives(id_of(message)), self._outcome_of(message), place)
 
     def dead_letter(self, message: PulsarMessage, *, reason: str = "rejected") -> None:
@@ -237,32 +245,10 @@ class PulsarConsumer(Receiver):
         self.forget()
         self._native.redeliver_unacknowledged_messages()
 
-    # The other methods of the client's consumer ----------------------------------------------------------------
-
-    def pause_message_listener(self) -> None:
-        """Stop calling the listener; see `pulsar.Consumer.pause_message_listener`."""
-        self._native.pause_message_listener()
-
-    def resume_message_listener(self) -> None:
-        """Call the listener again; see `pulsar.Consumer.resume_message_listener`."""
-        self._native.resume_message_listener()
-
-    def get_last_message_id(self) -> pulsar.MessageId:
-        """The native id of the last message in the topic, which may be a chunk."""
-        return self._native.get_last_message_id()
-
     def unsubscribe(self) -> None:
         """Delete the subscription, and forget all messages that are held."""
         self._native.unsubscribe()
         self.forget()
-
-    def subscription_name(self) -> str:
-        """The subscription's name."""
-        return str(self._native.subscription_name())
-
-    def consumer_name(self) -> str:
-        """The consumer's name, chosen by the application or by the client."""
-        return str(self._native.consumer_name())
 
     def __repr__(self) -> str:
         return f"<PulsarConsumer {self.subscription_name()!r} of {self.topic()}, {self.pending_payloads} incomplete>"
@@ -306,23 +292,23 @@ class PulsarConsumer(Receiver):
 
     def _drop(self, dropped: Dropped) -> None:
         """Take the configured action. A payload with too many redeliveries goes to `_keep`, to be dead-lettered."""
-        ids = tuple(handle.message_id for handle in dropped.handles)
+        ids = tuple(handle.message_id() for handle in dropped.handles)
         place: Place = (dropped.source, dropped.positions[0])
-        count = max(handle.redelivery_count for handle in dropped.handles)
+        count = max(handle.redelivery_count() for handle in dropped.handles)
         if dropped.action == "ack":
             for message_id in ids:
                 self._native.acknowledge(message_id)
-            self._inbox.settle(dropped, acked=True)
+            self._settle(dropped, acked=True)
             self._redeliveries.forget(place)
         elif dropped.action == "redeliver" and self._redeliveries.too_many(place, count) is None:
             self._redeliver(ids, dropped, place)
         else:
-            self._keep(self._inbox.report(dropped))
+            self._keep(self._report(dropped))
 
     def _redeliver(self, ids: Iterable[pulsar.MessageId], outcome: Outcome | None, place: Place) -> None:
         for message_id in ids:
             self._native.negative_acknowledge(message_id)
-        self._inbox.settle(outcome, acked=False)
+        self._settle(outcome, acked=False)
         self._redeliveries.add(place)
 
     def _try_dead_letter(self, message: PulsarMessage, reason: str) -> bool:
@@ -353,7 +339,10 @@ class PulsarConsumer(Receiver):
             )
 
     def _outcome_of(self, message: AnyMessage) -> Outcome | None:
-        return message.outcome if isinstance(message, PulsarMessage) else self._inbox.find(message)
+        if isinstance(message, PulsarMessage):
+            return message.outcome
+        delivery = self._delivery_of(message)
+        return None if delivery is None else delivery.outcome
 
     def _place_of(self, message: AnyMessage) -> Place:
         """Return where a payload begins, for a message or its id; a native id may lack the topic."""

@@ -1,19 +1,20 @@
-"""Received messages with the whole payload, and the ids of payloads that were sent as several messages."""
+"""Received messages with the whole payload, ids of payloads in several messages, and what to acknowledge. No I/O."""
 
 from __future__ import annotations
 
 import functools
+import heapq
 import struct
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from claimcheck._receive.resolver import Outcome
-from claimcheck._threads import IoThreads
 from claimcheck._wire import headers as hints
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, TransportError
-from claimcheck.transports._common.stored_payload import StoredPayload
-from claimcheck.transports.pulsar._errors import vendor
+from claimcheck.transports._common.delegation import Delegated
+from claimcheck.transports._common.received import Received, StoredPayload
+from claimcheck.transports.pulsar._queries import vendor
 
 if TYPE_CHECKING:
     import pulsar
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _MARK = b"\x00claimcheck-id\x01"  # no protobuf message begins with a zero
 _ID = struct.Struct(">iqqi")
+_MOST_HANDLES = 100_000
 
 Position = tuple[int, int, int]
 
@@ -41,11 +43,11 @@ class AnyMessageId(Protocol):
 
 
 @functools.total_ordering
-class WholeMessageId:
+class WholeMessageId(Delegated):
     """The id of one payload: the ids of all its messages. The wrappers accept it wherever they take an id.
 
     Pulsar's own id of a chunked message contains only two of them. Acknowledged in another process, it would leave the
-    other messages unacknowledged.
+    other messages unacknowledged. The methods of a native id return those of the last message.
 
     On the left of a comparison with a native id it compares by its last message; native ids on the left raise.
 
@@ -53,6 +55,8 @@ class WholeMessageId:
         ids: The native ids of all its messages, lowest first; at least one.
         topic: Their topic.
     """
+
+    delegated = frozenset({"batch_index", "entry_id", "ledger_id", "partition"})
 
     def __init__(self, ids: tuple[pulsar.MessageId, ...], topic: str) -> None:
         self.ids = tuple(sorted(ids, key=position_of))
@@ -75,21 +79,8 @@ class WholeMessageId:
         """The native id of its last message."""
         return self.ids[-1]
 
-    def ledger_id(self) -> int:
-        """The last message's ledger id."""
-        return int(self.last.ledger_id())
-
-    def entry_id(self) -> int:
-        """The last message's entry id."""
-        return int(self.last.entry_id())
-
-    def batch_index(self) -> int:
-        """The last message's batch index."""
-        return int(self.last.batch_index())
-
-    def partition(self) -> int:
-        """The topic's partition, -1 if it has none."""
-        return int(self.last.partition())
+    def _delegate(self) -> pulsar.MessageId:
+        return self.last
 
     def serialize(self) -> bytes:
         """Return bytes for `deserialize`, in this or another process."""
@@ -187,40 +178,42 @@ def _native(topic: str, partition: int, ledger: int, entry: int, batch_index: in
     return vendor().MessageId.deserialize(native.serialize(), topic=topic)
 
 
-@dataclass(frozen=True, slots=True)
+_METADATA = frozenset(
+    {
+        "event_timestamp",
+        "message_id",
+        "ordering_key",
+        "producer_name",
+        "publish_timestamp",
+        "redelivery_count",
+        "schema_version",
+        "topic_name",
+    }
+)
+
+
 class MessageMetadata:
-    """The metadata of a native message, kept without the message so that its data can be freed."""
+    """Methods of a native message, kept without the message so that its data can be freed."""
 
-    message_id: pulsar.MessageId
-    topic_name: str
-    ordering_key: str
-    publish_timestamp: int
-    event_timestamp: int
-    redelivery_count: int
-    schema_version: bytes
-    int_schema_version: int
-    producer_name: str
-    native: pulsar.Message | None = None
+    __slots__ = ("_values", "native")
 
-    @classmethod
-    def of(cls, native: pulsar.Message, *, keep: bool = False) -> MessageMetadata:
-        """Read the metadata of a message; ``keep`` also keeps the message."""
-        return cls(
-            message_id=native.message_id(),
-            topic_name=native.topic_name(),
-            ordering_key=native.ordering_key(),
-            publish_timestamp=native.publish_timestamp(),
-            event_timestamp=native.event_timestamp(),
-            redelivery_count=native.redelivery_count(),
-            schema_version=native.schema_version(),
-            int_schema_version=getattr(native._message, "int_schema_version", int)(),
-            producer_name=native.producer_name(),
-            native=native if keep else None,
-        )
+    def __init__(self, native: pulsar.Message, *, keep: bool = False) -> None:
+        self._values = {name: getattr(native, name)() for name in _METADATA}
+        self._values["int_schema_version"] = _int_schema_version(native)
+        self.native = native if keep else None
+
+    def __getattr__(self, name: str) -> Callable[[], Any]:
+        if name not in self._values:
+            raise AttributeError(name)
+        return functools.partial(self._values.__getitem__, name)
 
 
-class PulsarMessage:
-    """One received payload. Its methods are those of `pulsar.Message`.
+def _int_schema_version(native: pulsar.Message) -> int:
+    return int(getattr(native._message, "int_schema_version", int)())
+
+
+class PulsarMessage(Delegated, Received):
+    """One received payload. Its methods are those of `pulsar.Message`; for chunks, keys and times are the first one's.
 
     `data` and `value` raise the error of *this* payload, so that the receiver can acknowledge it, negatively
     acknowledge it or dead-letter it. Other messages are not affected.
@@ -234,7 +227,9 @@ class PulsarMessage:
         error: Why there is no payload.
     """
 
-    __slots__ = ("_error", "_loaded_metadata", "_native", "_payload", "_schema", "_stored", "outcome")
+    delegated = _METADATA
+
+    __slots__ = ("_error", "_native", "_payload", "_schema", "_stored", "outcome")
 
     def __init__(
         self,
@@ -251,7 +246,6 @@ class PulsarMessage:
         self._payload = payload
         self._stored = stored
         self._error = error
-        self._loaded_metadata: MessageMetadata | None = None
         self.outcome = outcome
 
     def data(self) -> bytes:
@@ -289,7 +283,7 @@ class PulsarMessage:
         """The native id; a `WholeMessageId` for chunks."""
         if self.outcome is None:
             return self._native.message_id()
-        return WholeMessageId(tuple(handle.message_id for handle in self.outcome.handles), self.topic_name())
+        return WholeMessageId(tuple(handle.message_id() for handle in self.outcome.handles), self.topic_name())
 
     def properties(self) -> dict[str, str]:
         """The sender's properties, without the ``claimcheck-`` headers."""
@@ -301,39 +295,20 @@ class PulsarMessage:
         """The sender's key, empty without one."""
         return str(self._native.partition_key() if self.outcome is None else self.outcome.key or "")
 
-    def ordering_key(self) -> str:
-        """The ordering key, empty without one."""
-        return self._metadata.ordering_key
-
-    def publish_timestamp(self) -> int:
-        """When it was sent, in milliseconds since 1970; for chunks, the first."""
-        return self._metadata.publish_timestamp
-
-    def event_timestamp(self) -> int:
-        """The sender's event time, in milliseconds since 1970; 0 without one."""
-        return self._metadata.event_timestamp
-
     def topic_name(self) -> str:
         """The topic's full name, with its partition."""
-        return str(self._native.topic_name()) if self.outcome is None else self._metadata.topic_name
+        return str(self._delegate().topic_name())
 
     def redelivery_count(self) -> int:
         """How often it was redelivered, by the broker's count; for chunks, the highest."""
         if self.outcome is None:
             return int(self._native.redelivery_count())
-        return max(int(handle.redelivery_count) for handle in self.outcome.handles)
-
-    def schema_version(self) -> bytes:
-        """The version of the schema that it was sent with."""
-        return self._metadata.schema_version
+        return max(int(handle.redelivery_count()) for handle in self.outcome.handles)
 
     def int_schema_version(self) -> int:
-        """The same as a number, for schemas that decode this message."""
-        return self._metadata.int_schema_version
-
-    def producer_name(self) -> str:
-        """The name of the producer that sent it."""
-        return self._metadata.producer_name
+        """The schema version as a number, for schemas that decode this message."""
+        native = self._delegate()
+        return native.int_schema_version() if self.outcome is not None else _int_schema_version(native)
 
     def has_null_value(self) -> bool:
         """Whether it is a tombstone."""
@@ -349,34 +324,14 @@ class PulsarMessage:
         return self.outcome is not None and isinstance(self._error, IncompletePayloadError)
 
     @property
-    def is_read(self) -> bool:
-        """Whether `data` returns on an event loop without waiting for a store."""
-        return self._stored is None or self._stored.is_read
-
-    @property
-    def stored_bytes(self) -> int:
-        """Size of a stored payload, if it is known; else 0."""
-        return 0 if self._stored is None else self._stored.size
+    def stored(self) -> StoredPayload | None:
+        """Its payload, if that is stored or encoded."""
+        return self._stored
 
     @property
     def held_bytes(self) -> int:
         """Bytes of its payload, in memory now or once it is read."""
-        return self.stored_bytes or len(self._payload or b"")
-
-    def fetch(self, threads: IoThreads) -> None:
-        """Start reading a stored payload in another thread; `data` waits for the result."""
-        if self._stored is not None:
-            self._stored.prefetch(threads)
-
-    def watch(self, on_get: Callable[[bool], None]) -> None:
-        """Call a function once a stored payload is requested, with whether that had to wait for the store."""
-        if self._stored is not None:
-            self._stored.watch(on_get)
-
-    def read(self) -> None:
-        """Read a stored payload in a thread for an event loop, on which `data` then returns at once."""
-        if self._stored is not None:
-            self._stored.read()
+        return len(self._payload or b"") if self.stored is None else self.stored.size
 
     @property
     def native(self) -> pulsar.Message | None:
@@ -392,12 +347,61 @@ class PulsarMessage:
         state = f"failed: {type(self._error).__name__}" if self._error else "received"
         return f"<PulsarMessage {self.message_id()} of {self.topic_name()}, {state}>"
 
-    @property
-    def _metadata(self) -> MessageMetadata:
-        """The native message's metadata; for chunks, that of the first."""
-        if self._loaded_metadata is None:
-            if self.outcome is None:
-                self._loaded_metadata = MessageMetadata.of(self._native)
-            else:
-                self._loaded_metadata = min(self.outcome.slots, key=lambda slot: slot.position).handle
-        return self._loaded_metadata
+    def _delegate(self) -> Any:
+        """Return the native message; for chunks, the metadata of the first."""
+        if self.outcome is None:
+            return self._native
+        return min(self.outcome.slots, key=lambda slot: slot.position).handle
+
+
+# Cumulative acknowledgement -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AckPlan:
+    """What to acknowledge: cumulatively all before a position, or up to the target, and messages after it."""
+
+    before: Any | None
+    individually: tuple[pulsar.MessageId, ...]
+
+
+class CumulativeAcks:
+    """The messages of one topic that are their own payloads, while a payload in chunks is not settled. Not thread-safe.
+
+    "Everything up to here" may include messages of payloads that are incomplete or not settled. The lowest of those is
+    the *hole*: everything before it is acknowledged cumulatively, and the messages after it individually.
+    """
+
+    def __init__(self, *, limit: int = _MOST_HANDLES) -> None:
+        self._limit = limit
+        self._handles: dict[Any, pulsar.MessageId] = {}
+        self._heap: list[Any] = []  # positions, including some that are no longer in `_handles`
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def received(self, position: Any, handle: pulsar.MessageId) -> None:
+        """Remember a message that is a payload of its own (plain, a pointer, or unreadable)."""
+        if position not in self._handles:
+            heapq.heappush(self._heap, position)
+        self._handles[position] = handle
+        while len(self._handles) > self._limit:
+            self._handles.pop(heapq.heappop(self._heap), None)
+        if len(self._heap) > 2 * len(self._handles) + 64:  # most of them were forgotten
+            self._heap = sorted(self._handles)
+
+    def forget(self, position: Any) -> None:
+        """Forget a message that was acknowledged, or negatively acknowledged, individually."""
+        self._handles.pop(position, None)
+
+    def up_to(self, target: Any, *, hole: Any | None, settled: Iterable[tuple[Any, pulsar.MessageId]] = ()) -> AckPlan:
+        """Return the plan for acknowledging everything up to a message, and forget what it covers."""
+        before = hole if hole is not None and hole <= target else None
+        behind = dict(settled)
+        while self._heap and self._heap[0] <= target:
+            position = heapq.heappop(self._heap)
+            if position in self._handles:
+                behind[position] = self._handles.pop(position)
+        covered = target if before is None else before
+        individually = tuple(behind[position] for position in sorted(behind) if position > covered)
+        return AckPlan(before=before, individually=individually)

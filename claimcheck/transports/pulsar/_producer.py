@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 
 from claimcheck._content.source import Payload
 from claimcheck._validation import check_cc, check_int, check_seconds
 from claimcheck._wire import headers as hints
 from claimcheck._wire.envelope import Envelope
-from claimcheck._wire.headers import WireLimit
-from claimcheck.transports._common.delegation import Closing
-from claimcheck.transports._common.rollback_worker import RollbackWorker
-from claimcheck.transports.pulsar._admin import MAX_MESSAGE_BYTES, ask_limit
-from claimcheck.transports.pulsar._deadlines import BoundedProducer, Ticket, no_id
-from claimcheck.transports.pulsar._errors import classify, error_of, vendor
+from claimcheck._wire.headers import WireLimit, byte_length
+from claimcheck.transports._common.delegation import Closing, Delegated, RollbackWorker
+from claimcheck.transports.pulsar._queries import MAX_MESSAGE_BYTES, vendor
 from claimcheck.transports.pulsar._send import (
+    BoundedProducer,
     InFlightWindow,
     PayloadSend,
-    SendOptions,
-    SendSettings,
-    checked_options,
-    delay_seconds,
-    wire_limit,
+    Ticket,
+    classify,
+    error_of,
+    no_id,
     without_schema,
 )
 
@@ -30,26 +29,36 @@ if TYPE_CHECKING:
     import pulsar
 
     from claimcheck._client import ClaimCheck
-    from claimcheck.transports.pulsar._deadlines import SendCallback
     from claimcheck.transports.pulsar._message import WholeMessageId
+    from claimcheck.transports.pulsar._send import SendCallback
 
-_WINDOW_BYTES = 16 << 20
 _DEADLINE_SECONDS = 60.0
 _KEY_FIELD_BYTES = 6  # at most, beside the key itself
+_CHUNK_BYTES = 1 << 20  # large enough to be fast, and small enough for receiver queues that count messages
+_SPARE_BYTES = 1024  # less in each chunk, for the properties that a dead letter adds
+_FIXED_BYTES = 10 + 7 + 7 + 3 + 12  # sequence id, publish time, uncompressed size, compression, schema version
 
 
 class ProducerOptions(TypedDict, total=False):
     """The options of a `PulsarProducer`; see there."""
 
     max_message_bytes: int
-    admin_url: str | None
-    admin_headers: Mapping[str, str] | None
-    admin_ca_file: str | None
-    window_bytes: int
     deadline_seconds: float
 
 
-class PulsarProducer(Closing):
+class SendOptions(TypedDict, total=False):
+    """Options of a send, as in `pulsar.Producer.send`. Chunks cannot have a sequence id or a delivery time."""
+
+    ordering_key: str | None
+    sequence_id: int | None
+    replication_clusters: list[str] | None
+    disable_replication: bool | None
+    event_timestamp: int | None
+    deliver_at: int | None
+    deliver_after: timedelta | None
+
+
+class PulsarProducer(Delegated, Closing):
     """Wraps a `pulsar.Producer`, has its methods, and sends payloads of any size. Thread-safe.
 
     Batching, compression, encryption, routing and schema are those of the wrapped producer. Encryption covers messages
@@ -59,19 +68,16 @@ class PulsarProducer(Closing):
     Args:
         producer: A `pulsar.Producer`.
         cc: A `claimcheck.ClaimCheck`.
-        max_message_bytes: The broker's limit for one message, if it is not Pulsar's default. Subtract 1 KiB if the
-            producer encrypts: its keys are sent with every message.
-        admin_url: The broker's web service. Its limits for the broker and the topic are used.
-        admin_headers: Sent with that request, for example a token; never to another host.
-        admin_ca_file: CA certificates (PEM) to trust for an ``admin_url`` with https; by default the system's.
-        window_bytes: Maximum bytes of one payload's chunks in flight.
+        max_message_bytes: The limit of the broker or the topic for one message, if it is not Pulsar's default;
+            `ask_limit` returns it. Subtract 1 KiB if the producer encrypts: its keys are sent with every message.
         deadline_seconds: Time limit for the broker's answer to one message; more than the producer's
             ``send_timeout_millis``.
 
     Raises:
-        TransportError: The web service did not answer.
         ConfigError: An argument is out of range or of the wrong type; for an object also a `TypeError`.
     """
+
+    delegated = frozenset({"is_connected", "last_sequence_id"})
 
     def __init__(
         self,
@@ -79,15 +85,10 @@ class PulsarProducer(Closing):
         cc: ClaimCheck,
         *,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
-        admin_url: str | None = None,
-        admin_headers: Mapping[str, str] | None = None,
-        admin_ca_file: str | None = None,
-        window_bytes: int = _WINDOW_BYTES,
         deadline_seconds: float = _DEADLINE_SECONDS,
     ) -> None:
         check_cc(cc)
         check_int("max_message_bytes", max_message_bytes, minimum=1)
-        check_int("window_bytes", window_bytes, minimum=1)
         check_seconds("deadline_seconds", deadline_seconds)
         self._native = producer
         self._cc = cc
@@ -99,8 +100,6 @@ class PulsarProducer(Closing):
         # Read once: partitioned producers read it under a lock, with which a router in Python waits for the GIL.
         self._name: str = producer.producer_name()
         self._max_message_bytes = max_message_bytes
-        if admin_url:
-            self._max_message_bytes = ask_limit(admin_url, self._topic, headers=admin_headers, ca_file=admin_ca_file)
         self._limit = self._limit_for({})
         self._header = cc.config.header
         self._threshold = cc.threshold(self._topic, self._limit)
@@ -108,9 +107,8 @@ class PulsarProducer(Closing):
         self._is_encoded = isinstance(self._schema, vendor().schema.BytesSchema)
         self._rollbacks = RollbackWorker()
         self._closed = False
-        self._bounded = BoundedProducer(producer, deadline_seconds)
+        self._bounded = BoundedProducer(self._raw, deadline_seconds)
         self._watch = self._bounded.watch
-        self._settings = SendSettings(self._raw, self._topic, window_bytes, deadline_seconds, self._bounded.lose)
 
     def send(
         self,
@@ -146,12 +144,12 @@ class PulsarProducer(Closing):
         """
         checked = checked_options(options)
         if not checked and (plain := self._plain(content, properties, partition_key)) is not None:
-            window = InFlightWindow(self._settings)
+            window = InFlightWindow(self._bounded)
             window.launch(Envelope(plain, properties, partition_key))
             return window.wait()[0]
         sending = self.prepare(content, properties, partition_key, checked)
-        sending.launch()
-        return sending.wait()
+        sending.launch_all()
+        return sending.finish()
 
     def send_async(
         self,
@@ -171,8 +169,9 @@ class PulsarProducer(Closing):
             ChunkArgumentError: As `send`. After this and any other `ClaimCheckError` nothing was sent, and the callback
                 is not called.
         """
-        checked, ticket = checked_options(options) if options else {}, Ticket(callback)
+        checked = checked_options(options) if options else {}
         if not checked and (plain := self._plain(content, properties, partition_key)) is not None:
+            ticket = Ticket(callback)
             if properties is None and partition_key is None:  # as the client does, without checking ten arguments
                 self._send_message(self._new_message().content(plain).build(), ticket)
             else:
@@ -180,10 +179,9 @@ class PulsarProducer(Closing):
             self._watch(ticket)
             return
         if self._closed:
-            ticket(vendor().Result.AlreadyClosed, no_id())
+            Ticket(callback)(vendor().Result.AlreadyClosed, no_id())
             return
-        self.prepare(content, properties, partition_key, checked).launch_for(ticket)
-        self._watch(ticket)
+        self.prepare(content, properties, partition_key, checked).launch_for(callback)
 
     def prepare(
         self, content: object, properties: dict[str, str] | None, key: str | None, options: Mapping[str, object]
@@ -201,7 +199,7 @@ class PulsarProducer(Closing):
             classify=classify,
             delay_seconds=delay_seconds(options),
         )
-        return PayloadSend(self._settings, self._rollbacks, block.__enter__(), options)
+        return PayloadSend(self._bounded, self._rollbacks, block.__enter__(), options)
 
     def sends_plain(self, content: object, properties: dict[str, str] | None, partition_key: str | None) -> bool:
         """Return whether this payload would be sent unchanged, without any I/O besides the client's."""
@@ -236,14 +234,6 @@ class PulsarProducer(Closing):
         """The producer's name, checked by the application or by the broker."""
         return self._name
 
-    def last_sequence_id(self) -> int:
-        """The sequence id of the last message in the topic; each chunk has one."""
-        return int(self._native.last_sequence_id())
-
-    def is_connected(self) -> bool:
-        """Whether the producer is connected at the moment."""
-        return bool(self._native.is_connected())
-
     def __repr__(self) -> str:
         return f"<PulsarProducer of {self._topic}, messages up to {self._max_message_bytes} bytes>"
 
@@ -268,3 +258,51 @@ class PulsarProducer(Closing):
 
     def _limit_for(self, options: Mapping[str, object]) -> WireLimit:
         return wire_limit(self._max_message_bytes, producer_name=self._name, options=options)
+
+
+# Options and sizes ---------------------------------------------------------------------------------------------------
+
+
+def checked_options(options: Mapping[str, object]) -> dict[str, object]:
+    """Return the options that are set."""
+    if not options:
+        return {}
+    if unknown := options.keys() - SendOptions.__annotations__.keys():
+        raise TypeError(f"unexpected keyword arguments: {', '.join(sorted(unknown))}")
+    return {name: value for name, value in options.items() if value}
+
+
+def delay_seconds(options: Mapping[str, object], *, clock: Callable[[], float] = time.time) -> float:
+    """Return how long the broker will hold a message with these options back."""
+    after, at = options.get("deliver_after"), options.get("deliver_at")
+    if isinstance(after, timedelta):
+        return max(0.0, after.total_seconds())
+    return max(0.0, at / 1000 - clock()) if isinstance(at, int) else 0.0
+
+
+def metadata_bytes(key: object, properties: object) -> int:
+    """Return the bytes beside the payload, without the producer's name and the rarer options; at most 30 too many."""
+    size = _FIXED_BYTES + (_field(byte_length(key)) if key else 0)
+    for name, value in hints.pairs(properties):
+        size += _field(_field(byte_length(name)) + _field(byte_length(value)))
+    return size
+
+
+def wire_limit(max_message_bytes: int, *, producer_name: str, options: Mapping[str, object]) -> WireLimit:
+    """Return the limit for one send."""
+    room = max_message_bytes - _field(byte_length(producer_name)) - sum(map(_option_bytes, options.items()))
+    return WireLimit(room, metadata_bytes, chunk_message_bytes=min(_CHUNK_BYTES, room - _SPARE_BYTES))
+
+
+def _field(size: int) -> int:
+    """Bytes of a Protobuf field of ``size`` bytes, with its length and its number, if that is below 16."""
+    return size + 2 if size < 128 else 1 - (-size.bit_length() // 7) + size
+
+
+def _option_bytes(option: tuple[str, object]) -> int:
+    name, value = option
+    if value is None or value is False:
+        return 0
+    if isinstance(value, list):  # of replication clusters
+        return sum(_field(byte_length(cluster)) for cluster in value)
+    return 1 + _field(byte_length(value)) if name == "ordering_key" else 12

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
-from claimcheck._receive.resolver import Dropped, Outcome
+from claimcheck._receive.resolver import Dropped, Failed, Outcome, Resolved
 from claimcheck._validation import check_cc, check_type
-from claimcheck.transports._common.delegation import Closing
-from claimcheck.transports.pulsar._errors import vendor
-from claimcheck.transports.pulsar._inbox import Arrival, Inbox
-from claimcheck.transports.pulsar._message import AnyMessageId, PulsarMessage, WholeMessageId
+from claimcheck._wire.envelope import Abort, Chunk
+from claimcheck.errors import ClaimCheckError
+from claimcheck.transports._common.delegation import Closing, Delegated
+from claimcheck.transports._common.received import StoredPayload, dispatch, passes_plain, resolver_of
+from claimcheck.transports.pulsar._message import (
+    AnyMessageId,
+    CumulativeAcks,
+    MessageMetadata,
+    Place,
+    Position,
+    PulsarMessage,
+    WholeMessageId,
+    before,
+    natives,
+    position_of,
+)
+from claimcheck.transports.pulsar._queries import vendor
 
 if TYPE_CHECKING:
     import pulsar
@@ -26,41 +41,65 @@ _log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0  # how late chunks may expire
 _BUSY_SECONDS = 1.0  # how long to exceed the timeout while messages are received, but no payload
+_SMALL_BYTES = 1 << 17  # copying them takes less time than calling a thread
 _REMEMBERED = 10_000  # incomplete payloads that a reader reported
 _NO_QUEUE = (
     "with receiver_queue_size=0 the client cannot wait with a timeout, which it has to while chunks are held or "
     "payloads are read ahead: subscribe with receiver_queue_size=1 or more"
 )
 
+Arrival = PulsarMessage | Dropped
+"""A payload for the application, or messages that became no payload and the action to take on them."""
 
-class Receiver(Closing, ABC):
-    """Takes native messages until a payload is complete.
+
+class _Delivery(NamedTuple):
+    """A payload in chunks that was delivered and is not settled."""
+
+    outcome: Outcome
+    end: Position  # of the chunk that completed it; late duplicates come after it
+
+
+class Receiver(Delegated, Closing, ABC):
+    """Turns native messages into payloads. Thread-safe, except for waiting.
+
+    A chunk is in the resolver until its payload is complete or dropped. A complete payload waits in the queue, and is
+    *delivered* from the moment at which it was completed until it is settled.
 
     Args:
         native: A native consumer or reader.
         receive: Waits for a native message, for a number of milliseconds or without a time limit.
-        inbox: Turns native messages into payloads.
+        cc: A `claimcheck.ClaimCheck`.
         clock: Seconds, monotonic.
         inclusive: Whether a seek to a message makes that message the next one.
     """
+
+    delegated = frozenset({"topic", "is_connected"})
 
     def __init__(
         self,
         native: pulsar.Consumer | pulsar.Reader,
         receive: Callable[..., pulsar.Message],
-        inbox: Inbox,
+        cc: ClaimCheck,
         clock: Callable[[], float],
         *,
         inclusive: bool = False,
     ) -> None:
         self._native = native
         self._receive = receive
-        self._inbox = inbox
+        self._cc = cc
+        self._schema = native._schema
+        self._header, self._passes_plain = cc.config.header, passes_plain(cc)
         self._clock = clock
         self._inclusive = inclusive
+        self.keeps_natives = False  # of chunks, for dead letters
+        self._resolver = resolver_of(cc, clock=clock)
         self._ready: deque[PulsarMessage] = deque()
         self._ticked = clock()
-        self.epoch = 0  # ends with each `forget`
+        self._lock = threading.RLock()
+        self._behind: dict[Hashable, CumulativeAcks] = {}  # by topic, while chunks from it are not settled
+        self._delivered: dict[Place, _Delivery] = {}  # payloads in chunks, by each of their messages
+        self._previous: pulsar.Message | None = None  # the last native message
+        self._in_batch_before: dict[Place, pulsar.MessageId] = {}  # the id before a chunk in its batch
 
     @abstractmethod
     def _drop(self, dropped: Dropped) -> None:
@@ -70,23 +109,19 @@ class Receiver(Closing, ABC):
     def _forget_history(self) -> None:
         """Forget the payloads that were redelivered or reported before a seek."""
 
+    def _refusal_of_chunks(self, topic: str) -> ClaimCheckError | None:
+        """Return why chunks cannot be assembled; ``None`` if they can."""
+        return None
+
     @property
     def pending_payloads(self) -> int:
         """Payloads of which some chunks are held."""
-        return self._inbox.resolver.pending_payloads
+        return self._resolver.pending_payloads
 
     @property
     def pending_bytes(self) -> int:
         """Bytes of the chunks that are held."""
-        return self._inbox.resolver.pending_bytes
-
-    def topic(self) -> str:
-        """The topic's full name."""
-        return str(self._native.topic())
-
-    def is_connected(self) -> bool:
-        """Whether it is connected at the moment."""
-        return bool(self._native.is_connected())
+        return self._resolver.pending_bytes
 
     def close(self) -> None:
         """Close the wrapped object. Unacknowledged messages are redelivered, to other consumers."""
@@ -110,13 +145,13 @@ class Receiver(Closing, ABC):
 
     def take(self, native: pulsar.Message) -> None:
         """Take a native message; `take_ready` returns the payloads that it completed."""
-        self._act(self._inbox.take(native))
+        self._act(self._arrivals_of(native))
         if self.tick_is_due:
             self.tick()
 
     def take_plain(self, native: pulsar.Message) -> bool:
         """Take a small native message that is its own payload, without I/O; the caller calls `tick` when it is due."""
-        plain = self._inbox.plain(native)
+        plain = self._plain(native)
         if plain is not None:
             self._act((plain,))
         return plain is not None
@@ -124,6 +159,14 @@ class Receiver(Closing, ABC):
     def take_ready(self) -> PulsarMessage | None:
         """Return the next payload that is complete, or ``None``."""
         return self._ready.popleft() if self._ready else None
+
+    def take_read(self) -> PulsarMessage | None:
+        """Return the next payload that is complete if it is read; ``None`` if it is not, or there is none."""
+        return self.take_ready() if self._ready and self._ready[0].is_read else None
+
+    def waiting(self) -> list[PulsarMessage]:
+        """Return the payloads that are complete, without removing them."""
+        return list(self._ready.copy())
 
     @property
     def tick_is_due(self) -> bool:
@@ -138,15 +181,21 @@ class Receiver(Closing, ABC):
     def tick(self) -> None:
         """Expire chunks that have waited too long."""
         self._ticked = self._clock()
-        self._act(self._inbox.tick())
+        with self._lock:
+            arrivals = self._arrivals(self._resolver.tick())
+        self._act(arrivals)
 
     def forget(self) -> None:
         """Forget all messages that are held; those that were not acknowledged are redelivered."""
-        self.epoch += 1
-        self._inbox.clear()
+        with self._lock:
+            self._resolver.clear()
+            self._delivered.clear()
+            self._behind.clear()
+            self._in_batch_before.clear()
+            self._previous = None
         self._ready.clear()
 
-    # Internals -------------------------------------------------------------------------------------------------
+    # Waiting ---------------------------------------------------------------------------------------------------
 
     def _wait(self, timeout_millis: int | None) -> PulsarMessage:
         """Wait for a payload; while chunks keep coming, for up to a second longer than the timeout."""
@@ -190,6 +239,170 @@ class Receiver(Closing, ABC):
     def _keep(self, message: PulsarMessage) -> None:
         self._ready.append(message)
 
+    # From native messages to payloads --------------------------------------------------------------------------
+
+    def _plain(self, native: pulsar.Message) -> PulsarMessage | None:
+        """Return a small message that is its own payload; ``None`` for any other."""
+        if native._message.length() > _SMALL_BYTES:  # not copied twice if it is a chunk, nor on an event loop
+            return None
+        data = native.data()
+        if data.startswith(self._header) or not self._is_accepted(native):
+            return None
+        self._note(native)
+        return PulsarMessage(native, self._schema, data)
+
+    def _arrivals_of(self, native: pulsar.Message) -> Sequence[Arrival]:
+        """Return the payloads that a message completed; most chunks complete none."""
+        data = native.data()
+        if not data.startswith(self._header) and self._is_accepted(native):
+            self._note(native)
+            return (PulsarMessage(native, self._schema, data),)
+        content = dispatch(self._cc, data, native.properties, destination=native.topic_name())
+        if isinstance(content, Chunk | Abort):
+            if (refusal := self._refusal_of_chunks(native.topic_name())) is None:
+                return self._chunk(native, content)
+            content = refusal
+        self._note(native)
+        if isinstance(content, ClaimCheckError):
+            return (PulsarMessage(native, self._schema, error=content),)
+        if isinstance(content, StoredPayload):
+            return (PulsarMessage(native, self._schema, stored=content),)
+        return (PulsarMessage(native, self._schema, bytes(content.payload)),)
+
+    def _is_accepted(self, native: pulsar.Message) -> bool:
+        """Whether a plain message is delivered; a tombstone always is."""
+        return self._passes_plain or native.has_null_value()
+
+    def _note(self, native: pulsar.Message) -> None:
+        """Remember a message that is its own payload while an older payload is not settled."""
+        self._previous = native
+        if self._behind:
+            message_id = native.message_id()
+            with self._lock:
+                behind = self._behind.get(native.topic_name())
+                if behind is not None:
+                    behind.received(position_of(message_id), message_id)
+
+    def _chunk(self, native: pulsar.Message, envelope: Chunk | Abort) -> Sequence[Arrival]:
+        handle = MessageMetadata(native, keep=self.keeps_natives)
+        topic, message_id = native.topic_name(), native.message_id()
+        place = topic, position_of(message_id)
+        with self._lock:
+            self._behind.setdefault(topic, CumulativeAcks())
+            self._note_batch(place, message_id)
+            # The broker may redeliver chunks that were delivered and not acknowledged: that is another attempt.
+            self._settle(self._outcome_at(place), acked=False)
+            self._previous = native
+            outcomes = self._resolver.feed(
+                *place,
+                None,
+                headers=native.properties(),
+                key=native.partition_key(),
+                handle=handle,
+                writer=native.producer_name(),
+                envelope=envelope,
+                destination=topic,
+            )
+            return self._arrivals(outcomes)
+
+    def _note_batch(self, place: Place, message_id: pulsar.MessageId) -> None:
+        """Remember the id before a chunk in its batch, with which the part of the batch before it is acknowledged."""
+        self._in_batch_before.pop(place, None)
+        if message_id.batch_index() < 1 or self._previous is None:
+            return
+        previous = self._previous.message_id()
+        if position_of(previous)[:2] == place[1][:2] and previous.batch_index() < message_id.batch_index():
+            self._in_batch_before[place] = previous
+
+    def _arrivals(self, outcomes: Sequence[Outcome]) -> list[Arrival]:
+        return [outcome if isinstance(outcome, Dropped) else self._deliver(outcome) for outcome in outcomes]
+
+    def _deliver(self, outcome: Resolved | Failed) -> PulsarMessage:
+        error = outcome.error if isinstance(outcome, Failed) else None
+        payload = outcome.payload if isinstance(outcome, Resolved) else None
+        # The payload belongs to the caller, who may free it before it is settled.
+        kept = replace(outcome, payload=None) if isinstance(outcome, Resolved) else outcome
+        self._delivered.update(dict.fromkeys(_places(kept), _Delivery(kept, kept.positions[-1])))
+        if isinstance(payload, StoredPayload):
+            return PulsarMessage(None, self._schema, outcome=kept, stored=payload)
+        return PulsarMessage(None, self._schema, outcome=kept, payload=payload, error=error)
+
+    def _report(self, dropped: Dropped) -> PulsarMessage:
+        """Return a message for the application whose data raises the error, for messages that became no payload."""
+        with self._lock:
+            return self._deliver(dropped.as_failed())
+
+    # Settling --------------------------------------------------------------------------------------------------
+
+    def _settle(self, outcome: Outcome | None, *, acked: bool) -> None:
+        """Mark the messages of a chunked payload as acknowledged or negatively acknowledged; ``None`` is ignored."""
+        if outcome is None:
+            return
+        with self._lock:
+            self._resolver.settle(outcome, acked=acked)
+            for place in _places(outcome):
+                if self._outcome_at(place) is outcome:  # and no later delivery of the same
+                    del self._delivered[place]
+                if acked:
+                    self._in_batch_before.pop(place, None)
+            if self._resolver.safe_position(outcome.source) is None:
+                self._behind.pop(outcome.source, None)
+
+    def _settle_own(self, place: Place) -> None:
+        """Forget a message that is its own payload and was acknowledged or negatively acknowledged."""
+        with self._lock:
+            behind = self._behind.get(place[0])
+            if behind is not None:
+                behind.forget(place[1])
+
+    def _delivery_of(self, message_id: object) -> _Delivery | None:
+        """Return the chunked payload of this id, if it was delivered and is not settled."""
+        if not isinstance(message_id, WholeMessageId):
+            return None
+        return self._delivered.get((message_id.topic, position_of(message_id.first)))
+
+    def _outcome_at(self, place: Place) -> Outcome | None:
+        delivery = self._delivered.get(place)
+        return None if delivery is None else delivery.outcome
+
+    def _settle_up_to(
+        self, message_id: AnyMessageId, topic: str | None, outcome: Outcome | None
+    ) -> tuple[pulsar.MessageId | None, tuple[pulsar.MessageId, ...]]:
+        """Mark all up to a payload as acknowledged, except what waits; returns the native ids to acknowledge."""
+        with self._lock:
+            waiting = [ready.outcome for ready in self._ready.copy()]
+            source = str(next(iter(self._behind), "")) if topic is None else topic
+            target, target_id = self._target(message_id)
+            settled = [] if outcome is None else self._settled(outcome)
+            for place, delivery in list(self._delivered.items()):
+                is_settled = self._delivered.get(place) is not delivery  # with another of its messages
+                is_waiting = any(delivery.outcome is each for each in waiting)
+                if place[0] == source and delivery.end <= target and not is_settled and not is_waiting:
+                    settled += self._settled(delivery.outcome)
+            behind = self._behind.get(source) or CumulativeAcks()
+            hole = self._resolver.safe_position(source)
+            plan = behind.up_to(target, hole=hole, settled=settled)
+            if plan.before is not None:
+                known = self._in_batch_before.get((source, plan.before))
+                target_id = known or before(plan.before, message_id.partition(), source)
+        return target_id, plan.individually
+
+    def _target(self, message_id: AnyMessageId) -> tuple[Position, pulsar.MessageId]:
+        """Return how far to acknowledge cumulatively: to the chunk that completed the payload, not to duplicates."""
+        delivery = self._delivery_of(message_id)
+        if delivery is None:
+            return position_of(message_id), natives(message_id)[-1]
+        ids = (slot.handle.message_id() for slot in delivery.outcome.slots if slot.position == delivery.end)
+        return delivery.end, next(ids)
+
+    def _settled(self, outcome: Outcome) -> list[tuple[Position, pulsar.MessageId]]:
+        self._settle(outcome, acked=True)
+        return [(slot.position, slot.handle.message_id()) for slot in outcome.slots]
+
+
+def _places(outcome: Outcome) -> list[Place]:
+    return [(outcome.source, slot.position) for slot in outcome.slots]
+
 
 class ReaderOptions(TypedDict, total=False):
     """The options of a `PulsarReader`; see there."""
@@ -226,8 +439,7 @@ class PulsarReader(Receiver):
         check_type("reader", reader, valid=hasattr(reader, "_reader"), expected="a pulsar.Reader")
         check_cc(cc)
         self._reported: OrderedDict[object, None] = OrderedDict()
-        inbox = Inbox(cc, reader._schema, clock=clock)
-        super().__init__(reader, reader.read_next, inbox, clock, inclusive=start_message_id_inclusive)
+        super().__init__(reader, reader.read_next, cc, clock, inclusive=start_message_id_inclusive)
 
     def read_next(self, timeout_millis: int | None = None) -> PulsarMessage:
         """Wait for the next payload. If it cannot be delivered, the message's `data` raises the error.
@@ -254,14 +466,14 @@ class PulsarReader(Receiver):
 
     def _drop(self, dropped: Dropped) -> None:
         if dropped.action != "ack":
-            self._keep(self._inbox.report(dropped))
+            self._keep(self._report(dropped))
             return
         level = logging.WARNING if dropped.reason in ("expired", "evicted") else logging.INFO
         _log.log(level, "%s: dropped %d chunks without a payload: %s", self.topic(), len(dropped.slots), dropped.reason)
-        self._inbox.settle(dropped, acked=True)
+        self._settle(dropped, acked=True)
 
     def _keep(self, message: PulsarMessage) -> None:
-        self._inbox.settle(message.outcome, acked=True)
+        self._settle(message.outcome, acked=True)
         if not message.is_incomplete or message.outcome is None or self._is_first_report(message.outcome):
             super()._keep(message)
 

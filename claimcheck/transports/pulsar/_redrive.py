@@ -8,13 +8,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from claimcheck.errors import ConfigError
-from claimcheck.transports._common.redrive import EndClock, Letter, Senders, foreign, patient, relabeled
-from claimcheck.transports.pulsar._admin import full_name
+from claimcheck.transports._common.dead_letters import EndClock, Letter, Senders, foreign, patient, relabeled
 from claimcheck.transports.pulsar._consumer import PulsarConsumer
-from claimcheck.transports.pulsar._errors import vendor
 from claimcheck.transports.pulsar._message import PulsarMessage, natives, position_of
-from claimcheck.transports.pulsar._producer import ProducerOptions, PulsarProducer
-from claimcheck.transports.pulsar._queries import PulsarTarget, split_partition, topic_stats
+from claimcheck.transports.pulsar._producer import PulsarProducer
+from claimcheck.transports.pulsar._queries import (
+    MAX_MESSAGE_BYTES,
+    PulsarTarget,
+    full_name,
+    split_partition,
+    topic_stats,
+    vendor,
+)
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
@@ -24,7 +29,7 @@ _QUEUE = 20  # messages of a partition in memory; chunks are large
 
 
 class PulsarDeadLetters:
-    """A dead-letter topic of Pulsar; see `claimcheck.transports._common.redrive.DeadLetterTopic`."""
+    """A dead-letter topic of Pulsar; see `claimcheck.transports._common.dead_letters.DeadLetterTopic`."""
 
     def __init__(self, place: PulsarTarget, cc: ClaimCheck, *, group: str) -> None:
         source, target = self._source, self._target = place.topics
@@ -37,9 +42,8 @@ class PulsarDeadLetters:
             self._partitions = client.get_topic_partitions(source)
             self._reader = self._opened.enter_context(patient(cc, source=source, target=target))
             native = client.create_producer(target)
-            options: ProducerOptions = {"admin_url": place.admin_url, "admin_ca_file": place.ca_file}
-            options["admin_headers"] = place.headers
-            self._senders = Senders(cc, lambda each: PulsarProducer(native, each, **options))
+            limit = place.admin().max_message_bytes(target) if place.admin_url else MAX_MESSAGE_BYTES
+            self._senders = Senders(cc, lambda each: PulsarProducer(native, each, max_message_bytes=limit))
             self._opened.callback(self._senders.close)
         except BaseException:
             self._opened.close()
@@ -68,7 +72,7 @@ class PulsarDeadLetters:
             error.add_note(f"another redrive of {self._source} is running, or another consumer of {self._subscription}")
             raise
         consumer = PulsarConsumer(native, self._reader, consumer_type=exclusive, clock=self._clock)
-        consumer._inbox._keep = True  # of chunks: their signatures
+        consumer.keeps_natives = True  # of chunks: their signatures
         return consumer
 
     def _letters_of(self, consumer: PulsarConsumer, end: tuple[int, int, int]) -> Iterator[Letter]:

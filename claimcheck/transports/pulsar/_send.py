@@ -1,138 +1,283 @@
-"""Sends a payload that was stored or cut into chunks: options, size limits, in-flight window, results, failures."""
+"""Sends that end, whatever the broker answers: errors, deadlines, in-flight window, payloads of several messages."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, TypedDict
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
+from typing import TYPE_CHECKING, Any
 
+from claimcheck._send.classification import classifier
 from claimcheck._send.outbound import Outbound, SendLedger
 from claimcheck._validation import check_type
-from claimcheck._wire import headers as hints
 from claimcheck._wire.envelope import Envelope
-from claimcheck._wire.headers import WireLimit, byte_length
-from claimcheck.transports._common.rollback_worker import RollbackWorker
-from claimcheck.transports.pulsar._deadlines import Ticket, no_id
-from claimcheck.transports.pulsar._errors import ChunkArgumentError, SendDeadlineError, error_of, vendor
+from claimcheck.errors import TransportError
+from claimcheck.transports._common.delegation import RollbackWorker
 from claimcheck.transports.pulsar._message import WholeMessageId
+from claimcheck.transports.pulsar._queries import vendor
 
 if TYPE_CHECKING:
     import pulsar
 
-    from claimcheck.transports.pulsar._deadlines import SendCallback
+    SendCallback = Callable[[pulsar.Result, pulsar.MessageId], object]
+    """Receives the result of a send and the message id."""
 
 _log = logging.getLogger(__name__)
 _QUEUE_IS_FULL = "ProducerQueueIsFull"
 _ABORT_SECONDS = 5.0
-_CHUNK_BYTES = 1 << 20  # large enough to be fast, and small enough for receiver queues that count messages
-_SPARE_BYTES = 1024  # less in each chunk, for the properties that a dead letter adds
-_FIXED_BYTES = 10 + 7 + 7 + 3 + 12  # sequence id, publish time, uncompressed size, compression, schema version
+_EXIT_SECONDS = 5.0
+_KEPT = 64  # called tickets that may stay in the queue: a check at each send would cost more
 _NOT_FOR_CHUNKS = ("sequence_id", "deliver_at", "deliver_after")
 
-
-# Options and sizes -----------------------------------------------------------------------------------------------
-
-
-class SendOptions(TypedDict, total=False):
-    """Options of a send, as in `pulsar.Producer.send`. Chunks cannot have a sequence id or a delivery time."""
-
-    ordering_key: str | None
-    sequence_id: int | None
-    replication_clusters: list[str] | None
-    disable_replication: bool | None
-    event_timestamp: int | None
-    deliver_at: int | None
-    deliver_after: timedelta | None
+_flushing: dict[threading.Thread, pulsar.Producer] = {}  # the native producers that threads are flushing
 
 
-def checked_options(options: Mapping[str, object]) -> dict[str, object]:
-    """Return the options that are set."""
-    if not options:
-        return {}
-    if unknown := options.keys() - SendOptions.__annotations__.keys():
-        raise TypeError(f"unexpected keyword arguments: {', '.join(sorted(unknown))}")
-    return {name: value for name, value in options.items() if value}
+# Errors --------------------------------------------------------------------------------------------------------------
 
 
-def delay_seconds(options: Mapping[str, object], *, clock: Callable[[], float] = time.time) -> float:
-    """Return how long the broker will hold a message with these options back."""
-    after, at = options.get("deliver_after"), options.get("deliver_at")
-    if isinstance(after, timedelta):
-        return max(0.0, after.total_seconds())
-    return max(0.0, at / 1000 - clock()) if isinstance(at, int) else 0.0
+# Raised before the message was stored. After timeouts, lost connections and on a closed producer, messages were found
+# in the topic.
+_REFUSALS = {
+    "AuthenticationError", "AuthorizationError", "CryptoError", "IncompatibleSchema", "InvalidConfiguration",
+    "InvalidMessage", "InvalidTopicName", "InvalidUrl", "MemoryBufferIsFull", "MessageTooBig", "NotAllowedError",
+    "OperationNotSupported", "ProducerBlockedQuotaExceededError", "ProducerBlockedQuotaExceededException",
+    "ProducerNotInitialized", "ProducerQueueIsFull", "TopicNotFound", "TopicTerminated", "UnsupportedVersionError",
+}  # fmt: skip
+
+classify = classifier(
+    {
+        ("pulsar", "PulsarException"): frozenset(_REFUSALS),
+        **{("_pulsar", name): frozenset() for name in _REFUSALS},
+        **{("builtins", name): frozenset() for name in ("TypeError", "ValueError")},  # about the arguments
+    }
+)
 
 
-def metadata_bytes(key: object, properties: object) -> int:
-    """Return the bytes beside the payload, without the producer's name and the rarer options; at most 30 too many."""
-    size = _FIXED_BYTES + (_field(byte_length(key)) if key else 0)
-    for name, value in hints.pairs(properties):
-        size += _field(_field(byte_length(name)) + _field(byte_length(value)))
-    return size
+class SendDeadlineError(TransportError):
+    """The broker did not answer in time; the message may be in the topic, and its stored payload is kept.
+
+    If the *topic* has a lower limit than the producer knows about, the Pulsar client retries forever without reporting
+    an error. The producer is unusable then. Close it: until then the broker keeps dropping the connection that it
+    shares with the client's other producers. For a payload in chunks this is the ``__cause__`` of a `PartialSendError`.
+    """
+
+    retryable = True
 
 
-def wire_limit(max_message_bytes: int, *, producer_name: str, options: Mapping[str, object]) -> WireLimit:
-    """Return the limit for one send."""
-    room = max_message_bytes - _field(byte_length(producer_name)) - sum(map(_option_bytes, options.items()))
-    return WireLimit(room, metadata_bytes, chunk_message_bytes=min(_CHUNK_BYTES, room - _SPARE_BYTES))
+class ChunkArgumentError(TransportError, ValueError):
+    """A payload in chunks was sent with an argument that chunks cannot have. Nothing was sent."""
 
 
-def _field(size: int) -> int:
-    """Bytes of a Protobuf field of ``size`` bytes, with its length and its number, if that is below 16."""
-    return size + 2 if size < 128 else 1 - (-size.bit_length() // 7) + size
+def error_of(result: pulsar.Result) -> Exception:
+    """Return the exception that a blocking call raises for a result that is not ``Ok``."""
+    exceptions = vendor().exceptions
+    error: Exception = getattr(exceptions, result.name, exceptions.PulsarException)(
+        f"Pulsar error: Result{result.name}"
+    )
+    return error
 
 
-def _option_bytes(option: tuple[str, object]) -> int:
-    name, value = option
-    if value is None or value is False:
-        return 0
-    if isinstance(value, list):  # of replication clusters
-        return sum(_field(byte_length(cluster)) for cluster in value)
-    return 1 + _field(byte_length(value)) if name == "ordering_key" else 12
+# Deadlines -----------------------------------------------------------------------------------------------------------
 
 
-# Sending ---------------------------------------------------------------------------------------------------------
+class Ticket:
+    """A callback that is called once. Its exceptions are logged: in the client's thread they would end the process."""
+
+    __slots__ = ("_callback", "due")
+
+    def __init__(self, callback: SendCallback) -> None:
+        self._callback = [callback]  # the thread that pops it calls it
+        self.due: float
+
+    @property
+    def open(self) -> bool:
+        """Whether the callback was not called yet."""
+        return bool(self._callback)
+
+    def expire(self) -> None:
+        """Call the callback with ``Result.Timeout``, unless it was called before."""
+        self(vendor().Result.Timeout, no_id())
+
+    def __call__(self, result: pulsar.Result, message_id: pulsar.MessageId) -> None:
+        """Call the callback, unless it was called before."""
+        try:
+            callback = self._callback.pop()
+        except IndexError:
+            return
+        try:
+            callback(result, message_id)
+        except Exception:
+            _log.exception("the callback of a send failed")
 
 
-@dataclass(frozen=True, slots=True)
-class SendSettings:
-    """Settings that all sends of one producer share. ``late`` is called when a message has had no answer in time."""
+class BoundedProducer:
+    """A native producer whose sends and flushes end. It is *lost* once a message has had no answer in time."""
 
-    raw: pulsar.Producer  # without its schema
-    topic: str
-    window_bytes: int  # in flight for each payload; one message is always allowed
-    deadline_seconds: float  # for each message
-    late: Callable[[], None] = lambda: None
-    clock: Callable[[], float] = time.monotonic
+    window_bytes = 16 << 20  # of one payload's chunks in flight; one message is always allowed
 
-    def send(self, envelope: Envelope, callback: SendCallback, options: Mapping[str, object]) -> None:
-        """Pass one message to the client, which accepts only ``bytes``."""
-        data = envelope.data
-        if data is not None and type(data) is not bytes:
-            data = bytes(data)
-        self.raw.send_async(data, callback, properties=envelope.headers, partition_key=envelope.key, **options)
+    def __init__(
+        self, native: pulsar.Producer, deadline_seconds: float, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.topic: str = native.topic()
+        self._native = native
+        self._seconds = deadline_seconds
+        self._clock = clock
+        self._lost: Future[None] = Future()
+        self._watched: deque[Ticket] = deque()  # oldest first
+        self._forget_at = _KEPT
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
 
-    def no_answer(self, advice: str = "") -> SendDeadlineError:
-        """Return the error for a message without an answer."""
-        text = f"{self.topic}: no answer in {self.deadline_seconds:g} s{advice}"
-        return SendDeadlineError(text, destination=self.topic)
+    def send_async(
+        self,
+        content: bytes | None,
+        callback: SendCallback,
+        properties: dict[str, str] | None = None,
+        partition_key: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Send; the callback is called once, with ``Result.Timeout`` if the broker does not answer in time."""
+        ticket = Ticket(callback)
+        self._native.send_async(content, ticket, properties=properties, partition_key=partition_key, **options)
+        self.watch(ticket)
+
+    def watch(self, ticket: Ticket) -> None:
+        """Start the time of a ticket, which expires after ``deadline_seconds``."""
+        ticket.due = self._clock() + self._seconds
+        watched = self._watched
+        watched.append(ticket)
+        if self._thread is None:
+            self._start()
+        elif len(watched) > self._forget_at:
+            self._forget_called()
+            self._forget_at = len(watched) + _KEPT
+
+    def lose(self) -> None:
+        """Record that a message has had no answer in time: the client sends nothing after it."""
+        with contextlib.suppress(InvalidStateError):  # already lost
+            self._lost.set_result(None)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a message has had no answer in time."""
+        return self._lost.done()
+
+    def error_of(self, result: pulsar.Result) -> Exception:
+        """Return the exception for a result that is not ``Ok``."""
+        if not self.is_lost or result.name != "Timeout":
+            return error_of(result)
+        advice = "the topic may have a lower limit than the producer: set max_message_bytes, see ask_limit"
+        return SendDeadlineError(f"{self.topic}: no answer in {self._seconds:g} s; {advice}", destination=self.topic)
+
+    def flush(self) -> None:
+        """Wait until all sent messages are in the topic."""
+        if not self._lost.done():
+            flushed = _flush_in_thread(self._native)
+            wait((flushed, self._lost), return_when=FIRST_COMPLETED)
+            if flushed.done():
+                flushed.result()
+                return
+        raise SendDeadlineError(f"{self.topic}: a message has no answer, and none can be sent after it")
+
+    def close(self) -> None:
+        """Flush, unless the producer is lost, and close it. Errors of the flush were reported to the senders."""
+        with contextlib.suppress(vendor().exceptions.PulsarException, SendDeadlineError):
+            self.flush()
+        try:
+            self._native.close()
+        finally:
+            with self._lock:
+                thread, self._thread = self._thread, None
+            self._stop.set()
+            if thread is not None and thread is not threading.current_thread():
+                thread.join()
+            for ticket in tuple(self._watched):
+                ticket.expire()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._stop.is_set():
+                self._thread = threading.Thread(target=self._run, name="claimcheck-pulsar-deadlines", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        pause = self._seconds
+        while not self._stop.wait(pause):
+            while (ticket := self._oldest_open()) is not None and ticket.due <= self._clock():
+                self.lose()
+                ticket.expire()
+            pause = self._seconds if ticket is None else max(0.0, min(ticket.due - self._clock(), self._seconds))
+
+    def _oldest_open(self) -> Ticket | None:
+        self._forget_called()
+        try:
+            return self._watched[0]
+        except IndexError:
+            return None
+
+    def _forget_called(self) -> None:
+        with self._lock:
+            while self._watched and not self._watched[0].open:
+                self._watched.popleft()
+
+
+def _flush_in_thread(producer: pulsar.Producer) -> Future[None]:
+    """Start to flush in a thread, which is abandoned if the producer gets lost."""
+    flushed: Future[None] = Future()
+
+    def flush() -> None:
+        error: Exception | None = None
+        try:
+            producer.flush()
+        except Exception as caught:
+            error = caught
+        del _flushing[threading.current_thread()]
+        flushed.set_exception(error) if error is not None else flushed.set_result(None)
+
+    thread = threading.Thread(target=flush, name="claimcheck-pulsar-flush", daemon=True)
+    _flushing[thread] = producer
+    thread.start()
+    return flushed
+
+
+def no_id() -> pulsar.MessageId:
+    """Return an id without a position."""
+    return vendor().MessageId(-1, -1, -1, -1)._msg_id
+
+
+@atexit.register
+def _end_flushes() -> None:
+    """End the flushes that still wait: the interpreter aborts if it exits while threads are inside the client."""
+    for thread, producer in list(_flushing.items()):
+        if thread.is_alive():  # a forked child has the entry, but not the thread
+            with contextlib.suppress(Exception):
+                producer.close()
+            thread.join(_EXIT_SECONDS)
+
+
+# Payloads ------------------------------------------------------------------------------------------------------------
 
 
 class InFlightWindow:
     """Sends messages and records their results in a ledger."""
 
     def __init__(
-        self, settings: SendSettings, options: Mapping[str, object] | None = None, ledger: SendLedger | None = None
+        self,
+        producer: BoundedProducer,
+        options: Mapping[str, object] | None = None,
+        ledger: SendLedger | None = None,
     ) -> None:
-        self._settings = settings
+        self._producer = producer
         self._options = options or {}
         self._ledger = ledger or SendLedger()
         self._changed = threading.Condition()
-        self._in_flight: dict[int, tuple[float, int]] = {}  # launch time and size
+        self._in_flight: dict[int, int] = {}  # sizes
         self._again: list[tuple[int, Envelope, int]] = []  # rejected by a full queue, with the number in flight then
         self._closed = False
         self.on_finished: Callable[[], None] = lambda: None
@@ -141,9 +286,9 @@ class InFlightWindow:
 
     def launch(self, envelope: Envelope) -> None:
         """Send one message, when there is room for it."""
-        room = self._settings.window_bytes - len(envelope.data or b"")
+        room = self._producer.window_bytes - len(envelope.data or b"")
         with self._changed:
-            self._wait(lambda: not self._in_flight or self._bytes() <= room)
+            self._wait(lambda: not self._in_flight or sum(self._in_flight.values()) <= room)
             number = self._ledger.launched()
         self._launch(number, envelope)
         self.launched += 1
@@ -154,18 +299,11 @@ class InFlightWindow:
             self._wait(lambda: not self._in_flight)
         return self._ledger.results
 
-    def drain(self) -> None:
-        """Wait until the client has accepted all messages. Raises as `launch`."""
-        with self._changed:
-            self._wait(lambda: True)
-
     def settle(self) -> None:
-        """After an error, wait for the results of the messages in flight, until they are overdue."""
+        """After an error, wait for the results of the messages in flight, which a lost producer does not get."""
         with self._changed:
-            while self._in_flight and (left := self._left()) > 0:
-                self._changed.wait(left)
-            if self._in_flight:
-                self._settings.late()
+            while self._in_flight and not self._producer.is_lost:
+                self._changed.wait()
 
     def close(self) -> None:
         """Stop launching; ``on_finished`` may be called from now on."""
@@ -182,9 +320,9 @@ class InFlightWindow:
             self._record(number, kept, result, message_id)
 
         with self._changed:
-            self._in_flight[number] = self._settings.clock(), len(envelope.data or b"")
+            self._in_flight[number] = len(envelope.data or b"")
         try:
-            self._settings.send(envelope, callback, self._options)
+            self._send(envelope, callback)
         except BaseException as error:
             with self._changed:
                 self._in_flight.pop(number, None)
@@ -192,6 +330,13 @@ class InFlightWindow:
             raise
         finally:
             kept.clear()
+
+    def _send(self, envelope: Envelope, callback: SendCallback) -> None:
+        """Pass one message to the client, which accepts only ``bytes``."""
+        data = envelope.data
+        if data is not None and type(data) is not bytes:
+            data = bytes(data)
+        self._producer.send_async(data, callback, envelope.headers, envelope.key, **self._options)
 
     def _record(self, number: int, kept: list[Envelope], result: pulsar.Result, message_id: pulsar.MessageId) -> None:
         """Record a result, in the client's thread: an exception here would end the process."""
@@ -205,7 +350,7 @@ class InFlightWindow:
                 self._ledger.postponed(number)
             else:
                 self.result = self.result or result
-                self._ledger.failed(number, error_of(result))
+                self._ledger.failed(number, self._producer.error_of(result))
             done = self._closed and not self._in_flight
             self._changed.notify_all()
         if done:
@@ -219,11 +364,8 @@ class InFlightWindow:
                 self._retry()
             elif ready() and not self._again:
                 return
-            elif (left := self._left()) <= 0:
-                self._settings.late()
-                raise self._settings.no_answer("; the topic may have a lower limit than the producer: set admin_url")
             else:
-                self._changed.wait(left)
+                self._changed.wait()
 
     def _retry(self) -> None:
         number, envelope, _ = self._again.pop(0)
@@ -234,36 +376,30 @@ class InFlightWindow:
         finally:
             self._changed.acquire()
 
-    def _left(self) -> float:
-        """Seconds until the oldest message is overdue."""
-        oldest = min(launched for launched, _ in self._in_flight.values())
-        return oldest + self._settings.deadline_seconds - self._settings.clock()
 
-    def _bytes(self) -> int:
-        return sum(size for _, size in self._in_flight.values())
-
-
-class PayloadSend:
-    """One payload. Call either `launch` and `wait`, or `launch_for`, once."""
+class PayloadSend(InFlightWindow):
+    """One payload. Call either `launch_all` and `finish`, or `launch_for`, once."""
 
     def __init__(
-        self, settings: SendSettings, rollbacks: RollbackWorker, out: Outbound, options: Mapping[str, object]
+        self,
+        producer: BoundedProducer,
+        rollbacks: RollbackWorker,
+        out: Outbound,
+        options: Mapping[str, object],
     ) -> None:
-        self._settings = settings
+        super().__init__(producer, options, out.ledger)
         self._rollbacks = rollbacks
         self._out = out
-        self._options = options
-        self._window = InFlightWindow(settings, options, out.ledger)
 
-    def launch(self) -> None:
-        """Pass all messages to the client, each when there is room for it. Raises as `wait`."""
+    def launch_all(self) -> None:
+        """Pass all messages to the client, each when there is room for it. Raises as `finish`."""
         with self._breaking_off():
             self._launch_all()
 
-    def wait(self) -> pulsar.MessageId | WholeMessageId:
+    def finish(self) -> pulsar.MessageId | WholeMessageId:
         """Wait until all messages are in the topic, and return the payload's id."""
         with self._breaking_off():
-            ids = self._window.wait()
+            ids = self.wait()
         self._out.finish()
         return self._id(ids)
 
@@ -272,18 +408,17 @@ class PayloadSend:
         with contextlib.suppress(Exception):  # was logged; the stored payload expires
             self._out.settle(None)
 
-    def launch_for(self, ticket: Ticket) -> None:
-        """Pass all messages to the client; the ticket is called when the last of them has its result."""
-        self._window.on_finished = lambda: self._finish(ticket)
-        ticket.late = self._late
+    def launch_for(self, callback: SendCallback) -> None:
+        """Pass all messages to the client; the callback is called when the last of them has its result."""
+        self.on_finished = lambda: self._finish(Ticket(callback))
         try:
             self._launch_all()
         except BaseException as error:
-            if not self._window.launched or not isinstance(error, Exception):  # the ticket will not be called
+            if not self.launched or not isinstance(error, Exception):  # the callback will not be called
                 self._break_off(error)
                 raise
             self._out.ledger.stopped(error)
-        self._window.close()
+        self.close()
 
     def _launch_all(self) -> None:
         refused = [name for name in _NOT_FOR_CHUNKS if name in self._options]
@@ -292,8 +427,9 @@ class PayloadSend:
                 f"{', '.join(refused)}: not possible for a payload in {self._out.total} chunks; use strategy external"
             )
         for envelope in self._out.messages:
-            self._window.launch(envelope)
-        self._window.drain()
+            self.launch(envelope)
+        with self._changed:
+            self._wait(lambda: True)  # until the client has accepted all
 
     @contextlib.contextmanager
     def _breaking_off(self) -> Iterator[None]:
@@ -305,15 +441,16 @@ class PayloadSend:
 
     def _break_off(self, error: BaseException) -> None:
         if isinstance(error, Exception):
-            self._window.settle()
-        # After an interrupt the program should end, and a lost producer gets no answer to the abort envelope either.
-        waits = isinstance(error, Exception) and not isinstance(error, SendDeadlineError)
-        self._out.break_off(error, lambda abort: self._send_abort(abort, _ABORT_SECONDS if waits else 0))
+            self.settle()
+        self._out.break_off(error, lambda abort: self._send_abort(abort, error))
 
-    def _send_abort(self, abort: Envelope, seconds: float = _ABORT_SECONDS) -> None:
+    def _send_abort(self, abort: Envelope, error: BaseException | None) -> None:
+        """Send an abort envelope, and wait for the broker for a short time."""
         answered = threading.Event()
-        self._settings.send(abort, lambda result, message_id: answered.set(), self._options)
-        answered.wait(seconds)
+        self._send(abort, lambda result, message_id: answered.set())
+        # After an interrupt the program should end, and a lost producer gets no answer.
+        if isinstance(error, Exception) and not isinstance(error, SendDeadlineError):
+            answered.wait(_ABORT_SECONDS)
 
     def _finish(self, ticket: Ticket) -> None:
         """Finish in the client's thread, which must neither wait nor raise."""
@@ -321,20 +458,18 @@ class PayloadSend:
             self._out.finish()
             ticket(vendor().Result.Ok, self._id(self._out.ledger.results))
             return
-        self._rollbacks.submit(self._failed)
-        ticket(self._window.result or vendor().Result.UnknownError, no_id())
+        if isinstance(self._out.ledger.error, SendDeadlineError):
+            self._out.finish()  # nothing is deleted, and a lost producer sends no abort envelope
+        else:
+            self._rollbacks.submit(self._failed)
+        ticket(self.result or vendor().Result.UnknownError, no_id())
 
     def _failed(self) -> None:
-        self._out.tell_readers(self._send_abort)
-        self._out.finish()
-
-    def _late(self) -> None:
-        """Finish in the thread that expires tickets."""
-        self._out.ledger.stopped(self._settings.no_answer())
+        self._out.tell_readers(lambda abort: self._send_abort(abort, self._out.ledger.error))
         self._out.finish()
 
     def _id(self, ids: list[pulsar.MessageId]) -> pulsar.MessageId | WholeMessageId:
-        topic = self._settings.topic
+        topic = self._producer.topic
         if any(message_id.ledger_id() < 0 for message_id in ids):
             _log.warning("%s: stored, but the broker's deduplication returned no position; the id has none", topic)
         return ids[0] if self._out.uuid is None else WholeMessageId.of_sent(ids, topic)
