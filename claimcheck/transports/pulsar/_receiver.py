@@ -17,7 +17,8 @@ from claimcheck._validation import check_cc, check_type
 from claimcheck._wire.envelope import Abort, Chunk
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.delegation import Closing, Delegated
-from claimcheck.transports._common.received import StoredPayload, dispatch, passes_plain, resolver_of
+from claimcheck.transports._common.dispatch import dispatch, passes_plain, resolver_of
+from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.pulsar._message import (
     AnyMessageId,
     CumulativeAcks,
