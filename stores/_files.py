@@ -1,4 +1,4 @@
-"""System calls on files: open a path without links in it, publish a finished file, read from a position."""
+"""The files of the filesystem store: names and folders, what a listing finds, and system calls."""
 
 from __future__ import annotations
 
@@ -6,17 +6,33 @@ import ctypes
 import errno
 import functools
 import os
+import re
+import secrets
 import stat
 import struct
 import sys
+import zlib
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
+
+from claimcheck._store.listing import KeyLifetime, StoreEntry, parse_name
 
 _OPENAT2 = 437  # the number of the system call on all architectures but alpha
 _RESOLVE_NO_SYMLINKS = 0x04
 _ANY_DIRECTORY = -100  # AT_FDCWD: the path is absolute
 _NO_FALLOCATE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_FOLDER = re.compile(r"(?:\d{4}-\d{2}-\d{2}/)?[0-9a-f]{2}/")
+TOKEN_CHARACTERS = 8
+_TOKEN = re.compile(r"[0-9a-f]{8}")
+UUID_CHARACTERS = 36
+FRESH = "."  # before the uuid of a key with a time
+_DAY_MS = 86_400_000
+
+PARTIAL_SUFFIX = ".partial"
+"""The suffix of the hidden file that a payload is written to first; an old one is left from a writer that died."""
+
 WHOLE_BYTES = 1 << 20
 """Files up to this size are read by one system call."""
 
@@ -132,3 +148,82 @@ def is_gone(path: Path) -> bool:
     except OSError:
         pass
     return False
+
+
+def folder_of(key: str) -> str:
+    """Return the folders at the beginning of a key, with a slash at the end; empty if there are none."""
+    match = _FOLDER.match(key)
+    return "" if match is None else match[0]
+
+
+def is_fresh(key: str) -> bool:
+    """Whether a key has a uuid of its own, for one write."""
+    return key[-UUID_CHARACTERS - 1 : -UUID_CHARACTERS] == FRESH
+
+
+def partial_name(name: str, token: str | None = None) -> str:
+    return f".{name}.{token or secrets.token_hex(TOKEN_CHARACTERS // 2)}{PARTIAL_SUFFIX}"
+
+
+def version_of(status: os.stat_result) -> str:
+    return f"{status.st_mtime_ns}/{status.st_ino}"
+
+
+def folder_for(name: str, created_ms: int | None) -> str:
+    """Return the folders that a name with a lifetime belongs in, with a slash at the end."""
+    date = "" if created_ms is None else _date(created_ms // _DAY_MS)
+    return f"{date}{zlib.crc32(bytes.fromhex(name[-UUID_CHARACTERS:].replace('-', ''))) & 0xFF:02x}/"
+
+
+@functools.lru_cache(maxsize=1024)
+def _date(day: int) -> str:
+    return datetime.fromtimestamp(day * _DAY_MS // 1000, UTC).strftime("%Y-%m-%d/")
+
+
+@functools.lru_cache(maxsize=2048)  # a sweep parses a key again when it deletes the entry
+def parse_in(folder: str, name: str) -> KeyLifetime | None:
+    """Return what the name of a file in a folder says; ``None`` if it is not the store's, or in another folder."""
+    known = None if name.endswith("}") else parse_name(name)
+    if known is None:
+        return None
+    expected = folder_for(name, known.created_ms) if known.is_known else ""
+    return known if expected == folder else None
+
+
+def _is_partial(key: str) -> bool:
+    """Whether this is a file that an interrupted write left behind."""
+    folder, name = key.rpartition("/")[::2]
+    if not (name.startswith(".") and name.endswith(PARTIAL_SUFFIX)):
+        return False
+    final, _, token = name[1 : -len(PARTIAL_SUFFIX)].rpartition(".")
+    return _TOKEN.fullmatch(token) is not None and parse_in(f"{folder}/" if folder else "", final) is not None
+
+
+def entry_of(parent: str, file: os.DirEntry[str]) -> StoreEntry | None:
+    """Return the entry of one file; ``None`` for one that is not the store's."""
+    key, known = f"{parent}{file.name}", parse_in(parent, file.name)
+    if known is None and not _is_partial(key):
+        return None
+    try:
+        status = file.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return leftover(key, status, parent[:-1]) if known is None else _payload(key, known, status, parent[:-1])
+
+
+def _payload(key: str, known: KeyLifetime, status: os.stat_result, folder: str) -> StoreEntry:
+    position, stored_ms, version = folder or None, -(-status.st_mtime_ns // 1_000_000), version_of(status)
+    return StoreEntry.of(key, known, size=status.st_size, stored_ms=stored_ms, position=position, version=version)
+
+
+def leftover(key: str, status: os.stat_result, folder: str) -> StoreEntry:
+    return StoreEntry(
+        kind="leftover",
+        key=key,
+        size=0 if stat.S_ISDIR(status.st_mode) else status.st_size,
+        created_ms=-(-status.st_mtime_ns // 1_000_000),
+        position=folder or None,
+        version=version_of(status),
+    )

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import itertools
 import os
 import re
-import secrets
 import stat
 import tempfile
-import time
 import uuid
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 from claimcheck._content.source import Source
-from claimcheck._store.listing import Deletion, IncompleteScanError, KeyLifetime, StoreEntry, parse_name
+from claimcheck._store.listing import Deletion, IncompleteScanError, KeyLifetime, StoreEntry
 from claimcheck._store.store import Store
 from claimcheck._validation import Check, Seconds, check_arguments
 from claimcheck._wire.buffers import Reader
@@ -29,23 +23,29 @@ from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import KeyTakenError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import bounds, ranges
 from claimcheck.stores._files import (
+    FRESH,
+    PARTIAL_SUFFIX,
+    TOKEN_CHARACTERS,
+    UUID_CHARACTERS,
     WHOLE_BYTES,
     FileReader,
+    entry_of,
+    folder_for,
+    folder_of,
     fsync_directory,
+    is_fresh,
     is_gone,
     is_irregular,
+    leftover,
     link_new,
     open_without_links,
+    parse_in,
+    partial_name,
     reserve,
+    version_of,
 )
 
 __all__ = ["FilesystemStore"]
-
-PARTIAL_SUFFIX = ".partial"
-"""Suffix of the hidden file that a payload is written to first; an old one is left from a writer that died."""
-
-MAX_NAME_BYTES = 255
-"""The longest file name on all common file systems."""
 
 _PATH = Check(lambda path: bool(path) and "\0" not in path, "the path of a directory")
 _OCTAL = re.compile(r"0?o?[0-7]{3}")
@@ -53,18 +53,9 @@ _STEP_BYTES = 256 << 10  # small enough to be in the processor's cache still whe
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # without waiting for the other end of a pipe
 _DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
-_FOLDER = re.compile(r"(?:\d{4}-\d{2}-\d{2}/)?[0-9a-f]{2}/")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _HASH = re.compile(r"[0-9a-f]{2}")
-_THREADS = 8
-_PROBES = 50
-_SLOW_SECONDS = 0.0002  # per deletion: a local disk takes less, a server or a disk that discards blocks takes more
-_TOKEN_CHARACTERS = 8
-_TOKEN = re.compile(r"[0-9a-f]{8}")
-_UUID = 36  # characters
-_FRESH = "."  # before the uuid of a key with a time
-_MARKS = (_FRESH, "_")  # before the uuid of a key with a lifetime
-_DAY_MS = 86_400_000
+_MARKS = (FRESH, "_")  # before the uuid of a key with a lifetime
 _NO_PAYLOAD = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP}
 _NOT_REACHED = {errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 
@@ -100,7 +91,7 @@ class FilesystemStore(Store):
             search permission wherever there is read permission: 0600 becomes 0700, 0640 becomes 0750.
     """
 
-    max_key_bytes = MAX_NAME_BYTES
+    max_key_bytes = 255  # the longest file name on all common file systems
 
     _whole_bytes = WHOLE_BYTES
 
@@ -126,21 +117,21 @@ class FilesystemStore(Store):
     def check(self, pointer: Pointer) -> None:
         """Reject what the base class rejects, and keys that are not the name of a complete payload in its folder."""
         super().check(pointer)
-        name = pointer.key[len(_folder_of(pointer.key)) :]
+        name = pointer.key[len(folder_of(pointer.key)) :]
         if not name or "/" in name or name.startswith("."):
             self.reject(pointer, "scope", "has a key that is not a plain file name")
 
     def _key(self, destination: str, unique: uuid.UUID, *, created_ms: int, expires_ms: int | None, fresh: bool) -> str:
         name = super()._key(destination, unique, created_ms=created_ms, expires_ms=expires_ms, fresh=fresh)
-        mark = name[-_UUID - 1]  # see `claimcheck._store.listing`
-        return f"{_folder_for(name, created_ms if mark == _FRESH else None)}{name}" if mark in _MARKS else name
+        mark = name[-UUID_CHARACTERS - 1]  # see `claimcheck._store.listing`
+        return f"{folder_for(name, created_ms if mark == FRESH else None)}{name}" if mark in _MARKS else name
 
     def _lifetime_of(self, key: str) -> KeyLifetime | None:
         folder, slash, name = key.rpartition("/")
-        return _parse_in(f"{folder}{slash}", name)
+        return parse_in(f"{folder}{slash}", name)
 
     def _write(self, pointer: Pointer, source: Source) -> None:
-        token = pointer.key[-_TOKEN_CHARACTERS:] if _is_fresh(pointer.key) else None  # no other write has this key
+        token = pointer.key[-TOKEN_CHARACTERS:] if is_fresh(pointer.key) else None  # no other write has this key
         try:
             self._store(pointer, source, link_new if self._is_exclusive(pointer) else os.replace, token)
         except FileExistsError as error:
@@ -153,7 +144,7 @@ class FilesystemStore(Store):
     def _store(self, pointer: Pointer, source: Source, publish: Callable[..., None], token: str | None = None) -> None:
         """Write a hidden file, with a random part in its name by default, and give it its name with ``publish``."""
         folder, name = pointer.key.rpartition("/")[::2]
-        partial = _partial_name(name, token)
+        partial = partial_name(name, token)
         path, directory, descriptor = self._create(folder, partial)
         try:
             try:
@@ -175,7 +166,7 @@ class FilesystemStore(Store):
 
     def _keep_time(self, descriptor: int, pointer: Pointer) -> None:
         """Set the time from which the lifetime counts, if the key does not have it, to that of the pointer."""
-        if pointer.created_ms is not None and not _is_fresh(pointer.key):
+        if pointer.created_ms is not None and not is_fresh(pointer.key):
             os.utime(descriptor, ns=(pointer.created_ms * 1_000_000, pointer.created_ms * 1_000_000))
 
     def _fill(self, descriptor: int, source: Source) -> None:
@@ -385,7 +376,7 @@ class FilesystemStore(Store):
                     is_empty = False
                     if file.is_dir(follow_symlinks=False):
                         folders.append(file.name)
-                    elif (entry := _entry(parent, file)) is not None:
+                    elif (entry := entry_of(parent, file)) is not None:
                         yield entry
         except FileNotFoundError as error:  # deleted meanwhile, or not created yet
             if not self._may_create:
@@ -393,7 +384,7 @@ class FilesystemStore(Store):
             return
         if is_empty and folder:
             with contextlib.suppress(FileNotFoundError):
-                yield _leftover(f"{folder}/", os.lstat(self._root / folder), folder)
+                yield leftover(f"{folder}/", os.lstat(self._root / folder), folder)
 
     def _server_time(self) -> float:
         """Return the time of a new file, which a file server sets."""
@@ -409,27 +400,13 @@ class FilesystemStore(Store):
             some = list(group)
             try:
                 with self._directory(folder) as directory:
-                    yield from self._discard_some(some, directory)
+                    yield from (self._discard_one(entry, directory) for entry in some)
                 self._remove_empty(folder)
             except FileNotFoundError as error:  # the folder is gone, with all that was in it
                 self._check_mounted(error)
                 yield from (Deletion(entry, "gone") for entry in some)
             except OSError as error:
                 yield from (self._failed(entry, error) for entry in some)
-
-    def _discard_some(self, entries: list[StoreEntry], directory: int) -> Iterator[Deletion]:
-        """Delete entries of one folder; in threads, if the first ones show that the file system waits for something."""
-        begin = time.perf_counter()
-        for entry in entries[:_PROBES]:
-            yield self._discard_one(entry, directory)
-        rest = entries[_PROBES:]
-        if not rest or time.perf_counter() - begin < _PROBES * _SLOW_SECONDS:
-            yield from (self._discard_one(entry, directory) for entry in rest)
-            return
-        parts = [rest[i::_THREADS] for i in range(_THREADS)]
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="claimcheck-sweep") as threads:
-            for done in threads.map(lambda part: [self._discard_one(entry, directory) for entry in part], parts):
-                yield from done
 
     def _discard_one(self, entry: StoreEntry, directory: int) -> Deletion:
         name = entry.key.rstrip("/").rpartition("/")[2]
@@ -450,14 +427,14 @@ class FilesystemStore(Store):
 
     def _unlink_unchanged(self, entry: StoreEntry, name: str, directory: int) -> bool:
         """Delete a file if no other was renamed to its name since it was listed; return whether it was deleted."""
-        if _version(os.stat(name, dir_fd=directory, follow_symlinks=False)) != entry.version:
+        if version_of(os.stat(name, dir_fd=directory, follow_symlinks=False)) != entry.version:
             return False
         if entry.kind == "leftover":
             os.unlink(name, dir_fd=directory)
             return True
-        aside = _partial_name(name)
+        aside = partial_name(name)
         os.rename(name, aside, src_dir_fd=directory, dst_dir_fd=directory)
-        is_unchanged = _version(os.stat(aside, dir_fd=directory, follow_symlinks=False)) == entry.version
+        is_unchanged = version_of(os.stat(aside, dir_fd=directory, follow_symlinks=False)) == entry.version
         if not is_unchanged:
             try:
                 os.link(aside, name, src_dir_fd=directory, dst_dir_fd=directory)
@@ -481,85 +458,6 @@ class FilesystemStore(Store):
 def _is_between(start: str, folder: str, stop: str) -> bool:
     """Whether a folder is in a range; an empty end is no limit."""
     return start <= folder and (not stop or folder < stop)
-
-
-def _folder_of(key: str) -> str:
-    """Return the folders at the beginning of a key, with a slash at the end; empty if there are none."""
-    match = _FOLDER.match(key)
-    return "" if match is None else match[0]
-
-
-def _is_fresh(key: str) -> bool:
-    """Whether a key has a uuid of its own, for one write."""
-    return key[-_UUID - 1 : -_UUID] == _FRESH
-
-
-def _partial_name(name: str, token: str | None = None) -> str:
-    return f".{name}.{token or secrets.token_hex(_TOKEN_CHARACTERS // 2)}{PARTIAL_SUFFIX}"
-
-
-def _version(status: os.stat_result) -> str:
-    return f"{status.st_mtime_ns}/{status.st_ino}"
-
-
-def _folder_for(name: str, created_ms: int | None) -> str:
-    """Return the folders that a name with a lifetime belongs in, with a slash at the end."""
-    date = "" if created_ms is None else _date(created_ms // _DAY_MS)
-    return f"{date}{zlib.crc32(bytes.fromhex(name[-_UUID:].replace('-', ''))) & 0xFF:02x}/"
-
-
-@functools.lru_cache(maxsize=1024)
-def _date(day: int) -> str:
-    return datetime.fromtimestamp(day * _DAY_MS // 1000, UTC).strftime("%Y-%m-%d/")
-
-
-@functools.lru_cache(maxsize=2048)  # a sweep parses a key again when it deletes the entry
-def _parse_in(folder: str, name: str) -> KeyLifetime | None:
-    """Return what the name of a file in a folder says; ``None`` if it is not the store's, or in another folder."""
-    known = None if name.endswith("}") else parse_name(name)
-    if known is None:
-        return None
-    expected = _folder_for(name, known.created_ms) if known.is_known else ""
-    return known if expected == folder else None
-
-
-def _is_partial(key: str) -> bool:
-    """Whether this is a file that an interrupted write left behind."""
-    folder, name = key.rpartition("/")[::2]
-    if not (name.startswith(".") and name.endswith(PARTIAL_SUFFIX)):
-        return False
-    final, _, token = name[1 : -len(PARTIAL_SUFFIX)].rpartition(".")
-    return _TOKEN.fullmatch(token) is not None and _parse_in(f"{folder}/" if folder else "", final) is not None
-
-
-def _entry(parent: str, file: os.DirEntry[str]) -> StoreEntry | None:
-    """Return the entry of one file; ``None`` for one that is not the store's."""
-    key, known = f"{parent}{file.name}", _parse_in(parent, file.name)
-    if known is None and not _is_partial(key):
-        return None
-    try:
-        status = file.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-    if not stat.S_ISREG(status.st_mode):
-        return None
-    return _leftover(key, status, parent[:-1]) if known is None else _payload(key, known, status, parent[:-1])
-
-
-def _payload(key: str, known: KeyLifetime, status: os.stat_result, folder: str) -> StoreEntry:
-    position, stored_ms, version = folder or None, -(-status.st_mtime_ns // 1_000_000), _version(status)
-    return StoreEntry.of(key, known, size=status.st_size, stored_ms=stored_ms, position=position, version=version)
-
-
-def _leftover(key: str, status: os.stat_result, folder: str) -> StoreEntry:
-    return StoreEntry(
-        kind="leftover",
-        key=key,
-        size=0 if stat.S_ISDIR(status.st_mode) else status.st_size,
-        created_ms=-(-status.st_mtime_ns // 1_000_000),
-        position=folder or None,
-        version=_version(status),
-    )
 
 
 def _search_mode(mode: int) -> int:

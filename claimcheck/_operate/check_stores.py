@@ -162,7 +162,7 @@ _NO_BLOCK = ("NoSuchPublicAccessBlockConfiguration", "NotImplemented", "MethodNo
 
 
 def _s3(store: S3Store, path: str, clock: Callable[[], float], dead_letter_ttl: float) -> Iterator[Finding]:
-    ask = partial(_asked, store._s3(), store._bucket)
+    ask = partial(_asked, store._s3(), store.bucket)
     yield from examined("s3", path, "the clock", partial(_s3_clock, ask, path, clock))
     look = partial(_lifecycle, ask, path, store, dead_letter_ttl)
     yield from examined("s3", path, "the lifecycle rules", look)

@@ -6,10 +6,8 @@ the memory. A payload is therefore stored in segments of a little under 1 MiB. T
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Literal, TypeVar
 
@@ -45,8 +43,6 @@ from claimcheck.stores.redis._server import (
 )
 
 __all__ = ["RedisStore"]
-
-_log = logging.getLogger(__name__)
 
 _SEGMENT_BYTES = (1 << 20) - 64  # with Redis' header just one megabyte for its allocator, not the next size up
 _MAX_SEGMENT_BYTES = 512 << 20  # proto-max-bulk-len; beyond it the server closes the connection without an error
@@ -134,7 +130,6 @@ class RedisStore(Store):
             fail("tls_ca_file", found="an address without TLS", expected="one that begins with rediss")
         self._server = RedisServer(self._address, options, name=lambda: self.name)
         self.joined_bytes = 0 if self._server.is_cluster else min(SMALL_BYTES, segment_bytes)
-        self._policy_known = False
         self.ttl_seconds = ttl_seconds
         self.segment_bytes = segment_bytes
         self.prefix = key_prefix
@@ -184,11 +179,10 @@ class RedisStore(Store):
             self._store_segments(pointer, source.pieces(segment_bytes), borrowed)
         elif not self._store_small(pointer, segment := source.take_all()):
             self._store_segments(pointer, [segment], None)
-        self._warn_of_eviction()
 
     def _store_small(self, pointer: Pointer, segment: memoryview) -> bool:
         """Write the only segment with one system call; return whether that worked. Otherwise it is sent again."""
-        return self._connection(self._sent, [(pointer, segment)]).receive(0) is not None
+        return self._connection(self._send, [(pointer, segment)]).receive(0) is not None
 
     def _store_segments(
         self, pointer: Pointer, segments: Iterable[memoryview], borrowed: Borrowed | None, *, create: bool = False
@@ -233,10 +227,6 @@ class RedisStore(Store):
         )
 
     def _send(self, writes: Sequence[tuple[Pointer, memoryview]]) -> Replies:
-        self._warn_of_eviction()
-        return self._sent(writes)
-
-    def _sent(self, writes: Sequence[tuple[Pointer, memoryview]]) -> Replies:
         return SmallCommands(self._server, [packed(set_command(pointer, 0, view)) for pointer, view in writes])
 
     def _segments(self, pointer: Pointer) -> Iterator[bytes]:
@@ -336,26 +326,6 @@ class RedisStore(Store):
         names = [f"{key}-{i}" for i in reversed(range(count))]
         for first in range(0, count, _DELETE_KEYS):
             self._unlink(names[first : first + _DELETE_KEYS])
-
-    def _warn_of_eviction(self) -> None:
-        """Warn once if the server deletes payloads when its memory is full."""
-        if self._policy_known:
-            return
-        self._policy_known = True
-        try:
-            memory = self._server.client.info("memory")
-        except Exception:  # INFO may be forbidden or not supported: some proxies then close the connection
-            with suppress(Exception):
-                self._server.client.connection_pool.disconnect(inuse_connections=False)
-            return
-        policy = memory.get("maxmemory_policy", "noeviction")
-        if memory.get("maxmemory") and policy != "noeviction":
-            _log.warning(
-                "store %r: the server's maxmemory-policy is %s: when its memory is full, it deletes payloads that "
-                "messages still point at; set noeviction",
-                self.name,
-                policy,
-            )
 
     def _wrong(self, pointer: Pointer, expected: int | str, actual: int) -> IntegrityError:
         return IntegrityError(

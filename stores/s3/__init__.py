@@ -80,7 +80,7 @@ class S3Store(Store):
         timeout_seconds: Timeout = 30,
     ) -> None:
         check_arguments(S3Store, bucket=bucket, prefix=prefix, endpoint_url=endpoint_url)
-        self._bucket = bucket
+        self.bucket = bucket
         self._place = {"endpoint_url": endpoint_url or None, "region_name": region_name or None, "verify": tls_ca_file}
         self._transfers = TransferPolicy(transfer_bytes)
         self._creator = Creator(lambda: self.name, conditional=True)
@@ -92,7 +92,7 @@ class S3Store(Store):
         self.ttl_seconds = ttl_seconds
 
     def __repr__(self) -> str:
-        return f"<S3Store {self.name!r} at s3://{self._bucket}/{self.prefix}>"
+        return f"<S3Store {self.name!r} at s3://{self.bucket}/{self.prefix}>"
 
     def close(self) -> None:
         """Close the connections; the next use makes new ones."""
@@ -123,14 +123,14 @@ class S3Store(Store):
         if len(head) < 2:  # it is as small as one part
             self._put(pointer, source, head.pop() if head else memoryview(b""), creator)
             return
-        upload = Upload(self._s3(), self._bucket, pointer.key, slots=transfers.puts, buffered=source.view is None)
+        upload = Upload(self._s3(), self.bucket, pointer.key, slots=transfers.puts, buffered=source.view is None)
         upload.run(chain(_emptying(head), pieces), complete=creator.create)
         for crc32, size in upload.checksums():
             source.add_checksum(crc32, size)
 
     def _put(self, pointer: Pointer, source: Source, payload: memoryview, creator: Creator) -> None:
         body = ViewFile(payload)
-        creator.put(partial(self._s3().put_object, Bucket=self._bucket, Key=pointer.key), body)
+        creator.put(partial(self._s3().put_object, Bucket=self.bucket, Key=pointer.key), body)
         source.add_checksum(body.crc32, len(body))
 
     def _open(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
@@ -165,7 +165,7 @@ class S3Store(Store):
     def _get_object(self, pointer: Pointer, requested: tuple[int, int] | None) -> dict[str, Any]:
         header = {"Range": f"bytes={requested[0]}-{requested[1] - 1}"} if requested else {}
         try:
-            response: dict[str, Any] = self._s3().get_object(Bucket=self._bucket, Key=pointer.key, **header)
+            response: dict[str, Any] = self._s3().get_object(Bucket=self.bucket, Key=pointer.key, **header)
         except client_error() as error:
             if code_of(error) == "InvalidRange":  # it begins after the object's end
                 differs(pointer, "size", pointer.size or 0, "less", self.name)
@@ -173,7 +173,7 @@ class S3Store(Store):
         return response
 
     def _delete(self, pointer: Pointer) -> None:
-        self._s3().delete_object(Bucket=self._bucket, Key=pointer.key)
+        self._s3().delete_object(Bucket=self.bucket, Key=pointer.key)
 
     def _scan(self, after: str | None) -> Iterator[StoreEntry]:
         yield from self._leftovers()
@@ -207,7 +207,7 @@ class S3Store(Store):
                 )
 
     def _server_time(self) -> float:
-        answer = self._s3().head_bucket(Bucket=self._bucket)
+        answer = self._s3().head_bucket(Bucket=self.bucket)
         return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
 
     def _now(self, entries: Sequence[StoreEntry]) -> Iterable[tuple[StoreEntry, StoreEntry | None]]:
@@ -233,7 +233,7 @@ class S3Store(Store):
             yield Deletion(payloads[key], "deleted") if failure is None else self._failed(payloads[key], failure)
 
     def _listing(self) -> Bucket:
-        return Bucket(self._s3(), self._bucket, self.prefix)
+        return Bucket(self._s3(), self.bucket, self.prefix)
 
     def _wrote_nothing(self, error: BaseException) -> bool:
         return super()._wrote_nothing(error) or never_arrived(error.__cause__)

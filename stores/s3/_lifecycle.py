@@ -51,16 +51,16 @@ def rule_for(
     if store.ttl_seconds is None:
         raise ConfigError(f"{path}.ttl_seconds: not set, so its payloads do not expire", path=f"{path}.ttl_seconds")
     if not store.prefix:
-        text = f"{path}.prefix: not set, so a rule would delete every object in the bucket {store._bucket}"
+        text = f"{path}.prefix: not set, so a rule would delete every object in the bucket {store.bucket}"
         raise ConfigError(text, path=f"{path}.prefix")
     for other in others:
-        inside = other._bucket == store._bucket and other.prefix.startswith(store.prefix)
+        inside = other.bucket == store.bucket and other.prefix.startswith(store.prefix)
         if inside and (other.ttl_seconds is None or other.ttl_seconds > store.ttl_seconds):
             text = f"{path}.prefix: the rule would also delete payloads of the store {other.name!r}, which live longer"
             raise ConfigError(text, path=f"{path}.prefix")
     lifetime = max(store.ttl_seconds, dead_letter_ttl_seconds)
     days = max(1, math.ceil((lifetime + grace_seconds) / _DAY))
-    return LifecycleRule(store._bucket, store.prefix, days, max(1, math.ceil(grace_seconds / _DAY)))
+    return LifecycleRule(store.bucket, store.prefix, days, max(1, math.ceil(grace_seconds / _DAY)))
 
 
 def rules_of(store: S3Store) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ def apply(store: S3Store, rule: LifecycleRule) -> bool:
 def _configuration(store: S3Store) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Return the rules, and the other setting that writing them would reset."""
     try:
-        answer = store._s3().get_bucket_lifecycle_configuration(Bucket=store._bucket)
+        answer = store._s3().get_bucket_lifecycle_configuration(Bucket=store.bucket)
     except client_error() as error:
         if code_of(error) in _NONE:
             return [], {}
@@ -97,5 +97,5 @@ def _configuration(store: S3Store) -> tuple[list[dict[str, Any]], dict[str, str]
 
 def _failed(store: S3Store, what: str, error: Exception) -> StoreError:
     kind = store._translate(error) or StoreError
-    text = f"store {store.name!r}: the lifecycle rules of {store._bucket} could not be {what}: {error}"
+    text = f"store {store.name!r}: the lifecycle rules of {store.bucket} could not be {what}: {error}"
     return kind(text, store=store.name)

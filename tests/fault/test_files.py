@@ -13,7 +13,8 @@ import pytest
 
 import claimcheck
 from claimcheck.errors import IntegrityError, PayloadNotFoundError, PointerRejectedError, StoreError
-from claimcheck.stores.filesystem import PARTIAL_SUFFIX, FilesystemStore
+from claimcheck.stores._files import PARTIAL_SUFFIX
+from claimcheck.stores.filesystem import FilesystemStore
 from tests.fault.rig import MIB, READINGS, TriggerFile, assert_healthy, assert_unavailable, content
 
 PAYLOAD = content(5 * MIB + 1000)

@@ -181,7 +181,7 @@ class TestEvicting(Rig):
         with servers.redis_server("--maxmemory", "16mb", "--maxmemory-policy", "allkeys-lru") as server:
             yield server
 
-    def test_a_payload_is_whole_or_gone(self, store, server, caplog):
+    def test_a_payload_is_whole_or_gone(self, store, server):
         pointers = [store.write(PAYLOAD) for _ in range(6)]  # how many survive depends on the server's buffers
         gone = 0
         for pointer in pointers:
@@ -192,7 +192,6 @@ class TestEvicting(Rig):
 
         assert gone
         assert_healthy(store)
-        assert caplog.text.count("allkeys-lru") == 1
 
     def test_a_payload_larger_than_all_memory_is_gone_at_once(self, store):
         """The server says yes to every segment: only a reader can tell."""

@@ -362,42 +362,6 @@ class TestUndo:
         assert len(deleted) == 1
 
 
-class TestEviction:
-    """A server that may throw payloads away is worth one warning."""
-
-    def written(self, open_store, monkeypatch, memory, caplog):
-        def info(*_):
-            if isinstance(memory, Exception):
-                raise memory
-            return memory
-
-        monkeypatch.setattr(redis.Redis, "info", info)
-        store = open_store()
-        store.write(b"payload")
-        store.write(b"payload")
-        return [record for record in caplog.records if record.levelname == "WARNING"]
-
-    @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
-    def test_is_warned_of_once(self, open_store, monkeypatch, caplog, policy):
-        memory = {"maxmemory": 1 << 30, "maxmemory_policy": policy}
-        [warning] = self.written(open_store, monkeypatch, memory, caplog)
-
-        assert policy in warning.getMessage()
-        assert "noeviction" in warning.getMessage()
-
-    @pytest.mark.parametrize(
-        "memory",
-        [
-            {"maxmemory": 1 << 30, "maxmemory_policy": "noeviction"},
-            {"maxmemory": 0, "maxmemory_policy": "allkeys-lru"},
-            {},
-            redis.exceptions.NoPermissionError("this user has no permissions to run the 'info' command"),
-        ],
-    )
-    def test_is_ignored_where_it_cannot_happen_or_info_is_forbidden(self, open_store, monkeypatch, caplog, memory):
-        assert self.written(open_store, monkeypatch, memory, caplog) == []
-
-
 def test_closed_store_opens_again(open_store):
     store = open_store()
     pointer = store.write(b"payload")

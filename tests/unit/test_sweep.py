@@ -15,7 +15,8 @@ from claimcheck._operate.sweep import Sweep
 from claimcheck._store.contract import StoreContext
 from claimcheck.errors import ConfigError, ScanNotSupportedError, StoreError, StoreUnavailableError
 from claimcheck.hooks import Hooks, SweepEvent
-from claimcheck.stores.filesystem import PARTIAL_SUFFIX, FilesystemStore
+from claimcheck.stores._files import PARTIAL_SUFFIX
+from claimcheck.stores.filesystem import FilesystemStore
 from claimcheck.stores.memory import MemoryStore
 from claimcheck.testing import FaultyStore
 from tests.clocks import Clock

@@ -14,7 +14,8 @@ from claimcheck._client import ClaimCheck
 from claimcheck._store.store import Store
 from claimcheck.config import Config, StoreConfig, expand
 from claimcheck.errors import ScanNotSupportedError
-from claimcheck.stores.filesystem import PARTIAL_SUFFIX, FilesystemStore, not_mounted
+from claimcheck.stores._files import PARTIAL_SUFFIX
+from claimcheck.stores.filesystem import FilesystemStore, not_mounted
 from tests.benchmarks.compare.model import CompareError
 
 _TTL_SECONDS = 3600.0  # what cannot be removed expires soon
