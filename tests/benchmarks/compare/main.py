@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from claimcheck._config_file import from_dict, load
+from claimcheck.cli._commands import BrokerOptions, broker_options, one_line
 from claimcheck.cli._files import is_terminal, live_status
-from claimcheck.cli._options import BrokerOptions, broker_options, one_line
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError, ConfigError
 from tests.benchmarks.compare.broker import BrokerAddress
