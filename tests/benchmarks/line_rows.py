@@ -175,7 +175,7 @@ for way, measure in (("put", _put), ("get", _get)):
     for mib in _SIZES:
         ROWS.findings(
             Target(f"line-s3-{way}-{mib}", f"S3 {way} {{size}} over a line, of the fastest peer's rate", 1.0),
-            Target(f"line-obstore-{way}-{mib}", f"the same {way} of {{size}} through obstore", 1.0),
+            Target(f"line-obstore-{way}-{mib}", f"S3 {way} {{size}} over a line, through obstore, of the same", 1.0),
             mib=mib,
         )(measure)
 
