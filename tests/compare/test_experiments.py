@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from claimcheck.errors import ConfigError
 from tests.benchmarks.compare.broker import BrokerAddress, connect
-from tests.benchmarks.compare.cost import estimate, load_prices
+from tests.benchmarks.compare.cost import EXAMPLE, estimate, load_prices
 from tests.benchmarks.compare.model import MODES, Experiment
 from tests.benchmarks.compare.report import table
 from tests.benchmarks.compare.runner import PLANS
@@ -54,6 +55,14 @@ def test_on_a_real_broker(real_address: BrokerAddress, name: str, tmp_path: Path
         result = PLANS[name](lab)
         assert lab.topics == []
     checked(name, result)
+
+
+@pytest.mark.parametrize(("before", "after"), [("copies: 1", "copy: 1"), ("copies: 1", "copies: -1")])
+def test_a_wrong_price_file_is_named(before: str, after: str, tmp_path: Path) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text(EXAMPLE.read_text().replace(before, after))
+    with pytest.raises(ConfigError, match=r"prices\.yaml: redis.* expected"):
+        load_prices(file)
 
 
 def test_the_cost_of_a_payload_follows_from_its_bytes_in_the_broker() -> None:

@@ -17,6 +17,7 @@ GB = 10**9
 DAYS_PER_MONTH = 365 / 12
 HOURS_PER_MONTH = DAYS_PER_MONTH * 24
 REDIS_LINE = "external, Redis"
+_MOST = 10**15
 EXAMPLE = Path(__file__).with_name("prices.yaml")
 
 Prices = Mapping[str, Any]
@@ -36,7 +37,7 @@ def _check(found: Any, example: Any, where: str) -> None:
             raise ConfigError(f"{where}: expected the keys {', '.join(example)}", path=where)
         for key, value in example.items():
             _check(found[key], value, f"{where}: {key}")
-    elif isinstance(example, int | float) and not (type(found) in (int, float) and 0 <= found <= GB):
+    elif isinstance(example, int | float) and not (type(found) in (int, float) and 0 <= found <= _MOST):
         raise ConfigError(f"{where}: expected a number of at least 0, found {found!r}", path=where)
 
 
@@ -91,7 +92,7 @@ def estimate(prices: Prices, facts: Mapping[str, float] | None, sizes: Sequence[
 def _object_store(prices: Prices, size: int, payloads: float) -> tuple[float, float]:
     """Requests and space. Traffic between an object store and clients in its region is free."""
     store, groups = prices["object_store"], prices["workload"]["consumer_groups"]
-    parts = math.ceil(size / store["part_bytes"]) + 2  # one starts and one completes it
+    parts = math.ceil(size / max(store["part_bytes"], 1)) + 2  # one starts and one completes it
     puts = 1 if size <= store["single_put_bytes"] else parts
     requests = payloads * (puts * store["put_per_1000_requests"] + groups * store["get_per_1000_requests"]) / 1000
     return requests, _kept_gb(prices, store["lifetime_days"]) * store["storage_per_gb_month"]

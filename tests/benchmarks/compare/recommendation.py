@@ -48,13 +48,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the recommendation decides.
-
-    Attributes:
-        strategy: The strategy.
-        threshold_bytes: ``None`` for the broker's limit.
-        chunk_below_bytes: Of hybrid.
-    """
+    """What the recommendation decides; a threshold of ``None`` is the broker's limit."""
 
     strategy: str
     threshold_bytes: int | None = None
@@ -63,13 +57,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Votes:
-    """Shares of the resampled rounds, from 0 to 1.
-
-    Attributes:
-        strategy: Lead to the recommended strategy.
-        lower_threshold: Lead to a threshold below the broker's limit.
-        chunks: Lead to chunks for some payloads, although there is a store.
-    """
+    """Shares of the resampled rounds that lead to the strategy, to a lower threshold, to chunks in spite of a store."""
 
     strategy: float
     lower_threshold: float
@@ -114,19 +102,14 @@ def _lost(experiments: Sequence[Experiment], mode: str) -> dict[str, int]:
 
 def _times(facts: Mapping[str, float]) -> dict[tuple[str, int], list[float]]:
     """Add producing and consuming, round by round."""
-    found: dict[tuple[str, int], list[float]] = {}
-    for name, seconds in sorted(facts.items(), key=_place):
+    found: dict[tuple[str, int], dict[int, float]] = {}
+    for name, seconds in facts.items():
         kind, *place = name.split("/")
-        if kind == "produce_seconds" and len(place) == 3:
+        if kind == "produce_seconds":
             mode, size, number = place
             consume = facts.get(f"consume_seconds/{mode}/{size}/{number}", 0.0)
-            found.setdefault((mode, int(size)), []).append(seconds + consume)
-    return found
-
-
-def _place(item: tuple[str, float]) -> tuple[str, int]:
-    head, _, number = item[0].rpartition("/")
-    return head, int(number) if number.isdigit() else 0
+            found.setdefault((mode, int(size)), {})[int(number)] = seconds + consume
+    return {key: [rounds[number] for number in sorted(rounds)] for key, rounds in found.items()}
 
 
 def _decide(times: Times, sizes: Sequence[int], setting: Setting) -> tuple[Choice, Votes]:
