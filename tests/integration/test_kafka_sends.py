@@ -14,7 +14,6 @@ from claimcheck.hooks import SendEvent
 from claimcheck.transports.kafka import CompactedTopicError, KafkaProducer
 from claimcheck.transports.kafka._client import classify
 from tests.integration.kafka_rig import LIMIT, STRATEGIES, content, nothing_comes, receive, rig, values
-from tests.servers import wait_until
 
 LARGE = content(4 * LIMIT)
 NOBODY = {"bootstrap_servers": "127.0.0.1:1"}
@@ -42,13 +41,6 @@ def lower_the_limit(lab, size):
     change = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, lab.topic, incremental_configs=[change])
     lab.admin.incremental_alter_configs([resource])[resource].result()
-
-
-def _refused(producer, topic, reports):
-    """Send a record of 8,000 bytes; returns whether it was rejected."""
-    producer.produce(topic, content(8000, len(reports)), on_delivery=reports)
-    producer.flush(10)
-    return reports[-1] == "MSG_SIZE_TOO_LARGE"
 
 
 class Reports(list):
@@ -408,46 +400,6 @@ class TestTopics:
 
         assert caplog.text.count("failed to read the topic's configuration: UNKNOWN_TOPIC_OR_PART") == 1
         assert values(receive(unmade.consumer(), 1)) == [LARGE]
-
-    @pytest.mark.parametrize("size", [6000, 4 * LIMIT])
-    @pytest.mark.parametrize("strategy", STRATEGIES)
-    def test_a_limit_that_is_lowered_later_is_learned_from_the_first_record_that_is_refused(self, lab, strategy, size):
-        producer, reports = lab.producer(strategy, wrap={"admin": lab.admin}, batch_size=1000), Reports()
-        producer.produce(lab.topic, content(8000), on_delivery=reports)  # goes as it is, and so the limit is known
-        producer.flush(10)
-        lower_the_limit(lab, 5000)
-        wait_until(lambda: _refused(producer, lab.topic, reports), "the broker applies the new limit")
-
-        producer.produce(lab.topic, content(size), on_delivery=reports)
-        producer.flush(10)
-
-        *before, refused, after = reports
-        assert refused == "MSG_SIZE_TOO_LARGE"
-        assert isinstance(after, int)
-        assert values(receive(lab.consumer(), len(before) + 1))[-1] == content(size)
-
-    def test_a_lowered_limit_is_learned_from_chunks_and_pointers_too(self, lab):
-        """From the wrapper's own records; the limit may change between any two chunks."""
-        producer = lab.producer("chunking", wrap={"admin": lab.admin}, batch_size=1000)
-        producer.produce(lab.topic, LARGE)
-        producer.flush(10)
-        lower_the_limit(lab, 5000)
-        reports = Reports()
-
-        def refused():
-            try:
-                producer.produce(lab.topic, LARGE, on_delivery=reports)
-            except (kafka.KafkaException, PartialSendError):
-                return True
-            producer.flush(10)
-            return reports[-1] == "MSG_SIZE_TOO_LARGE"
-
-        wait_until(refused, "the broker applies the new limit")
-        producer.produce(lab.topic, LARGE[::-1])
-        producer.flush(10)
-
-        sent = [LARGE] * (1 + sum(isinstance(report, int) for report in reports))
-        assert values(receive(lab.consumer(), len(sent) + 1)) == [*sent, LARGE[::-1]]
 
     def test_what_was_not_known_of_it_is_asked_again(self, unmade):
         """A default limit that was used meanwhile is replaced."""

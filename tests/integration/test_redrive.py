@@ -493,7 +493,7 @@ class TestTrust:
         broker.create_topic("dlq")
         payload = HEADER + b"x" * (100 if strategy == "inline" else 5000)
         writer = configured(strategy, key_id="k")
-        writer._current().seal._clock = lambda: time.time() - 500
+        writer.opened.seal._clock = lambda: time.time() - 500
         if strategy == "external":
             store = writer.store("disk")
             store.context = replace(store.context, clock=lambda: time.time() - 500)

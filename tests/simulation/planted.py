@@ -22,8 +22,8 @@ from claimcheck.transports.kafka import _asyncio, _producer
 from claimcheck.transports.kafka._consumer import KafkaConsumer
 from claimcheck.transports.kafka._offsets import Offsets
 from claimcheck.transports.kafka._partition import Assignment, Partition, ReadyMessage
+from claimcheck.transports.kafka._producer import InFlightWindow
 from claimcheck.transports.kafka._receiver import Receiver
-from claimcheck.transports.kafka._send import InFlightWindow
 from claimcheck.transports.pulsar import PulsarConsumer, _receiver
 from claimcheck.transports.pulsar import _asyncio as _pulsar_asyncio
 from claimcheck.transports.pulsar._message import CumulativeAcks

@@ -9,10 +9,10 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from claimcheck._threads import in_thread
-from claimcheck.transports._common.delegation import AsyncClosing, off_the_loop
+from claimcheck.transports._common.delegation import AsyncClosing, Delegated, off_the_loop
 from claimcheck.transports.kafka._client import exception_of, native_client
 from claimcheck.transports.kafka._consumer import ConsumerOptions, KafkaConsumer
 from claimcheck.transports.kafka._partition import ReadyMessage
@@ -30,12 +30,33 @@ _STEP_SECONDS = 0.2
 _NO_LIMIT = -1.0
 _FOREVER = float("inf")
 
+B = TypeVar("B", KafkaConsumer, KafkaProducer)
 T = TypeVar("T")
 
 AsyncRebalanceCallback = Callable[[Any, list[Any]], Awaitable[object]]
 
 
-class AsyncKafkaConsumer(AsyncClosing):
+class _AsyncWrapper(Delegated, AsyncClosing, Generic[B]):
+    """Base of both wrappers; the methods in ``delegated`` are coroutine functions here."""
+
+    _blocking: B
+    _call: Any
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        return functools.partial(self._later, found) if callable(found) else found
+
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._blocking)[1:]}"
+
+    def _delegate(self) -> B:
+        return self._blocking
+
+    async def _later(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return await self._call(functools.partial(method, *args, **kwargs))
+
+
+class AsyncKafkaConsumer(_AsyncWrapper[KafkaConsumer]):
     """Wraps a `confluent_kafka.aio.AIOConsumer` and has its methods; each message that it returns is a whole payload.
 
     Stored payloads are read before a message is returned. Cancelling a receive loses nothing: the next receive returns
@@ -52,6 +73,8 @@ class AsyncKafkaConsumer(AsyncClosing):
         OffsetStoreError: The consumer stores offsets itself.
         ArgumentTypeError: An argument has the wrong type; a `ConfigError` that is also a `TypeError`.
     """
+
+    delegated = KafkaConsumer.delegated | {"pending_bytes", "pending_payloads"}
 
     def __init__(self, consumer: AIOConsumer, cc: ClaimCheck, **options: Unpack[ConsumerOptions]) -> None:
         self._native: Any = consumer
@@ -87,7 +110,6 @@ class AsyncKafkaConsumer(AsyncClosing):
     store_offsets = off_the_loop(KafkaConsumer.store_offsets)
     dead_letter = off_the_loop(KafkaConsumer.dead_letter)
     position = off_the_loop(KafkaConsumer.position)
-    committed = off_the_loop(KafkaConsumer.committed)
     seek = off_the_loop(KafkaConsumer.seek)
 
     async def subscribe(
@@ -106,15 +128,8 @@ class AsyncKafkaConsumer(AsyncClosing):
     incremental_assign = off_the_loop(KafkaConsumer.incremental_assign)
     unassign = off_the_loop(KafkaConsumer.unassign)
     incremental_unassign = off_the_loop(KafkaConsumer.incremental_unassign)
-    assignment = off_the_loop(KafkaConsumer.assignment)
     pause = off_the_loop(KafkaConsumer.pause)
     resume = off_the_loop(KafkaConsumer.resume)
-    consumer_group_metadata = off_the_loop(KafkaConsumer.consumer_group_metadata)
-    get_watermark_offsets = off_the_loop(KafkaConsumer.get_watermark_offsets)
-    offsets_for_times = off_the_loop(KafkaConsumer.offsets_for_times)
-    list_topics = off_the_loop(KafkaConsumer.list_topics)
-    cluster_id = off_the_loop(KafkaConsumer.cluster_id)
-    set_sasl_credentials = off_the_loop(KafkaConsumer.set_sasl_credentials)
 
     async def close(self) -> None:
         """Close the consumer as `KafkaConsumer.close` does; if the task is cancelled, closing continues."""
@@ -127,19 +142,6 @@ class AsyncKafkaConsumer(AsyncClosing):
             await self._call(self._blocking.close)
         finally:
             await self._native.close()
-
-    @property
-    def pending_payloads(self) -> int:
-        """Number of incomplete payloads with chunks in memory."""
-        return self._blocking.pending_payloads
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of the chunks in memory."""
-        return self._blocking.pending_bytes
-
-    def __repr__(self) -> str:
-        return f"<Async{repr(self._blocking)[1:]}"
 
     def _callback(self, callback: AsyncRebalanceCallback) -> Callable[[Any, list[Any]], object]:
         """Wrap a coroutine function like the client does, to be called from one of its threads."""
@@ -237,7 +239,7 @@ class CallSerializer:
 _running_calls: ContextVar[tuple[set[CallSerializer], ...]] = ContextVar("claimcheck_kafka_calls", default=())
 
 
-class AsyncKafkaProducer(AsyncClosing):
+class AsyncKafkaProducer(_AsyncWrapper[KafkaProducer]):
     """Wraps a `confluent_kafka.aio.AIOProducer`, has its methods, and sends payloads that are too large for it.
 
     Small records go directly into the client's queue, which batches them by its own ``linger.ms``. The buffer of the
@@ -256,6 +258,8 @@ class AsyncKafkaProducer(AsyncClosing):
     Raises:
         ConfigError: An argument is out of range or of the wrong type; for an object also a `TypeError`.
     """
+
+    delegated = KafkaProducer.delegated
 
     def __init__(self, producer: AIOProducer, cc: ClaimCheck, **options: Unpack[ProducerOptions]) -> None:
         self._native: Any = producer
@@ -318,8 +322,6 @@ class AsyncKafkaProducer(AsyncClosing):
         await self._call(lambda: self._blocking.flush(seconds))
         return await self._futures.wait(left())
 
-    purge = off_the_loop(KafkaProducer.purge)
-
     async def _close(self) -> None:
         try:
             await self.flush()
@@ -329,9 +331,7 @@ class AsyncKafkaProducer(AsyncClosing):
             finally:
                 await asyncio.to_thread(self._blocking.close)
 
-    init_transactions = off_the_loop(KafkaProducer.init_transactions)
     begin_transaction = off_the_loop(KafkaProducer.begin_transaction)
-    send_offsets_to_transaction = off_the_loop(KafkaProducer.send_offsets_to_transaction)
 
     async def commit_transaction(self, timeout: float = _NO_LIMIT) -> None:
         """Flush and commit; raises as `KafkaProducer.commit_transaction`."""
@@ -346,18 +346,11 @@ class AsyncKafkaProducer(AsyncClosing):
         await self._futures.wait(timeout)
         await self._call(lambda: self._blocking.abort_transaction(timeout))
 
-    list_topics = off_the_loop(KafkaProducer.list_topics)
-    cluster_id = off_the_loop(KafkaProducer.cluster_id)
-    set_sasl_credentials = off_the_loop(KafkaProducer.set_sasl_credentials)
-
     def __len__(self) -> int:
         return len(self._blocking)
 
     def __bool__(self) -> bool:
         return True
-
-    def __repr__(self) -> str:
-        return f"<Async{repr(self._blocking)[1:]}"
 
     async def _send_plain(self, send: Callable[[], None], future: asyncio.Future[Any]) -> None:
         with self._futures.failing(future):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from claimcheck._send.classification import classifier
 from claimcheck._validation import check_type
 from claimcheck.errors import TransportError, import_vendor
-from claimcheck.transports._common.delegation import Closing
+from claimcheck.transports._common.delegation import Closing, Delegated
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, KafkaError, Message, Producer
+    from confluent_kafka import KafkaError, Message
 
     class Record(Message[bytes, bytes]):
         """A message that came from a partition or was sent to one."""
@@ -71,21 +70,7 @@ def exception_of(error: KafkaError) -> Exception:
     return exception
 
 
-def passed_on(name: str) -> Callable[..., Any]:
-    """Return a method that calls the client's own, with its arguments and its result."""
+class NativeClient(Delegated, Closing):
+    """A wrapper of a client, with all of its methods."""
 
-    def call(self: NativeClient, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._native, name)(*args, **kwargs)
-
-    call.__name__, call.__doc__ = name, f"Same as ``{name}`` of the client."
-    return call
-
-
-class NativeClient(Closing):
-    """A wrapper of a client; these methods are the same for producers and consumers."""
-
-    _native: Producer | Consumer
-
-    list_topics = passed_on("list_topics")
-    cluster_id = passed_on("cluster_id")
-    set_sasl_credentials = passed_on("set_sasl_credentials")
+    delegated = frozenset({"cluster_id", "list_topics", "set_sasl_credentials"})

@@ -12,8 +12,9 @@ from claimcheck._validation import check_cc, check_type
 from claimcheck._wire.envelope import encode_literal
 from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.transports._common.dead_letters import kept_longer, origin
-from claimcheck.transports._common.received import DEFAULT_THREADS, Prefetch, dispatch, passes_plain, resolver_of
-from claimcheck.transports.kafka._client import NativeClient, OffsetStoreError, exception_of, passed_on, vendor
+from claimcheck.transports._common.dispatch import dispatch, passes_plain, resolver_of
+from claimcheck.transports._common.received import DEFAULT_THREADS, Prefetch
+from claimcheck.transports.kafka._client import NativeClient, OffsetStoreError, exception_of, vendor
 from claimcheck.transports.kafka._message import KafkaMessage
 from claimcheck.transports.kafka._partition import Assignment
 from claimcheck.transports.kafka._receiver import Receiver
@@ -48,9 +49,9 @@ class KafkaConsumer(NativeClient):
 
     Every incomplete payload ends. Its chunks are read again, at most ``chunking.max_redeliveries`` times. If it is
     still incomplete, it is returned as a message whose value raises `IncompletePayloadError`, and commits move past it.
-    If retention has removed its first records, that happens immediately. ``chunking.on_expire``, ``on_evict`` and
-    ``on_abort`` change this: ``ack`` skips the chunks, and ``dead_letter`` returns that message without reading them
-    again.
+    If retention has removed its first records, that happens immediately. ``chunking.on_expire`` and
+    ``on_evict`` change this: ``ack`` skips the chunks, and ``dead_letter`` returns that message without reading them
+    again. The chunks of a payload that its writer aborted are skipped.
 
     Not thread-safe, like the client's consumer.
 
@@ -72,6 +73,10 @@ class KafkaConsumer(NativeClient):
         OffsetStoreError: The consumer stores offsets itself.
         ArgumentTypeError: An argument has the wrong type; a `ConfigError` that is also a `TypeError`.
     """
+
+    delegated = NativeClient.delegated | {
+        "assignment", "committed", "consumer_group_metadata", "get_watermark_offsets", "memberid", "offsets_for_times",
+    }  # fmt: skip
 
     def __init__(
         self,
@@ -319,13 +324,6 @@ class KafkaConsumer(NativeClient):
         self._native.close()
         self._receiver.forget()
         self._receiver.raise_deferred()
-
-    assignment = passed_on("assignment")
-    committed = passed_on("committed")
-    consumer_group_metadata = passed_on("consumer_group_metadata")
-    get_watermark_offsets = passed_on("get_watermark_offsets")
-    memberid = passed_on("memberid")
-    offsets_for_times = passed_on("offsets_for_times")
 
     @property
     def pending_payloads(self) -> int:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from claimcheck._receive.record import Identity, Slot
 from claimcheck._receive.resolver import Dropped, Failed, Outcome, Resolved, Resolver
-from claimcheck._threads import IoThreads
 from claimcheck._wire.envelope import Abort, Chunk
 from claimcheck.errors import IncompletePayloadError
+from claimcheck.transports._common.received import Received, StoredPayload
 from claimcheck.transports.kafka._client import vendor
 from claimcheck.transports.kafka._message import message_of, of_chunks, stored_of
 from claimcheck.transports.kafka._offsets import CommitMetadata, Offsets
@@ -39,7 +39,7 @@ FirstChunk = Literal["awaited", "reading", "removed"]
 
 
 @dataclass(slots=True, eq=False)
-class ReadyMessage:
+class ReadyMessage(Received):
     """A message that is ready for the caller."""
 
     partition: Partition | None
@@ -54,31 +54,9 @@ class ReadyMessage:
         return len(self.message)
 
     @property
-    def stored_bytes(self) -> int:
-        """Bytes that are still to be read from a store."""
-        stored = stored_of(self.message)
-        return 0 if stored is None else stored.size
-
-    @property
-    def is_read(self) -> bool:
-        """Whether the payload is available on an event loop without waiting for a store."""
-        stored = stored_of(self.message)
-        return stored is None or stored.is_read
-
-    def read(self) -> None:
-        """Read the payload in a thread, for an event loop."""
-        if (stored := stored_of(self.message)) is not None:
-            stored.read()
-
-    def fetch(self, threads: IoThreads) -> None:
-        """Start reading the payload."""
-        if (stored := stored_of(self.message)) is not None:
-            stored.prefetch(threads)
-
-    def watch(self, on_get: Callable[[bool], None]) -> None:
-        """Call a function once the payload is requested."""
-        if (stored := stored_of(self.message)) is not None:
-            stored.watch(on_get)
+    def stored(self) -> StoredPayload | None:
+        """Its payload, if that is stored or encoded."""
+        return stored_of(self.message)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -3,34 +3,46 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import logging
+import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from claimcheck._send.outbound import Outbound
+from claimcheck._send.outbound import Outbound, SendLedger
 from claimcheck._validation import check_cc, check_int, check_type
 from claimcheck._wire import headers as hints
 from claimcheck._wire.envelope import Envelope, FailedEnvelope
 from claimcheck._wire.headers import kafka_overhead
 from claimcheck.transports._common.delegation import RollbackWorker
-from claimcheck.transports.kafka._client import NativeClient, classify, passed_on, vendor
+from claimcheck.transports.kafka._client import (
+    MissingReportError,
+    NativeClient,
+    classify,
+    exception_of,
+    vendor,
+)
 from claimcheck.transports.kafka._message import report_of
-from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES
-from claimcheck.transports.kafka._send import InFlightWindow, Poller, Topics
+from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES, Topics
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
     from confluent_kafka.admin import AdminClient
 
     from claimcheck._client import ClaimCheck
+    from claimcheck.transports.kafka._client import Record
+
+_log = logging.getLogger(__name__)
 
 _NOT_PLAIN = 1 << 62  # larger than every limit
 _MAX_KNOWN_TOPICS = 10_000
 _MIN_LIMIT_BYTES = 1000
 _WINDOW_BYTES = 16 << 20  # of chunks of one payload in flight
 _ROOM_SECONDS = 60.0  # in which the queue may get room for an offloaded payload
-_SMALL_BYTES = 5000  # a topic hardly ever has a lower limit, and reading the report doubles the cost of a small record
 _MIN_OVERHEAD = kafka_overhead(None, None)
+_POLL_SECONDS = 0.1
+_STEP_SECONDS = 0.02  # another thread may be serving our reports
 
 DeliveryCallback = Callable[[Any, Any], object]
 Callback = DeliveryCallback | None
@@ -57,12 +69,13 @@ class KafkaProducer(NativeClient):
         max_message_bytes: The producer's own ``message.max.bytes``, if it is not the client's default.
         admin: A `confluent_kafka.admin.AdminClient`, which requests each topic's configuration once: the maximum record
             size, whether the topic is compacted (then chunks are refused), and how much it retains. The first `produce`
-            to each topic waits for the response. The request is repeated after the topic rejected a record of
-            more than 5,000 bytes as too large.
+            to each topic waits for the response.
 
     Raises:
         ConfigError: An argument is out of range or of the wrong type; for an object also a `TypeError`.
     """
+
+    delegated = NativeClient.delegated | {"init_transactions", "purge", "send_offsets_to_transaction"}
 
     def __init__(
         self,
@@ -80,7 +93,6 @@ class KafkaProducer(NativeClient):
         check_type("admin", admin, valid=is_admin, expected="a confluent_kafka.admin.AdminClient")
         self._native: Producer = producer
         self._cc = cc
-        self._has_admin = admin is not None
         self._topics = Topics(admin, max_message_bytes)
         self._header = cc.config.header
         self._first_byte = self._header[0]
@@ -134,7 +146,7 @@ class KafkaProducer(NativeClient):
         """
         if headers is None and type(value) is bytes and value and value[0] != self._first_byte:
             size = len(value) if key is None else len(value) + len(key) if type(key) is bytes else _NOT_PLAIN
-            if size <= self._plain_limits.get(topic, -1) and (size <= _SMALL_BYTES or not self._has_admin):
+            if size <= self._plain_limits.get(topic, -1):
                 produce = self._produce  # called as a local variable, and with no more arguments than needed: faster
                 if callback is None and on_delivery is None and partition == -1 and timestamp == 0:
                     produce(topic, value, key)
@@ -145,9 +157,9 @@ class KafkaProducer(NativeClient):
         callback = _checked_callback(callback, on_delivery)
         value = value.encode() if isinstance(value, str) else value
         if self._is_plain(topic, value, key, headers):
-            self._produce_plain(topic, value, key, partition, callback, timestamp, headers)
-            return
-        self._offload(topic, value, key, partition, callback, timestamp, headers)
+            self._produce(topic, value, key, partition, callback, callback, timestamp, headers)
+        else:
+            self._offload(topic, value, key, partition, callback, timestamp, headers)
 
     def sends_plain(self, topic: str, value: object, key: Key, headers: object) -> bool:
         """Whether this payload would be sent unchanged, without a request to the broker and without waiting."""
@@ -178,10 +190,6 @@ class KafkaProducer(NativeClient):
             closing.callback(self._rollbacks.close)
             closing.callback(self._native.close)
             return self.flush() == 0
-
-    purge = passed_on("purge")
-    init_transactions = passed_on("init_transactions")
-    send_offsets_to_transaction = passed_on("send_offsets_to_transaction")
 
     def begin_transaction(self) -> None:
         """Begin a transaction. A commit keeps the payloads stored in it; an abort deletes them."""
@@ -262,7 +270,6 @@ class KafkaProducer(NativeClient):
         except BaseException as error:
             if isinstance(error, Exception):
                 window.settle()
-            self._learn_limit(topic, window.error)
             out.break_off(error, lambda abort: self._send_abort(abort, window))
             raise
         window.close(lambda: self._completed(key, out, window, callback))
@@ -277,7 +284,6 @@ class KafkaProducer(NativeClient):
                 window.first() if out.uuid is None else report_of(window.first(), key, window.last_offset())
             )
         else:
-            self._learn_limit(window.topic, window.error)
             self._rollbacks.submit(lambda: self._failed(out, window))
             report = window.failed
             if report is not None and not out.as_is and (value := report.value()) is not None:
@@ -292,25 +298,6 @@ class KafkaProducer(NativeClient):
     def _send_abort(self, abort: Envelope, window: InFlightWindow) -> None:
         self._produce(window.topic, abort.data, abort.key, window.partition, headers=abort.headers)
 
-    def _produce_plain(
-        self, topic: str, value: Any, key: Key, partition: int, callback: Callback, timestamp: int, headers: object
-    ) -> None:
-        if self._has_admin and value is not None and len(value) > _SMALL_BYTES:
-            callback = functools.partial(self._reported, topic, callback)
-        self._produce(topic, value, key, partition, callback, callback, timestamp, headers)
-
-    def _reported(self, topic: str, callback: Callback, error: KafkaError | None, report: Message) -> None:
-        """Called in the thread that serves the producer, with the report of a plain record."""
-        self._learn_limit(topic, error)
-        if callback is not None:
-            callback(error, report)
-
-    def _learn_limit(self, topic: str, error: KafkaError | None) -> None:
-        """Request a topic's limits again if it rejected a record as too large: they may have been lowered."""
-        if self._has_admin and error is not None and error.name() == "MSG_SIZE_TOO_LARGE":
-            self._topics.refresh(topic)
-            self._plain_limits.pop(topic, None)
-
 
 def _checked_callback(callback: Callback, on_delivery: Callback) -> Any:
     """Return the callback that the client would call."""
@@ -318,3 +305,145 @@ def _checked_callback(callback: Callback, on_delivery: Callback) -> Any:
     if not (chosen is None or callable(chosen)):
         raise TypeError(f"a delivery callback must be callable, not {type(chosen).__name__}")
     return chosen
+
+
+class Poller:
+    """Polls a producer, and keeps exceptions for the user's next `poll` or `flush`."""
+
+    def __init__(self, native: Producer, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._native = native
+        self._clock = clock
+        self._pending: Exception | None = None
+
+    def poll(self, seconds: float) -> int:
+        """Serve events for up to ``seconds`` (negative: no limit); returns their number."""
+        count = self.quietly(seconds)
+        self._raise_pending()
+        return count
+
+    def flush(self, seconds: float) -> int:
+        """Serve until every record has its report or time is up; returns the number of records without one."""
+        end = None if seconds < 0 else self._clock() + seconds
+        self.quietly(0)
+        while (left := len(self._native)) and (end is None or self._clock() < end):
+            self.quietly(_POLL_SECONDS if end is None else min(_POLL_SECONDS, max(0.0, end - self._clock())))
+        self._raise_pending()
+        return left
+
+    def quietly(self, seconds: float) -> int:
+        """Serve like `poll`, but keep an exception for the next `poll` or `flush`."""
+        try:
+            return self._native.poll(seconds)
+        except Exception as error:
+            if isinstance(error, SystemError) and "without setting an exception" in str(error):
+                raise KeyboardInterrupt from error
+            self._pending = self._pending or error
+            return 0
+
+    def _raise_pending(self) -> None:
+        error, self._pending = self._pending, None
+        if error is not None:
+            raise error
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class InFlightWindow:
+    """Sends the records of one payload, and records their outcomes in a ledger."""
+
+    native: Producer
+    poller: Poller
+    ledger: SendLedger
+    topic: str
+    partition: int
+    timestamp: int
+    window_bytes: int
+    room_seconds: float
+    clock: Callable[[], float] = time.monotonic
+    error: KafkaError | None = None
+    failed: Message | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _in_flight: int = field(default=0, init=False)
+    _bytes: int = field(default=0, init=False)
+    _on_complete: Callable[[], None] | None = field(default=None, init=False)
+
+    def send(self, envelope: Envelope) -> None:
+        """Send one record as soon as there is room for it."""
+        data = envelope.data
+        size = len(data or b"")
+        self._wait_while(lambda: self._in_flight > 0 and self._bytes + size > self.window_bytes)
+        if self.ledger.count == 1:
+            self._wait_while(lambda: self._in_flight > 0)
+            self.partition = self.ledger.results[0].partition()
+        self._produce(envelope, data if data is None or type(data) is bytes else bytes(data), size)
+
+    def settle(self) -> None:
+        """Wait until every record has its report."""
+        while self._in_flight and len(self.native):
+            self.poller.quietly(_STEP_SECONDS)
+
+    def close(self, on_complete: Callable[[], None]) -> None:
+        """Accept no more records; call ``on_complete`` once the last one has its report."""
+        with self._lock:
+            done = not self._in_flight
+            self._on_complete = None if done else on_complete
+        if done:
+            on_complete()
+
+    def first(self) -> Record:
+        """Return the report with the lowest offset, or the first report if offsets are unknown (``acks=0``)."""
+        report: Record = min(self.ledger.results, key=lambda each: -1 if each.offset() is None else each.offset())
+        return report
+
+    def last_offset(self) -> int | None:
+        """Return the highest offset."""
+        return max((each.offset() for each in self.ledger.results if each.offset() is not None), default=None)
+
+    def _wait_while(self, busy: Callable[[], bool]) -> None:
+        while True:
+            if self.ledger.error is not None:
+                raise self.ledger.error
+            if not busy():
+                return
+            if not self.poller.quietly(_STEP_SECONDS) and not len(self.native) and busy():
+                raise MissingReportError(
+                    "a record has no delivery report, which chunks need: unset delivery.report.only.error",
+                    destination=self.topic,
+                )
+
+    def _produce(self, envelope: Envelope, data: bytes | None, size: int) -> None:
+        deadline = None
+        with self._lock:
+            self._in_flight, self._bytes = self._in_flight + 1, self._bytes + size
+            number = self.ledger.launched()
+        while True:
+            try:
+                self.native.produce(
+                    self.topic, data, envelope.key, self.partition,
+                    on_delivery=lambda error, report: self._reported(number, size, error, report),
+                    timestamp=self.timestamp, headers=envelope.headers,
+                )  # fmt: skip
+                return
+            except BaseException as error:
+                deadline = deadline or self.clock() + self.room_seconds
+                if not isinstance(error, BufferError) or self.clock() > deadline:
+                    with self._lock:
+                        self._in_flight, self._bytes = self._in_flight - 1, self._bytes - size
+                        self.ledger.failed(number, error)
+                    raise
+                self.poller.quietly(_STEP_SECONDS)
+
+    def _reported(self, number: int, size: int, error: KafkaError | None, report: Message) -> None:
+        """Called in the thread that serves the producer."""
+        with self._lock:
+            self._in_flight, self._bytes = self._in_flight - 1, self._bytes - size
+            if error is None:
+                if self.ledger.total > 1:  # only their positions are needed
+                    report.set_value(None)
+                self.ledger.acknowledged(number, report)
+            else:
+                self.ledger.failed(number, exception_of(error))
+                if self.error is None:
+                    self.error, self.failed = error, report
+            on_complete = self._on_complete if not self._in_flight else None
+        if on_complete is not None:
+            on_complete()

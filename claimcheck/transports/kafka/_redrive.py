@@ -51,7 +51,7 @@ class KafkaDeadLetters:
         receiving = {**own, **_CONSUMER, "group.id": group}
         consumer = vendor().Consumer(receiving, logger=_quiet)
         sending = {**own, _LIMIT: limit, "linger.ms": 0, "enable.idempotence": True}
-        self._native = native = vendor().Producer(sending, logger=_quiet)
+        native = vendor().Producer(sending, logger=_quiet)
         # With a producer for dead letters chunks are kept, and their signatures with them.
         self._consumer = KafkaConsumer(consumer, self._reader, dead_letter_producer=native, clock=self._clock)
         admin = cluster.admin
@@ -121,8 +121,7 @@ class KafkaDeadLetters:
             closing.callback(self._reader.close)
             closing.callback(self._senders.close)
             for producer in self._senders.producers:
-                closing.callback(producer._rollbacks.close)
-            closing.callback(self._native.flush)
+                closing.callback(producer.flush)
             closing.callback(self._consumer.close)
             for message in self._settled.values():
                 self._consumer.commit(message, asynchronous=False)
