@@ -36,8 +36,18 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from claimcheck._operate.garbage import AGES, GRACE_SECONDS, Candidates, fingerprint, reference_of, same_slug
-from claimcheck._operate.gc_claims import Claim, check_claims, claims_of, unclaimed_error
+from claimcheck._operate.garbage import (
+    AGES,
+    GRACE_SECONDS,
+    Candidates,
+    Claim,
+    check_claims,
+    claims_of,
+    fingerprint,
+    reference_of,
+    same_slug,
+    unclaimed_error,
+)
 from claimcheck._operate.gc_topics import Topics
 from claimcheck._operate.sweep import DeletionOptions, Deletions
 from claimcheck._store.listing import IncompleteScanError, StoreEntry

@@ -34,7 +34,7 @@ UNLIMITED = "never"
 """The lifetime of a payload that does not expire."""
 
 CLAIM = ".gc-owner"
-"""The end of the key of a record, which is not a payload; see `claimcheck._operate.gc_claims`."""
+"""The end of the key of a record, which is not a payload; see `claimcheck._operate.garbage`."""
 
 _LIFETIME = r"\d{1,11}s|never"
 _NAME = re.compile(

@@ -14,8 +14,15 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Annotated, Any
 
-from claimcheck._operate.garbage import GRACE_SECONDS, Candidates, fingerprint
-from claimcheck._operate.gc_claims import Claim, check_claims, claims_of, unclaimed_error
+from claimcheck._operate.garbage import (
+    GRACE_SECONDS,
+    Candidates,
+    Claim,
+    check_claims,
+    claims_of,
+    fingerprint,
+    unclaimed_error,
+)
 from claimcheck._operate.sweep import check_clock
 from claimcheck._store.listing import StoreEntry
 from claimcheck._store.store import Store

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import claimcheck
-from claimcheck._operate.gc_claims import check_claims, claims_of
+from claimcheck._operate.garbage import check_claims, claims_of
 from claimcheck._store.contract import StoreContext
 from claimcheck._wire.envelope import encode_pointer
 from claimcheck.errors import ConfigError, ScanNotSupportedError, TransportError, UnknownVersionError

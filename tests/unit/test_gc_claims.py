@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import claimcheck
-from claimcheck._operate.gc_claims import Claim, check_claims, claims_of
+from claimcheck._operate.garbage import Claim, check_claims, claims_of
 from claimcheck._operate.sweep import Sweep
 from claimcheck._store.store import Store
 from claimcheck.errors import ConfigError, StoreError
