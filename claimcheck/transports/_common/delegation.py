@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
-from typing import Any, ClassVar, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -18,22 +18,29 @@ _log = logging.getLogger(__name__)
 
 
 class Delegated:
-    """Has the methods of a native object that are named in ``delegated``."""
+    """Has the methods and properties of a native object that are named in ``delegated``."""
 
     __slots__ = ()
 
     delegated: ClassVar[frozenset[str]] = frozenset()
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in self.delegated:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        return getattr(self._delegate(), name)
+    if TYPE_CHECKING:
 
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self.delegated]
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __init_subclass__(cls) -> None:
+        """Add the properties; a method `__getattr__` would make every attribute of the wrappers slower."""
+        super().__init_subclass__()
+        for name in cls.delegated:
+            if not hasattr(cls, name):
+                setattr(cls, name, _delegating(name))
 
     def _delegate(self) -> Any:
         return self._native
+
+
+def _delegating(name: str) -> property:
+    return property(lambda self: getattr(self._delegate(), name))
 
 
 class Closing:

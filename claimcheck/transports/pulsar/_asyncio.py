@@ -167,7 +167,8 @@ class _AsyncReceiver(_AsyncWrapper[R]):
 class AsyncPulsarConsumer(_AsyncReceiver[PulsarConsumer]):
     """Wraps a `pulsar.asyncio.Consumer`: each message that it returns is a whole payload, already read.
 
-    Cancelling a receive loses nothing: the next one returns its message. Usable with ``async with``, which closes it.
+    Several receives at once read their payloads concurrently and return them in the order of the topic. Cancelling a
+    receive loses nothing: the next one returns its message. Usable with ``async with``, which closes it.
 
     Args:
         consumer: A `pulsar.asyncio.Consumer`.
