@@ -13,6 +13,7 @@ from claimcheck._receive.resolver import Dropped, Failed, Outcome, Resolved, Res
 from claimcheck._threads import IoThreads
 from claimcheck._wire.envelope import Abort, Chunk
 from claimcheck.errors import IncompletePayloadError
+from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.kafka._client import vendor
 from claimcheck.transports.kafka._message import message_of, of_chunks, stored_of
 from claimcheck.transports.kafka._offsets import CommitMetadata, Offsets
@@ -56,29 +57,22 @@ class ReadyMessage:
     @property
     def stored_bytes(self) -> int:
         """Bytes that are still to be read from a store."""
-        stored = stored_of(self.message)
-        return 0 if stored is None else stored.size
+        return 0 if self.stored is None else self.stored.size
 
     @property
-    def is_read(self) -> bool:
-        """Whether the payload is available on an event loop without waiting for a store."""
-        stored = stored_of(self.message)
-        return stored is None or stored.is_read
-
-    def read(self) -> None:
-        """Read the payload in a thread, for an event loop."""
-        if (stored := stored_of(self.message)) is not None:
-            stored.read()
+    def stored(self) -> StoredPayload | None:
+        """The payload, if it is in a store."""
+        return stored_of(self.message)
 
     def fetch(self, threads: IoThreads) -> None:
         """Start reading the payload."""
-        if (stored := stored_of(self.message)) is not None:
-            stored.prefetch(threads)
+        if self.stored is not None:
+            self.stored.prefetch(threads)
 
     def watch(self, on_get: Callable[[bool], None]) -> None:
         """Call a function once the payload is requested."""
-        if (stored := stored_of(self.message)) is not None:
-            stored.watch(on_get)
+        if self.stored is not None:
+            self.stored.watch(on_get)
 
 
 @dataclass(eq=False, kw_only=True)
