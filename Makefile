@@ -78,31 +78,32 @@ spark-versions:
 	$(PYTHON) tests/spark_versions.py $(if $(VERSIONS),--versions $(VERSIONS))
 
 # Writes JSON and PNG into bench-results/. BENCH_ARGS="--quick" is a trial run, "--only redis,s3" measures a part.
+# OLD=v0.1.0 (a git revision, or a checkout) prints for each row how many times as fast this version is, in 9 rounds.
 bench: $(VENV)/.bench
-	$(BIN)/python tests/benchmarks/bench.py $(BENCH_ARGS)
+	$(BIN)/python tests/benchmarks/bench.py $(if $(OLD),--old $(OLD)) $(BENCH_ARGS)
 
 bench-peers: $(VENV)/.bench
 	$(BIN)/python tests/benchmarks/peers.py $(BENCH_ARGS)
 
 # Needs versitygw and redis-server on PATH.
 bench-line: $(VENV)/.bench
-	$(BIN)/python tests/benchmarks/bench.py --only line --out bench-results/line $(BENCH_ARGS)
+	$(BIN)/python tests/benchmarks/bench.py --only line --out bench-results/line $(if $(OLD),--old $(OLD)) $(BENCH_ARGS)
 
 # Needs redis-server and cc; one row also needs java and CLAIMCHECK_TEST_KAFKA_JARS: see tests/real/kafka.xml.
 bench-many: $(VENV)/.bench
-	$(BIN)/python tests/benchmarks/bench.py --only many --out bench-results/many $(BENCH_ARGS)
+	$(BIN)/python tests/benchmarks/bench.py --only many,pauses --out bench-results/many $(if $(OLD),--old $(OLD)) $(BENCH_ARGS)
 
 # Needs java and CLAIMCHECK_TEST_PULSAR_JARS: see tests/real/pulsar.xml.
 bench-pulsar: $(VENV)/.bench
-	$(BIN)/python tests/benchmarks/bench.py --only pulsar --out bench-results/pulsar $(BENCH_ARGS)
+	$(BIN)/python tests/benchmarks/bench.py --only pulsar --out bench-results/pulsar $(if $(OLD),--old $(OLD)) $(BENCH_ARGS)
 
 # Needs java and CLAIMCHECK_TEST_KAFKA_JARS: see tests/real/kafka.xml.
 bench-kafka: $(VENV)/.bench
-	$(BIN)/python tests/benchmarks/bench.py --only kafka --out bench-results/kafka $(BENCH_ARGS)
+	$(BIN)/python tests/benchmarks/bench.py --only kafka --out bench-results/kafka $(if $(OLD),--old $(OLD)) $(BENCH_ARGS)
 
 # Needs redis-server; the Pulsar rows also need what bench-pulsar needs. Installs a Java for Spark if there is none.
 bench-spark: $(VENV)/.bench $(VENV)/.demo
-	$(BIN)/python tests/benchmarks/bench.py --only spark,spark-source --out bench-results/spark $(BENCH_ARGS)
+	$(BIN)/python tests/benchmarks/bench.py --only spark,spark-source --out bench-results/spark $(if $(OLD),--old $(OLD)) $(BENCH_ARGS)
 
 # Kafka and Pulsar: those of the environment, or started from the jars, see tests/servers.py. Writes into compare-results/.
 # Your own broker and store: make compare COMPARE_ARGS="--kafka localhost:9092 --config claimcheck.yaml"; --help has more.

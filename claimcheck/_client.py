@@ -9,17 +9,15 @@ import time
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TypeVar
 
 import claimcheck._opened as _process
 from claimcheck._config_file import parse, read_yaml
-from claimcheck._content.data_keys import DataKeys
 from claimcheck._content.source import Payload
-from claimcheck._opened import Opened, check_strategies, strategy_class
+from claimcheck._opened import Opened, check_classes, strategy_class
 from claimcheck._receive.messages import Message as ManyMessage
-from claimcheck._receive.messages import MessageReader, Resolution, aresolve_many, resolve_many
+from claimcheck._receive.messages import Resolution, aresolve_many, check_many, resolve_many
 from claimcheck._receive.resolver import Resolver
-from claimcheck._registry import check_store
 from claimcheck._send.classification import Classifier
 from claimcheck._send.decorator import OutboundBlock, ProduceCall, decorate
 from claimcheck._send.strategy import Message, Plan
@@ -31,7 +29,6 @@ from claimcheck._wire.envelope import Envelope, encode_pointer
 from claimcheck._wire.headers import Headers, WireLimit
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config
-from claimcheck.errors import PayloadTypeError
 from claimcheck.hooks import Hook, Hooks
 
 if TYPE_CHECKING:
@@ -40,6 +37,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+M = TypeVar("M", bytes, Buffer, None, bytes | None, Buffer | None)  # the payload of bytes is bytes
 
 
 def load(path: str | os.PathLike[str], *, hooks: Iterable[Hook] = ()) -> ClaimCheck:
@@ -92,7 +90,7 @@ class ClaimCheck:
         self._header = config.header
         self._lock = threading.RLock()
         self._open = self._new()
-        self._check_classes()
+        check_classes(config)
 
     # Writing ---------------------------------------------------------------------------------------------------
 
@@ -234,23 +232,7 @@ class ClaimCheck:
 
     # Reading ---------------------------------------------------------------------------------------------------
 
-    @overload
-    def resolve(self, message: bytes, *, destination: str | None = ..., headers: object = ...) -> bytes: ...
-
-    @overload
-    def resolve(self, message: Buffer, *, destination: str | None = ..., headers: object = ...) -> Buffer: ...
-
-    @overload
-    def resolve(self, message: None, *, destination: str | None = ..., headers: object = ...) -> None: ...
-
-    @overload
-    def resolve(
-        self, message: Buffer | None, *, destination: str | None = ..., headers: object = ...
-    ) -> Buffer | None: ...
-
-    def resolve(
-        self, message: Buffer | None, *, destination: str | None = None, headers: object = None
-    ) -> Buffer | None:
+    def resolve(self, message: M, *, destination: str | None = None, headers: object = None) -> M:
         """Return the payload of one message: that of a pointer or an escaped payload, or the message itself.
 
         Args:
@@ -268,34 +250,20 @@ class ClaimCheck:
             StoreError: The payload is missing, damaged or unavailable; see its subclasses.
         """
         if message is None:
-            return None
-        return self.opened.messages.payload(message, headers, destination)
+            return message
+        payload: Any = self.opened.messages.payload(message, headers, destination)
+        return payload  # type: ignore[no-any-return]
 
-    @overload
-    async def aresolve(self, message: bytes, *, destination: str | None = ..., headers: object = ...) -> bytes: ...
-
-    @overload
-    async def aresolve(self, message: Buffer, *, destination: str | None = ..., headers: object = ...) -> Buffer: ...
-
-    @overload
-    async def aresolve(self, message: None, *, destination: str | None = ..., headers: object = ...) -> None: ...
-
-    @overload
-    async def aresolve(
-        self, message: Buffer | None, *, destination: str | None = ..., headers: object = ...
-    ) -> Buffer | None: ...
-
-    async def aresolve(
-        self, message: Buffer | None, *, destination: str | None = None, headers: object = None
-    ) -> Buffer | None:
+    async def aresolve(self, message: M, *, destination: str | None = None, headers: object = None) -> M:
         """Same as `resolve` for event loops: stores are read in a thread.
 
         A cancelled task ends immediately; the read stops at its next piece and closes its connection.
         """
         work = self.opened.messages.work(message, headers, destination)
+        run: Callable[[], Any] = work.run
         if not work.blocks:
-            return work.run()
-        return await in_thread(work.run, size=work.size or 0, join=work.join, request=work.request)
+            return run()  # type: ignore[no-any-return]
+        return await in_thread(run, size=work.size or 0, join=work.join, request=work.request)
 
     def resolve_many(
         self,
@@ -323,7 +291,7 @@ class ClaimCheck:
             ConfigError: A number is out of range.
             PayloadTypeError: ``messages`` is one message.
         """
-        _check_many(messages, concurrency, max_bytes)
+        check_many(messages, concurrency, max_bytes)
         prepare = functools.partial(self.opened.messages.work, destination=destination)
         return resolve_many(messages, prepare, concurrency=concurrency, max_bytes=max_bytes)
 
@@ -340,7 +308,7 @@ class ClaimCheck:
         Cancelling the task stops the reads at their next piece. After ``break``, close the iterator, for example with
         `contextlib.aclosing`, to stop them at once.
         """
-        _check_many(messages, concurrency, max_bytes)
+        check_many(messages, concurrency, max_bytes)
         prepare = functools.partial(self.opened.messages.work, destination=destination)
         return aresolve_many(messages, prepare, concurrency=concurrency, max_bytes=max_bytes)
 
@@ -441,7 +409,6 @@ class ClaimCheck:
         *,
         dry_run: bool = True,
         grace_seconds: float = 3600.0,
-        limit: int | None = None,
         rate: float | None = None,
         unmarked_lifetime_seconds: float | None = None,
         on_batch: Callable[[SweepReport], None] | None = None,
@@ -455,7 +422,6 @@ class ClaimCheck:
             dry_run: Whether to delete nothing and only count.
             grace_seconds: How long entries are kept after their lifetime; longer than the longest write, and than the
                 clocks of writers, store and this machine differ.
-            limit: The most entries to delete.
             rate: The most deletions per second.
             unmarked_lifetime_seconds: The lifetime of payloads whose keys have none, because an earlier release wrote
                 them; it counts from the time at which the medium stored them. By default they stay.
@@ -471,7 +437,6 @@ class ClaimCheck:
         options = Sweep(
             grace_seconds=grace_seconds,
             dry_run=dry_run,
-            limit=limit,
             rate=rate,
             unmarked_lifetime_seconds=unmarked_lifetime_seconds,
         )
@@ -512,33 +477,8 @@ class ClaimCheck:
         plans = self.opened.plans
         return plans.known.get((destination, limit)) or plans.of(destination, limit)
 
-    def _check_classes(self) -> None:
-        problems = Problems()
-        check_strategies(self.config, problems)
-        for name, store in self.config.stores.items():
-            with problems:
-                check_store(store, path=f"stores.{name}")
-        if self.config.encryption.keys:
-            with problems:
-                DataKeys(self.config.encryption).check()
-        problems.raise_all()
-
-    @property
-    def _messages(self) -> MessageReader:
-        return self.opened.messages
-
-    def _current(self) -> Opened:
-        return self.opened
-
     def _new(self) -> Opened:
         return Opened(self.config, store=self.store, hooks=lambda: self._hooks)
-
-
-def _check_many(messages: object, concurrency: int, max_bytes: int) -> None:
-    if isinstance(messages, (bytes, bytearray, memoryview, str)):
-        raise PayloadTypeError(f"messages must be an iterable of messages, not one {type(messages).__name__}")
-    check_int("concurrency", concurrency, minimum=1)
-    check_int("max_bytes", max_bytes, minimum=1)
 
 
 def _check_callable(name: str, value: object) -> None:

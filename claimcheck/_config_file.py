@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from claimcheck._validation import Problems, did_you_mean, fail, options_of, valid_options
-from claimcheck.config import PLACEHOLDER, CompressionConfig, Config, EncryptionConfig, encryption_key, signing_key
+from claimcheck.config import PLACEHOLDER, Config, EncryptionConfig, SigningConfig, encryption_key, signing_key
 from claimcheck.errors import ConfigError
 
 _MAX_FILE_BYTES = 256 << 10
@@ -66,16 +66,14 @@ def from_dict(raw: object) -> Config:
 def parse(raw: object, problems: Problems) -> Config:
     """Return the valid parts of a mapping as a configuration, and add every problem to ``problems``."""
     if not isinstance(raw, Mapping):
-        with problems:
-            fail("configuration", found=_kind(raw), expected="a mapping with strategy, store, stores, ...")
+        problems.add("configuration", found=_kind(raw), expected="a mapping with strategy, store, stores, ...")
         return Config(store=_UNKNOWN)
     top = {name: value for name, value in raw.items() if name != "destinations"}
     names = _names(top.get("stores"))
     base = _checked(top, "", names, problems)
     patterns = {} if raw.get("destinations") is None else raw["destinations"]
     if not isinstance(patterns, Mapping):
-        with problems:
-            fail("destinations", found=_kind(patterns), expected="a mapping of patterns")
+        problems.add("destinations", found=_kind(patterns), expected="a mapping of patterns")
         return base
     wrong = problems.sections()  # reported once, and not again for every destination
     valid = {name: value for name, value in top.items() if name not in wrong}
@@ -121,8 +119,7 @@ def _override(
 ) -> Config:
     path = f"destinations.{pattern}"
     if not isinstance(override, Mapping):
-        with problems:
-            fail(path, found=_kind(override), expected="a mapping")
+        problems.add(path, found=_kind(override), expected="a mapping")
         return base
     merged = dict(top)
     for name, value in override.items():
@@ -151,13 +148,8 @@ def _checked(top: Mapping[str, object], path: str, names: Sequence[str] | None, 
     _check_signing(config, own)
     _check_encryption(config.encryption, own)
     _check_pointer_versions(config, own)
-    with own:
-        _check_header(config)
     _check_chunking(config, prefix, own)
-    with own:
-        _check_compression(config.compression, prefix)
-    with own:
-        _check_store(config.store, names, prefix)
+    _check_values(config, prefix, names, own)
     problems.extend(own)
     if config.store is not None:
         return config
@@ -171,8 +163,7 @@ def _stores(entries: object, problems: Problems) -> dict[str, dict[str, object]]
     if entries is None:  # an empty section of YAML
         return {}
     if not isinstance(entries, Mapping):
-        with problems:
-            fail("stores", found=_kind(entries), expected="a mapping of names to stores")
+        problems.add("stores", found=_kind(entries), expected="a mapping of names to stores")
         return {}
     shaped = {}
     for name, entry in entries.items():
@@ -196,14 +187,12 @@ def _reads_from(names: object, stores: Sequence[str] | None, prefix: str, proble
     if names is None:
         return None
     if not isinstance(names, (list, tuple)):
-        with problems:
-            fail(f"{prefix}reads_from", found=_kind(names), expected="a list of names of stores")
+        problems.add(f"{prefix}reads_from", found=_kind(names), expected="a list of names of stores")
         return None
     for name in names:
-        with problems:
-            if stores is not None and (not isinstance(name, str) or name not in stores):
-                found = repr(name) if isinstance(name, str) else _kind(name)
-                fail(f"{prefix}reads_from", found=found, expected=_store_names(name, stores, "names"))
+        if stores is not None and (not isinstance(name, str) or name not in stores):
+            found = repr(name) if isinstance(name, str) else _kind(name)
+            problems.add(f"{prefix}reads_from", found=found, expected=_store_names(name, stores, "names"))
     return tuple(names)
 
 
@@ -213,104 +202,90 @@ def _kind(value: object) -> str:
     return _KINDS.get(kind) or f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
-def _check_store(name: str | None, stores: Sequence[str] | None, prefix: str) -> None:
-    if name is not None and stores is not None and name not in stores:
-        fail(f"{prefix}store", found=repr(name), expected=_store_names(name, stores, "a name"))
-
-
 def _store_names(name: object, stores: Sequence[str], kind: str) -> str:
     known = sorted(str(store) for store in stores)
     return f"{kind} below stores ({', '.join(known) or 'no store is configured'}){did_you_mean(name, known)}"
 
 
 def _check_signing(config: Config, problems: Problems) -> None:
-    signing = config.signing
     options = ("require", "require_envelope", "accept_from", "max_age_seconds")
-    needy = next((name for name in options if getattr(signing, name)), None)
-    with problems:
-        if needy and not signing.keys and not (needy == "accept_from" and config.encryption.keys):
-            setting = "true" if getattr(signing, needy) is True else "set"
-            fail("signing.keys", found="nothing", expected=f"at least one key, because signing.{needy} is {setting}")
-    with problems:
-        if signing.key_id is not None and signing.key_id not in signing.keys:
-            fail("signing.key_id", found="an id that has no key", expected="the id of a key below signing.keys")
-    for name, secret in signing.keys.items():
+    needy = next((name for name in options if getattr(config.signing, name)), None)
+    if needy == "accept_from" and config.encryption.keys:
+        needy = None
+    _check_keys("signing", config.signing, needy, signing_key, problems)
+
+
+def _check_encryption(encryption: EncryptionConfig, problems: Problems) -> None:
+    needy, is_local = "require" if encryption.require else None, encryption.provider == "local"
+    _check_keys("encryption", encryption, needy, encryption_key if is_local else None, problems)
+
+
+def _check_keys(
+    path: str,
+    section: SigningConfig | EncryptionConfig,
+    needy: str | None,
+    resolve: Callable[..., bytes] | None,
+    problems: Problems,
+) -> None:
+    """Check that there are keys if the option ``needy`` is set, that writers have theirs, and all that are resolved."""
+    if needy and not section.keys:
+        setting = "true" if getattr(section, needy) is True else "set"
+        problems.add(f"{path}.keys", found="nothing", expected=f"at least one key, because {path}.{needy} is {setting}")
+    if section.key_id is not None and section.key_id not in section.keys:
+        problems.add(f"{path}.key_id", found="an id that has no key", expected=f"the id of a key below {path}.keys")
+    for name, text in section.keys.items():
         with problems:
-            if not PLACEHOLDER.search(secret):
-                signing_key(secret, path=f"signing.keys.{name}")
+            if resolve is not None and not PLACEHOLDER.search(text):
+                resolve(text, path=f"{path}.keys.{name}")
 
 
 def _check_pointer_versions(config: Config, problems: Problems) -> None:
     """Pointers of version 1 have no signature, and do not tell readers how a payload was encoded."""
-    missing = [
-        (bool(config.signing.keys), "version 1 has no signature, and signing.keys is configured"),
-        (
-            config.encryption.key_id is not None,
-            "version 1 cannot mark encrypted payloads, and encryption.key_id is set",
-        ),
-        (bool(config.encryption.require), "version 1 cannot mark encrypted payloads, and encryption.require is true"),
-        (config.compression is not None, "version 1 cannot mark compressed payloads, and compression is configured"),
-    ]
-    reason = next((reason for applies, reason in missing if applies), None)
+    why = {
+        "version 1 has no signature, and signing.keys is configured": config.signing.keys,
+        "version 1 cannot mark encrypted payloads, and encryption.key_id is set": config.encryption.key_id is not None,
+        "version 1 cannot mark encrypted payloads, and encryption.require is true": config.encryption.require,
+        "version 1 cannot mark compressed payloads, and compression is configured": config.compression is not None,
+    }
+    reason = next((reason for reason, applies in why.items() if applies), None)
     for name, store in config.stores.items():
-        with problems:
-            if reason and store.options.get("pointer_version") == 1:
-                fail(f"stores.{name}.pointer_version", found="1", expected=f"2: {reason}")
+        if reason and store.options.get("pointer_version") == 1:
+            problems.add(f"stores.{name}.pointer_version", found="1", expected=f"2: {reason}")
 
 
-def _check_encryption(encryption: EncryptionConfig, problems: Problems) -> None:
-    with problems:
-        if encryption.require and not encryption.keys:
-            expected = "at least one key, because encryption.require is true"
-            fail("encryption.keys", found="nothing", expected=expected)
-    with problems:
-        if encryption.key_id is not None and encryption.key_id not in encryption.keys:
-            expected = "the id of a key below encryption.keys"
-            fail("encryption.key_id", found="an id that has no key", expected=expected)
-    for name, key in encryption.keys.items():
-        with problems:
-            if encryption.provider == "local" and not PLACEHOLDER.search(key):
-                encryption_key(key, path=f"encryption.keys.{name}")
-
-
-def _check_header(config: Config) -> None:
-    header = config.envelope.header
+def _check_values(config: Config, prefix: str, stores: Sequence[str] | None, problems: Problems) -> None:
+    header, compression, name = config.envelope.header, config.compression, config.store
     if not header.isascii() or not 4 <= len(header) <= 64:
-        fail("envelope.header", found=repr(header), expected="4 to 64 ASCII characters")
-
-
-def _check_compression(compression: CompressionConfig | None, prefix: str) -> None:
-    if compression is None or compression.level is None:
-        return
-    lowest, highest = _COMPRESSION_LEVELS[compression.codec]
-    if not lowest <= compression.level <= highest:
-        expected = f"a level of {compression.codec}, from {lowest} to {highest}"
-        fail(f"{prefix}compression.level", found=str(compression.level), expected=expected)
+        problems.add("envelope.header", found=repr(header), expected="4 to 64 ASCII characters")
+    if compression is not None and compression.level is not None:
+        lowest, highest = _COMPRESSION_LEVELS[compression.codec]
+        if not lowest <= compression.level <= highest:
+            expected = f"a level of {compression.codec}, from {lowest} to {highest}"
+            problems.add(f"{prefix}compression.level", found=str(compression.level), expected=expected)
+    if name is not None and stores is not None and name not in stores:
+        problems.add(f"{prefix}store", found=repr(name), expected=_store_names(name, stores, "a name"))
 
 
 def _check_chunking(config: Config, prefix: str, problems: Problems) -> None:
     """A payload larger than what a reader may hold at once could be sent, but never be reassembled."""
     for pending, payload in (("max_pending_bytes", "max_payload_bytes"), ("max_pending_messages", "max_chunks")):
         held, largest = getattr(config.chunking, pending), getattr(config.chunking, payload)
-        with problems:
-            if held < largest:
-                expected = f"at least chunking.{payload} ({largest}): raise this or lower that"
-                fail(f"{prefix}chunking.{pending}", found=str(held), expected=expected)
+        if held < largest:
+            expected = f"at least chunking.{payload} ({largest}): raise this or lower that"
+            problems.add(f"{prefix}chunking.{pending}", found=str(held), expected=expected)
 
 
 def _check_readers(base: Config, config: Config, path: str, problems: Problems) -> None:
     wrong = problems.sections() | problems.sections(f"{path}.")
-    with problems:
-        more = sorted(set(config.readable) - set(base.readable))
-        if more and not wrong & {"reads_from", "stores"}:
-            expected = f"stores that the top level reads from ({', '.join(base.readable) or 'none'})"
-            fail(f"{path}.reads_from", found=", ".join(more), expected=expected)
+    more = sorted(set(config.readable) - set(base.readable))
+    if more and not wrong & {"reads_from", "stores"}:
+        expected = f"stores that the top level reads from ({', '.join(base.readable) or 'none'})"
+        problems.add(f"{path}.reads_from", found=", ".join(more), expected=expected)
     for section, name in _READERS:
         limit, value = (getattr(getattr(each, section), name) for each in (base, config))
-        with problems:
-            if value > limit and section not in wrong:
-                expected = f"at most {limit}: readers use the top-level limits"
-                fail(f"{path}.{section}.{name}", found=str(value), expected=expected)
+        if value > limit and section not in wrong:
+            expected = f"at most {limit}: readers use the top-level limits"
+            problems.add(f"{path}.{section}.{name}", found=str(value), expected=expected)
 
 
 # YAML

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from claimcheck._content.coder import ContentCoder, Unpacker, package_users
 from claimcheck._content.data_keys import DataKeys
 from claimcheck._receive.messages import MessageReader
-from claimcheck._registry import STRATEGIES, build_store, load_class
+from claimcheck._registry import STRATEGIES, build_store, check_store, load_class
 from claimcheck._send.strategy import Breaker, Plan, Strategy, StrategyContext
 from claimcheck._store.contract import StoreContext
 from claimcheck._store.store import Store
@@ -179,8 +179,9 @@ def strategy_class(config: Config, *, path: str = "strategy") -> type[Strategy]:
     return cls
 
 
-def check_strategies(config: Config, problems: Problems) -> None:
-    """Collect what is wrong with the strategies of a configuration and of its destinations."""
+def check_classes(config: Config) -> None:
+    """Raise one error for all that is wrong with the classes that a configuration names, and with their options."""
+    problems = Problems()
     with problems:
         _check(config, "")
     for pattern, override in config.destinations:
@@ -188,6 +189,13 @@ def check_strategies(config: Config, problems: Problems) -> None:
         with problems:
             if not inherited:
                 _check(override, f"destinations.{pattern}.")
+    for name, store in config.stores.items():
+        with problems:
+            check_store(store, path=f"stores.{name}")
+    if config.encryption.keys:
+        with problems:
+            DataKeys(config.encryption).check()
+    problems.raise_all()
 
 
 def _check(config: Config, prefix: str) -> None:

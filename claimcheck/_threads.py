@@ -193,7 +193,12 @@ def _run(calls: list[_Call]) -> list[_Call]:
         for call in calls:
             _complete(call)
         return []
-    replies = _sent(join, calls)
+    try:
+        replies = join([call.request for call in calls])
+    except Exception:  # each call finds out by itself what is wrong
+        for call in calls:
+            call.receive, call.join = _no_reply, None
+        return calls
     for number, call in enumerate(calls):
         call.receive, call.join = functools.partial(replies.receive, number), None
     try:
@@ -206,21 +211,8 @@ def _run(calls: list[_Call]) -> list[_Call]:
     return []
 
 
-def _sent(join: Join, calls: list[_Call]) -> Replies:
-    try:
-        return join([call.request for call in calls])
-    except Exception:  # each call finds out by itself what is wrong
-        return _NoReplies()
-
-
-class _NoReplies:
-    is_broken = True
-
-    def receive(self, number: int) -> bytes | None:
-        return None
-
-    def close(self) -> None:
-        pass
+def _no_reply() -> None:
+    """Stand for a reply to a request that has to be sent again."""
 
 
 def _complete(call: _Call) -> None:

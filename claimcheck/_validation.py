@@ -102,6 +102,11 @@ class Problems:
     def __iter__(self) -> Iterator[ConfigProblem]:
         return iter(self._problems)
 
+    def add(self, path: str, *, found: str, expected: str) -> None:
+        """Add the problem of one key; see `fail`."""
+        with self:
+            fail(path, found=found, expected=expected)
+
     def extend(self, problems: Iterable[ConfigProblem]) -> None:
         """Add problems; one that is already present is ignored."""
         self._problems += [problem for problem in problems if problem not in self._problems]
@@ -181,14 +186,12 @@ def valid_options(
 ) -> dict[str, Any]:
     """Return the converted values of the keys that are valid, and add a problem for each other one."""
     if not isinstance(raw, Mapping):
-        with problems:
-            fail(path or "configuration", found=_describe(raw, secret=secret), expected="a mapping")
+        problems.add(path or "configuration", found=_describe(raw, secret=secret), expected="a mapping")
         return {}
     misspelled = {near for name in raw if name not in options for near in _similar(name, options)}
     for name, option in options.items():
         if option.required and name not in raw and name not in misspelled:
-            with problems:
-                fail(_join(path, name), found="nothing", expected=_expected(option.hint))
+            problems.add(_join(path, name), found="nothing", expected=_expected(option.hint))
     values = {}
     for name, value in raw.items():
         with problems:

@@ -120,7 +120,6 @@ class ChunkingConfig:
         expire_after_seconds: Time after its first chunk when an incomplete payload expires; 0 for never.
         on_expire: What a reader does with the chunks of an expired payload.
         on_evict: What a reader does with the chunks of a payload that it evicted to make room for others.
-        on_abort: What a reader does with the chunks of a payload that its writer aborted.
         max_redeliveries: How often the chunks of an incomplete payload are redelivered (``redeliver``), from 0. After
             that the application receives an `IncompletePayloadError`.
     """
@@ -134,7 +133,6 @@ class ChunkingConfig:
     expire_after_seconds: Seconds = 60
     on_expire: Action = "redeliver"
     on_evict: Action = "redeliver"
-    on_abort: Literal["ack", "dead_letter"] = "ack"
     max_redeliveries: Annotated[int, Range(0)] = 3
 
 

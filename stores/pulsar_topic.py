@@ -36,7 +36,6 @@ __all__ = ["PulsarTopicStore"]
 _log = logging.getLogger(__name__)
 _PLACE = re.compile(r"@(-1|\d{1,9})\.(\d{1,18})\.(\d{1,18})$")  # partition, ledger, entry
 _CHUNK = re.compile(r"[0-9]{1,9}")
-_WINDOW_BYTES = 16 << 20
 _READ_AHEAD = 16  # chunks
 _UUID, _NUMBER = "claimcheck-uuid", "claimcheck-chunk"
 
@@ -117,7 +116,7 @@ class PulsarTopicStore(Store):
 
     def _write(self, pointer: Pointer, source: Source) -> str:
         self._check_retention(((pointer.expires_ms or 0) - (pointer.created_ms or 0)) / 1000)
-        window = InFlightWindow(self._producer(), _WINDOW_BYTES)
+        window = InFlightWindow(self._producer())
         first = None
         for number, piece in enumerate(self._pieces(source)):
             headers = {_UUID: pointer.key, _NUMBER: str(number)}
@@ -140,7 +139,7 @@ class PulsarTopicStore(Store):
     def _first(self, envelope: Envelope) -> pulsar.MessageId:
         """Send the first chunk until the broker returns its position; for a duplicate it returns none."""
         for _ in range(3):
-            window = InFlightWindow(self._producer(), 1)
+            window = InFlightWindow(self._producer())
             window.launch(envelope)
             (message_id,) = window.wait()
             if message_id.ledger_id() >= 0:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from claimcheck._content import compression
-from claimcheck._content import encryption as aead
+import claimcheck._content.compression as compression
+import claimcheck._content.encryption as aead
 from claimcheck._content.header import (
     AEAD,
     ALGORITHM,
@@ -382,12 +382,8 @@ class Unpacker:
         most = max(self._limit, len(content))
         return len(content) if declared is None else min(max(0, declared), most)
 
-    def chunks(self, payload: bytes, uuid: str, *, destination: str | None) -> bytes:
-        """Return the payload of complete chunks, which may be an encoded envelope; raises as `content`."""
-        return bytes(self.pieces([payload], uuid, destination=destination)[0])
-
     def pieces(self, pieces: list[Buffer], uuid: str, *, destination: str | None) -> list[Buffer]:
-        """Return the payload of complete chunks in pieces: the same ones if it is not encoded."""
+        """Return the payload of complete chunks in pieces: the same ones if it is not encoded; raises as `content`."""
         size = len(self._start)
         if b"".join(piece[:size] for piece in pieces[:size])[:size] == self._start:
             return [self.content(memoryview(b"".join(pieces))[size:], uuid, destination=destination)]

@@ -38,17 +38,8 @@ MAX_HEADER_BYTES = 64 << 10
 _MAGIC = b"CCE2"
 _FIRST_MAGIC = b"CCE1"  # of content that was written before version 0.2
 _PREFIX = struct.Struct(">4sI")
-_FIELDS: dict[str, type[object]] = {
-    "codec": str,
-    "destination": str,
-    "encryption": str,
-    "id": str,
-    "key": str,
-    "key_id": str,
-    "size": int,
-    "store": str,
-    "stored_as": str,
-}
+_BOUND = ("codec", "destination", "encryption", "id", "size", "store", "stored_as")
+_FIELDS: dict[str, type[object]] = {**dict.fromkeys((*_BOUND, "key", "key_id"), str), "size": int}
 
 
 class Damaged(ValueError):  # noqa: N818 - named after the finding
@@ -112,16 +103,7 @@ class ContentHeader:
         return cls(**{"size": None, **known}, wrapped_key=key)
 
     def _bound(self) -> dict[str, object]:
-        fields = {
-            "codec": self.codec,
-            "destination": self.destination,
-            "encryption": self.encryption,
-            "id": self.id,
-            "size": self.size,
-            "store": self.store,
-            "stored_as": self.stored_as,
-        }
-        return {name: value for name, value in fields.items() if value is not None}
+        return {name: value for name in _BOUND if (value := getattr(self, name)) is not None}
 
 
 def read_header(source: Reader) -> tuple[ContentHeader, int]:

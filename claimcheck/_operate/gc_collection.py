@@ -39,13 +39,12 @@ from typing import Literal
 from claimcheck._operate.garbage import AGES, GRACE_SECONDS, Candidates, fingerprint, reference_of, same_slug
 from claimcheck._operate.gc_claims import Claim, check_claims, claims_of, unclaimed_error
 from claimcheck._operate.gc_topics import Topics
-from claimcheck._operate.sweep import Allowance, DeletionOptions, Deletions
+from claimcheck._operate.sweep import DeletionOptions, Deletions
 from claimcheck._store.listing import IncompleteScanError, StoreEntry
 from claimcheck._store.store import Store
 from claimcheck._texts import time_text
 from claimcheck.config import HEADER
 from claimcheck.errors import ConfigError, EnvelopeError, StoreError, UnknownVersionError
-from claimcheck.hooks import SweepEvent
 from claimcheck.transports._common.topics import TopicMessage, topics_not_read, topics_to_read
 
 _BATCH = 1000
@@ -138,8 +137,7 @@ class Run:
         self._recent: set[bytes] = set()  # some younger payloads
         self._phase: Phase = "listing"
         self._claims: list[Claim] = []
-        allowance = Allowance(options.limit)
-        self._stores = [StoreRun(store, options, allowance) for store in stores]
+        self._stores = [StoreRun(store, options) for store in stores]
         self.report = CollectionReport(
             dry_run=options.dry_run,
             grace_seconds=options.grace_seconds,
@@ -260,9 +258,9 @@ class Run:
 class StoreRun:
     """One store: which of its payloads are candidates, and the deletion of those that remain."""
 
-    def __init__(self, store: Store, options: Collection, allowance: Allowance) -> None:
+    def __init__(self, store: Store, options: Collection) -> None:
         self._store, self._clock = store, options.clock
-        self._deletions = Deletions(store, options, allowance)
+        self._deletions = Deletions(store, options)
         self.report = StoreReport(store=store.name)
 
     def candidates(self, candidates: Candidates) -> Iterator[tuple[bytes, bool]]:
@@ -293,63 +291,40 @@ class StoreRun:
         if report.error is not None:
             return
         try:
-            for entry in deletions.entries():
-                if deletions.is_at_limit:
-                    return
-                self._take(entry, candidates, garbage)
-                is_full = deletions.is_full
-                if is_full:
-                    self._delete_batch()
-                if is_full or report.listed % _BATCH == 0:
-                    yield
-            self._delete_batch()
-            report.finished = True
+            for _ in deletions.run(lambda entry: self._weigh(entry, candidates, garbage)):
+                self._count()
+                yield
         except StoreError as error:
             report.error = error
+        finally:
+            self._count()
         yield
 
-    def _take(self, entry: StoreEntry, candidates: Candidates, garbage: Container[bytes]) -> None:
+    def _weigh(self, entry: StoreEntry, candidates: Candidates, garbage: Container[bytes]) -> int:
         report = self.report
-        report.listed += 1
         verdict = candidates.verdict(entry, prefix=self._store.prefix)
         if verdict != "candidate":
             report.kept[verdict] += 1
-        elif fingerprint(entry.key) not in garbage:
+            return 0
+        if fingerprint(entry.key) not in garbage:
             report.referenced += 1
-        else:
-            report.orphans += 1
-            report.orphan_bytes += entry.size or 0
-            report.topics[candidates.topic_of(entry, prefix=self._store.prefix) or ""] += 1
-            seconds = self._clock() - (entry.created_ms or 0) / 1000
-            report.ages[next(name for name, limit in AGES if seconds < limit)] += 1
-            self._deletions.add(entry, weight=1 if entry.is_immutable else _BATCH // _MUTABLE_BATCH)
+            return 0
+        report.orphans += 1
+        report.topics[candidates.topic_of(entry, prefix=self._store.prefix) or ""] += 1
+        seconds = self._clock() - (entry.created_ms or 0) / 1000
+        report.ages[next(name for name, limit in AGES if seconds < limit)] += 1
+        return 1 if entry.is_immutable else _BATCH // _MUTABLE_BATCH
 
-    def _delete_batch(self) -> None:
-        deletions, report = self._deletions, self.report
-        try:
-            deletions.delete()
-        finally:
-            report.deleted, report.failed = deletions.outcomes["deleted"], deletions.outcomes["failed"]
-            report.skipped = deletions.outcomes["gone"] + deletions.outcomes["changed"]
-            report.errors = deletions.errors
+    def _count(self) -> None:
+        done, report = self._deletions, self.report
+        report.listed, report.orphan_bytes, report.finished = done.scanned, done.bytes, done.finished
+        report.deleted, report.failed = done.outcomes["deleted"], done.outcomes["failed"]
+        report.skipped, report.errors = done.skipped, done.errors
 
     def emit(self, seconds: float) -> None:
         """Emit the event of this store."""
         report = self.report
-        event = SweepEvent(
-            kind="gc",
-            store=report.store,
-            dry_run=self._deletions.dry_run,
-            scanned=report.listed,
-            expired=report.orphans,
-            expired_bytes=report.orphan_bytes,
-            leftovers=0,
-            deleted=report.deleted,
-            failed=report.failed,
-            duration_seconds=seconds,
-            error=report.error,
-        )
-        self._store.context.hooks.emit(event)
+        self._deletions.emit("gc", expired=report.orphans, duration_seconds=seconds, error=report.error)
 
 
 def _time_of(message: TopicMessage) -> str:

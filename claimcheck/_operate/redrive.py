@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from claimcheck._validation import check_int, check_seconds
+from claimcheck._validation import check_int
 from claimcheck.errors import ClaimCheckError, StoreError
 from claimcheck.transports._common.dead_letters import Letter
 
@@ -43,27 +43,22 @@ class Redrive:
 
     dry_run: bool = True
     limit: int | None = None
-    rate: float | None = None
     force: bool = False
     skip_unreadable: bool = False
-    sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         check_int("limit", 1 if self.limit is None else self.limit, minimum=1)
-        check_seconds("rate", 1 if self.rate is None else self.rate)
 
     def run(self, letters: Iterable[Letter], report: RedriveReport, on_letter: Callable[[], None]) -> None:
         """Take letters until they end or the limit is reached."""
         begin, run = self.clock(), _Run(self, report)
-        for taken, letter in enumerate(letters, start=1):
+        for letter in letters:
             run.take(letter)
             report.duration_seconds = self.clock() - begin
             on_letter()
             if run.is_at_limit:
                 return
-            if self.rate is not None:
-                self.sleep(max(0.0, taken / self.rate - (self.clock() - begin)))
         run.end()
         report.finished = True
 

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from claimcheck._store.listing import IncompleteScanError, StoreEntry
 from claimcheck._store.store import Store
 from claimcheck._texts import time_text
-from claimcheck._validation import MAX_SECONDS, Range, check_int, check_value
+from claimcheck._validation import MAX_SECONDS, Range, check_value
 from claimcheck.errors import StoreError
 from claimcheck.hooks import SweepEvent
 
@@ -51,7 +51,7 @@ class SweepReport:
             ``unlimited`` (written without ``ttl_seconds``), ``unknown`` (the key has no lifetime: it was written by an
             earlier release), ``recent`` (a leftover that is younger than the grace period).
         errors: The first few errors behind ``failed``.
-        finished: Whether the end of the store was reached; false after a limit, an error or an interruption.
+        finished: Whether the end of the store was reached; false after an error or an interruption.
         duration_seconds: How long it took.
     """
 
@@ -76,40 +76,77 @@ class DeletionOptions:
 
     grace_seconds: float = GRACE_SECONDS
     dry_run: bool = True
-    limit: int | None = None
     rate: float | None = None
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
         check_value("grace_seconds", self.grace_seconds, _SECONDS)
-        if self.limit is not None:
-            check_int("limit", self.limit, minimum=1)
         if self.rate is not None:
             check_value("rate", self.rate, Annotated[float, Range(0.001, 1_000_000)])
-
-
-class Allowance:
-    """How many entries may still be deleted, in all stores together."""
-
-    def __init__(self, limit: int | None) -> None:
-        self.left = math.inf if limit is None else limit
 
 
 class Deletions:
     """Lists a store, deletes entries of it in batches, and counts what became of them."""
 
-    def __init__(self, store: Store, options: DeletionOptions, allowance: Allowance) -> None:
-        self._store, self._options, self._allowance = store, options, allowance
+    def __init__(self, store: Store, options: DeletionOptions) -> None:
+        self._store, self._options = store, options
         self._size = _BATCH if options.rate is None else max(1, min(_BATCH, int(options.rate)))
         self._batch: list[StoreEntry] = []
         self._weight = 0
         self.dry_run = options.dry_run
-        self.outcomes: Counter[str] = Counter()
+        self.scanned = 0
         self.bytes = 0
+        self.outcomes: Counter[str] = Counter()
         self.errors: list[Exception] = []
+        self.finished = False
 
-    def entries(self) -> Iterator[StoreEntry]:
+    def run(self, weigh: Callable[[StoreEntry], int]) -> Iterator[None]:
+        """Delete the entries with a weight; a batch is full at a weight of 1000. Yields after each batch."""
+        for entry in self._entries():
+            self.scanned += 1
+            if weight := weigh(entry):
+                self.bytes += entry.size or 0
+                self._batch.append(entry)
+                self._weight += weight
+            if len(self._batch) >= self._size or self._weight >= _BATCH or self.scanned % _BATCH == 0:
+                self._delete()
+                yield
+        self._delete()
+        self.finished = True
+        yield
+
+    @property
+    def skipped(self) -> int:
+        """Entries that no longer existed, or were written again, before they could be deleted."""
+        return self.outcomes["gone"] + self.outcomes["changed"]
+
+    def emit(
+        self,
+        kind: Literal["sweep", "gc"],
+        *,
+        expired: int,
+        leftovers: int = 0,
+        duration_seconds: float,
+        error: BaseException | None,
+    ) -> None:
+        """Emit the event of this store."""
+        event = SweepEvent(
+            kind=kind,
+            store=self._store.name,
+            dry_run=self.dry_run,
+            scanned=self.scanned,
+            expired=expired,
+            expired_bytes=self.bytes,
+            leftovers=leftovers,
+            deleted=self.outcomes["deleted"],
+            failed=self.outcomes["failed"],
+            duration_seconds=duration_seconds,
+            error=error,
+        )
+        self._store.context.hooks.emit(event)
+
+    def _entries(self) -> Iterator[StoreEntry]:
         """Yield the entries of the store, and note the folders that cannot be listed."""
         if not self.dry_run:
             check_clock(self._store, self._options.clock())
@@ -119,25 +156,7 @@ class Deletions:
             self.outcomes["failed"] += len(error.errors)
             self._note(error.errors)
 
-    def add(self, entry: StoreEntry, *, weight: int = 1) -> None:
-        """Take an entry into the next batch, which is full at a weight of 1000."""
-        self.bytes += entry.size or 0
-        self._allowance.left -= 1
-        self._batch.append(entry)
-        self._weight += weight
-
-    @property
-    def is_at_limit(self) -> bool:
-        """Whether no more entries may be deleted."""
-        return not self._allowance.left
-
-    @property
-    def is_full(self) -> bool:
-        """Whether it is time to delete the batch."""
-        return len(self._batch) >= self._size or self._weight >= _BATCH or self.is_at_limit
-
-    def delete(self) -> None:
-        """Delete the batch, unless this is a dry run."""
+    def _delete(self) -> None:
         batch, self._batch, self._weight = self._batch, [], 0
         if not batch or self.dry_run:
             return
@@ -190,19 +209,13 @@ class Sweep(DeletionOptions):
             raise
         finally:
             report = run.report(time.perf_counter() - begin)
-            event = SweepEvent(
-                store=store.name,
-                dry_run=self.dry_run,
-                scanned=report.scanned,
+            run.deletions.emit(
+                "sweep",
                 expired=report.expired,
-                expired_bytes=report.expired_bytes,
                 leftovers=report.leftovers,
-                deleted=report.deleted,
-                failed=report.failed,
                 duration_seconds=report.duration_seconds,
                 error=error,
             )
-            store.context.hooks.emit(event)
         return report
 
     def verdict(self, entry: StoreEntry, now_ms: int) -> Verdict:
@@ -224,54 +237,41 @@ class _Run:
     """One sweep of one store."""
 
     def __init__(self, options: Sweep, store: Store) -> None:
-        self._options, self._store = options, store
-        self.deletions = Deletions(store, options, Allowance(options.limit))
+        self._options, self._name = options, store.name
+        self.deletions = Deletions(store, options)
         self._verdicts: Counter[str] = Counter()
-        self._finished = False
         self.error: BaseException | None = None
 
     def batches(self) -> Iterator[None]:
         """List and delete; yields after each batch, and after the error or interruption that ends it."""
         try:
-            yield from self._batches()
+            yield from self.deletions.run(self._weigh)
         except GeneratorExit:
             raise
         except BaseException as error:
             self.error = error
             yield
 
-    def _batches(self) -> Iterator[None]:
-        deletions = self.deletions
-        for number, entry in enumerate(deletions.entries(), 1):
-            verdict = self._options.verdict(entry, int(self._options.clock() * 1000))
-            self._verdicts[verdict] += 1
-            if verdict in ("expired", "leftover"):
-                deletions.add(entry)
-            if deletions.is_full or number % _BATCH == 0:
-                deletions.delete()
-                yield
-            if deletions.is_at_limit:
-                return
-        deletions.delete()
-        self._finished = True
-        yield
+    def _weigh(self, entry: StoreEntry) -> int:
+        verdict = self._options.verdict(entry, int(self._options.clock() * 1000))
+        self._verdicts[verdict] += 1
+        return int(verdict in ("expired", "leftover"))
 
     def report(self, seconds: float) -> SweepReport:
         """Return the state so far."""
-        outcomes = self.deletions.outcomes
-        kept = {name: self._verdicts[name] for name in ("alive", "unlimited", "unknown", "recent")}
+        done, kept = self.deletions, ("alive", "unlimited", "unknown", "recent")
         return SweepReport(
-            store=self._store.name,
+            store=self._name,
             dry_run=self._options.dry_run,
-            scanned=self._verdicts.total(),
+            scanned=done.scanned,
             expired=self._verdicts["expired"],
-            expired_bytes=self.deletions.bytes,
+            expired_bytes=done.bytes,
             leftovers=self._verdicts["leftover"],
-            deleted=outcomes["deleted"],
-            skipped=outcomes["gone"] + outcomes["changed"],
-            failed=outcomes["failed"],
-            kept={name: count for name, count in kept.items() if count},
-            errors=tuple(self.deletions.errors),
-            finished=self._finished,
+            deleted=done.outcomes["deleted"],
+            skipped=done.skipped,
+            failed=done.outcomes["failed"],
+            kept={name: self._verdicts[name] for name in kept if self._verdicts[name]},
+            errors=tuple(done.errors),
+            finished=done.finished,
             duration_seconds=seconds,
         )

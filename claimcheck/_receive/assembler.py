@@ -71,7 +71,7 @@ class Assembler:
         return self._file(identity, slot, chunk, claims)
 
     def abort(self, source: Hashable, slot: Slot, uuid: str) -> Discarded:
-        """Discard the chunks of this writer's payload, now and later, with the action ``on_abort``."""
+        """Discard the chunks of this writer's payload, now and later, to be acknowledged."""
         identity = Identity(source, uuid, slot.writer)
         known = self._closed.get(identity)
         if known is not None and known.state != "dropped":  # it was complete before
@@ -80,7 +80,7 @@ class Assembler:
         self._hold(record, slot)
         seen = len(record.numbers)
         error = IncompletePayloadError(f"the writer of {uuid} aborted it after {seen} chunks", uuid=uuid, seen=seen)
-        return self._drop(record, "aborted", self._config.on_abort, error)
+        return self._drop(record, "aborted", "ack", error)
 
     def tick(self) -> list[AssemblyEvent]:
         """Expire payloads that have been incomplete for too long. Returns at once before `due`."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeAlias
 from claimcheck._content.coder import Unpacker
 from claimcheck._store.store import Store
 from claimcheck._threads import Join, awaitable, interruptible, io_threads
+from claimcheck._validation import check_int
 from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.envelope import Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
 from claimcheck._wire.pointer import Pointer
@@ -178,6 +179,14 @@ class MessageReader:
 
 Prepare: TypeAlias = Callable[[Buffer | None, object], Work]
 """Returns the work for a value and headers; raises a `ClaimCheckError` for a bad message."""
+
+
+def check_many(messages: object, concurrency: int, max_bytes: int) -> None:
+    """Check the arguments of `ClaimCheck.resolve_many`."""
+    if isinstance(messages, (bytes, bytearray, memoryview, str)):
+        raise PayloadTypeError(f"messages must be an iterable of messages, not one {type(messages).__name__}")
+    check_int("concurrency", concurrency, minimum=1)
+    check_int("max_bytes", max_bytes, minimum=1)
 
 
 def resolve_many(

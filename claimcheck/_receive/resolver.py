@@ -373,7 +373,7 @@ class Resolver:
     def _decode(
         self, content: bytes, declared: set[tuple[str, str]], crc32: str, uuid: str, destination: str | None
     ) -> bytes:
-        payload = self._unpacker.chunks(content, uuid, destination=destination)
+        payload = bytes(self._unpacker.pieces([content], uuid, destination=destination)[0])
         hints.check(
             declared,
             size=len(payload),

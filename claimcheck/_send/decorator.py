@@ -106,10 +106,6 @@ def _undo(out: Outbound) -> None:
     out.settle(InterruptedError("the sending task was cancelled"))
 
 
-def _bound(out: Outbound, strategy: Strategy, message: Message, classify: Classifier | None) -> Outbound:
-    return out.bind(destination=message.destination, hooks=strategy.context.hooks, classify=classify)
-
-
 class OutboundBlock:
     """A block that sends one payload: offloads it on entry, and keeps or deletes the stored payload on exit."""
 
@@ -120,22 +116,22 @@ class OutboundBlock:
         self._out: Outbound | None = None
 
     def __enter__(self) -> Outbound:
-        offloaded = self._strategy.offload(self._message)
-        self._out = _bound(offloaded, self._strategy, self._message, self._classify)
-        return self._out
+        return self._entered(self._strategy.offload(self._message))
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._out is not None:
             self._out.settle(error)
 
     async def __aenter__(self) -> Outbound:
-        offloaded = await offload_async(self._strategy, self._message)
-        self._out = _bound(offloaded, self._strategy, self._message, self._classify)
-        return self._out
+        return self._entered(await offload_async(self._strategy, self._message))
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._out is not None:
             await self._out.settle_async(error)
+
+    def _entered(self, out: Outbound) -> Outbound:
+        self._out = out.bind(self._message.destination, self._strategy.context.hooks, self._classify)
+        return self._out
 
 
 class _Sender:
@@ -156,10 +152,8 @@ class _Sender:
         self._classify = classify
         self._text_key = call.key is not None and _takes_text(signature.parameters[call.key])
         self._name = _name_of(function)
-        self._payload = _Parameter.of(signature, call.payload)
-        self._destination = _Parameter.of(signature, call.destination) if call.destination else None
-        self._key = _Parameter.of(signature, call.key) if call.key else None
-        self._headers = _Parameter.of(signature, call.headers) if call.headers else None
+        roles = (call.destination, call.payload, call.key, call.headers)
+        self._parameters = [_Parameter.of(signature, name) for name in roles]
         self._known_shapes: set[tuple[object, ...]] = set()
 
     def send(self, args: _Args, kwargs: _Kwargs) -> object:
@@ -167,10 +161,9 @@ class _Sender:
         plan = self._plan(topic)
         if plan.passes(payload, key, headers):
             return self._function(*args, **kwargs)
-        self._check_shape(args, kwargs)
-        message = self._message(topic, payload, key, headers, plan)
+        strategy, message = plan.strategy, self._message(topic, payload, key, headers, plan, args, kwargs)
         produce = functools.partial(self._produce_now, args, kwargs)
-        out = _bound(plan.strategy.offload(message), plan.strategy, message, self._classify)
+        out = strategy.offload(message).bind(topic, strategy.context.hooks, self._classify)
         out.send(produce)
         return follow(out, produce)
 
@@ -179,39 +172,40 @@ class _Sender:
         plan = self._plan(topic)
         if plan.passes(payload, key, headers):
             return await self._function(*args, **kwargs)
-        self._check_shape(args, kwargs)
-        message = self._message(topic, payload, key, headers, plan)
+        strategy, message = plan.strategy, self._message(topic, payload, key, headers, plan, args, kwargs)
         produce = functools.partial(self._produce, args, kwargs)
-        out = _bound(await offload_async(plan.strategy, message), plan.strategy, message, self._classify)
+        out = (await offload_async(strategy, message)).bind(topic, strategy.context.hooks, self._classify)
         await out.send_async(produce)
         return follow(out, produce)
 
-    def _find(self, args: _Args, kwargs: _Kwargs) -> tuple[str, Any, object, Any]:
+    def _find(self, args: _Args, kwargs: Mapping[Any, Any]) -> tuple[str, Any, object, Any]:
         """Return topic, payload, key and headers, without binding the arguments, which takes several microseconds."""
-        topic = self._destination.find(args, kwargs) if self._destination else None
-        key = self._key.find(args, kwargs) if self._key else None
-        headers = self._headers.find(args, kwargs) if self._headers else None
-        return self._name if topic is None else str(topic), self._payload.find(args, kwargs), key, headers
+        count, (d, p, k, h) = len(args), self._parameters
+        topic = args[d.index] if d.index < count else kwargs.get(d.name, d.default)
+        payload = args[p.index] if p.index < count else kwargs.get(p.name, p.default)
+        key = args[k.index] if k.index < count else kwargs.get(k.name, k.default)
+        headers = args[h.index] if h.index < count else kwargs.get(h.name, h.default)
+        return self._name if topic is None else str(topic), payload, key, headers
 
-    def _message(self, topic: str, payload: Any, key: object, headers: Any, plan: Plan) -> Message:
-        return Message._of(
+    def _message(
+        self, topic: str, payload: Any, key: object, headers: Any, plan: Plan, args: _Args, kwargs: _Kwargs
+    ) -> Message:
+        """Return the message of a call; refuses one that the function would refuse, before anything is stored."""
+        shape = (len(args), *kwargs)
+        if shape not in self._known_shapes:
+            self._signature.bind(*args, **kwargs)
+            if len(self._known_shapes) < _MAX_KNOWN_SHAPES:
+                self._known_shapes.add(shape)
+        return Message.of(
             payload=payload,
             destination=topic,
             key=key,
             headers=headers,
             threshold=plan.threshold,
             limit=plan.limit,
-            takes_headers=self._headers is not None,
+            takes_headers=self._call.headers is not None,
             text_key=self._text_key,
         )
-
-    def _check_shape(self, args: _Args, kwargs: _Kwargs) -> None:
-        """Refuse a call that the function would refuse, before anything is stored."""
-        shape = (len(args), *kwargs)
-        if shape not in self._known_shapes:
-            self._signature.bind(*args, **kwargs)
-            if len(self._known_shapes) < _MAX_KNOWN_SHAPES:
-                self._known_shapes.add(shape)
 
     def _produce_now(self, args: _Args, kwargs: _Kwargs, envelope: Envelope) -> object:
         result = self._produce(args, kwargs, envelope)
@@ -223,42 +217,37 @@ class _Sender:
     def _produce(self, args: _Args, kwargs: _Kwargs, envelope: Envelope) -> Any:
         """Call the function once, with copies of its arguments: the caller's objects are never changed."""
         changed, named = list(args), dict(kwargs)
-        self._payload.replace(changed, named, envelope.data)
-        if self._key is not None:
-            self._key.replace(changed, named, envelope.key)
-        if self._headers is not None:
-            self._headers.replace(changed, named, envelope.headers)
+        values = (envelope.data, envelope.key, envelope.headers)
+        for parameter, value in zip(self._parameters[1:], values, strict=True):
+            if parameter.index < len(changed):
+                changed[parameter.index] = value
+            elif parameter.name is not None:
+                named[parameter.name] = value
+            elif parameter.exists:
+                changed += [*parameter.before[len(changed) :], value]
         return self._function(*changed, **named)
 
 
 @dataclass(frozen=True, slots=True)
 class _Parameter:
-    """Finds and replaces one parameter's value in a call without binding the others."""
+    """Where one parameter's value is in a call, without binding the others; nowhere if the function has none."""
 
-    index: int
-    name: str | None
-    default: object
-    before: tuple[object, ...]
+    index: int = sys.maxsize
+    name: str | None = None
+    default: object = None
+    before: tuple[object, ...] = ()  # the defaults of the parameters before one that has no name
+    exists: bool = True
 
     @classmethod
-    def of(cls, signature: inspect.Signature, name: str) -> _Parameter:
+    def of(cls, signature: inspect.Signature, name: str | None) -> _Parameter:
+        if name is None:
+            return cls(exists=False)
         parameter, index = signature.parameters[name], list(signature.parameters).index(name)
-        before = tuple(each.default for each in signature.parameters.values())[:index]
         default = None if parameter.default is parameter.empty else parameter.default
         if parameter.kind is parameter.POSITIONAL_ONLY:
+            before = tuple(each.default for each in signature.parameters.values())[:index]
             return cls(index, None, default, before)
-        return cls(sys.maxsize if parameter.kind is parameter.KEYWORD_ONLY else index, name, default, ())
-
-    def find(self, args: _Args, kwargs: Mapping[Any, Any]) -> Any:
-        return args[self.index] if self.index < len(args) else kwargs.get(self.name, self.default)
-
-    def replace(self, args: list[object], kwargs: dict[str, object], value: object) -> None:
-        if self.index < len(args):
-            args[self.index] = value
-        elif self.name is not None:
-            kwargs[self.name] = value
-        else:
-            args += [*self.before[len(args) :], value]
+        return cls(sys.maxsize if parameter.kind is parameter.KEYWORD_ONLY else index, name, default)
 
 
 def _name_of(function: Callable[..., object]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from claimcheck._send.classification import Classification, Classifier, judge
@@ -244,17 +244,14 @@ class Outbound:
                 error of ``produce`` is raised unchanged.
             ClaimCheckError: Everything was sent or taken already. Nothing was sent now.
         """
-        before = self.ledger.count
+        before, number = self.ledger.count, None
         try:
             for envelope in self._messages:
                 number = self.ledger.launched()
-                try:
-                    result = produce(envelope)
-                except BaseException as error:
-                    self.ledger.failed(number, error)
-                    raise
-                self._produced(number, result)
+                self._produced(number, produce(envelope))
+                number = None
         except BaseException as error:
+            self._failed(number, error)
             self.break_off(error, produce)
             raise
         self._check_produced(since=before)
@@ -263,18 +260,14 @@ class Outbound:
 
     async def send_async(self, produce: Callable[[Envelope], Awaitable[R]]) -> R:
         """Same as `send` for a coroutine function. Files are read, and payloads deleted, off the event loop."""
-        before = self.ledger.count
+        before, number = self.ledger.count, None
         try:
             while (envelope := await self._next_async()) is not None:
                 number = self.ledger.launched()
-                try:
-                    result = await produce(envelope)
-                except BaseException as error:
-                    self.ledger.failed(number, error)
-                    raise
-                self._produced(number, result)
+                self._produced(number, await produce(envelope))
+                number = None
         except BaseException as error:
-            self.ledger.stopped(error)
+            self._failed(number, error)
             if self.abort is not None and self.ledger.verdict().abort:
                 await _attempt_async(produce, self.abort, wait=isinstance(error, Exception))
             await self.settle_async(error)
@@ -366,7 +359,11 @@ class Outbound:
             self._once.pop()
         except IndexError:
             return verdict
-        self._release()
+        # Drop payload and file now: this object and its generator form a cycle, which would wait for the gc.
+        messages, self._messages = self._messages, iter(())
+        if isinstance(messages, Generator):
+            with contextlib.suppress(ValueError):  # an abandoned thread still runs it
+                messages.close()
         try:
             if verdict.rollback:
                 self._delete()
@@ -383,7 +380,7 @@ class Outbound:
         self._rewind = rewind
         return self
 
-    def bind(self, *, destination: str, hooks: Hooks, classify: Classifier | None) -> Outbound:
+    def bind(self, destination: str, hooks: Hooks, classify: Classifier | None) -> Outbound:
         """Set the destination of the event, the hooks and the classifier; returns itself."""
         self._destination, self._hooks, self.ledger.classify = destination, hooks, classify
         return self
@@ -395,6 +392,13 @@ class Outbound:
         self.results.append(result)
         if not is_future(result):
             self.ledger.acknowledged(number, result)
+
+    def _failed(self, number: int | None, error: BaseException) -> None:
+        """Record what ended the send, and the message that was in flight, if there was one."""
+        if number is None:
+            self.ledger.stopped(error)
+        else:
+            self.ledger.failed(number, error)
 
     def _check_produced(self, *, since: int) -> None:
         if self.ledger.count == since:
@@ -418,14 +422,6 @@ class Outbound:
         if rewind is not None:
             with contextlib.suppress(OSError, ValueError):  # the file was closed meanwhile
                 rewind()
-
-    def _release(self) -> None:
-        """Drop payload and file now: this object and its generator form a cycle, which would wait for the gc."""
-        close = getattr(self._messages, "close", None)  # of a generator
-        if close is not None:
-            with contextlib.suppress(ValueError):  # an abandoned thread still runs it
-                close()
-        self._messages = iter(())
 
     async def _next_async(self) -> Envelope | None:
         if self._blocking:  # the next chunk is read from a file

@@ -78,7 +78,7 @@ class Breaker:
 _WHOLE_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots: `_of` sets all attributes at once
+@dataclass(frozen=True, kw_only=True)  # without slots: `of` sets all attributes at once
 class Message:
     """One message that a caller wants to send.
 
@@ -107,7 +107,7 @@ class Message:
     delay_seconds: float = 0
 
     @classmethod
-    def _of(cls, **attributes: object) -> Message:
+    def of(cls, **attributes: object) -> Message:
         """Same as ``Message(...)`` in half the time, for every call of a decorated function. Names are not checked."""
         message = object.__new__(cls)
         vars(message).update(attributes)
@@ -272,29 +272,24 @@ class Strategy(ABC):
             return self._encrypted(message, payload)
         if not self.escapes_all and not is_lookalike(payload, header=self._header):
             return Envelope(payload, message.headers, message.key)
-        data = encode_literal(payload, header=self._header)
-        checksum = sha256_of(payload) if self.context.signer else ""
-        hinted = message.hinted(
-            {hints.TYPE: "literal", **self._signature(message, "literal", size=size, checksum=checksum)}
-        )
-        if self._fits(replace(message, headers=hinted), len(data)):
-            return Envelope(data, hinted, message.key, Kind.LITERAL)
-        return None
+        return self._wrapped(message, "literal", encode_literal(payload, header=self._header), Kind.LITERAL)
 
     def _encrypted(self, message: Message, payload: Buffer) -> Envelope | None:
-        """Return the envelope of an encrypted payload; ``None`` if it does not fit into its message."""
+        """Return the envelope of an encrypted payload."""
         encoding = Encoding(canonical(message.destination), keys=self.context.content.keys)
         source = Source(payload, limit=self.context.config.limits.max_payload_bytes)
         identity = message.identity or self.context.surroundings.new_uuid()
-        start = encoded_start(header=self._header)
-        data = encoding.encode(source, unique=identity, before=start).take_all()
-        content = data[len(start) :]
+        data = encoding.encode(source, unique=identity, before=encoded_start(header=self._header)).take_all()
+        return self._wrapped(message, "encoded", bytes(data), Kind.ENCODED)
+
+    def _wrapped(self, message: Message, name: StatementKind, data: bytes, kind: Kind) -> Envelope | None:
+        """Return the envelope of a payload that stays in its message; ``None`` if it does not fit."""
+        content = memoryview(data)[len(self._header) + 1 :]
         checksum = sha256_of(content) if self.context.signer else ""
-        signed = self._signature(message, "encoded", size=len(content), checksum=checksum)
-        hinted = message.hinted({hints.TYPE: "encoded", **signed})
-        if self._fits(replace(message, headers=hinted), len(data)):
-            return Envelope(bytes(data), hinted, message.key, Kind.ENCODED)
-        return None
+        signed = self._signature(message, name, size=len(content), checksum=checksum)
+        hinted = message.hinted({hints.TYPE: name, **signed})
+        fits = self._fits(replace(message, headers=hinted), len(data))
+        return Envelope(data, hinted, message.key, kind) if fits else None
 
 
 class Plan(NamedTuple):

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
-from claimcheck._content.coder import Stream, keyed_checksum
+from claimcheck._content.coder import Encoding, Stream, keyed_checksum
 from claimcheck._content.header import AEAD, ALGORITHM, Damaged
 from claimcheck._content.source import Payload, Source
 from claimcheck._store.contract import StoreContract, Translated, untrusted
@@ -89,6 +89,17 @@ class WritableStore(StoreContract):
             check_value("min_ttl_seconds", min_ttl_seconds, Seconds)
         return created_ms + int(max(self.ttl_seconds, min_ttl_seconds or 0) * 1000)
 
+    def _undo(self, pointer: Pointer, error: BaseException) -> None:
+        """Delete what a failed write may have left behind."""
+        if self._wrote_nothing(error):
+            return
+        try:
+            self._delete(pointer)
+        except Exception as second:
+            why = type(second).__name__
+            _log.warning("store %r: could not delete the failed write of %r: %s", self.name, pointer.key, why)
+            error.add_note(f"and what may have been written could not be deleted ({why}): it stays until it expires")
+
 
 class StoreWrite:
     """Writes one payload; see `Store.write`."""
@@ -117,6 +128,7 @@ class StoreWrite:
         self._unique = identity or store.context.new_uuid()
         self._digests: dict[bytes, bytes] | None = {} if self._shared else None
         self._encrypted_as: Stream | None = None
+        self._is_reached = False
         self._draft = self._drafted(destination, min_ttl_seconds)
         self._content = self._payload
         self._check_draft()
@@ -136,8 +148,6 @@ class StoreWrite:
         store = self._store
         try:
             with store.operation("write", self._draft, self._payload.size):
-                with Translated(store, self._draft, "write"):
-                    store._reach()
                 return self._write_or_find() if self._shared else self._write_or_undo()
         finally:
             self._payload.close()
@@ -151,7 +161,7 @@ class StoreWrite:
         bound = self._bound and store.pointer_version != 1 and (encrypts or store.context.binds)
         return created(
             key=key,
-            store=store.name,
+            store=store.context.name,
             version=store.pointer_version,
             created_ms=written,
             expires_ms=expires,
@@ -171,15 +181,15 @@ class StoreWrite:
 
     def _write_or_undo(self) -> Pointer:
         try:
-            return self._pointer(self._written(self._write))
+            return self._pointer(self._written(self._write if self._store.joined_bytes else self._store._write))
         except BaseException as error:
-            if not self._store._wrote_nothing(error):
-                self._undo(error)
+            if self._is_reached:
+                self._store._undo(_stored(self._store, self._draft, self._content.taken), error)
             raise
 
     def _write(self, draft: Pointer, content: Source) -> str | None:
         """Write the payload, unless it was sent together with others, and is stored."""
-        if not self._store.joined_bytes or joined(self) is None:
+        if joined(self) is None:
             return self._store._write(draft, content)
         content.take_all()
         return None
@@ -199,7 +209,7 @@ class StoreWrite:
             if retries:
                 return self._write_or_find(retries - 1)
             raise
-        self._content = self._encoded(None)
+        self._content = self._payload if self._encoding is None else self._encoded(self._encoding, None)
         self._content.take_all()
         return self._pointer(self._draft.key)
 
@@ -218,30 +228,31 @@ class StoreWrite:
     def _written(self, write: Callable[[Pointer, Source], str | None], *, like: Stream | None = None) -> str:
         store, draft = self._store, self._draft
         with Translated(store, draft, "write"):
-            try:
-                content = self._content = self._encoded(like)
-            except Damaged as error:
-                raise untrusted(store, draft, str(error)) from error
+            if not self._is_reached:
+                store._reach()
+                self._is_reached = True
+            content = self._content = self._payload if self._encoding is None else self._encoded(self._encoding, like)
             key = write(draft, content)
             if content.taken != content.size:
                 text = f"{type(store).__name__}._write is broken: it read {content.taken} of {content.size} bytes"
                 raise StoreError(f"store {store.name!r}: {text} of the payload")
         return key if isinstance(key, str) else draft.key
 
-    def _encoded(self, like: Stream | None) -> Source:
-        if self._encoding is None:
-            return self._payload
+    def _encoded(self, encoding: Encoding, like: Stream | None) -> Source:
         draft = self._draft
-        if self._encoding.keys is not None and not self._is_bound:
+        if encoding.keys is not None and not self._is_bound:
             self._payload.skip_checksum()
-        content = self._encoding.encode(
-            self._payload,
-            unique=self._unique,
-            store=draft.store or "",
-            stored_as=draft.key,
-            like=like,
-            digests=self._digests,
-        )
+        try:
+            content = encoding.encode(
+                self._payload,
+                unique=self._unique,
+                store=draft.store or "",
+                stored_as=draft.key,
+                like=like,
+                digests=self._digests,
+            )
+        except Damaged as error:
+            raise untrusted(self._store, draft, str(error)) from error
         content.skip_checksum()
         self._encrypted_as = content.stream
         return content
@@ -266,15 +277,6 @@ class StoreWrite:
     def _is_bound(self) -> bool:
         """Whether the pointer of an encrypted payload has a checksum of it, for a signature that covers the content."""
         return self._store.context.binds and self._store.context.checksum == "sha256"
-
-    def _undo(self, error: BaseException) -> None:
-        store, pointer = self._store, _stored(self._store, self._draft, self._content.taken)
-        try:
-            store._delete(pointer)
-        except Exception as second:
-            why = type(second).__name__
-            _log.warning("store %r: could not delete the failed write of %r: %s", store.name, pointer.key, why)
-            error.add_note(f"and what may have been written could not be deleted ({why}): it stays until it expires")
 
 
 def _stored(

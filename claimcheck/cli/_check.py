@@ -11,16 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterator
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from claimcheck._client import ClaimCheck
 from claimcheck._operate.findings import WHY, CheckReport, Finding, redacted
 from claimcheck._texts import printable
 from claimcheck._validation import did_you_mean
-from claimcheck.cli._files import STDIO, check_output, is_terminal
-from claimcheck.cli._options import (
+from claimcheck.cli._commands import (
     BrokerOptions,
     broker_options,
     json_option,
@@ -29,6 +25,7 @@ from claimcheck.cli._options import (
     topic_option,
     with_config,
 )
+from claimcheck.cli._files import STDIO, check_output
 from claimcheck.errors import ConfigError, StoreUnavailableError
 from claimcheck.transports.kafka._queries import KafkaTarget
 from claimcheck.transports.pulsar._queries import PulsarTarget
@@ -151,11 +148,8 @@ def _show(report: CheckReport, config: str, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"ok": report.ok, "findings": [_json(each) for each in report.findings]}, indent=2))
         return
-    if is_terminal(sys.stdout):
-        Console().print(_table(report))
-    else:
-        for finding in report.findings:
-            click.echo("\n".join(_lines(finding)))
+    for finding in report.findings:
+        click.echo("\n".join(_lines(finding)))
     counts = Counter(finding.severity for finding in report.findings)
     parts = [f"{counts[each]} {each}{'s' if counts[each] > 1 else ''}" for each in ("error", "warning") if counts[each]]
     click.echo(f"{config}: {', '.join(parts) or 'no problems found'}")
@@ -165,26 +159,11 @@ def _json(finding: Finding) -> dict[str, str]:
     return {name: getattr(finding, name) for name in ("id", "severity", "path", "message", "why", "fix")}
 
 
-def _lines(finding: Finding) -> list[str]:
-    first = f"{finding.severity:<8} {finding.id}  {_what(finding)}"
-    return [first, *(f"{'':8} {label}: {text}" for label, text in _advice(finding))]
-
-
-def _table(report: CheckReport) -> Table:
-    table = Table(box=None, padding=(0, 2, 1, 0), show_header=False)
-    for finding in report.findings:
-        text = Text(_what(finding), style="bold", overflow="fold")
-        for label, advice in _advice(finding):
-            text.append(f"\n{label}: ", style="not bold dim").append(advice, style="not bold")
-        color = _COLORS[finding.severity]
-        table.add_row(Text(f"{finding.severity}\n", style=color).append(finding.id, style="dim"), text)
-    return table
-
-
-def _what(finding: Finding) -> str:
+def _lines(finding: Finding) -> Iterator[str]:
     is_named = not finding.path or finding.message.startswith(finding.path)
-    return printable(finding.message if is_named else f"{finding.path}: {finding.message}")
-
-
-def _advice(finding: Finding) -> list[tuple[str, str]]:
-    return [(label, printable(text)) for label, text in (("Why", finding.why), ("Fix", finding.fix)) if text]
+    what = finding.message if is_named else f"{finding.path}: {finding.message}"
+    severity = click.style(f"{finding.severity:<8}", fg=_COLORS[finding.severity])  # only a terminal gets the color
+    yield f"{severity} {finding.id}  {click.style(printable(what), bold=True)}"
+    for label, text in (("Why", finding.why), ("Fix", finding.fix)):
+        if text:
+            yield f"{'':8} {label}: {printable(text)}"

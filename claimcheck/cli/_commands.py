@@ -1,14 +1,48 @@
-"""The group of all commands of ``claimcheck``."""
+"""The group of all commands, and what they share: options, the configuration, brokers and credentials, exit codes.
+
+Passwords and tokens do not belong on a command line, which other users of the machine can see. They come from the file
+of ``--kafka-config`` and from environment variables: ``CLAIMCHECK_KAFKA_SASL_PASSWORD`` is librdkafka's
+``sasl.password``, likewise for every ``security.*``, ``sasl.*`` and ``ssl.*``. Pulsar has ``CLAIMCHECK_PULSAR_TOKEN``,
+``_NAMESPACE``, ``_TLS_TRUST_CERTS_FILE_PATH`` and ``_LISTENER_NAME``.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import click
 
+from claimcheck._client import ClaimCheck, load
+from claimcheck._operate.findings import CheckReport
+from claimcheck._texts import printable, size_text
+from claimcheck._validation import MAX_SECONDS, fail
 from claimcheck.cli._help import COMMANDS, COMPLETION, EXIT_CODES, SUMMARY, version
-from claimcheck.cli._options import CONFIG, exit_code, one_line
-from claimcheck.errors import ConfigError
+from claimcheck.config import expand
+from claimcheck.errors import (
+    UNUSABLE,
+    ChunkError,
+    ClaimCheckError,
+    ConfigError,
+    ConfigProblem,
+    EnvelopeError,
+    IntegrityError,
+    MissingDependencyError,
+    PayloadNotFoundError,
+    PointerRejectedError,
+    StoreUnavailableError,
+)
+from claimcheck.transports.kafka._queries import KafkaTarget
+from claimcheck.transports.pulsar._queries import PulsarTarget
+
+CONFIG = "claimcheck.yaml"
+"""The default path of the configuration."""
 
 _MODULES = {
     "_setup": ("init", "lifecycle"),
@@ -17,6 +51,242 @@ _MODULES = {
     "_redrive": ("redrive",),
     "_payloads": ("put", "get", "inspect"),
 }
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+_RATE = re.compile(r"(\d+(?:\.\d+)?)(?:/s)?")
+_SETTING = re.compile(r"[a-z][a-z0-9._]*")
+_KAFKA_PREFIXES = ("security.", "sasl.", "ssl.")
+_PULSAR_NAMES = ("token", "namespace", "tls_trust_certs_file_path", "listener_name")
+
+
+# Options -------------------------------------------------------------------------------------------------------
+
+
+def duration(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """Return the seconds of an option such as 90s, 30m, 12h or 7d; only 0 needs no unit."""
+    if value is None:
+        return None
+    match = _DURATION.fullmatch("0s" if value == "0" else value)
+    if match is None and _DURATION.fullmatch(f"{value}s"):
+        raise click.BadParameter(f"{value!r} has no unit: use {value}s, {value}m, {value}h or {value}d")
+    if match is None:
+        raise click.BadParameter(f"{value!r} is not a duration such as 90s, 30m, 12h or 7d")
+    seconds = float(match[1]) * _UNITS[match[2]]
+    if seconds > MAX_SECONDS:
+        raise click.BadParameter(f"{value!r} is too long: the maximum is {MAX_SECONDS // _UNITS['d']}d")
+    return seconds
+
+
+def _rate(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
+    match = _RATE.fullmatch(value)
+    if match is None or not 0.001 <= float(match[1]) <= 1_000_000:
+        raise click.BadParameter(f"{value!r} is not a rate from 0.001/s to 1000000/s, such as 500/s")
+    return float(match[1])
+
+
+OUTPUT = click.Path(dir_okay=False, allow_dash=True)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+store_option = click.option(
+    "--store", "names", metavar="NAME", multiple=True, help="Only this store; repeatable.  [default: all]"
+)
+local_option = click.option(
+    "--local", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="The file of the embedded broker."
+)
+rate_option = click.option("--rate", metavar="N/s", callback=_rate, help="At most this many entries per second.")
+
+
+def with_config(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Pass the path of the configuration, which is an option of all commands, to a command as ``config``."""
+
+    @functools.wraps(command)
+    def called(**arguments: Any) -> Any:
+        return command(config=click.get_current_context().find_root().params["config"], **arguments)
+
+    return called
+
+
+def yes_option(does: str, not_done: str) -> Callable[..., Any]:
+    """Return the option without which a command only reports."""
+    return click.option("--yes", is_flag=True, help=f"{does}. Without it, nothing is {not_done}, only reported.")
+
+
+def topic_option(text: str, *, required: bool = False) -> Callable[..., Any]:
+    """Return the option of the topics."""
+    return click.option("--topic", "topics", metavar="TOPIC", multiple=True, required=required, help=text)
+
+
+def grace_option(default: str, text: str) -> Callable[..., Any]:
+    """Return the option of a grace period."""
+    return click.option("--grace", metavar="TIME", callback=duration, default=default, show_default=True, help=text)
+
+
+# Configuration -------------------------------------------------------------------------------------------------
+
+
+def loaded(config: str) -> ClaimCheck:
+    """Load a configuration file."""
+    if not os.path.exists(config):
+        text = f"{config} does not exist: name the configuration, set CLAIMCHECK_CONFIG, or run 'claimcheck init'"
+        raise ConfigError(text, path=config)
+    return load(config)
+
+
+def checked_stores(cc: ClaimCheck, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the chosen stores, or of all, each once; raises the error of an unknown one."""
+    for name in names:
+        if name not in cc.config.stores:
+            cc.store(name)
+    if not cc.config.stores:
+        raise ConfigError("the configuration has no stores", path="stores")
+    return tuple(dict.fromkeys(names or cc.config.stores))
+
+
+# Brokers -------------------------------------------------------------------------------------------------------
+
+_BROKERS = (
+    click.option("--kafka", metavar="HOST:PORT", help="Kafka's bootstrap servers."),
+    click.option(
+        "--kafka-config",
+        metavar="FILE",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="Settings of librdkafka as name=value lines, with ${NAME} for variables.",
+    ),
+    click.option("--pulsar", metavar="URL", help="Pulsar's service URL."),
+    click.option("--admin-url", metavar="URL", help="Pulsar's web service."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerOptions:
+    """The broker that a command line names: Kafka, Pulsar or none."""
+
+    kafka: str | None = field(default=None, repr=False)
+    pulsar: str | None = field(default=None, repr=False)
+    admin_url: str | None = field(default=None, repr=False)
+    settings: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def target(self, topics: Iterable[str], groups: tuple[str, ...] = ()) -> KafkaTarget | PulsarTarget | None:
+        """Return topics of this broker, and the groups or subscriptions that matter; ``None`` without a broker."""
+        names = tuple(map(self.topic, topics))
+        if self.kafka:
+            return KafkaTarget(self.kafka, names, groups, self.settings)
+        if not (self.pulsar or self.admin_url):
+            return None
+        token, ca_file, listener = map(self.settings.get, ("token", "tls_trust_certs_file_path", "listener_name"))
+        return PulsarTarget(self.pulsar, self.admin_url, names, groups, token, ca_file, listener)
+
+    def topic(self, name: str) -> str:
+        """Return the name of a topic with the namespace of ``CLAIMCHECK_PULSAR_NAMESPACE``, if it has none."""
+        namespace = self.settings.get("namespace")
+        return name if self.kafka or "/" in name or not namespace else f"{namespace}/{name}"
+
+
+def broker_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of brokers to a command, which receives them as one argument, ``broker``."""
+
+    @functools.wraps(command)
+    def called(
+        *, kafka: str | None, kafka_config: Path | None, pulsar: str | None, admin_url: str | None, **arguments: Any
+    ) -> Any:
+        if kafka and (pulsar or admin_url):
+            raise click.UsageError("--kafka cannot be combined with options of Pulsar: run the command for one broker")
+        if kafka_config and not kafka:
+            raise click.UsageError("--kafka-config needs --kafka")
+        settings = _from_environment(os.environ, "kafka" if kafka else "pulsar")
+        if kafka_config:
+            settings |= _from_file(kafka_config)
+        return command(broker=BrokerOptions(kafka, pulsar, admin_url, settings), **arguments)
+
+    for option in reversed(_BROKERS):
+        called = option(called)
+    return called
+
+
+def check_one_broker(broker: BrokerOptions, *local: str | None) -> None:
+    """Raise `click.UsageError` unless exactly one broker is named; ``local`` is the value of ``--local``, if any."""
+    if sum(each is not None for each in (broker.kafka, broker.pulsar, *local)) != 1:
+        raise click.UsageError(f"name one broker: --kafka{', --pulsar or --local' if local else ' or --pulsar'}")
+
+
+def _from_environment(environ: Mapping[str, str], kind: str) -> dict[str, str]:
+    """Return the settings that variables set; empty values and other variables of the same prefix are ignored."""
+    prefix = f"CLAIMCHECK_{kind.upper()}_"
+    found = {
+        name.removeprefix(prefix).lower(): text for name, text in environ.items() if name.startswith(prefix) and text
+    }
+    if kind == "pulsar":
+        return {name: found[name] for name in _PULSAR_NAMES if name in found}
+    dotted = {name.replace("_", "."): text for name, text in found.items()}
+    return {name: text for name, text in dotted.items() if name.startswith(_KAFKA_PREFIXES)}
+
+
+def _from_file(path: Path) -> dict[str, str]:
+    """Read settings of the Kafka client."""
+    settings = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, equals, value = (part.strip() for part in line.partition("="))
+        if not equals or not _SETTING.fullmatch(name):
+            fail(f"{path}, line {number}", found="a line that is not a setting", expected="name=value or a comment (#)")
+        settings[name] = expand(value, path=f"{path}, line {number}: {name}")
+    return settings
+
+
+# Results -------------------------------------------------------------------------------------------------------
+
+_CODES: tuple[tuple[tuple[type[ClaimCheckError], ...], int], ...] = (
+    ((ConfigError, MissingDependencyError), 3),
+    ((PayloadNotFoundError,), 4),
+    ((EnvelopeError, IntegrityError, ChunkError), 5),
+    ((StoreUnavailableError,), 6),
+    ((PointerRejectedError,), 7),
+)
+
+
+def exit_code(error: Exception) -> int:
+    """Return the exit code of an error; if this machine lacks what a pointer's store needs, that of the cause."""
+    unusable = isinstance(error, PointerRejectedError) and isinstance(error.__cause__, UNUSABLE)
+    reason = error.__cause__ if unusable else error
+    return next((code for kinds, code in _CODES if isinstance(reason, kinds)), 1)
+
+
+def report_exit_code(report: CheckReport, *, strict: bool) -> int:
+    """Return the exit code of the first error; without errors 0, or 1 if warnings count."""
+    if not report.ok:
+        first = report.findings[0]
+        return exit_code(first.error or ClaimCheckError(first.message))
+    return int(strict and any(finding.severity == "warning" for finding in report.findings))
+
+
+def one_line(error: Exception | ConfigProblem) -> str:
+    """Return an error's text and its notes as one line; it names the type of an unexpected error."""
+    line = "; ".join([_text(error), *getattr(error, "__notes__", ())])
+    return printable(" ".join(line.split()))
+
+
+def _text(error: Exception | ConfigProblem) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, (ClaimCheckError, ConfigProblem, OSError)):
+        return str(error)
+    return f"unexpected {type(error).__name__}: {error} (--debug shows the traceback)"
+
+
+def why(error: BaseException | None) -> str | None:
+    """Return an error as one line, for a report."""
+    return None if error is None else one_line(error) if isinstance(error, Exception) else "interrupted"
+
+
+def human_bytes(count: int) -> str:
+    """Return a number of bytes in a readable unit, with the exact number."""
+    exact = f"{count:,} byte{'' if count == 1 else 's'}"
+    return exact if count < 1024 else f"{size_text(count, digits=2)} ({exact})"
+
+
+# The group -----------------------------------------------------------------------------------------------------
 
 
 class Commands(click.Group):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -19,8 +19,7 @@ from claimcheck._operate.gc_topics import KafkaTopics, LocalTopics, PulsarTopics
 from claimcheck._operate.sweep import SweepReport
 from claimcheck._texts import duration as in_words
 from claimcheck._texts import printable
-from claimcheck.cli._files import STDIO, check_output, live_status
-from claimcheck.cli._options import (
+from claimcheck.cli._commands import (
     BrokerOptions,
     broker_options,
     check_one_broker,
@@ -29,7 +28,6 @@ from claimcheck.cli._options import (
     grace_option,
     human_bytes,
     json_option,
-    limit_option,
     loaded,
     local_option,
     one_line,
@@ -40,6 +38,7 @@ from claimcheck.cli._options import (
     with_config,
     yes_option,
 )
+from claimcheck.cli._files import STDIO, check_output, reported
 from claimcheck.config import HEADER
 from claimcheck.errors import ClaimCheckError, ConfigError, ScanNotSupportedError
 from claimcheck.transports.kafka._queries import KafkaTarget
@@ -71,7 +70,6 @@ _KEPT_BY_GC = {
 @yes_option("Delete", "deleted")
 @grace_option("1h", "Keep expired entries this much longer.")
 @rate_option
-@limit_option("this many entries")
 @click.option(
     "--unmarked-lifetime",
     metavar="TIME",
@@ -85,7 +83,6 @@ def sweep(
     yes: bool,
     grace: float,
     rate: float | None,
-    limit: int | None,
     unmarked_lifetime: float | None,
     as_json: bool,
 ) -> None:
@@ -97,75 +94,58 @@ def sweep(
     """
     check_output(STDIO)
     with loaded(config) as cc:
-        swept = _Swept(cc, names)
-        try:
-            swept.run(
-                limit=limit,
-                dry_run=not yes,
-                grace_seconds=grace,
-                rate=rate,
-                unmarked_lifetime_seconds=unmarked_lifetime,
-            )
-        finally:  # also after Ctrl-C: it has deleted something
-            swept.show(as_json=as_json)
-    for error in swept.errors.values():
+        swept = _Swept(checked_stores(cc, names), is_chosen=bool(names))
+        options = {"grace_seconds": grace, "rate": rate, "unmarked_lifetime_seconds": unmarked_lifetime}
+        with reported("listing ...", lambda _: swept.show(as_json=as_json)) as status:
+            swept.run(cc, status, dry_run=not yes, **options)
+    _end(swept.errors, swept.reports.values())
+
+
+def _end(errors: Mapping[str, BaseException], reports: Iterable[SweepReport | StoreReport]) -> NoReturn:
+    """Raise the error of a store, or exit with 1 if entries could not be deleted."""
+    for error in errors.values():
         raise error
-    sys.exit(int(any(report.failed for report in swept.reports.values())))
+    sys.exit(int(any(report.failed for report in reports)))
 
 
 class _Swept:
     """Sweeps several stores, one after the other, and keeps what became of each."""
 
-    def __init__(self, cc: ClaimCheck, names: tuple[str, ...]) -> None:
-        self._cc = cc
-        self._is_chosen = bool(names)
-        self._names = checked_stores(cc, names)
-        self._is_complete = False
+    def __init__(self, names: tuple[str, ...], *, is_chosen: bool) -> None:
+        self._names, self._is_chosen = names, is_chosen
         self.reports: dict[str, SweepReport] = {}
         self.errors: dict[str, BaseException] = {}
         self.not_listed: dict[str, str] = {}
 
-    def run(self, *, limit: int | None, **options: Any) -> None:
-        """Sweep until the limit is reached; a store that fails does not stop the others."""
-        with live_status("listing ...") as show:
-            for name in self._names:
-                self._sweep(name, show, limit=limit, **options)
-                if limit is not None:
-                    limit -= self._used(name)
-                    if limit <= 0:
-                        break
-        self._is_complete = True
+    def run(self, cc: ClaimCheck, status: Callable[[str], None], **options: Any) -> None:
+        """Sweep all; a store that fails does not stop the others."""
 
-    def _sweep(self, name: str, show: Callable[[str], None], **options: Any) -> None:
         def on_batch(report: SweepReport) -> None:
-            self.reports[name] = report
+            self.reports[report.store] = report
             expired = report.expired + report.leftovers
-            show(f"{name}: {report.scanned:,} listed, {expired:,} expired, {report.deleted:,} deleted")
+            status(f"{report.store}: {report.scanned:,} listed, {expired:,} expired, {report.deleted:,} deleted")
 
-        try:
-            self.reports[name] = self._cc.sweep(name, on_batch=on_batch, **options)
-        except ClaimCheckError as error:
-            if isinstance(error, ScanNotSupportedError) and not self._is_chosen:
-                self.reports.pop(name, None)
-                self.not_listed[name] = one_line(error)
-                return
-            self.reports.setdefault(name, SweepReport(store=name, dry_run=options["dry_run"]))
-            self.errors[name] = error
-        except BaseException as error:
-            self.errors[name] = error
-            raise
-
-    def _used(self, name: str) -> int:
-        report = self.reports.get(name)
-        return report.expired + report.leftovers if report else 0
+        for name in self._names:
+            try:
+                on_batch(cc.sweep(name, on_batch=on_batch, **options))
+            except ClaimCheckError as error:
+                if isinstance(error, ScanNotSupportedError) and not self._is_chosen:
+                    self.reports.pop(name, None)
+                    self.not_listed[name] = one_line(error)
+                    continue
+                self.reports.setdefault(name, SweepReport(store=name, dry_run=options["dry_run"]))
+                self.errors[name] = error
+            except BaseException as error:
+                self.errors[name] = error
+                raise
 
     def show(self, *, as_json: bool) -> None:
         """Print the reports."""
         errors = {name: why(error) for name, error in self.errors.items()}
         not_swept = [name for name in self._names if name not in self.reports and name not in self.not_listed]
         if as_json:
-            stores = [_sweep_facts(report) | {"error": errors.get(name)} for name, report in self.reports.items()]
-            ok = self._is_complete and not errors and not any(report.failed for report in self.reports.values())
+            stores = [_facts(report, error=errors.get(name)) for name, report in self.reports.items()]
+            ok = not errors and not not_swept and not any(report.failed for report in self.reports.values())
             facts = {"ok": ok, "stores": stores, "not_listed": self.not_listed, "not_swept": not_swept}
             click.echo(json.dumps(facts, indent=2))
             return
@@ -174,7 +154,7 @@ class _Swept:
         for text in self.not_listed.values():
             click.echo(text)
         for name in not_swept:
-            click.echo(f"{name}: not swept: {'the limit was reached' if self._is_complete else 'interrupted'}")
+            click.echo(f"{name}: not swept: interrupted")
 
 
 def _sweep_lines(report: SweepReport, error: str | None) -> Iterator[str]:
@@ -207,14 +187,11 @@ def _rest(report: SweepReport | StoreReport, error: str | None, reasons: dict[st
         yield f"  {report.failed:,} failed: {'; '.join(one_line(each) for each in report.errors)}"
     if error is not None:
         yield f"  not finished: {error}"
-    elif not report.finished:
-        yield "  the limit was reached: later entries were not listed"
 
 
-def _sweep_facts(report: SweepReport) -> dict[str, object]:
-    names = [name for name in SweepReport.__slots__ if name not in ("errors", "kept")]
-    facts = {name: getattr(report, name) for name in names}
-    return facts | {"kept": dict(report.kept), "errors": [one_line(error) for error in report.errors]}
+def _facts(report: SweepReport | StoreReport, *, error: str | None) -> dict[str, object]:
+    facts: dict[str, object] = {each.name: getattr(report, each.name) for each in fields(report)}
+    return facts | {"errors": [one_line(each) for each in report.errors], "error": error}
 
 
 # gc ------------------------------------------------------------------------------------------------------------
@@ -250,7 +227,6 @@ def _time(context: click.Context, parameter: click.Parameter, value: str | None)
     help="Ignore messages of an unknown version that were sent earlier, such as 2026-11-22T11:30 (UTC).",
 )
 @rate_option
-@limit_option("this many payloads")
 @json_option
 def gc(
     broker: BrokerOptions,
@@ -265,7 +241,6 @@ def gc(
     force: bool,
     ignore_before: float | None,
     rate: float | None,
-    limit: int | None,
     as_json: bool,
 ) -> None:
     """Delete the stored payloads of topics that no readable message points at.
@@ -300,15 +275,12 @@ def gc(
             claim=claim,
             ignore_unknown_before=ignore_before,
             rate=rate,
-            limit=limit,
         )
         read = _topics(broker, local, topics, consumed, stack)
-        output = _Collected(is_chosen=bool(names), as_json=as_json)
-        with output.shown():
-            options.run(stores, read, on_progress=output.note)
-    for error in output.errors.values():
-        raise error
-    sys.exit(int(any(each.failed for each in output.report.stores)))
+        output = _Collected(is_chosen=bool(names))
+        with reported("listing ...", lambda error: output.show(error, as_json=as_json)) as status:
+            options.run(stores, read, on_progress=lambda report: status(output.state(report)))
+    _end(output.errors, output.report.stores)
 
 
 def _topics(
@@ -326,35 +298,18 @@ def _topics(
 
 
 class _Collected:
-    """Shows the state on a terminal, and the result at the end, also after an error."""
+    """Describes the state of a collection, and its result."""
 
-    def __init__(self, *, is_chosen: bool, as_json: bool) -> None:
-        self._is_chosen, self._as_json = is_chosen, as_json
-        self._count: Callable[[str], None] = lambda text: None
+    def __init__(self, *, is_chosen: bool) -> None:
+        self._is_chosen = is_chosen
         self.report = CollectionReport(dry_run=True)
 
-    @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
-        """Show the state until the block ends, then the result."""
-        error: BaseException | None = None
-        try:
-            with contextlib.ExitStack() as stack:
-                self._count = stack.enter_context(live_status("listing ..."))
-                yield
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            self._show(error)
-
-    def note(self, report: CollectionReport) -> None:
-        """Keep the state, and show it."""
+    def state(self, report: CollectionReport) -> str:
+        """Keep the state, and describe it."""
         self.report = report
         orphans, deleted = (sum(getattr(each, name) for each in report.stores) for name in ("orphans", "deleted"))
-        self._count(
-            f"{report.phase}: {report.candidates:,} candidates, {report.messages:,} messages read, "
-            f"{orphans:,} orphans, {deleted:,} deleted"
-        )
+        read = f"{report.candidates:,} candidates, {report.messages:,} messages read"
+        return f"{report.phase}: {read}, {orphans:,} orphans, {deleted:,} deleted"
 
     @property
     def errors(self) -> dict[str, BaseException]:
@@ -364,14 +319,16 @@ class _Collected:
     def _is_skipped(self, report: StoreReport) -> bool:
         return isinstance(report.error, ScanNotSupportedError) and not self._is_chosen
 
-    def _show(self, error: BaseException | None) -> None:
+    def show(self, error: BaseException | None, *, as_json: bool) -> None:
+        """Print the report."""
         report = self.report
-        if self._as_json:
+        if as_json:
             ok = error is None and not self.errors and not any(each.failed for each in report.stores)
             not_listed = {each.store: why(each.error) for each in report.stores if self._is_skipped(each)}
-            stores = [_store_facts(each) for each in report.stores if each.store not in not_listed]
+            stores = [_facts(each, error=why(each.error)) for each in report.stores if each.store not in not_listed]
+            facts = {each.name: getattr(report, each.name) for each in fields(report)}
             more = {"stores": stores, "not_listed": not_listed, "error": why(error)}
-            click.echo(json.dumps({"ok": ok} | _gc_facts(report) | more, indent=2))
+            click.echo(json.dumps({"ok": ok} | facts | more, indent=2))
         elif report.phase in ("deleting", "finished"):
             damaged = f", {report.damaged:,} damaged" if report.damaged else ""
             ignored = f", {report.ignored:,} of an unknown version ignored" if report.ignored else ""
@@ -419,12 +376,3 @@ def _collected_text(report: StoreReport, collection: CollectionReport) -> str:
         return f"nothing was deleted: use --yes{claim} to delete them" if report.orphans else "nothing to delete"
     skipped = f", {report.skipped:,} no longer there or written again" if report.skipped else ""
     return f"{report.deleted:,} deleted{skipped} in {collection.duration_seconds:,.1f} s"
-
-
-def _gc_facts(report: CollectionReport) -> dict[str, object]:
-    return {each.name: getattr(report, each.name) for each in fields(report)}
-
-
-def _store_facts(report: StoreReport) -> dict[str, object]:
-    facts: dict[str, object] = {each.name: getattr(report, each.name) for each in fields(report)}
-    return facts | {"errors": [one_line(each) for each in report.errors], "error": why(report.error)}

@@ -149,6 +149,20 @@ def live_status(first: str) -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
+@contextlib.contextmanager
+def reported(first: str, show: Callable[[BaseException | None], None]) -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows the state, as `live_status` does; the result is shown even after an error."""
+    problem: BaseException | None = None
+    try:
+        with live_status(first) as status:
+            yield status
+    except BaseException as error:
+        problem = error
+        raise
+    finally:
+        show(problem)
+
+
 def note(text: str) -> None:
     """Write a result for people to the terminal. Scripts have the exit code, and cron mails any output."""
     if is_terminal(sys.stderr):

@@ -12,18 +12,17 @@ from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from claimcheck._client import ClaimCheck
 from claimcheck._content.header import Damaged, read_header
 from claimcheck._content.source import remaining_bytes
 from claimcheck._store.store import Store
+from claimcheck._texts import duration
 from claimcheck._wire import pointer as pointers
 from claimcheck._wire.buffers import Buffer, PieceReader
 from claimcheck._wire.envelope import Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
 from claimcheck._wire.pointer import Pointer
+from claimcheck.cli._commands import CONFIG, OUTPUT, human_bytes, json_option, loaded, with_config
 from claimcheck.cli._files import (
     STDIO,
     check_output,
@@ -35,24 +34,14 @@ from claimcheck.cli._files import (
     read_message,
     watched,
 )
-from claimcheck.cli._options import CONFIG, OUTPUT, human_bytes, json_option, loaded, with_config
 from claimcheck.config import HEADER, MAX_POINTER_BYTES
 from claimcheck.errors import ClaimCheckError, ConfigError, EnvelopeError, PointerRejectedError, StoreError
 
 Facts = dict[str, Any]
 """JSON values by name."""
 
-_UNITS = (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
-_RARE = {"codec": "codec", "encryption": "encryption", "extra": "unknown"}
-
-
 _PIECE_BYTES = 1 << 20
 _FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
-_read_from_option = click.option(
-    "--destination",
-    metavar="TOPIC",
-    help="Also check that a signed pointer was sent to TOPIC.  [default: accept it whatever its topic and its age]",
-)
 
 
 # put, get, inspect --------------------------------------------------------------------------------------------
@@ -115,7 +104,11 @@ def _rollback_on_error(store: Store, pointer: Pointer) -> Iterator[None]:
     type=OUTPUT,
     help="[default: standard output, unless it is a terminal]",
 )
-@_read_from_option
+@click.option(
+    "--destination",
+    metavar="TOPIC",
+    help="Also check that a signed pointer was sent to TOPIC.  [default: accept it whatever its topic and its age]",
+)
 def get(envelope: str, config: str, target: str | None, destination: str | None) -> None:
     """Write the payload of ENVELOPE, verified. With -o /dev/null, only verify it.
 
@@ -127,8 +120,12 @@ def get(envelope: str, config: str, target: str | None, destination: str | None)
     message = read_message(envelope)
     with loaded(config) as cc:
         _refuse_plain(message, cc)
-        pointer = accepted(message, cc, destination)
-        reader = cc.opened.messages.open(pointer) if pointer is not None else cc.open(message, destination=destination)
+        messages = cc.opened.messages
+        if destination is None:
+            pointer = messages.pointer_from_anywhere(message)
+        else:
+            pointer = cc.pointer(message, destination=destination)
+        reader = messages.open(pointer) if pointer is not None else cc.open(message, destination=destination)
         with reader as payload, output(target) as out:
             copied = _copy(payload, out, pointer.size if pointer else len(message))
     source = f" from {pointer.store or 'a store'} ({pointer.key})" if pointer else ""
@@ -162,9 +159,8 @@ def _copy(payload: BinaryIO, out: BinaryIO, total: int | None) -> int:
 @click.command()
 @click.argument("envelope", type=_FILE)
 @with_config
-@_read_from_option
 @json_option
-def inspect(envelope: str, config: str, destination: str | None, as_json: bool) -> None:
+def inspect(envelope: str, config: str, as_json: bool) -> None:
     """Describe ENVELOPE. Uses no store.
 
     Works without a configuration. With one it also checks the signature. "-" is standard input.
@@ -173,8 +169,8 @@ def inspect(envelope: str, config: str, destination: str | None, as_json: bool) 
     message, now = read_message(envelope), time.time()
     with contextlib.ExitStack() as stack:
         cc = stack.enter_context(loaded(config)) if _is_present(config) else None
-        facts, problem = describe(message, cc, now=now, destination=destination)
-    _show(facts, now, as_json=as_json)  # the facts help to understand the problem
+        facts, problem = describe(message, cc, now=now)
+    click.echo(json.dumps(facts, indent=2) if as_json else "\n".join(lines(facts, now=now)))
     if problem is not None:
         raise problem
 
@@ -184,36 +180,17 @@ def _is_present(config: str) -> bool:
     return config != CONFIG or os.path.exists(config)
 
 
-def _show(facts: Facts, now: float, *, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(facts, indent=2))
-    elif is_terminal(sys.stdout):
-        _show_table(facts, now)
-    else:
-        for label, text, _ in lines(facts, now=now):
-            click.echo(f"{label:<10} {text}")
-
-
-def _show_table(facts: Facts, now: float) -> None:
-    table = Table.grid(padding=(0, 2))
-    for label, text, style in lines(facts, now=now):
-        table.add_row(Text(label, style="dim"), Text(text, style=style, overflow="fold"))
-    Console().print(table)
-
-
 # Facts --------------------------------------------------------------------------------------------------------
 
 
-def describe(
-    message: bytes, cc: ClaimCheck | None, *, now: float, destination: str | None = None
-) -> tuple[Facts, ClaimCheckError | None]:
+def describe(message: bytes, cc: ClaimCheck | None, *, now: float) -> tuple[Facts, ClaimCheckError | None]:
     """Describe a message."""
     envelope = decode(message, header=cc.config.header if cc else HEADER)
     facts: Facts = {"kind": type(envelope).__name__.lower(), "message_bytes": len(message)}
     if isinstance(envelope, PointerData):
         limit = cc.config.limits.max_pointer_bytes if cc else MAX_POINTER_BYTES
         pointer = pointers.decode(envelope.data, max_bytes=limit)
-        signature, problem = _signature(message, pointer, cc, destination)
+        signature, problem = _signature(message, pointer, cc)
         return facts | {"kind": "pointer"} | pointer_facts(pointer, cc, now) | signature, problem
     if isinstance(envelope, Chunk):
         position = {"uuid": envelope.uuid, "position": envelope.position, "count": envelope.count}
@@ -265,23 +242,12 @@ def _content_facts(content: Buffer) -> Facts:
     }
 
 
-def accepted(message: bytes, cc: ClaimCheck, destination: str | None) -> Pointer | None:
-    """Return the pointer of a message, if it is one and readers accept it: from a topic, or from any without one."""
-    return (
-        cc.opened.messages.pointer_from_anywhere(message)
-        if destination is None
-        else cc.pointer(message, destination=destination)
-    )
-
-
-def _signature(
-    message: bytes, pointer: Pointer, cc: ClaimCheck | None, destination: str | None
-) -> tuple[Facts, ClaimCheckError | None]:
+def _signature(message: bytes, pointer: Pointer, cc: ClaimCheck | None) -> tuple[Facts, ClaimCheckError | None]:
     """The state of the signature: ``none``, ``valid``, ``invalid``, ``missing`` where it is required, ``unchecked``."""
     state, problem = "none" if pointer.mac is None else "unchecked", None
     if cc is not None:
         try:
-            accepted(message, cc, destination)
+            cc.opened.messages.pointer_from_anywhere(message)
             state = "valid" if pointer.mac is not None and cc.config.signing.keys else state
         except PointerRejectedError as error:
             if not isinstance(error.__cause__, ConfigError):
@@ -294,103 +260,24 @@ def _signature(
 # For people ----------------------------------------------------------------------------------------------------
 
 
-def lines(facts: Facts, *, now: float) -> Iterator[tuple[str, str, str]]:
-    """Return each known fact as label, text and style."""
-    yield "envelope", f"{_kind(facts)}, {human_bytes(facts['message_bytes'])}", "bold"
-    if facts["kind"] == "pointer":
-        yield from _pointer_lines(facts, now)
-    if facts["kind"] == "encoded":
-        yield from _content_lines(facts)
-    if "uuid" in facts:
-        yield "uuid", facts["uuid"], ""
-    if "piece_bytes" in facts:
-        yield "chunk", f"number {facts['position'] + 1:,} of {facts['count']:,}", ""
-        yield "piece", human_bytes(facts["piece_bytes"]), ""
-    if "payload_bytes" in facts:
-        yield "payload", human_bytes(facts["payload_bytes"]), ""
-
-
-def _kind(facts: Facts) -> str:
-    return {
-        "plain": "none: a plain message is its own payload",
-        "literal": "literal: an escaped payload that begins like an envelope",
-        "chunk": "chunk: one piece of a payload",
-        "pointer": f"pointer of version {facts.get('pointer_version')}",
-        "encoded": "encoded: a payload that is compressed or encrypted",
-        "abort": "abort: the chunks of this payload will not be completed",
-    }[facts["kind"]]
-
-
-def _pointer_lines(facts: Facts, now: float) -> Iterator[tuple[str, str, str]]:
-    yield "store", _store(facts), ""
-    yield "key", printable(facts["key"]), ""
-    yield "size", "unknown" if facts["size"] is None else human_bytes(facts["size"]), ""
-    if facts["segments"] > 1:
-        piece = f" of {human_bytes(facts['segment_bytes'])}" if facts["segment_bytes"] else ""
-        yield "segments", f"{facts['segments']:,}{piece}", ""
-    yield "checksum", printable(facts["checksum"] or "none"), ""
-    yield "written", _moment(facts["created_ms"], now, otherwise="unknown"), ""
-    otherwise = "unknown" if facts["pointer_version"] == 1 else "never"
-    expired = "expired" if facts["expired"] else ""
-    yield "expired" if expired else "expires", _moment(facts["expires_ms"], now, otherwise=otherwise), expired and "red"
-    if facts["destination"] is not None:
-        yield "sent to", printable(facts["destination"]), ""
-    for name, label in _RARE.items():
-        if facts[name]:
-            yield label, printable(str(facts[name])), ""
-    yield "signature", *_signature_line(facts)
-
-
-def _content_lines(facts: Facts) -> Iterator[tuple[str, str, str]]:
-    yield "size", "unknown" if facts["declared_bytes"] is None else human_bytes(facts["declared_bytes"]), ""
-    for name, label in {
-        "destination": "sent to",
-        "codec": "codec",
-        "encryption": "encryption",
-        "encryption_key_id": "key",
-    }.items():
-        if facts[name]:
-            yield label, printable(facts[name]), ""
-
-
-def _store(facts: Facts) -> str:
-    if facts["store"] is None:
-        return "not part of this version"
-    known = facts["store_type"] or "not in the configuration"
-    return f"{printable(facts['store'])} ({known})"
-
-
-def _signature_line(facts: Facts) -> tuple[str, str]:
-    by = f", key {printable(facts['key_id'])}" if facts["key_id"] else ""
-    texts = {
-        "none": ("none", ""),
-        "valid": (f"valid{by}", "green"),
-        "invalid": (f"WRONG{by}: readers reject this pointer", "red"),
-        "missing": ("MISSING, but required by this configuration: readers reject this pointer", "red"),
-        "unchecked": (f"not checked{by}: this configuration has no secret for it", "yellow"),
-    }
-    return texts[facts["signature"]]
+def lines(facts: Facts, *, now: float) -> Iterator[str]:
+    """Yield what is known, by the names that it has in JSON; times have their distance from now."""
+    for name, value in facts.items():
+        if value is None or value is False or f"{name}_ms" in facts:
+            continue
+        text = printable(str(value))
+        if name == "size" or name.endswith("_bytes"):
+            text = human_bytes(value)
+        elif name.endswith("_ms"):
+            ahead = value / 1000 - now
+            distance = f"in {duration(ahead)}" if ahead > 0 else f"{duration(-ahead)} ago"
+            text = f"{_iso(value) or f'{value} ms after 1970'} ({distance})"
+        yield f"{name.removesuffix('_ms'):<18} {text}"
 
 
 def printable(text: str) -> str:
     """Escape every character of an envelope's text that could control a terminal."""
     return "".join(ch if ch.isprintable() else ascii(ch)[1:-1] for ch in text)
-
-
-def _moment(ms: int | None, now: float, *, otherwise: str) -> str:
-    if ms is None:
-        return otherwise
-    return f"{_iso(ms) or f'{ms} ms after 1970'} ({_distance(ms / 1000 - now)})"
-
-
-def _distance(seconds: float) -> str:
-    size = abs(seconds)
-    if size < 1:
-        return "just now"
-    name, unit = next((name, unit) for name, unit in _UNITS if size >= unit)
-    count = round(size / unit)
-    text = f"{count:,} {name}{'' if count == 1 else 's'}"
-    return f"in {text}" if seconds > 0 else f"{text} ago"
 
 
 def _iso(ms: int | None) -> str | None:

@@ -13,20 +13,19 @@ import click
 from claimcheck._client import ClaimCheck
 from claimcheck._operate.redrive import Redrive, RedriveReport
 from claimcheck._texts import printable
-from claimcheck.cli._files import STDIO, check_output, live_status
-from claimcheck.cli._options import (
+from claimcheck.cli._commands import (
     BrokerOptions,
     broker_options,
     check_one_broker,
     human_bytes,
     json_option,
-    limit_option,
     loaded,
     one_line,
-    rate_option,
+    why,
     with_config,
     yes_option,
 )
+from claimcheck.cli._files import STDIO, check_output, reported
 from claimcheck.errors import TransportError
 from claimcheck.transports._common.dead_letters import DeadLetterTopic
 from claimcheck.transports.kafka._queries import KafkaTarget
@@ -50,8 +49,7 @@ _GROUP = "claimcheck-redrive"
 @yes_option("Send", "sent")
 @click.option("--force", is_flag=True, help="Send messages that are not dead letters of --to, too.")
 @click.option("--skip-unreadable", is_flag=True, help="Move past letters of a store that has the payload of none.")
-@rate_option
-@limit_option("sending this many letters")
+@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Stop after sending this many letters.")
 @json_option
 def redrive(
     config: str,
@@ -62,7 +60,6 @@ def redrive(
     yes: bool,
     force: bool,
     skip_unreadable: bool,
-    rate: float | None,
     limit: int | None,
     as_json: bool,
 ) -> None:
@@ -81,24 +78,22 @@ def redrive(
     if source == target:
         raise click.UsageError("--from and --to are the same topic")
     check_output(STDIO)
-    options = Redrive(dry_run=not yes, limit=limit, rate=rate, force=force, skip_unreadable=skip_unreadable)
+    options = Redrive(dry_run=not yes, limit=limit, force=force, skip_unreadable=skip_unreadable)
     report = RedriveReport(dry_run=not yes)
-    problem: str | None = "interrupted"
     is_open = False
-    with loaded(config) as cc:
-        try:
-            with _as_ours():
-                topic = _opened(cc, broker, (source, target), group)
-            is_open = True
-            with _as_ours(), closing(topic), live_status("reading ...") as show:
-                options.run(topic.letters(), report, lambda: show(_state(report)))
-            problem = None
-        except Exception as error:
-            problem = one_line(error)
-            raise
-        finally:  # also after Ctrl-C: it has sent something
-            if as_json or is_open:
-                _show(report, source, target, problem, as_json=as_json)
+
+    def show(error: BaseException | None) -> None:
+        if as_json or is_open:
+            _show(report, source, target, why(error), as_json=as_json)
+
+    with (
+        loaded(config) as cc,
+        reported("reading ...", show) as status,
+        _as_ours(),
+        closing(_opened(cc, broker, (source, target), group)) as topic,
+    ):
+        is_open = True
+        options.run(topic.letters(), report, lambda: status(_state(report)))
     sys.exit(int(bool(report.unreadable or report.foreign)))
 
 

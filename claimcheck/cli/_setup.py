@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from claimcheck._client import ClaimCheck
+from claimcheck.cli._commands import CONFIG, OUTPUT, loaded, store_option, with_config
 from claimcheck.cli._files import STDIO, check_output, is_terminal, output
-from claimcheck.cli._options import CONFIG, OUTPUT, loaded, store_option, with_config
 from claimcheck.errors import ConfigError, pip_install
 from claimcheck.stores.s3 import S3Store
 

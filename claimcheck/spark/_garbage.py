@@ -22,9 +22,8 @@ from claimcheck._store.store import Store
 from claimcheck._validation import MAX_SECONDS, Range, check_value, fail
 from claimcheck.config import Config
 from claimcheck.errors import ConfigError, ScanNotSupportedError
-from claimcheck.spark._columns import find_column, map_rows, require_arrow, with_index_names
+from claimcheck.spark._columns import check_paths, check_reached, find_column, map_rows, require_arrow, with_index_names
 from claimcheck.spark._garbage_topics import References, Spans, WholeTopics
-from claimcheck.spark._paths import check_paths, check_reached
 from claimcheck.spark._worker import AnyConfig, as_config, claim_check
 
 if TYPE_CHECKING:

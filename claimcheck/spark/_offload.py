@@ -28,6 +28,9 @@ from claimcheck.errors import ClaimCheckError
 from claimcheck.spark._columns import (
     HEADERS_TYPE,
     check_new,
+    check_paths,
+    check_reached,
+    check_writing,
     error_type,
     find_column,
     map_batches,
@@ -36,7 +39,6 @@ from claimcheck.spark._columns import (
 )
 from claimcheck.spark._fetching import Job, same
 from claimcheck.spark._metrics import Metrics, Tally
-from claimcheck.spark._paths import check_paths, check_reached, check_writing
 from claimcheck.spark._reading import (
     MAX_INFLIGHT_BYTES,
     OnError,

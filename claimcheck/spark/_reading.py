@@ -23,6 +23,7 @@ from claimcheck.spark._columns import (
     Origin,
     ReadFrom,
     arrow_error_type,
+    check_paths,
     error_value,
     is_bad_message,
     require_arrow,
@@ -31,7 +32,6 @@ from claimcheck.spark._columns import (
 )
 from claimcheck.spark._fetching import Concurrency, Job, OrderedExecutor, payload_size, same
 from claimcheck.spark._metrics import Metrics, Tally
-from claimcheck.spark._paths import check_paths
 from claimcheck.spark._worker import AnyConfig, adaptive_concurrency, as_config, claim_check
 
 if TYPE_CHECKING:

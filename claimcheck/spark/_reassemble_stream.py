@@ -36,6 +36,7 @@ from claimcheck.errors import ClaimCheckError, ConfigError, MissingDependencyErr
 from claimcheck.spark._columns import (
     Origin,
     ReadFrom,
+    check_reached,
     error_type,
     error_value,
     is_bad_message,
@@ -44,7 +45,6 @@ from claimcheck.spark._columns import (
 )
 from claimcheck.spark._fetching import Job, same
 from claimcheck.spark._metrics import Tally
-from claimcheck.spark._paths import check_reached
 from claimcheck.spark._reading import Outcome, Reading, ResolveStage, Row, RowGroup, Stage, views
 from claimcheck.spark._reassemble_common import (
     ABORT,

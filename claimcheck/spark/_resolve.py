@@ -24,15 +24,16 @@ from claimcheck.errors import ChunkError, ClaimCheckError, PayloadTypeError
 from claimcheck.spark._columns import (
     Origin,
     ReadFrom,
+    active_session,
     check_destination,
     check_new,
+    check_paths,
     error_type,
     find_column,
     is_bad_message,
     map_batches,
 )
 from claimcheck.spark._metrics import Metrics
-from claimcheck.spark._paths import active_session, check_paths
 from claimcheck.spark._reading import (
     MAX_INFLIGHT_BYTES,
     OnError,

@@ -190,25 +190,15 @@ class LifetimeConformance(StoreKit):
         assert store.read(between) == store.read(extended) == b"payload"
         assert_kept_until(store, extended)
 
-    def test_extension_of_a_vanished_payload_fails(self, store: Store, events: list[OperationEvent]) -> None:
-        """It raises `PayloadNotFoundError` and writes nothing."""
-        ttl = self._ttl_of(store)
-        pointer = store.write(payloads.content(1000))
-        self.damage(pointer, None)
-
-        with pytest.raises(PayloadNotFoundError):
-            store.extend(pointer, ttl + _MORE_SECONDS)
-
-        self._assert_no_other_payload(pointer, events)
-
-    def test_extension_of_a_cut_payload_fails(self, store: Store, events: list[OperationEvent]) -> None:
-        """A part of a payload is not extended, or copied, as if it were the whole."""
+    @pytest.mark.parametrize("harm", ["vanished", "cut"])
+    def test_extension_of_a_damaged_payload_fails(self, store: Store, events: list[OperationEvent], harm: str) -> None:
+        """It raises an error and writes nothing: a part of a payload is not extended as if it were the whole."""
         ttl = self._ttl_of(store)
         content = payloads.content(2 * (store.segment_bytes or MIB) + 1)
         pointer = store.write(content)
-        self.damage(pointer, content[: len(content) // 2])
+        self.damage(pointer, None if harm == "vanished" else content[: len(content) // 2])
 
-        with pytest.raises(StoreError):
+        with pytest.raises(PayloadNotFoundError if harm == "vanished" else StoreError):
             store.extend(pointer, ttl + _MORE_SECONDS)
 
         self._assert_no_other_payload(pointer, events)

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from claimcheck._content.source import Source
 from claimcheck._store.contract import Translated, too_long
@@ -23,12 +23,11 @@ from claimcheck._wire.buffers import PieceReader, Reader
 from claimcheck._wire.pointer import Pointer, slug
 from claimcheck.errors import IntegrityError, ScanNotSupportedError, StoreError, StoreUnavailableError, import_vendor
 from claimcheck.stores._common import CaFile
-from claimcheck.stores.redis._replies import SmallReplies
+from claimcheck.stores.redis._replies import SmallCommands
 from claimcheck.stores.redis._segments import (
     SegmentReader,
     SegmentWriter,
     extend_segments,
-    is_lost,
     set_command,
     small_command,
     unsized_segments,
@@ -71,6 +70,10 @@ _ERRORS: tuple[tuple[str, type[StoreError]], ...] = (
     ("TryAgainError", StoreUnavailableError),
     ("RedisClusterException", StoreUnavailableError),  # no node of a cluster answers
 )
+
+
+A = TypeVar("A")
+T = TypeVar("T")
 
 
 def _is_url(url: str) -> bool:
@@ -177,29 +180,15 @@ class RedisStore(Store):
         if create or self._server.is_cluster:
             self._store_segments(pointer, source.pieces(segment_bytes), None, create=create)
         elif not is_small:
-            borrowed = self._connection(lambda: self._server.borrow(""))
+            borrowed = self._connection(self._server.borrow, "")
             self._store_segments(pointer, source.pieces(segment_bytes), borrowed)
         elif not self._store_small(pointer, segment := source.take_all()):
             self._store_segments(pointer, [segment], None)
         self._warn_of_eviction()
 
     def _store_small(self, pointer: Pointer, segment: memoryview) -> bool:
-        """Write the only segment, sent with one system call; return whether that worked. Otherwise it is sent again."""
-        borrowed, was_sent = self._connection(self._server.borrow_kept), False
-        try:
-            borrowed.send_small(*set_command(pointer, 0, segment))
-            was_sent = True
-            borrowed.receive()
-        except BaseException as error:
-            if was_sent and not isinstance(error, Exception):  # so that it does not arrive after its deletion
-                with suppress(Exception):
-                    borrowed.receive()
-            borrowed.discard()
-            if not is_lost(error):
-                raise
-            return False
-        borrowed.give_back()
-        return True
+        """Write the only segment with one system call; return whether that worked. Otherwise it is sent again."""
+        return self._connection(self._sent, [(pointer, segment)]).receive(0) is not None
 
     def _store_segments(
         self, pointer: Pointer, segments: Iterable[memoryview], borrowed: Borrowed | None, *, create: bool = False
@@ -214,10 +203,10 @@ class RedisStore(Store):
         finally:
             writer.abandon()
 
-    def _connection(self, borrow: Callable[[], Borrowed]) -> Borrowed:
+    def _connection(self, borrow: Callable[[A], T], argument: A) -> T:
         """Return a connection. If there is none, nothing was written, and `_delete` would only wait again."""
         try:
-            return borrow()
+            return borrow(argument)
         except Exception as error:
             setattr(error, _NOT_REACHED, True)
             raise
@@ -239,14 +228,16 @@ class RedisStore(Store):
     def _request(self, pointers: Sequence[Pointer]) -> Replies:
         sizes = [pointer.size or 0 for pointer in pointers]
         commands = [packed(small_command(segment_key(each, 0), each.size or 0)) for each in pointers]
-        return SmallReplies(
+        return SmallCommands(
             self._server, commands, sizes, missing=lambda n: self.missing(pointers[n], "segment 0 of 1")
         )
 
     def _send(self, writes: Sequence[tuple[Pointer, memoryview]]) -> Replies:
         self._warn_of_eviction()
-        commands = [packed(set_command(pointer, 0, view)) for pointer, view in writes]
-        return SmallReplies(self._server, commands)
+        return self._sent(writes)
+
+    def _sent(self, writes: Sequence[tuple[Pointer, memoryview]]) -> Replies:
+        return SmallCommands(self._server, [packed(set_command(pointer, 0, view)) for pointer, view in writes])
 
     def _segments(self, pointer: Pointer) -> Iterator[bytes]:
         size = pointer.size

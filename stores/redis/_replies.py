@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from claimcheck.errors import import_vendor
 from claimcheck.stores.redis._server import SMALL_BYTES, Borrowed, RedisServer
 
 _LINE_BYTES = 64  # the longest line that is expected; as much of a large value is copied
@@ -18,6 +19,12 @@ OVERHEAD_BYTES = 16
 """The most bytes of a reply beside its value."""
 
 _CLOSED = "the server closed the connection in the middle of a reply"
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether a connection was lost: what had no reply may be sent again. After a time-out that would take as long."""
+    kinds = (OSError, import_vendor("redis.exceptions", extra="redis").ConnectionError)
+    return isinstance(error, kinds) and not isinstance(error, TimeoutError)
 
 
 class OtherReplyError(Exception):
@@ -32,9 +39,10 @@ class Replies:
     """
 
     def __init__(self, borrowed: Borrowed, *, at_once: int = _LINE_BYTES) -> None:
-        if borrowed.socket is None:
+        sock = borrowed.socket
+        if sock is None:
             raise OtherReplyError
-        self._socket = borrowed.socket
+        self._socket = sock
         self._at_once = at_once  # except into the memory of a caller
         self._received, self._next = b"", 0  # what was received, and how much of it was returned
         self._owes_end = False  # the line end of a value, which arrives with the next reply
@@ -51,6 +59,11 @@ class Replies:
 
     def expect(self, line: bytes) -> None:
         """Read the next line, which has to be this one."""
+        if self.is_idle:
+            self._received, self._next = self._socket.recv(self._at_once), 0
+            if self._received == line + b"\r\n":
+                self._next = len(self._received)
+                return
         if self._line() != line:
             raise OtherReplyError
 
@@ -125,8 +138,16 @@ class Replies:
         self._received, self._next = self._received[self._next :] + more, 0
 
 
-class SmallReplies:
-    """Replies to commands that were sent together on one connection; see `claimcheck._threads.Replies`."""
+class SmallCommands:
+    """Commands for small values, sent together on one connection, and their replies; see `claimcheck._threads.Replies`.
+
+    Args:
+        sizes: Of the values to read; empty to write.
+        missing: Returns the error for a value that does not exist.
+
+    Raises:
+        Exception: If there is no connection.
+    """
 
     def __init__(
         self,
@@ -134,15 +155,19 @@ class SmallReplies:
         commands: Sequence[bytes],
         sizes: Sequence[int] = (),
         *,
-        missing: Callable[[int], Exception] | None = None,
+        missing: Callable[[int], Exception] = KeyError,
     ) -> None:
         self._count, self._sizes, self._missing = len(commands), sizes, missing
         self._next = 0
-        self._timeout = ""
-        self._borrowed: Borrowed | None = None
-        with suppress(Exception):  # each call finds out by itself what is wrong
-            self._borrowed = server.borrow("")
-            self._send(self._borrowed, b"".join(commands))
+        self._timeout: TimeoutError | None = None
+        self._borrowed: Borrowed | None = server.borrow_kept()
+        try:
+            at_once = min(sum(sizes) + OVERHEAD_BYTES * len(sizes), 2 * SMALL_BYTES) or 1024
+            self._replies = Replies(self._borrowed, at_once=at_once)
+            self._replies.send(b"".join(commands))
+        except BaseException as error:
+            if not self._lose(error) and self._timeout is None:
+                raise
 
     @property
     def is_broken(self) -> bool:
@@ -150,52 +175,47 @@ class SmallReplies:
         return self._borrowed is None
 
     def receive(self, number: int) -> bytes | None:
-        """Return a value, or ``b"OK"``; ``None`` if the command has to be sent again."""
-        if self._timeout:
-            raise TimeoutError(self._timeout)
+        """Return a value, or ``b"OK"``; ``None`` if the command has to be sent again. The last one ends the use."""
+        if self._timeout is not None:
+            raise TimeoutError(*self._timeout.args)
         if self._borrowed is None:
             return None
         try:
-            while self._next < number:  # its call did not need it
-                self._reply()
-            whole = self._reply()
+            value = self._reply()
+            while self._next <= number:  # the calls before this one did not need theirs
+                value = self._reply()
         except BaseException as error:
-            self._discard()
-            if isinstance(error, TimeoutError):
-                self._timeout = str(error) or "timed out"
-            elif isinstance(error, (OSError, OtherReplyError)):
-                return None
-            raise
-        if whole is None and self._missing is not None:
+            if not isinstance(error, Exception) and not self._sizes:
+                with suppress(Exception):  # so that the write does not arrive after its deletion
+                    self._reply()
+            if not self._lose(error):
+                raise
+            return None
+        if self._next == self._count:
+            self.close()
+        if value is None:
             raise self._missing(number)
-        return whole
+        return value
 
     def close(self) -> None:
         """Give the connection back, or discard it if a reply is still to come."""
-        if self._borrowed is not None and self._next == self._count and self._replies.is_idle:
-            self._borrowed.give_back()
-        else:
-            self._discard()
+        borrowed, self._borrowed = self._borrowed, None
+        if borrowed is not None:
+            is_idle = self._next == self._count and self._replies.is_idle
+            (borrowed.give_back if is_idle else borrowed.discard)()
 
-    def _send(self, borrowed: Borrowed, commands: bytes) -> None:
-        try:
-            self._replies = Replies(borrowed, at_once=2 * SMALL_BYTES if self._sizes else 1024)
-            self._replies.send(commands)
-        except BaseException:
-            self._discard()
-            raise
-
-    def _discard(self) -> None:
+    def _lose(self, error: BaseException) -> bool:
+        """Discard the connection; returns whether the commands may be sent again."""
         borrowed, self._borrowed = self._borrowed, None
         if borrowed is not None:
             borrowed.discard()
+        self._timeout = error if isinstance(error, TimeoutError) else None
+        return is_lost(error) or isinstance(error, OtherReplyError)
 
     def _reply(self) -> bytes | None:
         """Return the next reply; ``None`` for a value that does not exist."""
-        whole: bytes | None = b"OK"
+        number, self._next = self._next, self._next + 1
         if self._sizes:
-            whole = self._replies.value(self._sizes[self._next])
-        else:
-            self._replies.expect(b"+OK")
-        self._next += 1
-        return whole
+            return self._replies.value(self._sizes[number])
+        self._replies.expect(b"+OK")
+        return b"OK"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from claimcheck._store.read import TRUSTED_BYTES
 from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import KeyTakenError, import_vendor
-from claimcheck.stores.redis._replies import OVERHEAD_BYTES, OtherReplyError, Replies
+from claimcheck.stores.redis._replies import OtherReplyError, Replies, SmallCommands, is_lost
 from claimcheck.stores.redis._server import SMALL_BYTES, Borrowed, RedisServer, packed, segment_key
 
 _SEGMENTS_AT_ONCE = 1000
@@ -79,21 +79,11 @@ class SegmentReader:
         """Return all ``size`` bytes if they are one small segment, and nothing of it was read."""
         if not self._is_small or self._server.is_cluster or self._position or not self._stop == self._size == size:
             return None
-        borrowed = self._server.borrow_kept()
-        try:
-            replies = Replies(borrowed, at_once=size + OVERHEAD_BYTES)
-            replies.send(packed(self._command(self._span(0))))
-            whole = replies.value(size)
-        except BaseException as error:
-            borrowed.discard()
-            if isinstance(error, TimeoutError) or not isinstance(error, (OSError, OtherReplyError)):
-                raise
-            return None
-        (borrowed.give_back if replies.is_idle else borrowed.discard)()
-        if whole is None:
-            raise self._missing_segment(0)
-        self._position = self._stop
-        return whole
+        command = packed(self._command(self._span(0)))
+        value = SmallCommands(self._server, (command,), (size,), missing=self._missing_segment).receive(0)
+        if value is not None:
+            self._position = self._stop
+        return value
 
     def readinto(self, buffer: memoryview, /) -> int:
         """Fill the buffer, at most to the end of the current segment."""
@@ -124,16 +114,12 @@ class SegmentReader:
     def _attempt(self, step: Callable[[], int]) -> int:
         try:
             return step()
-        except TimeoutError:  # an OSError, too, but waiting again would double the allowed time
-            raise
-        except (import_vendor("redis.exceptions", extra="redis").ConnectionError, OSError) as error:
-            if not self._may_retry():
+        except Exception as error:
+            other = isinstance(error, OtherReplyError)
+            if not other and not (is_lost(error) and self._may_retry()):
                 raise
-            lost: Exception = error
-        except OtherReplyError as error:
-            lost = error
         self.close()
-        if self._server.is_cluster or isinstance(lost, OtherReplyError):
+        if self._server.is_cluster or other:
             self._read_through_client()
             return 0
         return self._attempt(step)
@@ -247,27 +233,15 @@ def unsized_segments(
         total += sum(sizes)
         if total > limit:
             raise too_large(total)
-        for batch in _batches(some, sizes):
+        at_once = max(1, _BYTES_AT_ONCE // max(1, *sizes))
+        for first in range(0, len(some), at_once):
+            batch = some[first : first + at_once]
             for i, segment in zip(batch, _pipelined(server, pointer, "GET", batch), strict=True):
                 if segment is None:
                     raise missing(f"segment {i} of {pointer.segments}")
                 if not segment and pointer.segments > 1:
                     raise empty()
                 yield segment
-
-
-def _batches(numbers: list[int], sizes: list[int]) -> Iterator[list[int]]:
-    """Group segments by bytes; a segment over the limit is a batch of its own."""
-    batch: list[int] = []
-    held = 0
-    for i, size in zip(numbers, sizes, strict=True):
-        if batch and held + size > _BYTES_AT_ONCE:
-            yield batch
-            batch, held = [], 0
-        batch.append(i)
-        held += size
-    if batch:
-        yield batch
 
 
 def _pipelined(
@@ -427,8 +401,3 @@ def set_command(pointer: Pointer, i: int, segment: memoryview) -> tuple[object, 
     """Return the command that stores a segment."""
     deadline = () if pointer.expires_ms is None else ("PXAT", pointer.expires_ms)
     return "SET", segment_key(pointer, i), segment, *deadline
-
-
-def is_lost(error: BaseException) -> bool:
-    """Whether a connection was lost; what had no reply may be sent again. A time-out is not repeated."""
-    return isinstance(error, (ConnectionError, import_vendor("redis.exceptions", extra="redis").ConnectionError))

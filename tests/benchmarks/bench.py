@@ -1,6 +1,6 @@
 """Measure what the stores cost, print it against its targets, and write it down.
 
-    python tests/benchmarks/bench.py [--quick] [--only redis,s3] [--out FOLDER]
+    python tests/benchmarks/bench.py [--quick] [--only redis,s3] [--out FOLDER] [--old VERSION]
 
 It starts its own servers and stops them again; redis-server and cc must be on PATH, or the rows that need them are not
 measured and say so. A missed target is a result, not a failure.
@@ -12,65 +12,77 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # at the end: what is installed wins
 
 from tests.benchmarks import (
-    content_rows,
-    file_rows,
-    integrity_rows,
+    check_rows,
     kafka_rows,
     line_rows,
     many_rows,
     memory_rows,
     network,
     path_rows,
+    pause_rows,
     pulsar_rows,
     redis_rows,
     s3_rows,
     spark_rows,
     spark_source_rows,
+    versions,
 )
 from tests.benchmarks.lab import Lab
-from tests.benchmarks.machine import lines, machine
+from tests.benchmarks.machine import machine
 from tests.benchmarks.picture import draw
-from tests.benchmarks.progress import progress
-from tests.benchmarks.report import METHOD, behind, count, table
+from tests.benchmarks.report import METHOD, behind, count, progress, table
 from tests.benchmarks.rounds import FULL, QUICK, Effort
-from tests.benchmarks.rows import Row, Step, take
+from tests.benchmarks.rows import Row, Rows, take
 
-GROUPS: dict[str, Callable[[Effort], list[Step]]] = {
-    "redis": redis_rows.steps,
-    "s3": s3_rows.steps,
-    "file": file_rows.steps,
-    "integrity": integrity_rows.steps,
-    "content": content_rows.steps,
-    "memory": memory_rows.steps,
-    "many": many_rows.steps,
-    "path": path_rows.steps,
-    "line": line_rows.steps,
-    "pulsar": pulsar_rows.steps,
-    "kafka": kafka_rows.steps,
-    "spark": spark_rows.steps,
-    "spark-source": spark_source_rows.steps,
+GROUPS: dict[str, Rows] = {
+    "redis": redis_rows.ROWS,
+    "s3": s3_rows.ROWS,
+    "file": check_rows.FILE,
+    "checks": check_rows.CHECKS,
+    "memory": memory_rows.ROWS,
+    "path": path_rows.ROWS,
+    "many": many_rows.ROWS,
+    "pauses": pause_rows.ROWS,
+    "line": line_rows.ROWS,
+    "pulsar": pulsar_rows.ROWS,
+    "kafka": kafka_rows.ROWS,
+    "spark": spark_rows.ROWS,
+    "spark-source": spark_source_rows.ROWS,
 }
 # The others need more than that, or longer: make bench-line, bench-many, bench-pulsar, bench-kafka, bench-spark.
-USUAL = [name for name in GROUPS if name not in ("line", "many", "pulsar", "kafka", "spark", "spark-source")]
+USUAL = [name for name in GROUPS if name not in ("line", "many", "pauses", "pulsar", "kafka", "spark", "spark-source")]
 NO_MEANING = "Quick: few rounds and small payloads, to try the machinery. The figures mean nothing."
 
 
 def main(arguments: Sequence[str]) -> int:
     """Measure and report."""
     options = _options(arguments)
+    if options.serve:
+        group, number = options.serve.split(":")
+        versions.serve(GROUPS[group].steps(QUICK if options.quick else FULL)[int(number)], quick=options.quick)
+        return 0
     where = network.enter()  # nothing before this line is done only once
     for number in (signal.SIGINT, signal.SIGTERM):  # a run that is broken off still stops its servers
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     effort = QUICK if options.quick else FULL
     facts = machine(where)
-    print(*lines(facts), *([NO_MEANING] if options.quick else []), "", sep="\n", flush=True)
+    print(
+        *(f"{name}: {value}" for name, value in facts.items()),
+        *([NO_MEANING] if options.quick else []),
+        "",
+        sep="\n",
+        flush=True,
+    )
+    if options.old:
+        return _compare_versions(options)
     rows = _measure(effort, options.only)
     print(METHOD, "", *table(rows), *behind(rows), "", count(rows), sep="\n")
     document = {"machine": facts, "method": METHOD, "quick": options.quick, "groups": options.only}
@@ -78,10 +90,24 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _compare_versions(options: argparse.Namespace) -> int:
+    """Measure each step with another version of the library, too, and print how many times as fast this one is."""
+    effort = QUICK if options.quick else FULL
+    steps = [(name, *step) for name in options.only for step in enumerate(GROUPS[name].steps(effort))]
+    changes = []
+    for change in versions.compare(options.old, steps, quick=options.quick):
+        print(change, flush=True)
+        changes.append(asdict(change))
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "versions.json").write_text(json.dumps({"old": options.old, "changes": changes}, indent=1) + "\n")
+    return 0
+
+
 def _measure(effort: Effort, groups: Sequence[str]) -> list[Row]:
-    steps = [step for group in groups for step in GROUPS[group](effort)]
+    steps = [step for group in groups for step in GROUPS[group].steps(effort)]
     rows: list[Row] = []
-    with Lab(effort) as lab, progress(len(steps)) as show:
+    show = progress(len(steps))
+    with Lab(effort) as lab:
         for step in steps:
             show(step.targets[0].what)
             rows += take(step, lab)
@@ -108,6 +134,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure what the stores cost.")
     parser.add_argument("--quick", action="store_true", help="few rounds and small payloads, to try it")
     parser.add_argument("--only", type=_groups, default=USUAL, metavar="GROUPS", help=f"of {','.join(GROUPS)}")
+    parser.add_argument("--old", metavar="VERSION", help="compare with the library of a git revision or a checkout")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)  # see versions.py
     parser.add_argument("--out", type=Path, default=Path("bench-results"), help="folder for JSON and PNG")
     return parser.parse_args(arguments)
 

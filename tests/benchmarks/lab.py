@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 from urllib.parse import urlsplit
 
@@ -23,6 +23,7 @@ from tests.benchmarks.raw import RawHttp, RawSocket
 from tests.benchmarks.rounds import MIB, Effort
 from tests.parts import divided
 
+T = TypeVar("T")
 HERE = Path(__file__).resolve().parent
 BUCKET = "bench"
 REGION = "us-east-1"
@@ -56,6 +57,7 @@ class Lab:
     def __init__(self, effort: Effort) -> None:
         self.effort = effort
         self._stack = contextlib.ExitStack()
+        self._step = contextlib.ExitStack()
         self._lines: dict[tuple[str, float, float], int] = {}
 
     def __enter__(self) -> Lab:
@@ -66,6 +68,22 @@ class Lab:
 
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Run one step, with all that it opens or stores only for itself."""
+        with contextlib.ExitStack() as self._step:
+            yield
+
+    def stored(self, store: Store, payload: bytes) -> Pointer:
+        """Put a payload there for as long as the step lasts."""
+        pointer = store.write(payload)
+        self._step.callback(store.rollback, pointer)
+        return pointer
+
+    def enter(self, manager: contextlib.AbstractContextManager[T]) -> T:
+        """Open something for as long as the step lasts."""
+        return self._step.enter_context(manager)
 
     @cached_property
     def folder(self) -> Path:
@@ -232,16 +250,6 @@ class Lab:
     def _redis(self) -> str:
         needed("redis-server")
         return self._stack.enter_context(servers.redis())
-
-
-@contextlib.contextmanager
-def stored(store: Store, payload: bytes) -> Iterator[Pointer]:
-    """Put a payload there for as long as the block lasts."""
-    pointer = store.write(payload)
-    try:
-        yield pointer
-    finally:
-        store.rollback(pointer)
 
 
 @contextlib.contextmanager

@@ -8,63 +8,47 @@ import platform
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-LIBRARIES = ("claimcheck-messaging", "redis", "hiredis", "boto3", "obstore", "isal")
-PROGRAMS = ("redis-server", "cc")
+_LIBRARIES = (
+    "claimcheck-messaging", "confluent-kafka", "pulsar-client", "redis", "hiredis", "boto3", "obstore", "pyspark",
+    "isal",
+)  # fmt: skip
+_PROGRAMS = ("redis-server", "cc")
 
 
-def machine(network: str) -> dict[str, Any]:
+def machine(network: str = "the host's own") -> dict[str, str]:
     """Describe this machine and what is installed."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     return {
-        "cpu": line_of("/proc/cpuinfo", "model name") or platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": memory_gib(),
-        "kernel": platform.release(),
-        "load_at_start": os.getloadavg()[0],
+        "processor": _model() or platform.processor() or platform.machine(),
+        "cores": str(os.cpu_count() or 1),
+        "memory": f"{memory:.1f} GiB",
+        "system": f"{platform.system()} {platform.release()}",
+        "load at start": f"{os.getloadavg()[0]:.1f}",
         "python": platform.python_version(),
-        "libraries": {name: version_of(name) for name in LIBRARIES},
-        "programs": {name: _program(name) for name in PROGRAMS},
-        "congestion_control": CONGESTION.read_text().strip() if CONGESTION.exists() else "unknown",
+        **{name: _version(name) for name in _LIBRARIES},
+        **{name: _program(name) for name in _PROGRAMS},
         "network": network,
+        "congestion_control": CONGESTION.read_text().strip() if CONGESTION.exists() else "unknown",
     }
 
 
-def lines(facts: dict[str, Any]) -> list[str]:
-    """Say the same to a person."""
-    libraries = ", ".join(f"{name} {version}" for name, version in facts["libraries"].items())
-    memory, load = f"{facts['memory_gib']} GiB", f"load {facts['load_at_start']:.1f}"
-    return [
-        f"Machine: {facts['cpu']}, {facts['cores']} cores, {memory}, Linux {facts['kernel']}, {load}",
-        f"Versions: Python {facts['python']}, {libraries}",
-        *facts["programs"].values(),
-        f"Network: loopback, congestion control {facts['congestion_control']} ({facts['network']})",
-    ]
-
-
-def memory_gib() -> float:
-    """The memory of this machine."""
-    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30), 1)
-
-
-def version_of(package: str) -> str:
-    """The installed version of a package."""
+def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
 
 
-def line_of(file: str, key: str) -> str:
-    for line in Path(file).read_text().splitlines() if Path(file).exists() else ():
-        if line.startswith(key):
-            return line.partition(":")[2].strip()
-    return ""
+def _model() -> str:
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def _program(name: str) -> str:
     if shutil.which(name) is None:
-        return f"{name} is not on PATH"
+        return "not on PATH"
     done = subprocess.run([name, "--version"], capture_output=True, text=True, check=False)
     return (done.stdout or done.stderr).strip().partition("\n")[0]

@@ -5,88 +5,72 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 from claimcheck import ClaimCheck
 from claimcheck._wire.digest import digest_of
 from claimcheck._wire.pointer import Pointer
-from tests.benchmarks import pause_rows
 from tests.benchmarks.lab import BUCKET, CREDENTIALS, REGION, Lab
-from tests.benchmarks.redis_rows import OURS
-from tests.benchmarks.rounds import Effort, Variant, compare, payload_of, size_text
-from tests.benchmarks.rows import Findings, Step, Target
-from tests.benchmarks.series import times_as_fast
+from tests.benchmarks.rounds import OURS, Variant, payload_of
+from tests.benchmarks.rows import Rows
 
+ROWS = Rows()
 _TASKS = 1000
 _FAR_MS, _NEAR_MS = 20, 5  # round trips
 _STORED = 20  # payloads, read in turns
 _KAFKA_ROUNDS = 60  # for which there are messages; a consumer that starts again waits for the broker
 _CONNECTIONS = 100  # of the peer, as many as redis-py allows by default
 _THREADS = 32
+_FAR, _NEAR = f"{_TASKS} tasks, {_FAR_MS} ms", f"{_NEAR_MS} ms"
 
 
-def steps(effort: Effort) -> list[Step]:
-    """List the runs."""
-    small = effort.size(1 / 16)
-
-    def at_once(key: str, what: str, bound: float, measure: Callable[..., Findings]) -> Step:
-        return Step((Target(key, f"{what}, {size_text(small)}", bound),), partial(measure, size=small))
-
-    tasks = f"{_TASKS} tasks, {_FAR_MS} ms"
-    return [
-        at_once("many-redis-read", f"{tasks}: cc.aresolve from Redis, of redis.asyncio's rate", 0.8, _redis_reads),
-        at_once("many-redis-write", f"{tasks}: store.awrite to Redis, of redis.asyncio's rate", 0.8, _redis_writes),
-        at_once("many-obstore-read", f"{tasks}: store.aread with obstore, of its own async rate", 0.8, _obstore_reads),
-        at_once("many-resolve", f"{_NEAR_MS} ms: cc.resolve_many, of {_THREADS} threads' rate", 0.9, _resolve_many),
-        at_once(
-            "many-kafka", f"{_NEAR_MS} ms: pointers from Kafka one by one, of {_THREADS} threads' rate", 0.9, _kafka
-        ),
-        *pause_rows.steps(effort),
-    ]
-
-
-def _redis_reads(lab: Lab, size: int) -> Findings:
+@ROWS.ratio(
+    "many-redis-read", _FAR + ": cc.aresolve from Redis, of redis.asyncio's rate, {size}", {1 / 16: 0.8},
+    operations=_TASKS,
+)  # fmt: skip
+def _redis_reads(lab: Lab, size: int) -> Sequence[Variant]:
     cc, pointers = _stored(lab, lab.redis_afar(_FAR_MS), size)
-    sealed = [cc.seal(pointer) for pointer in pointers]
-    with asyncio.Runner() as loop, _peer(lab, loop) as peer:
-        base = _Tasks("redis.asyncio GET", loop, lambda n: peer.get(f"{pointers[n % _STORED].key}-0"))
-        return _faster(lab, base, _Tasks(OURS, loop, lambda n: cc.aresolve(sealed[n % _STORED])))
+    sealed, loop = [cc.seal(pointer) for pointer in pointers], lab.enter(asyncio.Runner())
+    peer = lab.enter(_Peer(lab, loop)).client
+    by_hand = _tasks("redis.asyncio GET", loop, lambda n: peer.get(f"{pointers[n % _STORED].key}-0"))
+    return by_hand, _tasks(OURS, loop, lambda n: cc.aresolve(sealed[n % _STORED]))
 
 
-def _redis_writes(lab: Lab, size: int) -> Findings:
+@ROWS.ratio(
+    "many-redis-write", _FAR + ": store.awrite to Redis, of redis.asyncio's rate, {size}", {1 / 16: 0.8},
+    operations=_TASKS,
+)  # fmt: skip
+def _redis_writes(lab: Lab, size: int) -> Sequence[Variant]:
     store, payload, written = lab.store(type="redis", url=lab.redis_afar(_FAR_MS)), payload_of(size), list[Pointer]()
-    near = lab.redis_store()
+    near, loop = lab.redis_store(), lab.enter(asyncio.Runner())
+    peer = lab.enter(_Peer(lab, loop)).client
 
     async def write(_: int) -> None:
         written.append(await store.awrite(payload))
 
-    def clean() -> None:
+    def clean(_: object) -> None:
         while written:
             near.rollback(written.pop())
 
-    with asyncio.Runner() as loop, _peer(lab, loop) as peer:
-        base = _Tasks("redis.asyncio SET", loop, lambda n: peer.set(f"peer-{n}", payload, ex=600))
-        return _faster(lab, base, _Tasks(OURS, loop, write, clean))
+    by_hand = _tasks("redis.asyncio SET", loop, lambda n: peer.set(f"peer-{n}", payload, ex=600))
+    return by_hand, _tasks(OURS, loop, write, clean)
 
 
-def _obstore_reads(lab: Lab, size: int) -> Findings:
+@ROWS.ratio(
+    "many-obstore-read", _FAR + ": store.aread with obstore, of its own async rate, {size}", {1 / 16: 0.8},
+    operations=_TASKS,
+)  # fmt: skip
+def _obstore_reads(lab: Lab, size: int) -> Sequence[Variant]:
     import obstore
     from obstore.store import S3Store
 
-    url = lab.s3_afar(_FAR_MS)
+    url, loop = lab.s3_afar(_FAR_MS), lab.enter(asyncio.Runner())
     store = lab.store(type="obstore", url=f"s3://{BUCKET}", endpoint_url=url, region_name=REGION)
-    peer = S3Store(
-        BUCKET,
-        endpoint=url,
-        region=REGION,
-        access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
-        secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
-        client_options={"allow_http": True},
-    )
+    key: Any = {name: CREDENTIALS[f"AWS_{name.upper()}"] for name in ("access_key_id", "secret_access_key")}
+    peer = S3Store(BUCKET, endpoint=url, region=REGION, client_options={"allow_http": True}, **key)
     written = [store.write(payload_of(size)) for _ in range(_STORED)]
     pattern = digest_of(memoryview(obstore.get(peer, written[0].key).bytes()))  # the server keeps sizes only
     pointers = [replace(pointer, checksum=pattern) for pointer in written]
@@ -94,38 +78,36 @@ def _obstore_reads(lab: Lab, size: int) -> Findings:
     async def get(n: int) -> None:
         await (await obstore.get_async(peer, pointers[n % _STORED].key)).bytes_async()
 
-    with asyncio.Runner() as loop:
-        ours = _Tasks(OURS, loop, lambda n: store.aread(pointers[n % _STORED]))
-        return _faster(lab, _Tasks("obstore get_async", loop, get), ours)
+    return _tasks("obstore get_async", loop, get), _tasks(OURS, loop, lambda n: store.aread(pointers[n % _STORED]))
 
 
-def _resolve_many(lab: Lab, size: int) -> Findings:
+@ROWS.ratio(
+    "many-resolve", f"{_NEAR}: cc.resolve_many, of {_THREADS} threads' rate, {{size}}", {1 / 16: 0.9},
+    operations=_TASKS,
+)  # fmt: skip
+def _resolve_many(lab: Lab, size: int) -> Sequence[Variant]:
     cc, pointers = _stored(lab, lab.redis_afar(_NEAR_MS), size)
-    store, many = cc.store("hot"), pointers * (_TASKS // _STORED)
+    many = pointers * (_TASKS // _STORED)
     sealed = [cc.seal(pointer) for pointer in many]
 
     def ours() -> None:
         for resolution in cc.resolve_many(sealed):
             assert len(resolution.payload or b"") == size
 
-    with ThreadPoolExecutor(_THREADS) as threads:
-        base, found = compare(
-            lab.effort,
-            _TASKS,
-            Variant(f"store.read, {_THREADS} threads", lambda: list(map(len, threads.map(store.read, many)))),
-            Variant(OURS, ours),
-            counts="operations",
-        )
-    return Findings((times_as_fast(found, base),), (base, found))
+    return _threads(lab, cc, many), Variant(OURS, ours)
 
 
-def _kafka(lab: Lab, size: int) -> Findings:
+@ROWS.ratio(
+    "many-kafka", f"{_NEAR}: pointers from Kafka one by one, of {_THREADS} threads' rate, {{size}}", {1 / 16: 0.9},
+    operations=_TASKS, note="one poll at a time; up to 64 payloads are read ahead",
+)  # fmt: skip
+def _kafka(lab: Lab, size: int) -> Sequence[Variant]:
     import confluent_kafka
 
     from claimcheck.transports.kafka import KafkaConsumer
 
     cc, pointers = _stored(lab, lab.redis_afar(_NEAR_MS), size)
-    store, many, topic = cc.store("hot"), pointers * (_TASKS // _STORED), f"many-{uuid.uuid4().hex}"
+    many, topic = pointers * (_TASKS // _STORED), f"many-{uuid.uuid4().hex}"
     producer = confluent_kafka.Producer({"bootstrap.servers": lab.kafka})
     for pointer in many * _KAFKA_ROUNDS:
         producer.produce(topic, cc.seal(pointer))
@@ -133,26 +115,16 @@ def _kafka(lab: Lab, size: int) -> Findings:
     producer.flush()
     options = {"bootstrap.servers": lab.kafka, "group.id": topic, "enable.auto.offset.store": False}
     consumer = KafkaConsumer(confluent_kafka.Consumer({**options, "auto.offset.reset": "earliest"}), cc)
-    consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
+    lab.enter(contextlib.closing(consumer)).assign([confluent_kafka.TopicPartition(topic, 0, 0)])
 
     def ours() -> None:
         for _ in many:
             assert len(consumer.poll(30).value()) == size
 
-    with contextlib.closing(consumer), ThreadPoolExecutor(_THREADS) as threads:
-        base, found = compare(
-            lab.effort,
-            _TASKS,
-            Variant(f"store.read, {_THREADS} threads", lambda: list(map(len, threads.map(store.read, many)))),
-            Variant("KafkaConsumer", ours),
-            counts="operations",
-        )
-    return Findings(
-        (times_as_fast(found, base),), (base, found), "one poll at a time; up to 64 payloads are read ahead"
-    )
+    return _threads(lab, cc, many), Variant("claimcheck KafkaConsumer", ours)
 
 
-# What the rows share ------------------------------------------------------------------------------------------------
+# What the rows share -------------------------------------------------------------------------------------------
 
 
 def _stored(lab: Lab, url: str, size: int) -> tuple[ClaimCheck, list[Pointer]]:
@@ -161,48 +133,38 @@ def _stored(lab: Lab, url: str, size: int) -> tuple[ClaimCheck, list[Pointer]]:
     return lab.cc(type="redis", url=url), [near.write(payload) for _ in range(_STORED)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Tasks:
-    """A thousand tasks that start together, on a loop that stays open between rounds, as its connections do.
-
-    Attributes:
-        name: As it is printed.
-        loop: The loop.
-        one: Returns what a task awaits, by its number.
-        clean: Removes what the tasks wrote.
-    """
-
-    name: str
-    loop: asyncio.Runner
-    one: Callable[[int], Awaitable[Any]]
-    clean: Callable[[], None] = lambda: None
-
-    def run(self) -> None:
-        """Start all of them, and wait for all of them."""
-        self.loop.run(self._together())
-
-    def undo(self, _: object) -> None:
-        """Clean up after a round."""
-        self.clean()
-
-    async def _together(self) -> None:
-        await asyncio.gather(*(self.one(n) for n in range(_TASKS)))
+def _threads(lab: Lab, cc: ClaimCheck, pointers: Sequence[Pointer]) -> Variant:
+    """Read all of them by threads, as people do by hand."""
+    store, threads = cc.store("hot"), lab.enter(ThreadPoolExecutor(_THREADS))
+    return Variant(f"store.read, {_THREADS} threads", lambda: list(map(len, threads.map(store.read, pointers))))
 
 
-def _faster(lab: Lab, peer: _Tasks, ours: _Tasks) -> Findings:
-    variants = [Variant(each.name, each.run, each.undo) for each in (peer, ours)]
-    base, found = compare(lab.effort, _TASKS, *variants, counts="operations")
-    return Findings((times_as_fast(found, base),), (base, found))
+def _tasks(
+    name: str,
+    loop: asyncio.Runner,
+    one: Callable[[int], Awaitable[Any]],
+    clean: Callable[[Any], object] = lambda _: None,
+) -> Variant:
+    """A thousand tasks that start together, on a loop that stays open between rounds, as its connections do."""
+
+    async def together() -> None:
+        await asyncio.gather(*(one(n) for n in range(_TASKS)))
+
+    return Variant(name, lambda: loop.run(together()), clean)
 
 
-@contextlib.contextmanager
-def _peer(lab: Lab, loop: asyncio.Runner) -> Iterator[Any]:
+class _Peer:
     """A client as people write it: one pool for all tasks, which waits for a free connection."""
-    from redis import asyncio as redis
 
-    pool = redis.BlockingConnectionPool.from_url(lab.redis_afar(_FAR_MS), max_connections=_CONNECTIONS, timeout=None)
-    peer = redis.Redis(connection_pool=pool)
-    try:
-        yield peer
-    finally:
-        loop.run(pool.disconnect())
+    def __init__(self, lab: Lab, loop: asyncio.Runner) -> None:
+        from redis import asyncio as redis
+
+        url, self._loop = lab.redis_afar(_FAR_MS), loop
+        self._pool = redis.BlockingConnectionPool.from_url(url, max_connections=_CONNECTIONS, timeout=None)
+        self.client: Any = redis.Redis(connection_pool=self._pool)
+
+    def __enter__(self) -> _Peer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._loop.run(self._pool.disconnect())

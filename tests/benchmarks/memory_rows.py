@@ -1,71 +1,84 @@
-"""Peak extra memory, each figure of a process of its own; memory_child.py is that process."""
+"""Peak extra memory, each figure of a process of its own."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from contextlib import ExitStack
-from functools import partial
-from typing import Any
+import ctypes
+import gc
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
 
-from tests.benchmarks.lab import HERE, Lab, stored
-from tests.benchmarks.rounds import MIB, Effort, payload_of, size_text
-from tests.benchmarks.rows import Findings, Step, Target
-from tests.benchmarks.s3_rows import patterned
+import claimcheck
+from tests.benchmarks.lab import Lab
+from tests.benchmarks.redis_rows import stream
+from tests.benchmarks.rounds import MIB, payload_of
+from tests.benchmarks.rows import Findings, Rows, Target
 
-_S3_LIMIT = 64 + 16 + 8  # parts in flight, and those being filled
+ROWS = Rows()
+NOTE = "VmHWM of a fresh process, after a warm-up with a small payload"
 _WARM_UP = MIB // 16
-_NAMES = {"redis": "Redis", "file": "file", "s3": "S3"}
+_T = TypeVar("_T")
 
 
-def steps(effort: Effort) -> list[Step]:
-    """List the children."""
-    size = effort.size(256)
-
-    def step(job: str, store: str, what: str, most: float, unit: str = "MiB") -> Step:
-        target = Target(
-            f"memory-{job}-{store}", f"{what} {size_text(size)}, peak extra memory", most, unit, at_most=True
-        )
-        return Step((target,), partial(_measure, job=job, kind=store, size=size, unit=size if unit != "MiB" else MIB))
-
-    return [
-        *(step("write", store, f"{name} write of bytes", 2) for store, name in _NAMES.items()),
-        *(step("read", store, f"{name} read to bytes", 1.02, "payloads") for store, name in _NAMES.items()),
-        step("stream", "redis", "Redis stream read", 4),
-        step("file", "redis", "Redis write from a file", 4),
-        step("unknown", "s3", "S3 write of unknown length", _S3_LIMIT),
-    ]
+def fresh(function: Callable[..., _T], *arguments: Any) -> _T:
+    """Call a function in a process of its own, and return its result."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
-def _measure(lab: Lab, job: str, kind: str, size: int, unit: int) -> Findings:
-    what = {"job": job, "store": _options(lab, kind), "sizes": [_WARM_UP, size], "path": str(lab.folder / "payload")}
-    with ExitStack() as stack:
-        if job in ("read", "stream"):
-            what["messages"] = [_message(lab, kind, stack, some) for some in (_WARM_UP, size)]
-        return Findings((_child(what) / unit,), note="VmHWM of a fresh process, after a warm-up with 64 KiB")
+def status(key: str) -> int:
+    """Bytes, as the kernel counts them for this process."""
+    text = Path("/proc/self/status").read_text()
+    return int(text.partition(f"{key}:")[2].split()[0]) * 1024
 
 
-def _options(lab: Lab, kind: str) -> dict[str, Any]:
-    if kind == "redis":
-        return {"type": "redis", "url": lab.redis}
-    if kind == "file":
-        return {"type": "filesystem", "path": str(lab.folder / "claims"), "create": True}
-    return lab.s3_options()
+def peak_extra(work: Callable[[], Any]) -> int:
+    """Do the work; returns the bytes at its peak beyond what was there before. The kernel's page cache is not in it."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed goes back to the system, so that taking it again is seen
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+    before = status("VmRSS")
+    result = work()
+    peak = status("VmHWM") - before
+    del result
+    return peak
 
 
-def _message(lab: Lab, kind: str, stack: ExitStack, size: int) -> str:
-    """Store a payload until the stack is left, and give what would travel."""
-    cc = lab.cc(**_options(lab, kind))
-    store = cc.store("hot")
-    there = patterned(lab, store, size) if kind == "s3" else stored(store, payload_of(size))
-    return cc.seal(stack.enter_context(there)).hex()
+def _declare(job: str, what: str, most: float, unit: str) -> None:
+    what = f"Redis {what} {{size}}, peak extra memory"
+
+    @ROWS.findings(Target(f"memory-{job}-redis", what, most, unit, at_most=True), mib=256)
+    def measure(lab: Lab, size: int) -> Findings:
+        taken = fresh(_peak, job, lab.redis, size)
+        return Findings((taken / (MIB if unit == "MiB" else size),), note=NOTE)
 
 
-def _child(what: dict[str, Any]) -> float:
-    """Give the bytes that it took."""
-    command = [sys.executable, str(HERE / "memory_child.py"), json.dumps(what)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip().splitlines()[-1])
-    return float(done.stdout)
+_declare("write", "write of bytes", 2, "MiB")
+_declare("read", "read to bytes", 1.02, "payloads")
+_declare("stream", "stream read", 4, "MiB")
+
+
+def _peak(job: str, url: str, size: int) -> int:
+    config = {"strategy": "external", "stores": {"hot": {"type": "redis", "url": url}}}
+    with claimcheck.from_dict(config) as cc:
+        _once(cc.store("hot"), job, _WARM_UP)
+        return _once(cc.store("hot"), job, size)
+
+
+def _once(store: claimcheck.Store, job: str, size: int) -> int:
+    pointers = []
+    if job == "write":
+        payload = payload_of(size)
+        taken = peak_extra(lambda: pointers.append(store.write(payload)))
+    else:
+        pointers = [store.write(payload_of(size))]
+        read = store.read if job == "read" else _streamed(store)
+        taken = peak_extra(lambda: read(pointers[0]))
+    store.rollback(pointers[0])
+    return taken
+
+
+def _streamed(store: claimcheck.Store) -> Callable[[Any], None]:
+    return lambda pointer: stream(store.open(pointer), bytearray(MIB))

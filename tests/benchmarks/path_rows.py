@@ -2,62 +2,35 @@
 
 from __future__ import annotations
 
-import timeit
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 
 from claimcheck import ClaimCheck, Store
 from claimcheck._wire.pointer import Pointer
 from tests.benchmarks.lab import THRESHOLD, Lab
-from tests.benchmarks.rounds import Effort, Variant, compare, payload_of, size_text
-from tests.benchmarks.rows import Findings, Step, Target
-from tests.benchmarks.series import times_as_fast
+from tests.benchmarks.rounds import Variant, compare, payload_of
+from tests.benchmarks.rows import Findings, Rows, Target
 
+ROWS = Rows()
+BEST = "between the best rounds of each"
 _CALLS = 2000
 _OFFLOADS = 20  # so few that their payloads stay in the processor's cache, which is not what is compared
-_BEST = "between the best rounds of each"
+_BARE, _OURS = "store.write, store.read", "cc.offload, cc.resolve"
 
 
-def steps(effort: Effort) -> list[Step]:
-    """List the runs."""
-
-    def whole(mib: float, bound: float) -> Step:
-        what = f"cc.offload -> Redis -> cc.resolve, {size_text(effort.size(mib))}, of the store's own rate"
-        target = Target(f"path-{int(mib * 1024)}k", what, bound)
-        return Step((target,), partial(_whole, size=effort.size(mib)))
-
-    size = effort.size(1 / 16)
-    what = f"cc.offload -> memory -> cc.resolve, {size_text(size)}, time added to the bare store"
-    added = Target("path-added-64k", what, 40, "us", at_most=True)
-    small = (
-        Target("small-added", "a payload below the threshold through cc.offload, time added", 1, "us", at_most=True),
-        Target("small-copies", "a payload below the threshold through cc.offload, copies", 0, "copies", at_most=True),
-    )
-    return [
-        whole(1 / 16, 0.80),
-        whole(1, 0.95),
-        whole(64, 0.98),
-        Step((added,), partial(_added, size=size)),
-        Step(small, _small),
-    ]
-
-
-def _whole(lab: Lab, size: int) -> Findings:
+@ROWS.ratio(
+    "path-{}", "cc.offload -> Redis -> cc.resolve, {size}, of the store's own rate", {1 / 16: 0.8, 1: 0.95, 64: 0.98}
+)
+def _whole(lab: Lab, size: int) -> Sequence[Variant]:
     cc, payload = lab.cc(type="redis", url=lab.redis), payload_of(size)
     store, publish = cc.store("hot"), cc.offload(payload="value")(_publish)
-    sent: list[bytes] = []  # what travels
 
-    def through() -> None:
-        sent[:] = [publish(payload)]
-        cc.resolve(sent[0])
+    def through() -> bytes:
+        message = publish(payload)
+        cc.resolve(message)
+        return message
 
-    base, ours = compare(
-        lab.effort,
-        size,
-        Variant("store.write, store.read", lambda: _bare(store, payload), store.rollback),
-        Variant("cc.offload, cc.resolve", through, lambda _: _remove(cc, sent[0])),
-    )
-    return Findings((times_as_fast(ours, base),), (base, ours))
+    bare = Variant(_BARE, lambda: _bare(store, payload), store.rollback)
+    return bare, Variant(_OURS, through, lambda message: _remove(cc, message))
 
 
 def _publish(value: bytes) -> bytes:
@@ -77,6 +50,10 @@ def _remove(cc: ClaimCheck, message: bytes) -> None:
     cc.store("hot").rollback(pointer)
 
 
+@ROWS.findings(
+    Target("path-added-64k", "cc.offload -> memory -> cc.resolve, {size}, time added", 40, "us", at_most=True),
+    mib=1 / 16,
+)
 def _added(lab: Lab, size: int) -> Findings:
     """Compare many calls per round with a store that does hardly anything: the time of one disappears in the noise."""
     cc, payload = lab.cc(type="memory", space="path-added"), payload_of(size)
@@ -93,9 +70,9 @@ def _added(lab: Lab, size: int) -> Findings:
     def clean(_: object) -> None:
         store.delete(store.scan())
 
-    variants = Variant("store.write, store.read", bare, clean), Variant("cc.offload, cc.resolve", through, clean)
+    variants = Variant(_BARE, bare, clean), Variant(_OURS, through, clean)
     base, ours = compare(lab.effort, _OFFLOADS, *variants, counts="operations")
-    return Findings(((ours.seconds.best - base.seconds.best) / _OFFLOADS * 1e6,), (base, ours), _BEST)
+    return Findings(((ours.seconds.best - base.seconds.best) / _OFFLOADS * 1e6,), (base, ours), BEST)
 
 
 def _publish_to(topic: str, value: bytes, headers: object = None) -> bytes:
@@ -103,19 +80,24 @@ def _publish_to(topic: str, value: bytes, headers: object = None) -> bytes:
     return value
 
 
-def _small(lab: Lab) -> Findings:
+@ROWS.findings(
+    Target("small-added", "a payload below the threshold through cc.offload, time added", 1, "us", at_most=True),
+    Target("small-copies", "a payload below the threshold through cc.offload, copies", 0, "copies", at_most=True),
+)
+def _small(lab: Lab, size: int) -> Findings:
     payload = bytes(THRESHOLD // 2)
     publish = lab.cc(type="memory").offload(payload="value")(_publish)
+
+    def calls(function: Callable[[bytes], bytes]) -> None:
+        for _ in range(_CALLS):
+            function(payload)
+
     bare, decorated = compare(
         lab.effort,
         _CALLS,
-        Variant("the bare function", lambda: _calls(_publish, payload)),
-        Variant("decorated", lambda: _calls(publish, payload)),
+        Variant("the bare function", lambda: calls(_publish)),
+        Variant("claimcheck, decorated", lambda: calls(publish)),
         counts="operations",
     )
     added = (decorated.seconds.best - bare.seconds.best) / _CALLS * 1e6
-    return Findings((added, float(publish(payload) is not payload)), (bare, decorated), _BEST)
-
-
-def _calls(function: Callable[[bytes], bytes], payload: bytes) -> float:
-    return timeit.timeit(lambda: function(payload), number=_CALLS)
+    return Findings((added, float(publish(payload) is not payload)), (bare, decorated), BEST)

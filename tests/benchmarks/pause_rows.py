@@ -13,45 +13,24 @@ from typing import Any, TypeAlias
 
 from claimcheck import ClaimCheck, from_dict
 from tests.benchmarks.lab import KAFKA_MAX_MESSAGE_BYTES, Lab
-from tests.benchmarks.redis_rows import OURS
-from tests.benchmarks.rounds import Effort, payload_of, size_text
-from tests.benchmarks.rows import Findings, Step, Target
+from tests.benchmarks.rounds import OURS, payload_of
+from tests.benchmarks.rows import Findings, Rows, Target
 from tests.benchmarks.series import Sample, Series
 
 Move: TypeAlias = Callable[[], Awaitable[object]]
 Moving: TypeAlias = Callable[[Lab, bytes], contextlib.AbstractAsyncContextManager[Move]]
 
+ROWS = Rows()
 _MOVERS = 4  # tasks
 _ROUNDS = 3
 _CHUNK_BYTES = 999_000  # by hand, in Kafka
 
 
-def steps(effort: Effort) -> list[Step]:
-    """List the runs."""
-    size = effort.size(20)
-
-    def step(key: str, what: str, moving: Moving, by_hand: Mapping[str, Moving]) -> Step:
-        what = f"longest pause of a loop but for 1 in 1,000, while {_MOVERS} tasks {what} {size_text(size)}"
-        measure = partial(_pauses, size=size, moving={OURS: moving, **by_hand})
-        return Step((Target(f"many-pause-{key}", what, 10, "ms", at_most=True),), measure)
-
-    through = "send and receive through"
-    in_redis = {"redis.asyncio SET": _set, "redis-py SET in threads": _set_in_threads}
-    in_kafka = {"AIOProducer, own chunks": _kafka_chunks, "AIOProducer, whole record": _kafka_whole}
-    return [
-        step("aread", "read", _read, {}),
-        step("awrite", "write", _write, in_redis),
-        step("decorator", "call a decorated function with, and resolve,", _decorated, {}),
-        step("kafka", f"{through} Kafka, as pointers,", partial(_through_kafka, chunks=False), {}),
-        step("kafka-chunks", f"{through} Kafka, as chunks,", partial(_through_kafka, chunks=True), in_kafka),
-        step("pulsar", f"{through} Pulsar, as pointers,", partial(_through_pulsar, chunks=False), {}),
-        step(
-            "pulsar-chunks",
-            f"{through} Pulsar, as chunks,",
-            partial(_through_pulsar, chunks=True),
-            {"pulsar.asyncio, its chunking": _pulsar_chunks},
-        ),
-    ]
+def _declare(key: str, what: str, moving: Moving, **by_hand: Moving) -> None:
+    what = f"longest pause of a loop but for 1 in 1,000, while {_MOVERS} tasks {what} {{size}}"
+    named = {OURS: moving, **{name.replace("_", " "): each for name, each in by_hand.items()}}
+    target = Target(f"many-pause-{key}", what, 10, "ms", at_most=True)
+    ROWS.findings(target, mib=20)(partial(_pauses, moving=named))
 
 
 def _pauses(lab: Lab, size: int, moving: Mapping[str, Moving]) -> Findings:
@@ -95,7 +74,7 @@ async def _late(lab: Lab, payload: bytes, moving: Moving) -> tuple[list[float], 
     return late, Sample(seconds / count, spent / count)
 
 
-# With claimcheck -----------------------------------------------------------------------------------------------------
+# Stores --------------------------------------------------------------------------------------------------------
 
 
 @contextlib.asynccontextmanager
@@ -131,64 +110,7 @@ async def _decorated(lab: Lab, payload: bytes) -> AsyncIterator[Move]:
 
 
 @contextlib.asynccontextmanager
-async def _through_kafka(lab: Lab, payload: bytes, *, chunks: bool) -> AsyncIterator[Move]:
-    from confluent_kafka.aio import AIOConsumer, AIOProducer
-
-    from claimcheck.transports.kafka import AsyncKafkaConsumer, AsyncKafkaProducer
-
-    cc, topic, servers = _chunking() if chunks else _short_lived(lab), f"pauses-{uuid.uuid4().hex}", lab.kafka
-    options = {"group.id": topic, "auto.offset.reset": "earliest", "enable.auto.offset.store": False}
-    producer = AsyncKafkaProducer(AIOProducer({"bootstrap.servers": servers, "linger.ms": 0}, buffer_timeout=0), cc)
-    consumer = AsyncKafkaConsumer(AIOConsumer({"bootstrap.servers": servers, **options}), cc)
-
-    async def move() -> None:
-        await (await producer.produce(topic, payload, key=b"k"))
-        while (message := await consumer.poll()).error():  # the topic does not exist yet
-            pass
-        assert len(message.value()) == len(payload)
-
-    async with producer, consumer:
-        await consumer.subscribe([topic])
-        yield move
-
-
-@contextlib.asynccontextmanager
-async def _through_pulsar(lab: Lab, payload: bytes, *, chunks: bool) -> AsyncIterator[Move]:
-    import pulsar
-    import pulsar.asyncio
-
-    from claimcheck.transports.pulsar import AsyncPulsarConsumer, AsyncPulsarProducer
-
-    cc, topic = _chunking() if chunks else _short_lived(lab), f"pauses-{uuid.uuid4().hex}"
-    client = pulsar.asyncio.Client(lab.pulsar_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    producer = AsyncPulsarProducer(await client.create_producer(topic), cc)
-    consumer = AsyncPulsarConsumer(await client.subscribe(topic, "s"), cc)
-
-    async def move() -> None:
-        await producer.send(payload)
-        message = await consumer.receive()
-        assert len(message.data()) == len(payload)
-        await consumer.acknowledge(message)
-
-    async with producer, consumer:
-        yield move
-    await client.close()
-
-
-def _short_lived(lab: Lab) -> ClaimCheck:
-    """Return a configuration with a store that deletes its payloads soon, so that they do not fill the memory."""
-    return lab.cc(type="redis", url=lab.redis, ttl_seconds=10)
-
-
-def _chunking() -> ClaimCheck:
-    return from_dict({"strategy": "chunking"})
-
-
-# By hand -------------------------------------------------------------------------------------------------------------
-
-
-@contextlib.asynccontextmanager
-async def _set(lab: Lab, payload: bytes) -> AsyncIterator[Move]:
+async def _set_by_hand(lab: Lab, payload: bytes) -> AsyncIterator[Move]:
     from redis import asyncio as redis
 
     async def move() -> None:
@@ -213,6 +135,18 @@ async def _set_in_threads(lab: Lab, payload: bytes) -> AsyncIterator[Move]:
         yield lambda: asyncio.to_thread(write)
 
 
+def _short_lived(lab: Lab) -> ClaimCheck:
+    """Return a configuration with a store that deletes its payloads soon, so that they do not fill the memory."""
+    return lab.cc(type="redis", url=lab.redis, ttl_seconds=10)
+
+
+def _config(lab: Lab, *, chunks: bool) -> ClaimCheck:
+    return from_dict({"strategy": "chunking"}) if chunks else _short_lived(lab)
+
+
+# Kafka ---------------------------------------------------------------------------------------------------------
+
+
 @contextlib.asynccontextmanager
 async def _kafka_clients(lab: Lab, *, whole: bool = False) -> AsyncIterator[tuple[str, Any, Any]]:
     """Open a topic, a producer that sends at once, and a consumer."""
@@ -220,7 +154,7 @@ async def _kafka_clients(lab: Lab, *, whole: bool = False) -> AsyncIterator[tupl
 
     topic = f"pauses-{uuid.uuid4().hex}"
     both: dict[str, Any] = {"bootstrap.servers": lab.kafka}
-    read: dict[str, Any] = {"group.id": topic, "auto.offset.reset": "earliest"}
+    read: dict[str, Any] = {"group.id": topic, "auto.offset.reset": "earliest", "enable.auto.offset.store": False}
     if whole:
         both["message.max.bytes"] = KAFKA_MAX_MESSAGE_BYTES
         read["receive.message.max.bytes"] = KAFKA_MAX_MESSAGE_BYTES + (1 << 20)
@@ -232,6 +166,28 @@ async def _kafka_clients(lab: Lab, *, whole: bool = False) -> AsyncIterator[tupl
     finally:
         await producer.close()
         await consumer.close()
+
+
+async def _record(consumer: Any) -> Any:
+    while (record := await consumer.poll(-1)).error():  # the topic does not exist yet
+        pass
+    return record
+
+
+@contextlib.asynccontextmanager
+async def _through_kafka(lab: Lab, payload: bytes, *, chunks: bool) -> AsyncIterator[Move]:
+    from claimcheck.transports.kafka import AsyncKafkaConsumer, AsyncKafkaProducer
+
+    async with _kafka_clients(lab) as (topic, native_producer, native_consumer):
+        cc = _config(lab, chunks=chunks)
+        producer, consumer = AsyncKafkaProducer(native_producer, cc), AsyncKafkaConsumer(native_consumer, cc)
+        await consumer.subscribe([topic])
+
+        async def move() -> None:
+            await (await producer.produce(topic, payload, key=b"k"))
+            assert len((await _record(consumer)).value()) == len(payload)
+
+        yield move
 
 
 @contextlib.asynccontextmanager
@@ -271,21 +227,25 @@ async def _kafka_chunks(lab: Lab, payload: bytes) -> AsyncIterator[Move]:
         yield move
 
 
-async def _record(consumer: Any) -> Any:
-    while (record := await consumer.poll(-1)).error():  # the topic does not exist yet
-        pass
-    return record
+# Pulsar --------------------------------------------------------------------------------------------------------
 
 
 @contextlib.asynccontextmanager
-async def _pulsar_chunks(lab: Lab, payload: bytes) -> AsyncIterator[Move]:
+async def _through_pulsar(lab: Lab, payload: bytes, *, chunks: bool | None) -> AsyncIterator[Move]:
+    """Send and receive as chunks or as pointers, or by the client's own chunking (``None``)."""
     import pulsar
     import pulsar.asyncio
 
+    from claimcheck.transports.pulsar import AsyncPulsarConsumer, AsyncPulsarProducer
+
     topic = f"pauses-{uuid.uuid4().hex}"
     client = pulsar.asyncio.Client(lab.pulsar_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    producer = await client.create_producer(topic, chunking_enabled=True, batching_enabled=False)
-    consumer = await client.subscribe(topic, "s")
+    options = {"chunking_enabled": True, "batching_enabled": False} if chunks is None else {}
+    producer: Any = await client.create_producer(topic, **options)
+    consumer: Any = await client.subscribe(topic, "s")
+    if chunks is not None:
+        cc = _config(lab, chunks=chunks)
+        producer, consumer = AsyncPulsarProducer(producer, cc), AsyncPulsarConsumer(consumer, cc)
 
     async def move() -> None:
         await producer.send(payload)
@@ -294,4 +254,25 @@ async def _pulsar_chunks(lab: Lab, payload: bytes) -> AsyncIterator[Move]:
         await consumer.acknowledge(message)
 
     yield move
-    await client.close()
+    for each in (producer, consumer, client):
+        await each.close()
+
+
+_declare("aread", "read", _read)
+_declare("awrite", "write", _write, redis_asyncio_SET=_set_by_hand, SET_in_threads=_set_in_threads)
+_declare("decorator", "call a decorated function with, and resolve,", _decorated)
+_declare("kafka", "send and receive through Kafka, as pointers,", partial(_through_kafka, chunks=False))
+_declare(
+    "kafka-chunks",
+    "send and receive through Kafka, as chunks,",
+    partial(_through_kafka, chunks=True),
+    AIOProducer_own_chunks=_kafka_chunks,
+    AIOProducer_whole_record=_kafka_whole,
+)
+_declare("pulsar", "send and receive through Pulsar, as pointers,", partial(_through_pulsar, chunks=False))
+_declare(
+    "pulsar-chunks",
+    "send and receive through Pulsar, as chunks,",
+    partial(_through_pulsar, chunks=True),
+    pulsar_asyncio_its_chunking=partial(_through_pulsar, chunks=None),
+)

@@ -17,7 +17,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,17 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # at the end: what is
 from tests import servers
 from tests.benchmarks import network
 from tests.benchmarks.lab import BUCKET, CREDENTIALS, HERE, Lab
-from tests.benchmarks.machine import lines, machine
+from tests.benchmarks.machine import machine
 from tests.benchmarks.peer_environments import PEERS, Peer, prepare, python_of
 from tests.benchmarks.peer_process import PeerProcess
 from tests.benchmarks.peer_results import METHOD, Results
 from tests.benchmarks.picture import Lines, draw_lines
-from tests.benchmarks.progress import Show, progress
+from tests.benchmarks.report import progress
 from tests.benchmarks.rounds import MIB, QUICK, size_text
 
 ROUNDS = {MIB // 16: 21, MIB: 15, 16 * MIB: 9, 64 * MIB: 7}  # by size of the payload
 QUICK_ROUNDS = {MIB // 16: 3, MIB: 3}
+Show = Callable[[str], None]
 _LEFT_OUT = "CLAIMCHECK_BENCH_LEFT_OUT"
 
 
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # a run that is broken off still stops its servers
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     facts = machine(where)
-    print(*lines(facts), "", METHOD, "", sep="\n", flush=True)
+    print(*(f"{name}: {value}" for name, value in facts.items()), "", METHOD, "", sep="\n", flush=True)
     _measure(QUICK_ROUNDS if options.quick else ROUNDS, options, results)
     print(*results.table(), sep="\n")
     document = {"made": datetime.now(UTC).isoformat(timespec="seconds"), "machine": facts, "method": METHOD}
@@ -63,14 +64,21 @@ def main(arguments: Sequence[str]) -> int:
 
 def _measure(rounds: dict[int, int], options: argparse.Namespace, results: Results) -> None:
     peers = [peer for peer in options.only if peer.name not in results.left_out]
-    with Lab(QUICK) as lab, contextlib.ExitStack() as stack, progress(sum(rounds.values())) as show:
+    show = progress(sum(rounds.values()))
+    with Lab(QUICK) as lab, contextlib.ExitStack() as stack:
         ground = _Ground(lab, stack)
         for size, count in rounds.items():
             _one_size(peers, size, count, options.environments, ground, results, show)
 
 
 def _one_size(
-    peers: Sequence[Peer], size: int, rounds: int, root: Path, ground: _Ground, results: Results, show: Show
+    peers: Sequence[Peer],
+    size: int,
+    rounds: int,
+    root: Path,
+    ground: _Ground,
+    results: Results,
+    show: Callable[[str], None],
 ) -> None:
     """Start all libraries anew, with no payload of another size in their memory, and let them take turns."""
     with contextlib.ExitStack() as stack:

@@ -25,6 +25,11 @@ _LEAST = 1e-3  # drawn in place of nothing
 _OURS = re.compile(r"claimcheck|^chunks$|^pointers|^cc\.|^store\.|^decorated")
 
 
+def is_ours(name: str) -> bool:
+    """Whether a variant of this name is claimcheck's."""
+    return bool(_OURS.search(name))
+
+
 @dataclass(frozen=True, slots=True)
 class Bar:
     """One bar.
@@ -42,7 +47,7 @@ class Bar:
     @property
     def color(self) -> str:
         """Blue if it is ours; light blue for chunks."""
-        if not _OURS.search(self.name):
+        if not is_ours(self.name):
             return GRAY
         return BLUES[1] if "chunks" in self.name else BLUES[0]
 
@@ -168,7 +173,7 @@ def _draw_lines(axes: Any, panel: Lines) -> None:
     xs, blues = sorted({point[0] for points in panel.points.values() for point in points}), iter(BLUES * 3)
     ends = []
     for name, points in panel.points.items():
-        color = MODES.get(name.partition(",")[0]) or (next(blues) if _OURS.search(name) else GRAY)
+        color = MODES.get(name.partition(",")[0]) or (next(blues) if is_ours(name) else GRAY)
         at = [xs.index(point[0]) for point in points]
         y, low, high = ([max(point[n], _LEAST) for point in points] for n in (1, 2, 3))
         width = 1.3 if color == GRAY else 2.4

@@ -2,92 +2,62 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import threading
 import uuid
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import claimcheck
+from claimcheck._wire.envelope import encode_chunk
 from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
-from tests.benchmarks.lab import HERE, Lab
-from tests.benchmarks.redis_rows import OURS
-from tests.benchmarks.rounds import Effort, Variant, compare, payload_of, size_text
-from tests.benchmarks.rows import Findings, Step, Target
+from tests.benchmarks.lab import Lab
+from tests.benchmarks.memory_rows import NOTE, fresh, peak_extra
+from tests.benchmarks.path_rows import BEST
+from tests.benchmarks.rounds import MIB, OURS, Variant, compare, payload_of, reading
+from tests.benchmarks.rows import Findings, Rows, Target
 from tests.benchmarks.series import times_as_fast
 
-NATIVE = "native"
+ROWS = Rows()
 _CHUNKING = "the client's own chunking"
-_BEST = "between the best rounds of each; in the others the client's own threads took their part of the time"
 _TOGETHER = (
     "one process sends, and receives in another thread while chunks still arrive; make compare measures sending, "
     "and then reading what is in the topic"
 )
 
 
-def steps(effort: Effort) -> list[Step]:
-    """List the runs."""
-
-    def large(key: str, what: str, mb: int, bound: float, strategy: str) -> Step:
-        size = effort.size(mb)
-        target = Target(f"pulsar-{key}-{mb}", f"Pulsar {what} {size_text(size)}, against {_CHUNKING}", bound)
-        return Step((target,), partial(_large, size=size, strategy=strategy))
-
-    def memory(job: str, what: str, most: float) -> Step:
-        size = effort.size(100)
-        target = Target(
-            f"pulsar-memory-{job}", f"Pulsar {what} {size_text(size)}, peak", most, "payloads", at_most=True
-        )
-        return Step((target,), partial(_memory, job=job, size=size))
-
-    return [
-        *(_small(effort, kib) for kib in (1, 64)),
-        large("chunks", "chunks", 20, 1.3, "chunking"),
-        large("chunks", "chunks", 100, 1.2, "chunking"),
-        large("pointers", "pointers through Redis", 20, 4, "external"),
-        large("pointers", "pointers through Redis", 100, 3, "external"),
-        memory("send-chunks", "sender of chunks above the payload,", 0.4),
-        memory("receive-chunks", "receiver of chunks,", 2.2),
-        memory("receive-pointer", "receiver of a pointer,", 1.2),
-        _interleaved(effort),
-        _side(effort),
-    ]
-
-
 # Small messages ------------------------------------------------------------------------------------------------
 
 
-def _small(effort: Effort, kib: int) -> Step:
+def _declare_small(kib: int, send: float) -> None:
     what = f"Pulsar messages of {kib} KiB below the threshold"
-    sends = Target(f"pulsar-send-{kib}k", f"{what}, added per send", 1.5 if kib == 1 else 2.5, "us", at_most=True)
-    receives = Target(f"pulsar-receive-{kib}k", f"{what}, added per receive", 1.5, "us", at_most=True)
-    count = max(50, 2000 // kib // (16 if effort.divisor > 1 else 1))
-    return Step((sends, receives), partial(_measure_small, size=kib * 1024, count=count))
+    ROWS.findings(
+        Target(f"pulsar-send-{kib}k", f"{what}, added per send", send, "us", at_most=True),
+        Target(f"pulsar-receive-{kib}k", f"{what}, added per receive", 1.5, "us", at_most=True),
+    )(partial(_small, kib=kib))
 
 
-def _measure_small(lab: Lab, size: int, count: int) -> Findings:
-    payload = payload_of(size)
-    native, ours = (_Pipe(lab, wrapped=wrapped, queue=2 * count) for wrapped in (False, True))
-    sent = compare(
-        lab.effort,
-        count,
-        Variant(NATIVE, lambda: native.send(payload, count), lambda _: native.empty(count)),
-        Variant(OURS, lambda: ours.send(payload, count), lambda _: ours.empty(count)),
-        counts="operations",
-    )
-    native.fill(payload, count)
-    ours.fill(payload, count)
-    received = compare(
-        lab.effort,
-        count,
-        Variant(f"{NATIVE}, receive", lambda: native.receive(count), lambda _: native.fill(payload, count)),
-        Variant(f"{OURS}, receive", lambda: ours.receive(count), lambda _: ours.fill(payload, count)),
-        counts="operations",
-    )
-    added = [(b.seconds.best - a.seconds.best) / count * 1e6 for a, b in (sent, received)]
-    return Findings((added[0], added[1]), (*sent, *received), _BEST)
+def _small(lab: Lab, size: int, kib: int) -> Findings:
+    payload, count = payload_of(kib * 1024), max(50, 2000 // kib // (16 if lab.effort.divisor > 1 else 1))
+    pipes = [("native", _Pipe(lab, wrapped=False, queue=2 * count)), (OURS, _Pipe(lab, wrapped=True, queue=2 * count))]
+    sending = [
+        Variant(name, partial(pipe.send, payload, count), lambda _, pipe=pipe: pipe.empty(count))  # type: ignore[misc]
+        for name, pipe in pipes
+    ]
+    sent = compare(lab.effort, count, *sending, counts="operations")
+    for _, pipe in pipes:
+        pipe.fill(payload, count)
+    receiving = [
+        Variant(f"{name}, receive", partial(pipe.receive, count), lambda _, pipe=pipe: pipe.fill(payload, count))  # type: ignore[misc]
+        for name, pipe in pipes
+    ]
+    received = compare(lab.effort, count, *receiving, counts="operations")
+    added = tuple((ours.seconds.best - native.seconds.best) / count * 1e6 for native, ours in (sent, received))
+    return Findings(added, (*sent, *received), BEST)
+
+
+_declare_small(1, 1.5)
+_declare_small(64, 2.5)
 
 
 class _Pipe:
@@ -104,9 +74,9 @@ class _Pipe:
 
     def send(self, payload: bytes, count: int) -> None:
         """Hand all to the client, and wait for none."""
-        send, landed = self.producer.send_async, _nothing
+        send = self.producer.send_async
         for _ in range(count):
-            send(payload, landed)
+            send(payload, _nothing)
 
     def empty(self, count: int) -> None:
         """Have all of them landed, received and acknowledged."""
@@ -135,29 +105,38 @@ def _nothing(result: Any, message_id: Any) -> None:
 # Large payloads ------------------------------------------------------------------------------------------------
 
 
+def _declare_large(strategy: str, what: str, mib: int, bound: float) -> None:
+    target = Target(f"pulsar-{what.split()[0]}-{mib}", f"Pulsar {what} {{size}}, against {_CHUNKING}", bound)
+    ROWS.findings(target, mib=mib)(partial(_large, strategy=strategy))
+
+
 def _large(lab: Lab, size: int, strategy: str) -> Findings:
     payload = payload_of(size)
     store = {"type": "redis", "url": lab.redis} if strategy == "external" else {"type": "memory"}
-    cc = claimcheck.from_dict(
+    cc = lab.enter(claimcheck.from_dict(
         {"strategy": strategy, "stores": {"hot": store}, "limits": {"max_payload_bytes": 1 << 30},
          "chunking": {"max_payload_bytes": 1 << 30, "max_pending_bytes": 1 << 30}}
-    )  # fmt: skip
+    ))  # fmt: skip
     client, topics = lab.pulsar_client, [f"bench-{uuid.uuid4().hex}" for _ in range(2)]
     native = client.create_producer(topics[0], chunking_enabled=True), client.subscribe(topics[0], "s")
     ours = (
         PulsarProducer(client.create_producer(topics[1]), cc),
         PulsarConsumer(client.subscribe(topics[1], "s", receiver_queue_size=16), cc),
     )
-    with cc:
-        base, wrapped = compare(
-            lab.effort,
-            size,
-            Variant(_CHUNKING, lambda: _through(*native, payload)),
-            Variant(OURS, lambda: _through(*ours, payload), lambda _: _forget(cc, strategy)),
-        )
+    base, wrapped = compare(
+        lab.effort,
+        size,
+        Variant(_CHUNKING, lambda: _through(*native, payload)),
+        Variant(OURS, lambda: _through(*ours, payload), lambda _: _forget(cc, strategy)),
+    )
     for one in (*native, *ours):
         one.close()
     return Findings((times_as_fast(wrapped, base),), (base, wrapped), _TOGETHER)
+
+
+for size_mib, in_chunks, by_pointer in ((20, 1.3, 4), (100, 1.2, 3)):
+    _declare_large("chunking", "chunks", size_mib, in_chunks)
+    _declare_large("external", "pointers through Redis", size_mib, by_pointer)
 
 
 def _through(producer: Any, consumer: Any, payload: bytes) -> None:
@@ -183,54 +162,103 @@ def _forget(cc: claimcheck.ClaimCheck, strategy: str) -> None:
 
 # Memory --------------------------------------------------------------------------------------------------------
 
-
-def _memory(lab: Lab, job: str, size: int, unit: int | None = None) -> Findings:
-    what = {
-        "job": job,
-        "size": size,
-        "bound": unit,
-        "url": lab.pulsar_url,
-        "redis": lab.redis,
-        "topic": f"bench-{uuid.uuid4().hex}",
-    }
-    done = subprocess.run(
-        [sys.executable, str(HERE / "pulsar_child.py"), json.dumps(what)], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip().splitlines()[-1])
-    return Findings((float(done.stdout.strip().splitlines()[-1]) / (unit or size),), note="VmHWM of a fresh process")
+_BOUND_MIB = 256
+_INTERLEAVED = 20
 
 
-def _interleaved(effort: Effort) -> Step:
-    size = effort.size(50)
-    what = f"Pulsar receiver of 20 interleaved payloads of {size_text(size)}, peak, of its bound in bytes"
-    target = Target("pulsar-memory-interleaved", what, 1.2, "x", at_most=True)
-    return Step((target,), partial(_memory, job="receive-interleaved", size=size, unit=effort.size(256)))
+def _declare_memory(job: str, what: str, most: float, mib: int = 100, unit: str = "payloads") -> None:
+    @ROWS.findings(Target(f"pulsar-memory-{job}", f"Pulsar {what}, peak", most, unit, at_most=True), mib=mib)
+    def measure(lab: Lab, size: int) -> Findings:
+        bound = lab.effort.size(_BOUND_MIB) if job == "receive-interleaved" else 0
+        taken = fresh(_peak, job, lab.pulsar_url, lab.redis, f"bench-{uuid.uuid4().hex}", size, bound)
+        return Findings((taken / (bound or size),), note=NOTE)
+
+
+_declare_memory("send-chunks", "sender of chunks above the payload, {size}", 0.4)
+_declare_memory("receive-chunks", "receiver of chunks, {size}", 2.2)
+_declare_memory("receive-pointer", "receiver of a pointer, {size}", 1.2)
+_declare_memory(
+    "receive-interleaved", "receiver of 20 interleaved payloads of {size}, of its bound in bytes", 1.2, 50, "x"
+)
+
+
+def _opened(job: str, url: str, redis: str, bound: int) -> tuple[Any, claimcheck.ClaimCheck]:
+    import pulsar
+
+    strategy = "external" if job.endswith("pointer") else "chunking"
+    bounds = {"chunking": {"max_payload_bytes": bound, "max_pending_bytes": bound, "on_evict": "ack"}} if bound else {}
+    store = {"type": "redis", "url": redis, "ttl_seconds": 60}
+    cc = claimcheck.from_dict({"strategy": strategy, "stores": {"hot": store}, **bounds})
+    return pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)), cc
+
+
+def _peak(job: str, url: str, redis: str, topic: str, size: int, bound: int) -> int:
+    client, cc = _opened(job, url, redis, bound)
+    producer = PulsarProducer(client.create_producer(topic), cc)
+    if job.startswith("send"):
+        producer.send(payload_of(1000))
+        payload = payload_of(size)
+        taken = peak_extra(lambda: producer.send(payload))
+    else:
+        consumer = PulsarConsumer(client.subscribe(topic, "s", receiver_queue_size=16), cc)
+        producer.send(b"warm")
+        consumer.acknowledge(consumer.receive())
+        sender = threading.Thread(target=fresh, args=(_feed, job, url, redis, topic, size, bound))
+        taken = peak_extra(lambda: _take_all(sender, consumer, more=bool(bound)))
+        sender.join()
+    client.close()
+    return taken
+
+
+def _take_all(sender: threading.Thread, consumer: Any, *, more: bool) -> Any:
+    """Receive what another process sends; several payloads as far as the bound let them come."""
+    import pulsar
+
+    def take(timeout: int | None) -> Any:
+        message = consumer.receive(timeout)
+        message.data()
+        consumer.acknowledge(message)
+        return message
+
+    sender.start()
+    first = take(None)
+    with suppress(pulsar.Timeout):
+        while more:
+            first = take(5000)
+    return first
+
+
+def _feed(job: str, url: str, redis: str, topic: str, size: int, bound: int) -> None:
+    """Send a payload; or a chunk of each in turns, so that none is complete before the others nearly are."""
+    client, cc = _opened(job, url, redis, bound)
+    native = client.create_producer(topic)
+    if not bound:
+        PulsarProducer(native, cc).send(payload_of(size))
+    else:
+        piece = payload_of(MIB - 1024)
+        count, uuids = -(-size // len(piece)), [str(uuid.uuid4()) for _ in range(_INTERLEAVED)]
+        for position in range(count):
+            for one in uuids:
+                native.send(encode_chunk(one, position, count, memoryview(piece)), partition_key=one)
+    client.close()
 
 
 # A side topic --------------------------------------------------------------------------------------------------
 
 
-def _side(effort: Effort) -> Step:
-    target = Target(
-        "pulsar-side", "Pulsar side topic, 20 chunks read, time of a plain reader loop", 2, "x", at_most=True
-    )
-    return Step((target,), partial(_measure_side, chunk=effort.size(1) - 1024))
-
-
-def _measure_side(lab: Lab, chunk: int) -> Findings:
-    topic = f"bench-{uuid.uuid4().hex}"
+@ROWS.findings(
+    Target("pulsar-side", "Pulsar side topic, 20 chunks read, time of a plain reader loop", 2, "x", at_most=True),
+    mib=1,
+)
+def _side(lab: Lab, size: int) -> Findings:
+    chunk, topic = size - 1024, f"bench-{uuid.uuid4().hex}"
     store = lab.store(type="pulsar-topic", url=lab.pulsar_url, topic=topic, segment_bytes=chunk)
     pointer = store.write(payload_of(20 * chunk))
     plain = f"{topic}-plain"
     producer = lab.pulsar_client.create_producer(plain)
     first, *_ = [producer.send(payload_of(chunk)) for _ in range(20)]
-    base, ours = compare(
-        lab.effort,
-        20 * chunk,
-        Variant("a reader loop", lambda: _loop(lab.pulsar_client, plain, first)),
-        Variant(OURS, lambda: store.read(pointer)),
-    )
+    loop = Variant("a reader loop", lambda: _loop(lab.pulsar_client, plain, first))
+    base, ours = compare(lab.effort, 20 * chunk, loop, reading(store, pointer))
     return Findings((1 / times_as_fast(ours, base),), (base, ours), "the loop joins nothing and checks nothing")
 
 

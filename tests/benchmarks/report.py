@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 from tests.benchmarks.rows import Row, Target
 from tests.benchmarks.series import GIGA, Series
@@ -29,7 +32,6 @@ def behind(rows: Iterable[Row]) -> list[str]:
     shown: tuple[Series, ...] | None = None
     for row in rows:
         lines += ["", f"{row.target.what}: {_measured(row)}, target {_bound(row.target)}, {_verdict(row)}"]
-        lines += [f"  missed because: {row.reason}"] if row.reason else []
         lines += [f"  {row.note}"] if row.note else []
         if row.series:
             lines += ["  (the run above)"] if row.series is shown else map(_rounds, row.series)
@@ -37,17 +39,21 @@ def behind(rows: Iterable[Row]) -> list[str]:
     return lines
 
 
+def progress(total: int) -> Callable[[str], None]:
+    """Return a function that says on standard error what begins now, and how far the run is."""
+    begin, done = time.monotonic(), itertools.count(1)
+
+    def show(text: str) -> None:
+        print(f"[{next(done):3}/{total}] {time.monotonic() - begin:4.0f} s  {text}", file=sys.stderr, flush=True)
+
+    return show
+
+
 def count(rows: Sequence[Row]) -> str:
     """Say it in one line."""
     met = [row.met for row in rows]
     text = f"{met.count(True)} of {len(met)} targets are met, {met.count(False)} are missed"
     return f"{text}, {met.count(None)} were not measured" if None in met else text
-
-
-def outcome(row: Row) -> str:
-    """Say in a few words what was measured and what must be."""
-    bound = f"{_sign(row.target)} {_figure(row.target.bound)}"
-    return "not measured" if row.measured is None else f"{_measured(row)} ({bound})"
 
 
 def _cells(row: Row) -> tuple[str, str, str, str]:

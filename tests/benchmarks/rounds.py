@@ -13,6 +13,7 @@ from typing import Any
 from tests.benchmarks.series import Sample, Series
 
 MIB = 1 << 20
+OURS = "claimcheck"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,10 @@ FULL = Effort(seconds=5, least=7, most=400)
 QUICK = Effort(seconds=0.05, least=2, most=4, divisor=16)
 
 
+def turn() -> None:
+    """Wait until a round may begin; replaced where another process takes turns with this one."""
+
+
 def _nothing(result: Any) -> None:
     """Leave no trace: there is none."""
 
@@ -75,6 +80,7 @@ def compare(effort: Effort, amount: int, *variants: Variant, counts: str = "byte
     for number in itertools.count():
         if effort.enough(number, time.perf_counter() - begin):
             break
+        turn()
         for variant in _rotated(variants, number):
             taken[variant.name].append(_once(variant))
     return tuple(Series(name, amount, tuple(samples), counts) for name, samples in taken.items())
@@ -105,3 +111,13 @@ def payload_of(size: int) -> bytes:
 def size_text(size: int) -> str:
     """Write a size as people do."""
     return f"{size // MIB} MiB" if size >= MIB else f"{size // 1024} KiB"
+
+
+def writing(store: Any, payload: bytes, name: str = OURS) -> Variant:
+    """Write a payload to a store."""
+    return Variant(name, lambda: store.write(payload), store.rollback)
+
+
+def reading(store: Any, pointer: Any, name: str = OURS) -> Variant:
+    """Read a payload from a store."""
+    return Variant(name, lambda: store.read(pointer))

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +14,17 @@ import claimcheck
 from claimcheck._wire.envelope import CHUNK_OVERHEAD_BYTES
 from claimcheck.config import HEADER
 from tests.benchmarks import spark_ways
-from tests.benchmarks.lab import HERE, Lab
+from tests.benchmarks.lab import Lab
+from tests.benchmarks.memory_rows import fresh
 from tests.benchmarks.picture import Lines, draw_lines
-from tests.benchmarks.rounds import MIB, Effort, Variant, compare, payload_of
-from tests.benchmarks.rows import Findings, Row, Step, Target
+from tests.benchmarks.rounds import MIB, OURS, Effort, Variant, compare, payload_of
+from tests.benchmarks.rows import Findings, Row, Rows, Target
 from tests.benchmarks.series import times_as_fast
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-OURS = "claimcheck"
+ROWS = Rows()
 THREADS = (1, 4, 8, 16)
 PARTITIONS = 2
 SPARK_EFFORT = Effort(seconds=8, least=3, most=9)
@@ -34,58 +32,45 @@ _WARM_ROUNDS = 8  # until Java has compiled Spark's loops, as in any job of some
 _HAND = "the best of 1, 4, 8 and 16 threads by hand, which check nothing"
 
 
-def steps(effort: Effort) -> list[Step]:
-    """List the runs."""
-    naive = [_naive(effort, ms, bound) for ms, bound in ((1, 4.0), (5, 10.0), (20, 25.0))]
-    hand = [_by_hand(effort, ms, kib) for ms, kib in ((0, 1024), (1, 1024), (5, 1024), (20, 1024), (5, 64), (5, 8192))]
-    return [*naive, *hand, _mapped(effort), _offloaded(effort), _reassembled(effort), *_memory(effort)]
+def _few(lab: Lab, rows: int) -> int:
+    return rows // (8 if lab.effort.divisor > 1 else 1)
 
 
 # Reading -------------------------------------------------------------------------------------------------------
 
 
-def _naive(effort: Effort, milliseconds: int, bound: float) -> Step:
+def _declare_naive(milliseconds: int, rows: int, bound: float) -> None:
     what = f"Spark resolve 1 MiB, round trip {milliseconds} ms, against a UDF with a client for each row"
-    rows = {1: 512, 5: 512, 20: 256}[milliseconds] // (8 if effort.divisor > 1 else 1)
-    return Step(
-        (Target(f"spark-naive-{milliseconds}ms", what, bound),),
-        partial(_measure_naive, milliseconds=milliseconds, rows=rows),
-    )
+
+    @ROWS.findings(Target(f"spark-naive-{milliseconds}ms", what, bound))
+    def measure(lab: Lab, size: int) -> Findings:
+        with topic(lab, milliseconds, 1024, _few(lab, rows)) as there:
+            by_hand = there.variant("naive UDF", spark_ways.naive(there.url))
+            naive, ours = compare(effort_of(lab), there.amount, by_hand, there.ours())
+        return Findings((times_as_fast(ours, naive),), (naive, ours), "in 2 partitions, to the JVM")
 
 
-def _measure_naive(lab: Lab, milliseconds: int, rows: int) -> Findings:
-    with topic(lab, milliseconds, 1024, rows) as there:
-        naive, ours = compare(
-            _effort(lab), there.amount, there.variant("naive UDF", spark_ways.naive(there.url)), there.ours()
-        )
-    return Findings((times_as_fast(ours, naive),), (naive, ours), f"{rows} payloads in 2 partitions, to the JVM")
+def _declare_by_hand(milliseconds: int, kib: int, rows: int) -> None:
+    text = f"{kib // 1024} MiB" if kib >= 1024 else f"{kib} KiB"
+    what = f"Spark resolve {text}, round trip {milliseconds} ms, against mapInArrow by hand"
+
+    @ROWS.findings(Target(f"spark-hand-{kib}k-{milliseconds}ms", what, 0.9))
+    def measure(lab: Lab, size: int) -> Findings:
+        with topic(lab, milliseconds, kib, _few(lab, rows)) as there:
+            ways = [there.variant(f"by hand, {n} threads", spark_ways.by_hand(there.url, n)) for n in THREADS]
+            *hand, ours = compare(effort_of(lab), there.amount, *ways, there.ours())
+        best = min(hand, key=lambda series: series.seconds.median)
+        return Findings((times_as_fast(ours, best),), (*hand, ours), f"in 2 partitions; {_HAND}")
 
 
-def _by_hand(effort: Effort, milliseconds: int, kib: int) -> Step:
-    size = f"{kib // 1024} MiB" if kib >= 1024 else f"{kib} KiB"
-    what = f"Spark resolve {size}, round trip {milliseconds} ms, against mapInArrow by hand"
-    rows = {64: 2048, 1024: 256, 8192: 32}[kib] // (8 if effort.divisor > 1 else 1)
-    return Step(
-        (Target(f"spark-hand-{kib}k-{milliseconds}ms", what, 0.9),),
-        partial(_measure_by_hand, milliseconds=milliseconds, kib=kib, rows=rows),
-    )
+for at, count, least in ((1, 512, 4.0), (5, 512, 10.0), (20, 256, 25.0)):
+    _declare_naive(at, count, least)
+for at, kib, count in ((0, 1024, 256), (1, 1024, 256), (5, 1024, 256), (20, 1024, 256), (5, 64, 2048), (5, 8192, 32)):
+    _declare_by_hand(at, kib, count)
 
 
-def _measure_by_hand(lab: Lab, milliseconds: int, kib: int, rows: int) -> Findings:
-    with topic(lab, milliseconds, kib, rows) as there:
-        ways = [there.variant(f"by hand, {n} threads", spark_ways.by_hand(there.url, n)) for n in THREADS]
-        *hand, ours = compare(_effort(lab), there.amount, *ways, there.ours())
-    best = min(hand, key=lambda series: series.seconds.median)
-    return Findings((times_as_fast(ours, best),), (*hand, ours), f"{rows} payloads in 2 partitions; {_HAND}")
-
-
-def _mapped(effort: Effort) -> Step:
-    what = "Spark map_payloads 1 MiB, against resolve and a function behind it"
-    rows = 256 // (8 if effort.divisor > 1 else 1)
-    return Step((Target("spark-map", what, 1.3),), partial(_measure_mapped, rows=rows))
-
-
-def _measure_mapped(lab: Lab, rows: int) -> Findings:
+@ROWS.findings(Target("spark-map", "Spark map_payloads 1 MiB, against resolve and a function behind it", 1.3))
+def _mapped(lab: Lab, size: int) -> Findings:
     from claimcheck.spark import map_payloads, resolve
 
     def lengths(batches: Any) -> Iterator[Any]:
@@ -95,14 +80,14 @@ def _measure_mapped(lab: Lab, rows: int) -> Findings:
         for batch in batches:
             yield pa.RecordBatch.from_arrays([pc.binary_length(batch.column("payload"))], names=["size"])
 
-    with topic(lab, 0, 1024, rows) as there:
+    with topic(lab, 0, 1024, _few(lab, 256)) as there:
 
         def resolved(df: DataFrame) -> DataFrame:
             return df.transform(resolve("value", config=there.config)).mapInArrow(lengths, "size int")
 
         mapped = map_payloads(len, "size int", column="value", config=there.config)
         behind, ours = compare(
-            _effort(lab),
+            effort_of(lab),
             there.amount,
             there.variant("resolve, then mapInArrow", resolved, ours=True),
             there.variant("map_payloads", mapped, ours=True),
@@ -113,30 +98,25 @@ def _measure_mapped(lab: Lab, rows: int) -> Findings:
 # Writing -------------------------------------------------------------------------------------------------------
 
 
-def _offloaded(effort: Effort) -> Step:
-    what = "Spark offload 1 MiB"
-    targets = (
-        Target("spark-offload", f"{what}, against a UDF that pickles", 4.0),
-        Target("spark-offload-hand", f"{what}, against mapInArrow by hand, which checks nothing", 0.9),
-    )
-    return Step(targets, partial(_measure_offloaded, rows=512 // (8 if effort.divisor > 1 else 1)))
-
-
-def _measure_offloaded(lab: Lab, rows: int) -> Findings:
+@ROWS.findings(
+    Target("spark-offload", "Spark offload 1 MiB, against a UDF that pickles", 4.0),
+    Target("spark-offload-hand", "Spark offload 1 MiB, against mapInArrow by hand, which checks nothing", 0.9),
+)
+def _offloaded(lab: Lab, size: int) -> Findings:
     from pyspark.sql import functions as F  # noqa: N812
 
     from claimcheck.spark import offload
 
-    spark, config = lab.spark, _config(lab.redis)
+    config, rows = _config(lab.redis), _few(lab, 512)
     payload = F.repeat(F.lpad(F.col("id").cast("string"), 16, "0"), MIB // 16).cast("binary")
-    df = spark.range(0, rows, 1, PARTITIONS).select(payload.alias("payload"))
+    df = lab.spark.range(0, rows, 1, PARTITIONS).select(payload.alias("payload"))
 
     def variant(name: str, made: Callable[[], Callable[[DataFrame], DataFrame]]) -> Variant:
         # made for each run: else the second run would find everything written
         return Variant(name, lambda: noop(df.transform(made())), lambda _: _flush(lab))
 
     dropped, pickled, hand, ours = series = compare(
-        _effort(lab),
+        effort_of(lab),
         rows * MIB,
         variant("taken out and dropped", lambda: spark_ways.dropped),
         variant("UDF that pickles", lambda: spark_ways.naive_write(lab.redis)),
@@ -150,20 +130,17 @@ def _measure_offloaded(lab: Lab, rows: int) -> Findings:
 
 # Chunks --------------------------------------------------------------------------------------------------------
 
-
-def _reassembled(effort: Effort) -> Step:
-    what = "Spark reassemble, 64 payloads in 8 chunks of 1 MiB, shuffled, 64 duplicates"
-    targets = (
-        Target("spark-reassemble", what, 200, "MiB/s"),
-        Target("spark-reassemble-hand", f"{what}, of by hand", 0.9),
-    )
-    return Step(targets, _measure_reassembled)
+_CHUNKED = "Spark reassemble, 64 payloads in 8 chunks of 1 MiB, shuffled, 64 duplicates"
 
 
-def _measure_reassembled(lab: Lab) -> Findings:
+@ROWS.findings(
+    Target("spark-reassemble", _CHUNKED, 200, "MiB/s"),
+    Target("spark-reassemble-hand", f"{_CHUNKED}, of by hand", 0.9),
+)
+def _reassembled(lab: Lab, size: int) -> Findings:
     from claimcheck.spark import reassemble
 
-    payloads, folder = 64 // (8 if lab.effort.divisor > 1 else 1), lab.folder / "chunks"
+    payloads, folder = _few(lab, 64), lab.folder / "chunks"
     piece = payload_of(MIB - len(HEADER) - CHUNK_OVERHEAD_BYTES)  # its message has 1 MiB, as writers cut them
     spark_ways.write_chunks(folder, payloads=payloads, chunks=8, piece=piece)
     df = lab.spark.read.parquet(str(folder))
@@ -174,7 +151,7 @@ def _measure_reassembled(lab: Lab) -> Findings:
     variants = Variant("by hand, heads known", lambda: noop(spark_ways.joined_by_hand(df))), Variant(OURS, ours)
     for variant in variants * (_WARM_ROUNDS // lab.effort.divisor):
         variant.run()
-    hand, made = compare(_effort(lab), payloads * 8 * len(piece), *variants)
+    hand, made = compare(effort_of(lab), payloads * 8 * len(piece), *variants)
     shutil.rmtree(folder)
     note = "from Parquet, to the JVM, in a warm JVM"
     return Findings((made.rate * 1e9 / MIB, times_as_fast(made, hand)), (hand, made), note)
@@ -183,26 +160,55 @@ def _measure_reassembled(lab: Lab) -> Findings:
 # Memory --------------------------------------------------------------------------------------------------------
 
 
-def _memory(effort: Effort) -> list[Step]:
-    rows = 3000 // (30 if effort.divisor > 1 else 1)
-    what = f"Spark worker's peak, {rows} payloads of 1 MiB in one partition"
-    flat = "the same, of its peak with a tenth of the rows"
-    targets = Target("spark-memory", what, 350, "MiB", at_most=True), Target("spark-flat", flat, 1.1, at_most=True)
-    return [Step(targets, partial(_measure_memory, rows=rows))]
-
-
-def _measure_memory(lab: Lab, rows: int) -> Findings:
-    few, many = (_peak(lab, count) for count in (rows // 10, rows))
+@ROWS.findings(
+    Target("spark-memory", "Spark worker's peak, 3,000 payloads of 1 MiB in one partition", 350, "MiB", at_most=True),
+    Target("spark-flat", "the same, of its peak with a tenth of the rows", 1.1, at_most=True),
+)
+def _memory(lab: Lab, size: int) -> Findings:
+    rows = 3000 // (30 if lab.effort.divisor > 1 else 1)
+    with topic(lab, 0, 1024, 16) as there:
+        messages = [value for _, value in there.messages]
+        few, many = (fresh(_peak, there.config, messages, count) for count in (rows // 10, rows))
     return Findings((many / MIB, many / few), (), "VmHWM of a fresh worker, to the JVM")
 
 
-def _peak(lab: Lab, rows: int) -> int:
-    with topic(lab, 0, 1024, 16) as there:
-        what = {"config": there.config, "messages": [bytes(value).hex() for _, value in there.messages], "rows": rows}
-        done = subprocess.run(
-            [sys.executable, HERE / "spark_child.py", json.dumps(what)], capture_output=True, text=True, check=True
-        )
-    return int(done.stdout.split()[-1])
+def _peak(config: dict[str, Any], messages: Sequence[bytes], count: int) -> int:
+    """Resolve payloads in one partition of a fresh Spark; returns the peak of its worker in bytes."""
+    from claimcheck.spark import resolve
+    from tests.benchmarks.spark_session import session
+
+    spark = session("local[1]")
+    rows = [(messages[n % len(messages)],) for n in range(count)]
+    df = spark.createDataFrame(spark.sparkContext.parallelize(rows, 1), "value binary")
+    noop(df.transform(resolve("value", config=config)))
+    peak = max(_peaks())
+    spark.stop()
+    return peak
+
+
+def _peaks() -> list[int]:
+    """VmHWM of the workers of this Spark, which keeps them for a while."""
+    parents = {pid: parent for pid, parent, _ in _processes()}
+    return [peak for pid, _, peak in _processes() if _is_below(pid, parents)]
+
+
+def _is_below(pid: int, parents: dict[int, int]) -> bool:
+    """Whether a process descends from this one by way of Spark's Java, whose own name is another."""
+    while pid in parents and pid != os.getpid():
+        pid = parents[pid]
+    return pid == os.getpid()
+
+
+def _processes() -> Iterator[tuple[int, int, int]]:
+    """Number, parent and peak of each process of Python's that works for a Spark."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            status, works = (process / "status").read_text(), "pyspark.daemon" in (process / "cmdline").read_text()
+        except OSError:  # it ended meanwhile
+            continue
+        said = {line.partition(":")[0]: line.partition(":")[2].split() for line in status.splitlines()}
+        peak = int(said["VmHWM"][0]) << 10 if works and "VmHWM" in said else 0
+        yield int(process.name), int(said["PPid"][0]), peak
 
 
 # What is read --------------------------------------------------------------------------------------------------
@@ -272,7 +278,7 @@ def _flush(lab: Lab) -> None:
         plain.flushall()
 
 
-def _effort(lab: Lab) -> Effort:
+def effort_of(lab: Lab) -> Effort:
     return lab.effort if lab.effort.divisor > 1 else SPARK_EFFORT
 
 

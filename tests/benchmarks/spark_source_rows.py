@@ -11,37 +11,35 @@ from typing import Any
 
 import claimcheck
 from tests.benchmarks.lab import Lab
-from tests.benchmarks.rounds import Effort, Variant, compare
-from tests.benchmarks.rows import Findings, Step, Target
+from tests.benchmarks.rounds import OURS, Effort, Variant, compare
+from tests.benchmarks.rows import Findings, Rows, Target
 from tests.benchmarks.series import times_as_fast
-from tests.benchmarks.spark_rows import OURS, noop
+from tests.benchmarks.spark_rows import noop
 
+ROWS = Rows()
 _PARTITIONS = 2
 _EFFORT = Effort(seconds=5, least=3, most=5)
 _PLANNING = Effort(seconds=5, least=7, most=7, warm_up=4)  # a young broker needs several times as long
 
 
-def steps(effort: Effort) -> list[Step]:
-    """List the runs."""
-    count = 200_000 // (100 if effort.divisor > 1 else 1)
-    return [
-        _read(count, batched=False, bound=2.0),
-        _read(count, batched=True, bound=0.2),
-        _hot(count // 25),
-        *_planning(10 if effort.divisor > 1 else 200),
-    ]
+def _declare_read(kind: str, bound: float) -> None:
+    what = f"claimcheck_pulsar, 200,000 small envelopes, {kind}, against a plain consumer loop"
+    measure = partial(_measure_read, batched=kind == "batched")
+    ROWS.findings(Target(f"spark-source-{kind}", what, bound))(measure)
 
 
-def _read(count: int, *, batched: bool, bound: float) -> Step:
-    kind = "batched" if batched else "unbatched"
-    what = f"claimcheck_pulsar, {count:,} small envelopes, {kind}, against a plain consumer loop"
-    return Step((Target(f"spark-source-{kind}", what, bound),), partial(_measure_read, count=count, batched=batched))
+def _count(lab: Lab) -> int:
+    return 200_000 // (100 if lab.effort.divisor > 1 else 1)
 
 
-def _measure_read(lab: Lab, count: int, *, batched: bool) -> Findings:
+def _partition_count(lab: Lab) -> int:
+    return 10 if lab.effort.divisor > 1 else 200
+
+
+def _measure_read(lab: Lab, size: int, *, batched: bool) -> Findings:
     from claimcheck.spark.sources import register
 
-    spark, topic = lab.spark, f"bench-{uuid.uuid4().hex[:8]}"
+    count, spark, topic = _count(lab), lab.spark, f"bench-{uuid.uuid4().hex[:8]}"
     register(spark)
     _fill(lab.pulsar_client, topic, count, batched=batched)
     options = {"serviceUrl": lab.pulsar_url, "topic": ",".join(_partitions(topic))}
@@ -62,16 +60,22 @@ def _measure_read(lab: Lab, count: int, *, batched: bool) -> Findings:
     return Findings((times_as_fast(ours, loop),), series, note)
 
 
-def _hot(count: int) -> Step:
-    what = f"claimcheck_pulsar, one partition of {count:,} pointers, resolved and decoded: four tasks against one"
-    return Step((Target("spark-source-hot", what, 1.6),), partial(_measure_hot, count=count))
+_declare_read("unbatched", 2.0)
+_declare_read("batched", 0.2)
 
 
-def _measure_hot(lab: Lab, count: int) -> Findings:
+@ROWS.findings(
+    Target(
+        "spark-source-hot",
+        "claimcheck_pulsar, one partition of 8,000 pointers, resolved and decoded: four tasks against one",
+        1.6,
+    )
+)
+def _measure_hot(lab: Lab, size: int) -> Findings:
     from claimcheck.spark import map_payloads
     from claimcheck.spark.sources import register
 
-    spark, topic = lab.spark, f"bench-{uuid.uuid4().hex[:8]}"
+    count, spark, topic = _count(lab) // 25, lab.spark, f"bench-{uuid.uuid4().hex[:8]}"
     register(spark)
     config = _fill_with_pointers(lab, topic, count)
     decode = map_payloads(_decode, "records int", column="value", config=config)
@@ -82,7 +86,7 @@ def _measure_hot(lab: Lab, count: int) -> Findings:
         noop(df.load().transform(decode))
 
     effort = lab.effort if lab.effort.divisor > 1 else _EFFORT
-    variants = Variant("one task", lambda: read(1)), Variant("four tasks", lambda: read(4))
+    variants = Variant("one task", lambda: read(1)), Variant("claimcheck, four tasks", lambda: read(4))
     one, four = series = compare(effort, count, *variants, counts="operations")
     return Findings((times_as_fast(four, one),), series, "minPartitions; JSON of 70 KiB from Redis; two cores for all")
 
@@ -109,26 +113,13 @@ def _fill_with_pointers(lab: Lab, topic: str, count: int) -> dict[str, Any]:
 # Many partitions ----------------------------------------------------------------------------------------------------
 
 
-def _planning(partitions: int) -> list[Step]:
-    def ratio(key: str, what: str, bound: float) -> Target:
-        text = f"claimcheck_pulsar, {partitions} partitions: {what}, against the native client's subscribe"
-        return Target(f"spark-source-{key}", text, bound, at_most=True)
-
-    limited = f"claimcheck_pulsar, {partitions} partitions: latestOffset with maxRowsPerTrigger"
-    first = ratio("first", "first offsets of a new topic", 1.5)
-    later = ratio("batch", "planning a batch", 1.5), ratio("restart", "latestOffset after a restart", 1.5)
-    return [
-        Step((first,), partial(_measure_first, partitions=partitions)),
-        Step(
-            (*later, Target("spark-source-limited", limited, 1.0, "s", at_most=True)),
-            partial(_measure_planning, partitions=partitions),
-        ),
-    ]
+_MANY, _AGAINST = "claimcheck_pulsar, 200 partitions", "against the native client's subscribe"
 
 
-def _measure_first(lab: Lab, partitions: int) -> Findings:
+@ROWS.findings(Target("spark-source-first", f"{_MANY}: first offsets of a new topic, {_AGAINST}", 1.5, at_most=True))
+def _measure_first(lab: Lab, size: int) -> Findings:
     """Use a new topic for each round: the broker opens its ledgers then, which costs most of the time."""
-    effort = lab.effort if lab.effort.divisor > 1 else _PLANNING
+    partitions, effort = _partition_count(lab), lab.effort if lab.effort.divisor > 1 else _PLANNING
     topics = iter([_partitioned(lab, partitions) for _ in range(2 * (effort.most + effort.warm_up))])
     native = Variant("subscribe", lambda: _subscribe(lab, next(topics), "native"), _close)
 
@@ -142,7 +133,13 @@ def _measure_first(lab: Lab, partitions: int) -> Findings:
     return Findings((times_as_fast(theirs, mine),), series, "startingPosition=earliest, with a new subscription")
 
 
-def _measure_planning(lab: Lab, partitions: int) -> Findings:
+@ROWS.findings(
+    Target("spark-source-batch", f"{_MANY}: planning a batch, {_AGAINST}", 1.5, at_most=True),
+    Target("spark-source-restart", f"{_MANY}: latestOffset after a restart, {_AGAINST}", 1.5, at_most=True),
+    Target("spark-source-limited", f"{_MANY}: latestOffset with maxRowsPerTrigger", 1.0, "s", at_most=True),
+)
+def _measure_planning(lab: Lab, size: int) -> Findings:
+    partitions = _partition_count(lab)
     topic, rows = _partitioned(lab, partitions), 10 * partitions
     _fill_all(lab, topic, 3 * rows)
     begun = _stream(lab, topic, "ours", maxRowsPerTrigger=rows)

@@ -11,10 +11,9 @@ from tests.benchmarks.compare.broker import BrokerAddress, connect
 from tests.benchmarks.compare.cost import estimate, load_prices
 from tests.benchmarks.compare.model import MODES, Experiment
 from tests.benchmarks.compare.report import table
-from tests.benchmarks.compare.schedule import PLANS
+from tests.benchmarks.compare.runner import PLANS
 from tests.compare.rig import KIB, MIB, embedded, lab_on
 
-RUN = {plan.name: plan.run for plan in PLANS}
 VERDICTS = {
     "services": "agrees",
     "partition": "agrees",
@@ -44,7 +43,7 @@ def checked(name: str, result: Experiment) -> None:
 @pytest.mark.parametrize("name", VERDICTS)
 def test_on_the_embedded_broker(name: str, tmp_path: Path) -> None:
     with lab_on(embedded(tmp_path), tmp_path, quick=True, sizes=(64 * KIB, 2 * MIB), rounds=2) as lab:
-        result = RUN[name](lab)
+        result = PLANS[name](lab)
         assert lab.topics == [], "an experiment deletes its topics"
     checked(name, result)
 
@@ -52,7 +51,7 @@ def test_on_the_embedded_broker(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", IN_GROUPS)
 def test_on_a_real_broker(real_address: BrokerAddress, name: str, tmp_path: Path) -> None:
     with lab_on(connect(real_address), tmp_path, quick=True) as lab:
-        result = RUN[name](lab)
+        result = PLANS[name](lab)
         assert lab.topics == []
     checked(name, result)
 

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests import servers
-from tests.benchmarks.compare import schedule
+from tests.benchmarks.compare import runner
 from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.main import main
 from tests.benchmarks.compare.model import MODES, Experiment
@@ -82,7 +82,7 @@ def test_what_an_experiment_leaves_is_removed(monkeypatch, tmp_path, error):
         seen.append((lab.topics, lab.store_objects(), lab._workers))
         return Experiment("after", "after", {}, {}, "agrees", "")
 
-    monkeypatch.setattr(schedule, "PLANS", (schedule.Plan("untidy", untidy), schedule.Plan("after", after)))
+    monkeypatch.setattr(runner, "PLANS", {"untidy": untidy, "after": after})
     if error is None:
         assert [each["name"] for each in compare(Options(sizes=(64 * KIB,)))["experiments"]] == ["untidy", "after"]
         assert seen == [([], 0, [])]

@@ -14,7 +14,6 @@ REACH_THE_SERVER = (
     "test_failed_write_leaves_nothing",
     "test_vanished_payload_is_not_found",
     "test_ranges_are_those_of_the_payload",
-    "test_range_of_a_vanished_payload_is_not_found",
     "test_range_that_is_not_there_is_an_error",
     "test_threads_share_a_store",
     "test_one_payload_may_have_many_readers",

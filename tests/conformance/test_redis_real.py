@@ -15,7 +15,6 @@ class TestRedisStore(RedisConformance):
 @only(
     *REACH_THE_SERVER,
     "test_damaged_payload_is_an_error",
-    "test_damaged_payload_is_an_error_before_the_end_of_the_file",
     "test_hostile_pointer_is_refused_before_any_io",
     "test_any_destination_makes_a_good_key",
 )

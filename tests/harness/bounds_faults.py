@@ -26,7 +26,7 @@ def decodes_at_once() -> None:
     """Decode a message when it is received."""
 
     def decoded(cc: Any, content: memoryview, destination: str) -> Literal:
-        return Literal(memoryview(cc._current().unpacker.content(content, destination=destination)))
+        return Literal(memoryview(cc.opened.unpacker.content(content, destination=destination)))
 
     _plant(dispatch, "_encoded", decoded)
 

@@ -405,20 +405,28 @@ class TestTheHarness:
     def reports(self, name, text):
         return any(text in each for each in faults(SUBJECTS[name]))
 
-    def test_a_message_that_is_being_read_is_dropped(self, monkeypatch):
+    def test_a_message_is_taken_before_the_last_suspension(self, monkeypatch):
+        take = AsyncPulsarConsumer._next
+
         async def next_message(self):
-            async with self._one_at_a_time:
-                while (reading := self._take()) is None:
-                    await self._step()
-            await in_thread(reading.message.read)
-            return reading.message
+            message = await take(self)
+            await asyncio.sleep(0)
+            return message
 
         monkeypatch.setattr(AsyncPulsarConsumer, "_next", next_message)
         assert self.reports("Pulsar receive", "a later call hangs")
 
-    def test_a_call_that_waits_does_not_notice_a_message_that_comes_back(self, monkeypatch):
-        deaf = property(lambda self: asyncio.get_running_loop().create_future(), lambda self, future: None)
-        monkeypatch.setattr(AsyncPulsarConsumer, "_is_back", deaf, raising=False)
+    def test_a_cancelled_call_keeps_the_lock(self, monkeypatch):
+        async def next_message(self):
+            await self._one_at_a_time.acquire()
+            self._calls += 1
+            while (message := self._blocking.take_read()) is None:
+                await self._step()
+            self._calls -= 1
+            self._one_at_a_time.release()
+            return message
+
+        monkeypatch.setattr(AsyncPulsarConsumer, "_next", next_message)
         assert self.reports("receive_of_the_only_message", "a later call hangs")
 
     def test_a_future_stays_open(self, monkeypatch):

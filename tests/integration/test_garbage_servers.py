@@ -255,6 +255,6 @@ class TestPulsarAndS3:
     def test_the_web_service_is_needed_and_topics_must_exist(self, lab, pulsar_broker):
         lab.write(1)
         assert "there is no topic persistent://public/default/" in lab.refuse()
-        lab.arguments = lab.arguments[:3] + lab.arguments[5:]
+        lab.arguments = lab.arguments[:5] + lab.arguments[7:]
         assert "--admin-url" in lab.refuse()
         assert len(lab.stored) == 1

@@ -155,20 +155,6 @@ class TestAborts:
         assert lab.topic in record.getMessage()
         assert "position 1" in record.getMessage()
 
-    def test_on_abort_dead_letter_reports_the_payload_once(self, lab):
-        rest = self.send(lab, b"victim")
-        consumer = lab.consumer(cc=lab.claimcheck("external", chunking={"on_abort": "dead_letter"}))
-        (bad,) = receive(consumer, 1)
-        lab.send_raw(*rest, key=b"victim")
-        lab.send_raw(b"end")
-
-        (end,) = receive(consumer, 1)
-        consumer.commit(message=end, asynchronous=False)
-
-        assert is_incomplete(bad)
-        assert (bad.offset(), bad.last_offset, bad.key()) == (0, 1, b"victim")
-        assert (end.value(), lab.committed().offset) == (b"end", lab.end())
-
 
 def test_chunks_of_another_key_never_mix_with_a_payload(lab):
     identity = str(uuid.uuid4())

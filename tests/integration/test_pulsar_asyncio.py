@@ -217,6 +217,33 @@ def test_two_tasks_that_receive_get_each_message_once(lab):
     asyncio.run(main())
 
 
+def test_receives_at_once_read_concurrently_and_return_in_order(lab):
+    """Otherwise a cumulative acknowledgement would cover a payload that nobody has."""
+
+    async def main():
+        gate, started, store = threading.Event(), [], lab.cc.store("m")
+        read = store.read
+
+        def slow(pointer):
+            started.append(pointer)
+            if len(started) == 1:
+                gate.wait(30)
+            return read(pointer)
+
+        async with wrapped(lab) as (producer, consumer):
+            payloads = [content(3 * LIMIT, 0), content(20, 1), content(3 * LIMIT, 2)]
+            for payload in payloads:
+                await producer.send(payload)
+            store.read = slow
+            receiving = [asyncio.ensure_future(consumer.receive()) for _ in payloads]
+            done, _ = await asyncio.wait(receiving, timeout=1)
+            assert (len(done), len(started)) == (0, 2)
+            gate.set()
+            assert [message.data() for message in await asyncio.gather(*receiving)] == payloads
+
+    asyncio.run(main())
+
+
 def test_the_loop_goes_on_while_a_payload_is_stored_and_read(lab):
     async def main():
         async with wrapped(lab) as (producer, consumer):

@@ -265,20 +265,6 @@ class TestWriters:
         consumer.acknowledge(message)
         lab.settled()
 
-    def test_aborted_payloads_go_to_the_dead_letters_if_configured(self, lab):
-        cc = lab.claimcheck("external", chunking={"on_abort": "dead_letter"})
-        aside = lab.client.create_producer(f"{lab.topic}-dlq")
-        consumer = lab.consumer(cc=cc, wrap={"dead_letter_producer": aside})
-        native = lab.client.create_producer(lab.topic)
-        for message in (chunk(1, 0, 2, b"a"), encode_abort(UUID.format(1))):
-            native.send(message)
-
-        assert nothing_comes(consumer)
-
-        lab.settled()
-        letters = rig_on(lab, f"{lab.topic}-dlq").subscribe()
-        assert [letter.data() for letter in receive(letters, 2)] == [chunk(1, 0, 2, b"a"), encode_abort(UUID.format(1))]
-
 
 @pytest.mark.parametrize("wrap", [AsyncPulsarConsumer, AsyncPulsarReader])
 def test_a_path_instead_of_a_claimcheck_is_refused(lab, wrap):

@@ -9,7 +9,7 @@ import pulsar.asyncio
 import pytest
 
 from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
-from claimcheck.testing._faults import FaultyStore
+from claimcheck.testing import FaultyStore
 from claimcheck.transports.pulsar import (
     AsyncPulsarConsumer,
     AsyncPulsarReader,

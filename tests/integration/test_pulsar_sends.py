@@ -117,13 +117,11 @@ class TestLimit:
     [
         ("max_message_bytes", 0),
         ("max_message_bytes", "5 MiB"),
-        ("window_bytes", -1),
         ("deadline_seconds", 0),
         ("deadline_seconds", float("nan")),
         ("deadline_seconds", float("inf")),
         ("deadline_seconds", "60"),
         ("deadline_seconds", True),
-        ("window_bytes", True),
     ],
 )
 def test_numbers_that_make_no_sense(lab, option, found):
@@ -212,7 +210,8 @@ class TestRefused:
         assert nothing_comes(consumer)
 
     def test_chunks_that_break_off_are_aborted_and_the_error_says_how_many_went(self, lab):
-        consumer, producer = lab.consumer(), lab.producer("chunking", wrap={"window_bytes": 1})
+        consumer, producer = lab.consumer(), lab.producer("chunking")
+        producer._bounded.window_bytes = 1
         real, calls = producer._raw.send_async, []
 
         def breaks(data, callback, **options):

@@ -122,18 +122,6 @@ class ChunkConformance(TransportKit):
         assert harness.take() == [content(600)]
         harness.assert_finished()
 
-    @requires("dead_letters")
-    def test_aborted_chunks_may_be_dead_letters(self, harness: Harness) -> None:
-        """With ``on_abort: dead_letter`` they are kept."""
-        harness.subscribe(chunking={"on_abort": "dead_letter"}, dead_letters=True)
-        identity = new_uuid()
-        first = chunks_of(content(600), 3, identity)[0]
-        harness.append(first, encode_abort(identity))
-
-        harness.assert_finished()
-
-        assert first in harness.dead_letters()
-
     # Contradictions --------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("what", ["other bytes", "another count"])

@@ -18,7 +18,7 @@ from claimcheck._wire.pointer import encode as encode_pointer_data
 from claimcheck.errors import ClaimCheckError
 from claimcheck.hooks import Event
 from claimcheck.stores.memory import MemoryStore
-from claimcheck.testing._faults import FaultyStore
+from claimcheck.testing import FaultyStore
 
 _POLL_SECONDS = 0.02  # a broker sends no event about its backlog
 

@@ -199,7 +199,7 @@ class World:
                 file.seek(start)
                 found = file.read(length)
         else:
-            found = self.reader._messages.store_of(pointer).read_range(pointer, start, length)
+            found = self.reader.opened.messages.store_of(pointer).read_range(pointer, start, length)
         if not any(found == original[start : start + length] for original in allowed):
             raise NotOriginalError(f"{len(found)} other bytes from {start}")
 

@@ -106,7 +106,7 @@ def fuzz_statements() -> Callable[[bytes], object]:
 
 
 def fuzz_content() -> Callable[[bytes], object]:
-    unpacker = opened(limits={"max_payload_bytes": 100_000})._current().unpacker
+    unpacker = opened(limits={"max_payload_bytes": 100_000}).opened.unpacker
 
     def content(data: bytes) -> object:
         payload = unpacker.content(memoryview(data), destination="Straße")

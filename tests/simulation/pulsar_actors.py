@@ -37,7 +37,8 @@ class Sender(Actor):
         self.client = ProducerClient(self.broker, self.process, self.faults)
         cc = self.configured(self.scheduler.choice(STRATEGIES))
         window = self.scheduler.choice((1, 700, 1 << 20))
-        self.producer = PulsarProducer(self.client.wrapped(), cc, window_bytes=window)
+        self.producer = PulsarProducer(self.client.wrapped(), cc)
+        self.producer._bounded.window_bytes = window
 
     def end(self) -> None:
         for sent in self.broker.sent:

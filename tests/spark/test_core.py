@@ -23,7 +23,7 @@ class Getter:
     """Messages are sizes as text, with the prefix ``p`` for stored payloads; counts the bytes held."""
 
     config = from_dict({})
-    _messages = ClaimCheck(from_dict({"strategy": "inline"}))._messages
+    opened = ClaimCheck(from_dict({"strategy": "inline"})).opened
 
     def __init__(self, *, seconds: float = 0.0, declared: bool = True, bad: frozenset[bytes] = frozenset()) -> None:
         self.seconds, self.declared, self.bad = seconds, declared, bad

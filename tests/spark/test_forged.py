@@ -60,7 +60,7 @@ def config(tmp_path):
         "store": "disk",
         "stores": {
             "disk": {"type": "filesystem", "path": str(tmp_path / "claims")},
-            "objects": {"type": "obstore", "url": (tmp_path / "claims").as_uri()},
+            "objects": {"type": "obstore", "url": "memory:///claims"},
             "cold": {"type": "redis", "url": "redis://:${CLAIMCHECK_TEST_NOT_SET}@localhost"},
             "tape": {"type": f"{__name__}:TapeStore"},
             "away": {"type": "filesystem", "path": str(tmp_path / "not mounted")},

@@ -7,7 +7,7 @@ import pytest
 from claimcheck._config_file import from_dict
 from claimcheck.errors import ConfigError
 from claimcheck.spark import resolve
-from claimcheck.spark._paths import check_store_paths, is_one_machine
+from claimcheck.spark._columns import check_store_paths, is_one_machine
 from tests.real.spark_home import spark_home
 from tests.spark import shipping_rig
 

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from claimcheck.spark.sources._pulsar_admission import Budget, Entry, Spent, _end
+from claimcheck.spark.sources._pulsar_admission import _UNLIMITED, Amount, _end
 from claimcheck.spark.sources._pulsar_client import IN_PARALLEL, in_parallel
-from claimcheck.spark.sources._pulsar_reader import NOTHING, split
+from claimcheck.spark.sources._pulsar_reader import split
 from claimcheck.spark.sources._source import OffsetRange
+from claimcheck.transports.pulsar._queries import NOTHING
 
 LEDGERS = st.dictionaries(st.integers(1, 30), st.integers(1, 20), min_size=1, max_size=6)
 
@@ -59,23 +60,30 @@ def test_ledgers_of_unknown_size_stay_whole():
 
 @pytest.mark.parametrize("rows", [1, 999, 1000])
 def test_a_batch_with_more_rows_than_the_limit_is_the_end(rows):
-    entries = [Entry((1, number), 1000, 0) for number in range(3)]
+    entries = [((1, number), Amount(1000, 0)) for number in range(3)]
 
-    end, spent = _end(entries, OffsetRange("p", NOTHING, (1, 2)), Budget(rows), unknown, sample=50, is_first=True)
+    end, spent = _end(
+        entries, OffsetRange("p", NOTHING, (1, 2)), Amount(rows, _UNLIMITED), unknown, sample=50, is_first=True
+    )
 
-    assert (end, spent) == ((1, 0), Spent(1000))
+    assert (end, spent) == ((1, 0), Amount(1000))
 
 
 @pytest.mark.parametrize(("size", "read"), [(5000, 50), (4999, 5001)], ids=["in this ledger", "beyond it"])
 def test_rows_are_estimated_in_a_ledger_that_has_enough_entries(size, read):
-    entries = (Entry((1, number) if number < size else (2, number - size), 1, 0) for number in count())
+    entries = (((1, number) if number < size else (2, number - size), Amount(1, 0)) for number in count())
 
     _, spent = _end(
-        entries, OffsetRange("p", NOTHING, (9, 9)), Budget(5000), lambda _: {1: size}, sample=50, is_first=True
+        entries,
+        OffsetRange("p", NOTHING, (9, 9)),
+        Amount(5000, _UNLIMITED),
+        lambda _: {1: size},
+        sample=50,
+        is_first=True,
     )
 
-    assert spent == Spent(5000)
-    assert next(entries).position == ((1, read) if read < size else (2, read - size))
+    assert spent == Amount(5000)
+    assert next(entries)[0] == ((1, read) if read < size else (2, read - size))
 
 
 def test_calls_that_have_not_begun_when_one_fails_are_skipped():

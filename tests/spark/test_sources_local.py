@@ -10,7 +10,7 @@ from claimcheck.config import HEADER
 from claimcheck.errors import ConfigError
 from claimcheck.spark import resolve
 from claimcheck.spark.sources import _check_version, register
-from claimcheck.spark.sources._pulsar_admission import Budget, Entry, Scale, Spent, share, take
+from claimcheck.spark.sources._pulsar_admission import _UNLIMITED, Amount, share, take, weigh
 from claimcheck.transports.local import LocalBroker, LocalProducer
 from tests.docs_pages import run
 from tests.spark.sources_child import read
@@ -183,11 +183,11 @@ def test_an_old_pyspark_is_refused_with_what_to_do():
 
 
 def test_a_share_takes_whole_entries_and_always_one():
-    entries = [Entry(n, 10, 100) for n in range(5)]
+    entries = [(n, Amount(10, 100)) for n in range(5)]
 
-    assert [position for position, _ in take(entries, Budget(25, None))] == [0, 1]
-    assert [position for position, _ in take(entries, Budget(None, 99))] == [0]
-    assert list(take(entries, Budget(1, 1))) == [(0, Spent(10, 100))]
+    assert [position for position, _ in take(entries, Amount(25, _UNLIMITED))] == [0, 1]
+    assert [position for position, _ in take(entries, Amount(_UNLIMITED, 99))] == [0]
+    assert list(take(entries, Amount(1, 1))) == [(0, Amount(10, 100))]
 
 
 def test_what_small_partitions_leave_is_for_large_ones():
@@ -196,11 +196,11 @@ def test_what_small_partitions_leave_is_for_large_ones():
     def end_of(name, begin, budget):
         rounds.append(name)
         end = min(last[name], begin + budget.rows)
-        return end, Spent(end - begin)
+        return end, Amount(end - begin)
 
     def within(rows):
         rounds.clear()
-        return share(dict.fromkeys(last, 0), last, Budget(rows, None), end_of)
+        return share(dict.fromkeys(last, 0), last, Amount(rows, _UNLIMITED), end_of)
 
     assert within(61) == {"a": 3, "b": 9, "c": 24, "d": 24}
     assert rounds == [*"abcd", *"cd"]  # finished partitions are not read again
@@ -208,14 +208,14 @@ def test_what_small_partitions_leave_is_for_large_ones():
 
 
 def test_a_later_round_takes_no_entry_that_is_over_the_budget():
-    entries = {"a": [Entry(1, 1, 10)], "b": [Entry(n, 1, 60) for n in (1, 2, 3)]}
+    entries = {"a": [(1, Amount(1, 10))], "b": [(n, Amount(1, 60)) for n in (1, 2, 3)]}
 
     def end_of(name, begin, budget):
-        rest = [each for each in entries[name] if each.position > begin]
-        return [(begin, Spent()), *take(rest, budget, least=begin == 0)][-1]
+        rest = [each for each in entries[name] if each[0] > begin]
+        return [(begin, Amount()), *take(rest, budget, least=begin == 0)][-1]
 
     def within(size):
-        return share({"a": 0, "b": 0}, {"a": 1, "b": 3}, Budget(None, size), end_of)
+        return share({"a": 0, "b": 0}, {"a": 1, "b": 3}, Amount(_UNLIMITED, size), end_of)
 
     assert within(130) == {"a": 1, "b": 2}
     assert within(129) == {"a": 1, "b": 1}
@@ -235,8 +235,8 @@ def test_the_documented_limit_for_kafka_counts_payloads(sources, broker, config_
 
 def test_a_pointer_weighs_what_it_points_at(config, send):
     [pointer] = send(LARGE)
-    scale = Scale.of(claimcheck.from_dict(config).config)
+    known = claimcheck.from_dict(config).config
 
-    assert scale.weigh(pointer, len(pointer)) == len(LARGE)
-    assert scale.weigh(pointer[:60], 60) == 60  # damaged: it weighs as much as itself
-    assert (scale.weigh(SMALL, 5), scale.weigh(None, 0)) == (5, 0)
+    assert weigh(pointer, len(pointer), known) == len(LARGE)
+    assert weigh(pointer[:60], 60, known) == 60  # damaged: it weighs as much as itself
+    assert (weigh(SMALL, 5, known), weigh(None, 0, known)) == (5, 0)

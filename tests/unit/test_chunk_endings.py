@@ -277,15 +277,14 @@ def test_many_abort_envelopes_are_one_warning_in_a_minute(caplog):
     ]
 
 
-@pytest.mark.parametrize("action", ["ack", "dead_letter"])
-def test_an_abort_envelope_ends_the_chunks_of_its_writer(action):
-    rig = Rig(on_abort=action)
+def test_an_abort_envelope_ends_the_chunks_of_its_writer():
+    rig = Rig()
     rig.chunk(A, 0, 3, key="k")
     [dropped] = rig.abort(A, key="k")
     [tail] = rig.chunk(A, 1, 3, key="k")
     assert [(each.reason, each.action, each.handles) for each in (dropped, tail)] == [
-        ("aborted", action, (0, 1)),
-        ("aborted", action, (2,)),
+        ("aborted", "ack", (0, 1)),
+        ("aborted", "ack", (2,)),
     ]
 
 

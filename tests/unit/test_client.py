@@ -117,7 +117,7 @@ def test_closing_keeps_payloads_and_opens_again():
 
 def test_what_was_prepared_before_closing_does_not_use_a_closed_store():
     cc = claimcheck.from_dict(CONFIG)
-    pointer, store, messages = cc.store("hot").write(BIG), cc.store("hot"), cc._messages
+    pointer, store, messages = cc.store("hot").write(BIG), cc.store("hot"), cc.opened.messages
     store.joined_bytes = len(BIG)
     assert messages.join(pointer) == store._request
 
@@ -258,7 +258,7 @@ def test_plans_do_not_pile_up_with_the_destinations(monkeypatch):
     cc = claimcheck.from_dict(CONFIG)
     for number in range(100):
         cc.outbound(b"x", destination=f"topic-{number}")
-    assert len(cc._current().plans.known) <= 10
+    assert len(cc.opened.plans.known) <= 10
 
 
 def test_an_override_may_pause_longer_for_the_same_store():

@@ -178,7 +178,9 @@ class Client:
 
 
 def window(client, window_bytes=30, deadline_seconds=5.0):
-    return InFlightWindow(BoundedProducer(client, deadline_seconds), window_bytes)
+    producer = BoundedProducer(client, deadline_seconds)
+    producer.window_bytes = window_bytes
+    return InFlightWindow(producer)
 
 
 class TestInFlightWindow:

@@ -18,6 +18,7 @@ from claimcheck.errors import (
 )
 from claimcheck.stores.redis import RedisStore
 from claimcheck.stores.redis import _segments as redis_segments
+from claimcheck.stores.redis._replies import Replies
 from claimcheck.stores.redis._server import Borrowed
 from tests.unit.scripted_redis import bulk, scripted_redis
 
@@ -339,15 +340,15 @@ class TestOfOneSmallSegment:
 
     def test_an_interrupted_wait_ends_before_the_deletion(self, store, monkeypatch):
         """Otherwise the server could store it afterwards."""
-        calls, receive = [], Borrowed.receive
+        calls, expect = [], Replies.expect
 
-        def interrupted(borrowed):
+        def interrupted(replies, line):
             calls.append("receive")
             if len(calls) == 1:
                 raise KeyboardInterrupt
-            return receive(borrowed)
+            expect(replies, line)
 
-        monkeypatch.setattr(Borrowed, "receive", interrupted)
+        monkeypatch.setattr(Replies, "expect", interrupted)
         monkeypatch.setattr(store, "_delete", lambda pointer: calls.append("delete"))
 
         with pytest.raises(KeyboardInterrupt):
@@ -424,7 +425,7 @@ class TestWriting:
             store.write(PAYLOAD)
 
     def test_never_quotes_the_payload(self, store, medium):
-        medium.answers("SET", 0, b"-OOM command not allowed when used memory > 'maxmemory'.\r\n")
+        medium.always("SET", 0, b"-OOM command not allowed when used memory > 'maxmemory'.\r\n")
 
         with pytest.raises(StoreError) as caught:
             store.write(b"top secret")

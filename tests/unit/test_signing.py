@@ -207,12 +207,12 @@ class TestAge:
     @pytest.mark.parametrize("strategy", ["external", "chunking"])
     def test_an_old_message_is_refused(self, strategy, monkeypatch):
         cc = configured(strategy)
-        seal = cc._current().seal
+        seal = cc.opened.seal
         seal._clock = lambda: NOW
         cc.store("hot").context = replace(cc.store("hot").context, clock=lambda: NOW)
         envelopes, _ = sent(cc)
         reader = configured(signing=SIGNING | {"max_age_seconds": 60})
-        clock = reader._current().seal
+        clock = reader.opened.seal
         clock._clock = lambda: NOW + 60
         assert received(reader, envelopes)[0].payload == BIG
         clock._clock = lambda: NOW + 60.01

@@ -162,13 +162,13 @@ def test_repr_tells_the_state_and_no_bytes():
 
 
 class Message:
-    """A message whose size may be known only later."""
+    """A message whose size may be known only later; it is also its own stored payload."""
 
     def __init__(self, held_bytes):
-        self.held_bytes = self.stored_bytes = held_bytes
-        self.started = False
+        self.held_bytes = self.size = held_bytes
+        self.stored, self.started = self, False
 
-    def fetch(self, executor):
+    def prefetch(self, threads):
         self.started = True
 
 
@@ -203,7 +203,7 @@ class Arriving(Message):
 
     def __init__(self, size=10):
         super().__init__(size)
-        self.on_get = lambda before: None
+        self.on_get = lambda: None
 
     def watch(self, on_get):
         self.on_get = on_get
@@ -236,7 +236,7 @@ class Consumer:
             message = self.receive(**arguments)
             ahead.append(len(self.waiting))
             if requests:
-                message.on_get(False)
+                message.on_get()
         return ahead
 
 
@@ -310,25 +310,25 @@ class TestWatch:
 
     def test_a_request_is_reported_once(self):
         payload, requests = StoredPayload(Source()), []
-        payload.watch(requests.append)
+        payload.watch(lambda: requests.append(True))
         assert requests == []
         payload.get(), payload.get()
-        assert requests == [False]
+        assert requests == [True]
 
     def test_one_that_was_read_before_it_is_watched(self):
         """For an event loop a payload is read before its message is delivered."""
         payload, requests = StoredPayload(Source()), []
         payload.read()
-        payload.watch(requests.append)
+        payload.watch(lambda: requests.append(True))
         assert requests == [True]
 
     def test_a_request_that_fails_is_a_request(self):
         payload, requests = StoredPayload(Source(outage())), []
-        payload.watch(requests.append)
+        payload.watch(lambda: requests.append(True))
         for _ in range(2):
             with pytest.raises(StoreUnavailableError):
                 payload.get()
-        assert requests == [False]
+        assert requests == [True]
 
 
 def test_reading_ahead_of_a_pointer_to_an_unknown_store_is_the_error_of_that_message_alone():

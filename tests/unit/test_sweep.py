@@ -111,17 +111,6 @@ class TestVerdicts:
 
 
 class TestRuns:
-    def test_a_limit_ends_it_and_the_next_one_finds_the_rest(self, memory, clock):
-        for _ in range(10):
-            memory.write(b"payload")
-        clock.sleep(100)
-
-        first = sweep(memory, clock, limit=4)
-        rest = sweep(memory, clock)
-
-        assert (first.deleted, first.finished) == (4, False)
-        assert (rest.scanned, rest.deleted, rest.finished) == (6, 6, True)
-
     def test_after_an_interruption_the_next_one_finds_the_rest(self, memory, clock):
         for _ in range(2500):
             memory.write(b"")
@@ -207,9 +196,7 @@ class TestRuns:
         assert (events[-1].store, events[-1].expired, events[-1].deleted) == ("mine", 1, 0)
         assert isinstance(events[-1].error, StoreUnavailableError)
 
-    @pytest.mark.parametrize(
-        "options", [{"grace_seconds": -1}, {"grace_seconds": float("nan")}, {"limit": 0}, {"rate": 0}]
-    )
+    @pytest.mark.parametrize("options", [{"grace_seconds": -1}, {"grace_seconds": float("nan")}, {"rate": 0}])
     def test_wrong_options(self, options):
         with pytest.raises(ConfigError, match=next(iter(options))):
             Sweep(**options)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from claimcheck._validation import fail
 from claimcheck.errors import import_vendor
-from claimcheck.spark._paths import is_one_machine
-from claimcheck.spark.sources._errors import (
+from claimcheck.spark._columns import is_one_machine
+from claimcheck.spark.sources._options import (
     AccessError,
     DataLossError,
     ForeignMessageError,

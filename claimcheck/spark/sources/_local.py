@@ -11,10 +11,8 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from claimcheck._validation import fail
-from claimcheck.spark._columns import HEADERS_TYPE
-from claimcheck.spark._paths import check_absolute
-from claimcheck.spark.sources._errors import DataLossError
-from claimcheck.spark.sources._options import TEXT, Values, require
+from claimcheck.spark._columns import HEADERS_TYPE, check_absolute
+from claimcheck.spark.sources._options import TEXT, DataLossError, Values, require
 from claimcheck.spark.sources._source import Checkpoint, OffsetRange, TopicSource, TopicStreamReader
 from claimcheck.transports.local import LocalBroker, LocalMessage
 from claimcheck.transports.local._database import local_cluster

@@ -1,4 +1,7 @@
-"""The options of sources and sinks: Spark passes texts with names in any case. They are checked before any I/O."""
+"""The options of sources and sinks, checked before any I/O, and the errors that end their queries.
+
+Spark passes options as texts with names in any case. It shows class and text of the error that ended a query.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from claimcheck._validation import did_you_mean, fail
+from claimcheck.errors import TransportError
 
 _OF_SPARK = {"checkpointlocation", "queryname"}  # which Spark passes with the options of a sink
 _MAX_SECONDS = 86_400
@@ -87,3 +91,37 @@ TEXT = OptionType(_text, "text")
 COUNT = OptionType(_count, f"an integer of at least 1, and at most {_MAX_COUNT}")
 SECONDS = OptionType(_seconds, f"a number of seconds above 0 and at most {_MAX_SECONDS}")
 TRUTH = OptionType(lambda text: ("false", "true").index(text.lower()) == 1, "'true' or 'false'")
+
+
+# Errors -----------------------------------------------------------------------------------------------------------
+
+
+class AccessError(TransportError):
+    """The broker refuses this process, or its certificate is not trusted. Nothing is committed.
+
+    The text names the option to change. It contains no part of a token.
+    """
+
+
+class DataLossError(TransportError):
+    """The messages after the checkpoint are no longer in the topic. Nothing was read, and the checkpoint is kept."""
+
+
+class ForeignMessageError(TransportError):
+    """A message that this source cannot read. Nothing of its micro-batch is committed, and the checkpoint is kept."""
+
+
+class SubscriptionBusyError(TransportError):
+    """Another consumer holds the subscription of this query, perhaps a second run of it. Nothing was read."""
+
+    retryable = True
+
+
+class RowSendError(TransportError):
+    """A row was not sent, or the result is unknown; other rows of its task may have been sent.
+
+    Attributes:
+        row: Its number in its task, from 0.
+    """
+
+    row = None

@@ -18,10 +18,19 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 from claimcheck._validation import fail
 from claimcheck.config import Config
-from claimcheck.spark._paths import check_store_paths, check_writing
+from claimcheck.spark._columns import check_store_paths, check_writing
 from claimcheck.spark._worker import as_config
-from claimcheck.spark.sources._errors import SubscriptionBusyError
-from claimcheck.spark.sources._options import COUNT, SECONDS, TEXT, TRUTH, OptionType, Values, parse, require
+from claimcheck.spark.sources._options import (
+    COUNT,
+    SECONDS,
+    TEXT,
+    TRUTH,
+    OptionType,
+    SubscriptionBusyError,
+    Values,
+    parse,
+    require,
+)
 from claimcheck.spark.sources._pulsar_admission import limited, newer
 from claimcheck.spark.sources._pulsar_client import (
     CONNECTION_OPTIONS,
@@ -36,7 +45,6 @@ from claimcheck.spark.sources._pulsar_client import (
 )
 from claimcheck.spark.sources._pulsar_reader import (
     COLUMNS,
-    NOTHING,
     NativeId,
     Offsets,
     Position,
@@ -44,13 +52,12 @@ from claimcheck.spark.sources._pulsar_reader import (
     from_json,
     message_id_at,
     split,
-    split_name,
     to_json,
     unfiltered,
 )
 from claimcheck.spark.sources._pulsar_sink import BatchSink, Columns, StreamSink
 from claimcheck.spark.sources._source import Checkpoint, OffsetRange, TopicSource, TopicStreamReader
-from claimcheck.transports.pulsar._queries import MAX_MESSAGE_BYTES, full_name, vendor
+from claimcheck.transports.pulsar._queries import MAX_MESSAGE_BYTES, NOTHING, full_name, split_partition, vendor
 
 if TYPE_CHECKING:
     import pulsar
@@ -99,7 +106,7 @@ class PulsarSource(TopicSource):
             min_partitions=values.get("minPartitions", 1),
             max_rows=values.get("maxRowsPerTrigger"),
             max_payload_bytes=values.get("maxPayloadBytesPerTrigger"),
-            config=None if config is None else as_config(config),
+            config=Config() if config is None else as_config(config),
         )
 
     def _stream_reader(self, values: Values, schema: StructType) -> _PulsarStreamReader:
@@ -147,7 +154,7 @@ def _topics(values: Values) -> tuple[str, ...]:
     for name in names:
         if not _TOPIC.fullmatch(name):
             fail("topic", found=repr(name), expected="persistent://tenant/namespace/topic, or the last part of it")
-        if split_name(name)[0] != name and split_name(name)[0] in names:
+        if split_partition(name)[0] != name and split_partition(name)[0] in names:
             fail("topic", found=f"{name!r}, a partition of a topic that is named, too", expected="each message once")
     return tuple(names)
 
@@ -262,7 +269,9 @@ class Subscriptions:
 
     def release(self, offsets: Offsets) -> None:
         """Acknowledge what is committed, except the last entry: while it exists, nothing after it was deleted."""
-        read = {name: position for name, position in offsets.items() if {name, split_name(name)[0]} & set(self._topics)}
+        read = {
+            name: position for name, position in offsets.items() if {name, split_partition(name)[0]} & set(self._topics)
+        }
         new = read.items() - self._committed.items()
         self._committed.update(read)
         # -1, before the first entry of a ledger, acknowledges all ledgers before it.

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from claimcheck._validation import fail
 from claimcheck.errors import TransportError
-from claimcheck.spark.sources._errors import AccessError
-from claimcheck.spark.sources._options import SECONDS, TEXT, TRUTH, OptionType, Values
+from claimcheck.spark.sources._options import SECONDS, TEXT, TRUTH, AccessError, OptionType, Values
 from claimcheck.transports.pulsar._queries import AdminClient, AdminError, topic_path, vendor
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import logging
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from claimcheck.config import Config
 from claimcheck.spark._columns import MAP_TYPE
-from claimcheck.spark.sources._errors import AccessError, DataLossError, ForeignMessageError
+from claimcheck.spark.sources._options import AccessError, DataLossError, ForeignMessageError
 from claimcheck.spark.sources._pulsar_client import (
     Connection,
     check_topic,
@@ -32,7 +31,7 @@ from claimcheck.spark.sources._pulsar_client import (
     transport_error,
 )
 from claimcheck.spark.sources._source import Checkpoint, OffsetRange
-from claimcheck.transports.pulsar._queries import vendor
+from claimcheck.transports.pulsar._queries import NOTHING, split_partition, vendor
 
 if TYPE_CHECKING:
     import pulsar
@@ -58,7 +57,6 @@ _BATCH_ROWS = 8192
 _BATCH_BYTES = 8 << 20  # and at most one message more; Spark copes with 16 MiB
 _PER_MESSAGE_BYTES = 100
 
-_PARTITION = re.compile(r"(.+)-partition-(\d+)")
 
 _log = logging.getLogger(__name__)
 
@@ -70,9 +68,6 @@ Offsets = dict[str, Position]
 
 Range = OffsetRange[Position]
 """The entries after ``start``, which must still exist, up to and including ``end``; `NOTHING` is before the first."""
-
-NOTHING: Position = (-1, -1)
-"""Before all entries."""
 
 _Span = tuple[int, int, int]  # a ledger, and the first and last of its entries
 
@@ -91,17 +86,11 @@ def to_json(offsets: Offsets) -> Checkpoint:
     return {name: list(offsets[name]) for name in sorted(offsets)}
 
 
-def split_name(partition: str) -> tuple[str, int]:
-    """Split the name of a partition into the topic's name and the partition's number, -1 without one."""
-    match = _PARTITION.fullmatch(partition)
-    return (match[1], int(match[2])) if match else (partition, -1)
-
-
 def message_id_at(partition: str, position: Position) -> pulsar.MessageId:
     """Return the id of an entry; the earliest one for `NOTHING`."""
     if position == NOTHING:
         return vendor().MessageId.earliest
-    return vendor().MessageId(split_name(partition)[1], *position, -1)
+    return vendor().MessageId(split_partition(partition)[1], *position, -1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +105,7 @@ class PulsarLog:
     min_partitions: int = 1
     max_rows: int | None = None
     max_payload_bytes: int | None = None
-    config: Config | None = None
+    config: Config = Config()  # noqa: RUF009 - frozen
 
     @property
     def limit(self) -> ReadLimit:
@@ -146,7 +135,7 @@ class PulsarLog:
         return split(ranges, self.min_partitions, partial(ledger_sizes, self.connection))
 
     def batches(self, offsets: Range, schema: pa.Schema, /) -> Iterator[pa.RecordBatch]:
-        topic = split_name(offsets.partition)
+        topic = split_partition(offsets.partition)
         received: list[Received] = []
         size = 0
         for each in read_messages(client_for(self.connection), offsets, self):

@@ -22,7 +22,7 @@ from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError
 from claimcheck.spark._columns import HEADERS_TYPE, MAP_TYPE, row_source
 from claimcheck.spark._worker import claim_check
-from claimcheck.spark.sources._errors import RowSendError
+from claimcheck.spark.sources._options import RowSendError
 from claimcheck.spark.sources._pulsar_client import Connection, client_errors, client_for, web_service
 from claimcheck.transports.pulsar._producer import PulsarProducer
 from claimcheck.transports.pulsar._queries import vendor

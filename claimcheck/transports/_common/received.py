@@ -6,7 +6,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol
 
 from claimcheck._threads import IoThreads, Join
 from claimcheck._validation import check_int
@@ -56,7 +55,7 @@ class StoredPayload:
         self._payload: bytes | None = None
         self._error: ClaimCheckError | None = None
         self._for_event_loop = False
-        self._on_get: Callable[[bool], None] | None = None
+        self._on_get: Callable[[], None] | None = None
 
     def get(self) -> bytes:
         """Return the payload; the first call reads it."""
@@ -79,10 +78,10 @@ class StoredPayload:
             join = None if self._pointer is None else self._join(self._pointer)
             self._ahead = threads.submit(self._load, join=join, request=self._pointer)
 
-    def watch(self, on_get: Callable[[bool], None]) -> None:
-        """Call a function once the payload is requested, with whether it was requested before this call."""
+    def watch(self, on_get: Callable[[], None]) -> None:
+        """Call a function once the payload is requested, or now if it was."""
         if self._payload is not None or self._error is not None:
-            on_get(True)
+            on_get()
         else:
             self._on_get = on_get
 
@@ -106,7 +105,7 @@ class StoredPayload:
         assert self._load is not None
         on_get, self._on_get = self._on_get, None
         if on_get is not None:
-            on_get(False)
+            on_get()
         try:
             payload = self._prefetched()
             if payload is None:
@@ -144,22 +143,30 @@ def _is_on_event_loop() -> bool:
 # Read-ahead ----------------------------------------------------------------------------------------------------------
 
 
-class Fetchable(Protocol):
+class Received:
     """A message that waits to be delivered; compared by identity."""
+
+    __slots__ = ()
 
     @property
     def held_bytes(self) -> int:
         """Bytes of its payload, in memory now or once it is read."""
+        raise NotImplementedError
 
     @property
-    def stored_bytes(self) -> int:
-        """Bytes that are still to be read from a store; 0 for none."""
+    def stored(self) -> StoredPayload | None:
+        """Its payload, if that is stored or encoded."""
+        raise NotImplementedError
 
-    def fetch(self, threads: IoThreads) -> None:
-        """Start reading the payload."""
+    @property
+    def is_read(self) -> bool:
+        """Whether the payload is available on an event loop without waiting for a store."""
+        return self.stored is None or self.stored.is_read
 
-    def watch(self, on_get: Callable[[bool], None]) -> None:
-        """Call a function once the application requests the payload."""
+    def read(self) -> None:
+        """Read the payload in a thread, for an event loop."""
+        if self.stored is not None:
+            self.stored.read()
 
 
 class Prefetch:
@@ -177,8 +184,8 @@ class Prefetch:
         self._max_bytes = DEFAULT_BYTES if max_bytes is None else max_bytes
         self._threads = threads
         self._held = 0
-        self._counted: dict[Fetchable, int] = {}  # as counted: some sizes are known only after the read
-        self._later: deque[Fetchable] = deque()  # not started: the limit is reached, or it is delivered next
+        self._counted: dict[Received, int] = {}  # as counted: some sizes are known only after the read
+        self._later: deque[Received] = deque()  # not started: the limit is reached, or it is delivered next
         self._follows_pointer = False  # the message that was delivered last
         self._delivered = 0  # stored payloads, by the last receive call
         self._requested = False  # one of them
@@ -191,7 +198,7 @@ class Prefetch:
             return False
         return self._held < self._max_bytes and not self._later
 
-    def add(self, message: Fetchable) -> None:
+    def add(self, message: Received) -> None:
         """Start reading a payload, now or once there is room for it; one that is delivered next is not read ahead."""
         if self._is_on:
             self._later.append(message)
@@ -204,19 +211,19 @@ class Prefetch:
             self._is_on = self.always
         self._delivered, self._requested = 0, False
 
-    def deliver(self, message: Fetchable) -> None:
+    def deliver(self, message: Received) -> None:
         """Note that the application receives a message."""
-        self._follows_pointer = message.stored_bytes > 0
-        if self._may_begin and self._follows_pointer:
+        self._follows_pointer = message.stored is not None and message.stored.size > 0
+        if self._may_begin and message.stored is not None and self._follows_pointer:
             self._delivered += 1
-            message.watch(self._note_request)
+            message.stored.watch(self._note_request)
         self.remove(message)
 
     def stop(self) -> None:
         """Never begin: messages cannot be received ahead."""
         self._may_begin = self._is_on = False
 
-    def remove(self, message: Fetchable) -> None:
+    def remove(self, message: Received) -> None:
         """Stop counting a message that was delivered or dropped."""
         if (counted := self._counted.pop(message, None)) is not None:
             self._held -= counted
@@ -233,7 +240,7 @@ class Prefetch:
         if pool is not None:
             pool.close()
 
-    def _note_request(self, _: bool) -> None:
+    def _note_request(self) -> None:
         self._requested = True
         self._is_on = self._is_on or self._may_begin
 
@@ -242,7 +249,7 @@ class Prefetch:
             message = self._later.popleft()
             self._counted[message] = message.held_bytes
             self._held += message.held_bytes
-            if message.stored_bytes:
+            if message.stored is not None and message.stored.size:
                 if self._pool is None:
                     self._pool = IoThreads(self._threads, name="claimcheck-prefetch")
-                message.fetch(self._pool)
+                message.stored.prefetch(self._pool)

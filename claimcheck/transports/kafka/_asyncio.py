@@ -161,7 +161,7 @@ class AsyncKafkaConsumer(_AsyncWrapper[KafkaConsumer]):
         while True:
             async with self._calls.exclusive():  # without an await: the caller gets the messages, or they stay queued
                 waiting = receiver.waiting(count)
-                ready = len(list(takewhile(lambda each: each.stored is None or each.stored.is_read, waiting)))
+                ready = len(list(takewhile(lambda each: each.is_read, waiting)))
                 if ready == count or is_last:
                     receiver.begin_call()
                     return receiver.hand_out(ready)

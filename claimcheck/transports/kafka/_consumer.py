@@ -49,9 +49,9 @@ class KafkaConsumer(NativeClient):
 
     Every incomplete payload ends. Its chunks are read again, at most ``chunking.max_redeliveries`` times. If it is
     still incomplete, it is returned as a message whose value raises `IncompletePayloadError`, and commits move past it.
-    If retention has removed its first records, that happens immediately. ``chunking.on_expire``, ``on_evict`` and
-    ``on_abort`` change this: ``ack`` skips the chunks, and ``dead_letter`` returns that message without reading them
-    again.
+    If retention has removed its first records, that happens immediately. ``chunking.on_expire`` and
+    ``on_evict`` change this: ``ack`` skips the chunks, and ``dead_letter`` returns that message without reading them
+    again. The chunks of a payload that its writer aborted are skipped.
 
     Not thread-safe, like the client's consumer.
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from claimcheck._receive.record import Identity, Slot
 from claimcheck._receive.resolver import Dropped, Failed, Outcome, Resolved, Resolver
-from claimcheck._threads import IoThreads
 from claimcheck._wire.envelope import Abort, Chunk
 from claimcheck.errors import IncompletePayloadError
-from claimcheck.transports._common.received import StoredPayload
+from claimcheck.transports._common.received import Received, StoredPayload
 from claimcheck.transports.kafka._client import vendor
 from claimcheck.transports.kafka._message import message_of, of_chunks, stored_of
 from claimcheck.transports.kafka._offsets import CommitMetadata, Offsets
@@ -40,7 +39,7 @@ FirstChunk = Literal["awaited", "reading", "removed"]
 
 
 @dataclass(slots=True, eq=False)
-class ReadyMessage:
+class ReadyMessage(Received):
     """A message that is ready for the caller."""
 
     partition: Partition | None
@@ -55,24 +54,9 @@ class ReadyMessage:
         return len(self.message)
 
     @property
-    def stored_bytes(self) -> int:
-        """Bytes that are still to be read from a store."""
-        return 0 if self.stored is None else self.stored.size
-
-    @property
     def stored(self) -> StoredPayload | None:
-        """The payload, if it is in a store."""
+        """Its payload, if that is stored or encoded."""
         return stored_of(self.message)
-
-    def fetch(self, threads: IoThreads) -> None:
-        """Start reading the payload."""
-        if self.stored is not None:
-            self.stored.prefetch(threads)
-
-    def watch(self, on_get: Callable[[bool], None]) -> None:
-        """Call a function once the payload is requested."""
-        if self.stored is not None:
-            self.stored.watch(on_get)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -102,8 +102,7 @@ class _AsyncReceiver(_AsyncWrapper[R]):
 
     async def _step(self) -> None:
         """Wait until a payload is read, a message is received, another call begins, or chunks may expire."""
-        if self._closed:
-            raise _asyncio_error(vendor().Result.AlreadyClosed)
+        self._check_open()
         if self._called is None or self._called.done():
             self._called = asyncio.get_running_loop().create_future()
         ready = self._start_reads()
@@ -116,6 +115,7 @@ class _AsyncReceiver(_AsyncWrapper[R]):
             self._receiving = self._receiving or asyncio.ensure_future(self._receive())
             waits.add(self._receiving)
         await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        self._check_open()
         if ready and self._reads[ready[0]].done():
             self._reads.pop(ready[0]).result()
         self._take_received()
@@ -148,6 +148,10 @@ class _AsyncReceiver(_AsyncWrapper[R]):
                 work = functools.partial(self._blocking.take, native)
         if work is not None:
             self._working = asyncio.ensure_future(asyncio.to_thread(work))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise _asyncio_error(vendor().Result.AlreadyClosed)
 
     async def _stop(self) -> None:
         """Stop receiving: callers that wait get the client's ``AlreadyClosed``."""

@@ -339,7 +339,10 @@ class PulsarConsumer(Receiver):
             )
 
     def _outcome_of(self, message: AnyMessage) -> Outcome | None:
-        return message.outcome if isinstance(message, PulsarMessage) else self._find(message)
+        if isinstance(message, PulsarMessage):
+            return message.outcome
+        delivery = self._delivery_of(message)
+        return None if delivery is None else delivery.outcome
 
     def _place_of(self, message: AnyMessage) -> Place:
         """Return where a payload begins, for a message or its id; a native id may lack the topic."""

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from claimcheck._receive.resolver import Outcome
-from claimcheck._threads import IoThreads
 from claimcheck._wire import headers as hints
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, TransportError
 from claimcheck.transports._common.delegation import Delegated
-from claimcheck.transports._common.received import StoredPayload
+from claimcheck.transports._common.received import Received, StoredPayload
 from claimcheck.transports.pulsar._queries import vendor
 
 if TYPE_CHECKING:
@@ -213,7 +212,7 @@ def _int_schema_version(native: pulsar.Message) -> int:
     return int(getattr(native._message, "int_schema_version", int)())
 
 
-class PulsarMessage(Delegated):
+class PulsarMessage(Delegated, Received):
     """One received payload. Its methods are those of `pulsar.Message`; for chunks, keys and times are the first one's.
 
     `data` and `value` raise the error of *this* payload, so that the receiver can acknowledge it, negatively
@@ -325,34 +324,14 @@ class PulsarMessage(Delegated):
         return self.outcome is not None and isinstance(self._error, IncompletePayloadError)
 
     @property
-    def is_read(self) -> bool:
-        """Whether `data` returns on an event loop without waiting for a store."""
-        return self._stored is None or self._stored.is_read
-
-    @property
-    def stored_bytes(self) -> int:
-        """Size of a stored payload, if it is known; else 0."""
-        return 0 if self._stored is None else self._stored.size
+    def stored(self) -> StoredPayload | None:
+        """Its payload, if that is stored or encoded."""
+        return self._stored
 
     @property
     def held_bytes(self) -> int:
         """Bytes of its payload, in memory now or once it is read."""
-        return self.stored_bytes or len(self._payload or b"")
-
-    def fetch(self, threads: IoThreads) -> None:
-        """Start reading a stored payload in another thread; `data` waits for the result."""
-        if self._stored is not None:
-            self._stored.prefetch(threads)
-
-    def watch(self, on_get: Callable[[bool], None]) -> None:
-        """Call a function once a stored payload is requested, with whether that had to wait for the store."""
-        if self._stored is not None:
-            self._stored.watch(on_get)
-
-    def read(self) -> None:
-        """Read a stored payload in a thread for an event loop, on which `data` then returns at once."""
-        if self._stored is not None:
-            self._stored.read()
+        return len(self._payload or b"") if self.stored is None else self.stored.size
 
     @property
     def native(self) -> pulsar.Message | None:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from claimcheck.transports.pulsar._message import WholeMessageId
     from claimcheck.transports.pulsar._send import SendCallback
 
-_WINDOW_BYTES = 16 << 20
 _DEADLINE_SECONDS = 60.0
 _KEY_FIELD_BYTES = 6  # at most, beside the key itself
 _CHUNK_BYTES = 1 << 20  # large enough to be fast, and small enough for receiver queues that count messages
@@ -44,7 +43,6 @@ class ProducerOptions(TypedDict, total=False):
     """The options of a `PulsarProducer`; see there."""
 
     max_message_bytes: int
-    window_bytes: int
     deadline_seconds: float
 
 
@@ -72,7 +70,6 @@ class PulsarProducer(Delegated, Closing):
         cc: A `claimcheck.ClaimCheck`.
         max_message_bytes: The limit of the broker or the topic for one message, if it is not Pulsar's default;
             `ask_limit` returns it. Subtract 1 KiB if the producer encrypts: its keys are sent with every message.
-        window_bytes: Maximum bytes of one payload's chunks in flight.
         deadline_seconds: Time limit for the broker's answer to one message; more than the producer's
             ``send_timeout_millis``.
 
@@ -88,12 +85,10 @@ class PulsarProducer(Delegated, Closing):
         cc: ClaimCheck,
         *,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
-        window_bytes: int = _WINDOW_BYTES,
         deadline_seconds: float = _DEADLINE_SECONDS,
     ) -> None:
         check_cc(cc)
         check_int("max_message_bytes", max_message_bytes, minimum=1)
-        check_int("window_bytes", window_bytes, minimum=1)
         check_seconds("deadline_seconds", deadline_seconds)
         self._native = producer
         self._cc = cc
@@ -114,7 +109,6 @@ class PulsarProducer(Delegated, Closing):
         self._closed = False
         self._bounded = BoundedProducer(self._raw, deadline_seconds)
         self._watch = self._bounded.watch
-        self._window_bytes = window_bytes
 
     def send(
         self,
@@ -150,7 +144,7 @@ class PulsarProducer(Delegated, Closing):
         """
         checked = checked_options(options)
         if not checked and (plain := self._plain(content, properties, partition_key)) is not None:
-            window = InFlightWindow(self._bounded, self._window_bytes)
+            window = InFlightWindow(self._bounded)
             window.launch(Envelope(plain, properties, partition_key))
             return window.wait()[0]
         sending = self.prepare(content, properties, partition_key, checked)
@@ -205,7 +199,7 @@ class PulsarProducer(Delegated, Closing):
             classify=classify,
             delay_seconds=delay_seconds(options),
         )
-        return PayloadSend(self._bounded, self._window_bytes, self._rollbacks, block.__enter__(), options)
+        return PayloadSend(self._bounded, self._rollbacks, block.__enter__(), options)
 
     def sends_plain(self, content: object, properties: dict[str, str] | None, partition_key: str | None) -> bool:
         """Return whether this payload would be sent unchanged, without any I/O besides the client's."""

@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 from claimcheck._receive.resolver import Dropped, Failed, Outcome, Resolved
 from claimcheck._validation import check_cc, check_type
@@ -53,6 +53,13 @@ Arrival = PulsarMessage | Dropped
 """A payload for the application, or messages that became no payload and the action to take on them."""
 
 
+class _Delivery(NamedTuple):
+    """A payload in chunks that was delivered and is not settled."""
+
+    outcome: Outcome
+    end: Position  # of the chunk that completed it; late duplicates come after it
+
+
 class Receiver(Delegated, Closing, ABC):
     """Turns native messages into payloads. Thread-safe, except for waiting.
 
@@ -91,8 +98,7 @@ class Receiver(Delegated, Closing, ABC):
         self._ticked = clock()
         self._lock = threading.RLock()
         self._behind: dict[Hashable, CumulativeAcks] = {}  # by topic, while chunks from it are not settled
-        self._delivered: dict[Place, Outcome] = {}  # payloads in chunks, by each of their messages
-        self._ends: dict[int, Position] = {}  # of the same, by their identity: the chunks that completed them
+        self._delivered: dict[Place, _Delivery] = {}  # payloads in chunks, by each of their messages
         self._previous: pulsar.Message | None = None  # the last native message
         self._in_batch_before: dict[Place, pulsar.MessageId] = {}  # the id before a chunk in its batch
 
@@ -185,7 +191,6 @@ class Receiver(Delegated, Closing, ABC):
         with self._lock:
             self._resolver.clear()
             self._delivered.clear()
-            self._ends.clear()
             self._behind.clear()
             self._in_batch_before.clear()
             self._previous = None
@@ -287,7 +292,7 @@ class Receiver(Delegated, Closing, ABC):
             self._behind.setdefault(topic, CumulativeAcks())
             self._note_batch(place, message_id)
             # The broker may redeliver chunks that were delivered and not acknowledged: that is another attempt.
-            self._settle(self._delivered.get(place), acked=False)
+            self._settle(self._outcome_at(place), acked=False)
             self._previous = native
             outcomes = self._resolver.feed(
                 *place,
@@ -318,8 +323,7 @@ class Receiver(Delegated, Closing, ABC):
         payload = outcome.payload if isinstance(outcome, Resolved) else None
         # The payload belongs to the caller, who may free it before it is settled.
         kept = replace(outcome, payload=None) if isinstance(outcome, Resolved) else outcome
-        self._delivered.update(dict.fromkeys(_places(kept), kept))
-        self._ends[id(kept)] = kept.positions[-1]  # before late duplicates
+        self._delivered.update(dict.fromkeys(_places(kept), _Delivery(kept, kept.positions[-1])))
         if isinstance(payload, StoredPayload):
             return PulsarMessage(None, self._schema, outcome=kept, stored=payload)
         return PulsarMessage(None, self._schema, outcome=kept, payload=payload, error=error)
@@ -337,9 +341,8 @@ class Receiver(Delegated, Closing, ABC):
             return
         with self._lock:
             self._resolver.settle(outcome, acked=acked)
-            self._ends.pop(id(outcome), None)
             for place in _places(outcome):
-                if self._delivered.get(place) is outcome:  # and no later delivery of the same
+                if self._outcome_at(place) is outcome:  # and no later delivery of the same
                     del self._delivered[place]
                 if acked:
                     self._in_batch_before.pop(place, None)
@@ -353,11 +356,15 @@ class Receiver(Delegated, Closing, ABC):
             if behind is not None:
                 behind.forget(place[1])
 
-    def _find(self, message_id: object) -> Outcome | None:
+    def _delivery_of(self, message_id: object) -> _Delivery | None:
         """Return the chunked payload of this id, if it was delivered and is not settled."""
         if not isinstance(message_id, WholeMessageId):
             return None
         return self._delivered.get((message_id.topic, position_of(message_id.first)))
+
+    def _outcome_at(self, place: Place) -> Outcome | None:
+        delivery = self._delivered.get(place)
+        return None if delivery is None else delivery.outcome
 
     def _settle_up_to(
         self, message_id: AnyMessageId, topic: str | None, outcome: Outcome | None
@@ -368,10 +375,11 @@ class Receiver(Delegated, Closing, ABC):
             source = str(next(iter(self._behind), "")) if topic is None else topic
             target, target_id = self._target(message_id)
             settled = [] if outcome is None else self._settled(outcome)
-            for delivered in list({id(each): each for each in self._delivered.values()}.values()):
-                is_waiting = any(delivered is each for each in waiting)
-                if delivered.source == source and self._ends[id(delivered)] <= target and not is_waiting:
-                    settled += self._settled(delivered)
+            for place, delivery in list(self._delivered.items()):
+                is_settled = self._delivered.get(place) is not delivery  # with another of its messages
+                is_waiting = any(delivery.outcome is each for each in waiting)
+                if place[0] == source and delivery.end <= target and not is_settled and not is_waiting:
+                    settled += self._settled(delivery.outcome)
             behind = self._behind.get(source) or CumulativeAcks()
             hole = self._resolver.safe_position(source)
             plan = behind.up_to(target, hole=hole, settled=settled)
@@ -382,11 +390,11 @@ class Receiver(Delegated, Closing, ABC):
 
     def _target(self, message_id: AnyMessageId) -> tuple[Position, pulsar.MessageId]:
         """Return how far to acknowledge cumulatively: to the chunk that completed the payload, not to duplicates."""
-        outcome = self._find(message_id)
-        if outcome is None:
+        delivery = self._delivery_of(message_id)
+        if delivery is None:
             return position_of(message_id), natives(message_id)[-1]
-        end = self._ends[id(outcome)]
-        return end, next(slot.handle.message_id() for slot in outcome.slots if slot.position == end)
+        ids = (slot.handle.message_id() for slot in delivery.outcome.slots if slot.position == delivery.end)
+        return delivery.end, next(ids)
 
     def _settled(self, outcome: Outcome) -> list[tuple[Position, pulsar.MessageId]]:
         self._settle(outcome, acked=True)

@@ -118,6 +118,8 @@ class Ticket:
 class BoundedProducer:
     """A native producer whose sends and flushes end. It is *lost* once a message has had no answer in time."""
 
+    window_bytes = 16 << 20  # of one payload's chunks in flight; one message is always allowed
+
     def __init__(
         self, native: pulsar.Producer, deadline_seconds: float, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
@@ -268,12 +270,10 @@ class InFlightWindow:
     def __init__(
         self,
         producer: BoundedProducer,
-        window_bytes: int,
         options: Mapping[str, object] | None = None,
         ledger: SendLedger | None = None,
     ) -> None:
         self._producer = producer
-        self._window_bytes = window_bytes  # in flight; one message is always allowed
         self._options = options or {}
         self._ledger = ledger or SendLedger()
         self._changed = threading.Condition()
@@ -286,7 +286,7 @@ class InFlightWindow:
 
     def launch(self, envelope: Envelope) -> None:
         """Send one message, when there is room for it."""
-        room = self._window_bytes - len(envelope.data or b"")
+        room = self._producer.window_bytes - len(envelope.data or b"")
         with self._changed:
             self._wait(lambda: not self._in_flight or sum(self._in_flight.values()) <= room)
             number = self._ledger.launched()
@@ -383,12 +383,11 @@ class PayloadSend(InFlightWindow):
     def __init__(
         self,
         producer: BoundedProducer,
-        window_bytes: int,
         rollbacks: RollbackWorker,
         out: Outbound,
         options: Mapping[str, object],
     ) -> None:
-        super().__init__(producer, window_bytes, options, out.ledger)
+        super().__init__(producer, options, out.ledger)
         self._rollbacks = rollbacks
         self._out = out
 
@@ -459,7 +458,10 @@ class PayloadSend(InFlightWindow):
             self._out.finish()
             ticket(vendor().Result.Ok, self._id(self._out.ledger.results))
             return
-        self._rollbacks.submit(self._failed)
+        if isinstance(self._out.ledger.error, SendDeadlineError):
+            self._out.finish()  # nothing is deleted, and a lost producer sends no abort envelope
+        else:
+            self._rollbacks.submit(self._failed)
         ticket(self.result or vendor().Result.UnknownError, no_id())
 
     def _failed(self) -> None:

@@ -19,7 +19,7 @@ from claimcheck._wire.envelope import Envelope
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config, StoreConfig, expand
 from claimcheck.hooks import Hook
-from claimcheck.testing._faults import FaultyStore, Operation, When
+from claimcheck.testing import FaultyStore, Operation, When
 
 _FAULTY = "claimcheck.testing:FaultyStore"
 _ADDRESSES = ("url", "endpoint_url")

@@ -6,18 +6,17 @@ import contextlib
 import logging
 import re
 import time
-import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import admin
 
 from claimcheck._wire.headers import kafka_overhead
-from claimcheck.errors import ClaimCheckError, ConfigError
+from claimcheck.errors import ClaimCheckError, ConfigError, TransportError
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
 from claimcheck.transports.kafka._client import exception_of, vendor
-from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES, Cluster
+from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES, Cluster, Place, log_offsets
 from tests.benchmarks.compare.broker import BrokerAddress, Done, Errors, Received, TopicSettings
 from tests.benchmarks.compare.model import CompareError, Mode, NotMeasuredError
 
@@ -38,7 +37,6 @@ _MAX_REQUEST_BYTES = 1_000_000_000
 _PASSING = {"_PARTITION_EOF", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "UNKNOWN_TOPIC_OR_PART"}
 _PROPERTY = re.compile(r'property:? "?([\w.]+)')  # the rest of the client's text may contain a secret
 _MISSING = {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"}
-_REFUSED = {"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"}
 
 FETCH_BYTES = 16 << 20
 """``max.partition.fetch.bytes`` of consumers: several chunks, as the guide of the Kafka transport recommends.
@@ -82,7 +80,7 @@ class KafkaBroker:
             broker_id = metadata.orig_broker_id if known else min(metadata.brokers, default=-1)
             self._broker_config = self._describe("BROKER", str(broker_id))
         except vendor().KafkaException as error:
-            raise self._unreachable(error) from error
+            raise CompareError(self._cluster.explain(error)) from error
 
     @property
     def label(self) -> str:
@@ -101,24 +99,19 @@ class KafkaBroker:
         """Create a topic and wait until its partitions have leaders."""
         self._check_request(settings.max_message_bytes or 0)
         new = admin.NewTopic(topic, settings.partitions, -1, config=_config(settings))
-        try:
+        with _explained(f"create topic {topic}"):
             self._admin.create_topics([new], request_timeout=_SECONDS)[topic].result()
-        except vendor().KafkaException as error:
-            raise not_created(topic, error) from error
         self._wait_for_leaders(topic, settings.partitions)
         self._check_limit(topic, settings.max_message_bytes or 0)
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic."""
-        try:
-            self._admin.delete_topics([topic], request_timeout=_SECONDS)[topic].result()
-        except vendor().KafkaException as error:
-            if _name(error) in _MISSING:
-                return
-            raise CompareError(
-                f"the broker did not delete topic {topic} ({_name(error)}): delete it by hand, and permit Delete on "
-                "topics for the next run"
-            ) from error
+        with _explained(f"delete topic {topic}"):
+            try:
+                self._admin.delete_topics([topic], request_timeout=_SECONDS)[topic].result()
+            except vendor().KafkaException as error:
+                if _name(error) not in _MISSING:
+                    raise
 
     def expire(self, topic: str) -> None:
         """Do nothing: Kafka deletes at its own intervals, ``log.retention.check.interval.ms``."""
@@ -127,15 +120,28 @@ class KafkaBroker:
 
     def topic_bytes(self, topic: str) -> list[int]:
         """Return the bytes of the records of each partition."""
-        return [sum(map(_size, self._records(topic, p))) for p in self._partitions(topic)]
+        starts, ends = self._offsets(topic)
+        sizes = Counter({partition: 0 for _, partition in ends})
+        with _explained(f"read topic {topic}"):
+            for record in self._cluster.read(starts, ends):
+                sizes[record.partition()] += _size(record)
+        return [sizes[partition] for partition in sorted(sizes)]
 
     def readable_messages(self, topic: str) -> int:
         """Return the number of offsets that can be read."""
-        return sum(high - low for low, high in map(self._offsets(topic).__getitem__, self._partitions(topic)))
+        starts, ends = self._offsets(topic)
+        return sum(ends[place] - starts[place] for place in ends)
 
     def positions(self, topic: str, partition: int) -> list[int]:
         """Return the offsets that can be read; the topics of a run have no gaps."""
-        return list(range(*self._offsets(topic)[partition]))
+        starts, ends = self._offsets(topic)
+        return list(range(starts[topic, partition], ends[topic, partition]))
+
+    def _offsets(self, topic: str) -> tuple[dict[Place, int], dict[Place, int]]:
+        """Return the lowest offset, and the one after the highest, of each partition."""
+        with _explained(f"describe topic {topic}"):
+            places = [(topic, each.id) for each in self._described(topic).partitions]
+            return log_offsets(self._admin, places, "earliest"), log_offsets(self._admin, places, "latest")
 
     # Clients ---------------------------------------------------------------------------------------------------
 
@@ -168,15 +174,6 @@ class KafkaBroker:
         """Do nothing: the client closes its connections when it is deleted."""
 
     # Internals -------------------------------------------------------------------------------------------------
-
-    def _unreachable(self, error: Exception) -> CompareError:
-        return CompareError(self._cluster.explain(error))
-
-    def _metadata(self) -> Any:
-        try:
-            return self._admin.list_topics(timeout=_SECONDS)
-        except vendor().KafkaException as error:
-            raise self._unreachable(error) from error
 
     def _describe(self, kind: str, name: str) -> dict[str, str]:
         """Return the settings of a broker or topic; empty if they are not known."""
@@ -213,58 +210,18 @@ class KafkaBroker:
 
     def _described(self, topic: str) -> Any:
         topics = vendor().TopicCollection([topic])
-        try:
-            return self._admin.describe_topics(topics, request_timeout=_SECONDS)[topic].result()
-        except vendor().KafkaException as error:
-            raise CompareError(
-                f"the broker did not describe topic {topic} ({_name(error)}): check its name, and permit Describe on it"
-            ) from error
-
-    def _partitions(self, topic: str) -> list[int]:
-        return sorted(each.id for each in self._described(topic).partitions)
+        return self._admin.describe_topics(topics, request_timeout=_SECONDS)[topic].result()
 
     def _wait_for_leaders(self, topic: str, partitions: int) -> None:
         end = time.monotonic() + _SECONDS
         while time.monotonic() < end:
-            with contextlib.suppress(CompareError):  # the broker that answers may not know the topic yet
+            with contextlib.suppress(vendor().KafkaException):  # the broker that answers may not know it yet
                 found = self._described(topic).partitions
                 if len(found) == partitions and all(each.leader is not None for each in found):
                     return
             time.sleep(_POLL_SECONDS)
         self.delete_topic(topic)
         raise CompareError(f"topic {topic} has no leaders after {_SECONDS:g} s: check that all brokers run")
-
-    def _offsets(self, topic: str) -> dict[int, tuple[int, int]]:
-        """Return the lowest offset, and the one after the highest, of each partition."""
-        spec, place = admin.OffsetSpec, vendor().TopicPartition
-        places = [place(topic, partition) for partition in self._partitions(topic)]
-        asked = [self._admin.list_offsets(dict.fromkeys(places, at)) for at in (spec.earliest(), spec.latest())]
-        try:
-            low, high = ({at.partition: future.result().offset for at, future in each.items()} for each in asked)
-        except vendor().KafkaException as error:
-            raise CompareError(
-                f"the broker did not tell the offsets of topic {topic} ({_name(error)}): permit Describe on it"
-            ) from error
-        return {partition: (low[partition], high[partition]) for partition in low}
-
-    def _records(self, topic: str, partition: int) -> Iterator[Any]:
-        """Iterate over a partition's records, without a group: nothing is joined or committed."""
-        low, high = self._offsets(topic)[partition]
-        at = low
-        if at >= high:
-            return
-        consumer = vendor().Consumer(consumer_conf(self._conf, f"claimcheck-{uuid.uuid4()}"), logger=_quiet)
-        try:
-            consumer.assign([vendor().TopicPartition(topic, partition, at)])
-            while at < high:
-                record = consumer.poll(_SECONDS)
-                if record is None:
-                    raise CompareError(f"topic {topic} cannot be read: no record arrived within {_SECONDS:g} s")
-                if _is_record(record):
-                    at = record.offset() + 1
-                    yield record
-        finally:
-            consumer.close()
 
 
 class _KafkaTestProducer:
@@ -360,6 +317,15 @@ class _KafkaTestConsumer:
         self._client.close()
 
 
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Raise `CompareError` for an error of the client."""
+    try:
+        yield
+    except (vendor().KafkaException, TransportError) as error:
+        raise CompareError(f"the broker did not {what} ({_name(error)}): check the user's permissions") from error
+
+
 def _received(message: Any) -> Received:
     try:
         payload, error = message.value(), None
@@ -410,18 +376,6 @@ def consumer_conf(conf: dict[str, Any], group: str) -> dict[str, Any]:
         "fetch.queue.backoff.ms": 10,  # after a seek, a full queue would delay the next request by a second
         "receive.message.max.bytes": _MAX_REQUEST_BYTES,  # a larger record is fetched again and again
     }
-
-
-def not_created(topic: str, error: Exception) -> CompareError:
-    """Return the error for a topic that the broker refused to create."""
-    name = _name(error)
-    if name in _REFUSED:
-        return CompareError(
-            f"not permitted to create topic {topic}: permit Create, Alter and Delete on topics that begin with "
-            "claimcheck-compare-, or use another user"
-        )
-    reason = error.args[0].str() if error.args and hasattr(error.args[0], "str") else name
-    return CompareError(f"the broker did not create topic {topic} ({name}): {reason}")
 
 
 def _name(error: Exception) -> str:

@@ -24,16 +24,15 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from claimcheck._config_file import from_dict, load
+from claimcheck.cli._commands import BrokerOptions, broker_options, one_line
 from claimcheck.cli._files import is_terminal, live_status
-from claimcheck.cli._options import BrokerOptions, broker_options, one_line
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError, ConfigError
 from tests.benchmarks.compare.broker import BrokerAddress
 from tests.benchmarks.compare.model import CompareError
 from tests.benchmarks.compare.payloads import MAX_BYTES, MIN_BYTES, SIZE_RANGE
 from tests.benchmarks.compare.report import draw, render, summary
-from tests.benchmarks.compare.runner import Options, compare
-from tests.benchmarks.compare.schedule import selected
+from tests.benchmarks.compare.runner import Options, compare, selected
 
 BUCKET = "claimcheck-compare"
 
@@ -80,8 +79,8 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 def main(broker: BrokerOptions, config: str | None, out: Path, brokers: str, **given: Any) -> None:
     """Measure which strategy, store and threshold fit, with your broker and store or with those of the tests.
 
-    Creates topics named claimcheck-compare-..., and payloads below that name in the store, and removes both. Without
-    --admin-url, some rows cannot be measured on Pulsar. Passwords and tokens come from environment variables, such as
+    Creates topics named claimcheck-compare-..., and payloads below that name in the store, and removes both. Pulsar
+    also needs --admin-url. Passwords and tokens come from environment variables, such as
     CLAIMCHECK_KAFKA_SASL_PASSWORD and CLAIMCHECK_PULSAR_TOKEN.
     """
     # Experiments make stores fail and consumers die: what the library logs about that is expected.
@@ -109,8 +108,8 @@ class Run:
 
 
 def _own(broker: BrokerOptions, config: str | None) -> Run:
-    if broker.admin_url and not broker.pulsar:
-        raise click.UsageError("--admin-url needs --pulsar")
+    if bool(broker.admin_url) != bool(broker.pulsar):
+        raise click.UsageError("--admin-url needs --pulsar, and --pulsar needs --admin-url")
     settings = tuple(broker.settings.items())
     address = None
     if broker.kafka:
@@ -126,8 +125,8 @@ def _found() -> Iterator[Run]:
     if kafka := _variable("KAFKA_BOOTSTRAP_SERVERS"):
         redis = _variable("REDIS_URL")
         yield Run("kafka", BrokerAddress("kafka", kafka), {"type": "redis", "url": redis} if redis else None)
-    if pulsar := _variable("PULSAR_URL"):
-        yield Run("pulsar", BrokerAddress("pulsar", pulsar, _variable("PULSAR_ADMIN_URL") or None), _s3())
+    if (pulsar := _variable("PULSAR_URL")) and (admin := _variable("PULSAR_ADMIN_URL")):
+        yield Run("pulsar", BrokerAddress("pulsar", pulsar, admin), _s3())
 
 
 def _variable(name: str) -> str:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 from claimcheck._texts import size_text
 from tests.benchmarks.compare.lab import Lab, WorkerPair
-from tests.benchmarks.compare.model import (
-    MODES,
-    CompareError,
-    Experiment,
-    Mode,
-    Point,
-    Series,
-    Verdict,
-)
+from tests.benchmarks.compare.model import MODES, CompareError, Experiment, Point, Series, Tally, Verdict
 from tests.benchmarks.compare.stats import median_point
 
 _CLAIMED = {
@@ -29,44 +22,32 @@ _TIMEOUT = 120.0
 _PIECE = 0.5  # a payload counts as buffered if more than this part of it is in memory
 _MEGA = 1e6
 
+Peaks = Mapping[tuple[str, int, int], Sequence[tuple[float, float]]]
+"""MB of producer and consumer in each repetition, by mode, payload size, and how many payloads were interleaved.
 
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """One measurement.
-
-    Attributes:
-        mode: The mode.
-        size: Of each payload.
-        together: How many payloads were interleaved.
-        producer: Bytes of memory beyond the payloads themselves.
-        consumer: Bytes of memory, with the payload that is returned.
-    """
-
-    mode: Mode
-    size: int
-    together: int
-    producer: float
-    consumer: float
+The payloads that are sent are not in it, the one that a consumer returns is.
+"""
 
 
 def run(lab: Lab) -> Experiment:
     """Measure one payload of each size, then several of one size whose chunks are interleaved."""
     several = max(_INTERLEAVED_BYTES, 2 * lab.broker.limit_bytes)
-    peaks: list[Peak] = []
+    work = [(size, 1) for size in lab.sizes] + [(several, together) for together in _INTERLEAVED]
+    peaks: dict[tuple[str, int, int], list[tuple[float, float]]] = defaultdict(list)
     with lab.pairs("memory", max(*lab.sizes, several)) as pairs:
         for pair in pairs:
             _measure(pair, several, 1, 0)  # warm-up
         for number in range(1 if lab.quick else _REPETITIONS):
             for pair in lab.rng.sample(pairs, len(pairs)):
                 lab.progress(f"{pair.mode}, repetition {number + 1} of {_REPETITIONS}")
-                peaks += [_measure(pair, size, 1, number) for size in lab.sizes]
-                peaks += [_measure(pair, several, together, number) for together in _INTERLEAVED]
+                for size, together in dict.fromkeys(work):
+                    peaks[pair.mode, size, together].append(_measure(pair, size, together, number))
             if lab.is_late:
                 break
     return judge(peaks, sizes=lab.sizes, several=several)
 
 
-def _measure(pair: WorkerPair, size: int, together: int, number: int) -> Peak:
+def _measure(pair: WorkerPair, size: int, together: int, number: int) -> tuple[float, float]:
     """Send while the consumer waits: what a client fetches in advance counts."""
     pair.consumer.delivered.clear()
     pair.consumer.start("receive", count=together, idle=_TIMEOUT / 4, commit="each", verify=True, peak=True)
@@ -77,103 +58,64 @@ def _measure(pair: WorkerPair, size: int, together: int, number: int) -> Peak:
     if sent.errors or wrong or received.count != together:
         reason = next(iter([*sent.errors, *(each.error for each in wrong)]), "no payload arrived")
         raise CompareError(f"{pair.mode}: {together} payloads of {size_text(size)} did not arrive: {reason}")
-    return Peak(pair.mode, size, together, sent.peak_bytes, received.peak_bytes)
+    return sent.peak_bytes / _MEGA, received.peak_bytes / _MEGA
 
 
 # The result ----------------------------------------------------------------------------------------------------
 
 
-def judge(peaks: Sequence[Peak], *, sizes: Sequence[int], several: int) -> Experiment:
-    """Return the experiment for all measurements. Pure."""
-    modes: list[str] = [mode for mode in MODES if any(peak.mode == mode for peak in peaks)]
-    by_size = {
-        role: {mode: tuple(_point(peaks, mode, size, 1, role, x=size) for size in sizes) for mode in modes}
-        for role in ("producer", "consumer")
-    }
-    counts = sorted({peak.together for peak in peaks if peak.size == several})
-    by_count = {mode: tuple(_point(peaks, mode, several, n, "consumer", x=n) for n in counts) for mode in modes}
-    buffered = {mode: _buffered(points, several) for mode, points in by_count.items()}
-    texts = {mode: f"{points[-1].y:,.0f} MB for {counts[-1]} payloads at a time" for mode, points in by_count.items()}
-    return Experiment(
-        name="memory",
-        title="Memory",
-        claimed=dict(_CLAIMED),
-        measured=texts,
-        verdict=_verdict(buffered),
-        explanation=(
-            f"The consumer's peak, while {counts[-1]} payloads of {size_text(several)} arrived with their chunks"
-            " interleaved. It includes the payload that is returned and what the client fetches in advance."
-            + "".join(f" {mode} held {held:.1f} more for each further payload." for mode, held in buffered.items())
-        ),
-        columns=("payload", "at a time", "mode", "producer MB", "consumer MB"),
-        rows=_rows(peaks),
+def judge(peaks: Peaks, *, sizes: Sequence[int], several: int) -> Experiment:
+    """Return the experiment for all measurements."""
+    modes: list[str] = [mode for mode in MODES if any(key[0] == mode for key in peaks)]
+    rows = [
+        {
+            "mode": mode,
+            "payload": size_text(size),
+            "at a time": str(together),
+            "producer MB": round(statistics.median(producer for producer, _ in found), 1),
+            "consumer MB": round(statistics.median(consumer for _, consumer in found), 1),
+        }
+        for (mode, size, together), found in sorted(peaks.items(), key=lambda item: (item[0][1:], item[0][0]))
+    ]
+
+    def line(mode: str, role: int, places: Sequence[tuple[int, int, int]]) -> tuple[Point, ...]:
+        found = [(x, peaks[mode, size, together]) for x, size, together in places]
+        return tuple(median_point(x, [each[role] for each in values]) for x, values in found)
+
+    by_size = [(size, size, 1) for size in sizes]
+    by_count = [(together, several, together) for together in _INTERLEAVED]
+    interleaved = {mode: line(mode, 1, by_count) for mode in modes}
+    buffered = {mode: _buffered(points, several) for mode, points in interleaved.items()}
+    text = f"Consumer: memory for interleaved payloads of {size_text(several)}"
+    return Tally(rows).experiment(
+        "memory",
+        "Memory",
+        dict(_CLAIMED),
+        lambda mode: f"{interleaved[mode][-1].y:,.0f} MB for {_INTERLEAVED[-1]} payloads at a time",
+        _verdict(buffered),
+        f"The consumer's peak, while {_INTERLEAVED[-1]} payloads of {size_text(several)} arrived with their chunks"
+        " interleaved. It includes the payload that is returned and what the client fetches in advance."
+        + "".join(f" {mode} held {held:.1f} more for each further payload." for mode, held in buffered.items()),
         series=(
-            Series("producer_memory", "Producer: memory", "payload in bytes", "MB", by_size["producer"]),
-            Series("consumer_memory", "Consumer: memory", "payload in bytes", "MB", by_size["consumer"]),
-            Series(
-                "interleaved_memory",
-                f"Consumer: memory for interleaved payloads of {size_text(several)}",
-                "payloads at a time",
-                "MB",
-                by_count,
-                x_scale="linear",
-                y_scale="linear",
-            ),
+            Series("producer_memory", "Producer: memory", "payload in bytes", "MB",
+                   {mode: line(mode, 0, by_size) for mode in modes}),
+            Series("consumer_memory", "Consumer: memory", "payload in bytes", "MB",
+                   {mode: line(mode, 1, by_size) for mode in modes}),
+            Series("interleaved_memory", text, "payloads at a time", "MB", interleaved),
         ),
-        facts=_facts(by_size, by_count, buffered),
-    )
-
-
-def _point(peaks: Sequence[Peak], mode: str, size: int, together: int, role: str, *, x: float) -> Point:
-    found = [peak for peak in peaks if (peak.mode, peak.size, peak.together) == (mode, size, together)]
-    return median_point(x, [getattr(peak, role) / _MEGA for peak in found])
+        facts={f"buffered/{mode}": held for mode, held in buffered.items()},
+    )  # fmt: skip
 
 
 def _buffered(points: Sequence[Point], size: int) -> float:
     """Return how much of each further payload is in memory, in payloads."""
     first, last = points[0], points[-1]
-    return (last.y - first.y) * _MEGA / size / (last.x - first.x) if last.x > first.x else 0.0
+    return (last.y - first.y) * _MEGA / size / (last.x - first.x)
 
 
-def _verdict(buffered: dict[str, float]) -> Verdict:
+def _verdict(buffered: Mapping[str, float]) -> Verdict:
     """The table says: external holds one payload, chunking all incomplete ones."""
-    if "chunking" not in buffered:
-        return "not measured"
     right = [buffered["chunking"] > _PIECE]
     if "external" in buffered:
         right.append(buffered["external"] < _PIECE)
     return "agrees" if all(right) else "partly" if any(right) else "disagrees"
-
-
-def _rows(peaks: Sequence[Peak]) -> tuple[tuple[str | float | int | None, ...], ...]:
-    keys = sorted({(peak.size, peak.together) for peak in peaks})
-    modes: list[str] = [mode for mode in MODES if any(peak.mode == mode for peak in peaks)]
-    return tuple(
-        (size_text(size), together, mode, *(_rounded(peaks, mode, size, together, role) for role in _ROLES))
-        for size, together in keys
-        for mode in modes
-    )
-
-
-_ROLES = ("producer", "consumer")
-
-
-def _rounded(peaks: Sequence[Peak], mode: str, size: int, together: int, role: str) -> float:
-    return round(_point(peaks, mode, size, together, role, x=0).y, 1)
-
-
-def _facts(
-    by_size: dict[str, dict[str, tuple[Point, ...]]],
-    by_count: dict[str, tuple[Point, ...]],
-    buffered: dict[str, float],
-) -> dict[str, float]:
-    facts = {
-        f"{role}_bytes/{mode}/{point.x:.0f}": point.y * _MEGA
-        for role, lines in by_size.items()
-        for mode, points in lines.items()
-        for point in points
-    }
-    facts |= {
-        f"interleaved_bytes/{mode}/{point.x:.0f}": point.y * _MEGA for mode, each in by_count.items() for point in each
-    }
-    return facts | {f"buffered/{mode}": held for mode, held in buffered.items()}

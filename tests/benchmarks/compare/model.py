@@ -58,8 +58,6 @@ class Series:
         x_label: With its unit.
         y_label: With its unit.
         points: For each line of the plot, usually a `Mode`, its points by rising ``x``.
-        x_scale: Of the axis.
-        y_scale: Of the axis.
     """
 
     name: str
@@ -67,8 +65,6 @@ class Series:
     x_label: str
     y_label: str
     points: dict[str, tuple[Point, ...]]
-    x_scale: Literal["linear", "log"] = "log"
-    y_scale: Literal["linear", "log"] = "log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +132,11 @@ class Tally:
         line: Callable[[str], str],
         verdict: Verdict,
         explanation: str,
-        **facts: float,
+        *,
+        series: tuple[Series, ...] = (),
+        facts: dict[str, float] | None = None,
     ) -> Experiment:
-        """Return the result, with what ``line`` says of each mode; the sums are its facts."""
+        """Return the result, with what ``line`` says of each mode; the sums are its facts, beside further ones."""
         sums = {f"{column}/{mode}": float(value) for mode in self.modes for column, value in self[mode].items()}
         return Experiment(
             name,
@@ -149,7 +147,8 @@ class Tally:
             explanation,
             columns=tuple(self.rows[0]) if self.rows else (),
             rows=tuple(tuple(row.values()) for row in self.rows),
-            facts=sums | facts,
+            series=series,
+            facts=sums | (facts or {}),
         )
 
 

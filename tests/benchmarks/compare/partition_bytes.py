@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from claimcheck._texts import size_text
 from tests.benchmarks.compare.lab import Lab
-from tests.benchmarks.compare.model import Experiment, Mode, NotMeasuredError, Point, Series, Verdict
+from tests.benchmarks.compare.model import Experiment, Mode, NotMeasuredError, Point, Series, Tally, Verdict
 
 CLAIMED = {"external": "small pointers, partitions stay small", "chunking": "whole payloads, large partitions"}
 
@@ -21,13 +21,13 @@ _POINTER_BYTES = 4096
 _JUDGED_FROM = 64 << 10
 _WHOLE = (0.95, 1.5)  # chunks carry envelopes, and their broker adds framing
 
-PerPayload = Mapping[tuple[Mode, int], float]
+PerPayload = Mapping[tuple[str, int], float]
 """Bytes in the partition for each payload, by mode and payload size."""
 
 
 def run(lab: Lab) -> Experiment:
     """Send payloads of each size in each mode to topics of their own, and read the topics' sizes."""
-    measured: dict[tuple[Mode, int], float] = {}
+    measured: dict[tuple[str, int], float] = {}
     missing: list[str] = []
     for mode in lab.modes:
         for size in lab.sizes:
@@ -36,7 +36,7 @@ def run(lab: Lab) -> Experiment:
                 measured[mode, size] = _measure(lab, mode, size)
             except NotMeasuredError as error:  # whole records of this size
                 missing.append(f"Without {mode}, {size_text(size)}: {error}.")
-    return result(measured, source=lab.broker.bytes_source, missing=missing)
+    return judge(measured, source=lab.broker.bytes_source, missing=missing)
 
 
 def _measure(lab: Lab, mode: Mode, size: int) -> float:
@@ -55,68 +55,60 @@ def _measure(lab: Lab, mode: Mode, size: int) -> float:
         return (sum(lab.broker.topic_bytes(topic)) - before) / count
 
 
-def result(measured: PerPayload, *, source: str, missing: list[str] | None = None) -> Experiment:
+def judge(measured: PerPayload, *, source: str = "a test", missing: Sequence[str] = ()) -> Experiment:
     """Return the experiment for bytes in the partition that were measured."""
-    verdict, why = judge(measured)
-    modes: list[Mode] = list(dict.fromkeys(mode for mode, _ in measured))
-    return Experiment(
-        name="partition",
-        title="What is put into the broker, partition size",
-        claimed=CLAIMED,
-        measured={mode: _line(mode, measured) for mode in modes},
-        verdict=verdict,
-        explanation=" ".join([why, f"Measured from {source}.", *(missing or [])]),
-        columns=(
-            "mode", "payload, bytes", "in the partition, bytes", "factor",
-            f"payloads until a partition of {PARTITION_BYTES // 10**9} GB is full",
-        ),
-        rows=tuple(
-            (mode, size, round(found), round(found / size, 6), _capacity(found))
-            for (mode, size), found in sorted(measured.items(), key=lambda item: (modes.index(item[0][0]), item[0][1]))
-        ),
-        series=(_series(measured, modes),),
+    by_mode: dict[str, dict[int, float]] = {}
+    for (mode, size), found in sorted(measured.items(), key=lambda item: item[0][1]):
+        by_mode.setdefault(mode, {})[size] = found
+    full = f"payloads until a partition of {PARTITION_BYTES // 10**9} GB is full"
+    rows = [
+        {"mode": mode, "payload": size_text(size), "bytes in the partition": round(found),
+         "factor": round(found / size, 6), full: _capacity(found)}
+        for mode, sizes in by_mode.items()
+        for size, found in sizes.items()
+    ]  # fmt: skip
+
+    def line(mode: str) -> str:
+        size, found = max(by_mode[mode].items())
+        return (
+            f"{size_text(size)} takes {found:,.0f} bytes ({100 * found / size:.3g} % of the payload); "
+            f"{_capacity(found):,} payloads fill {PARTITION_BYTES // 10**9} GB"
+        )
+
+    verdict, why = _judged(by_mode)
+    points = {
+        mode: tuple(Point(size, each, each, each) for size, each in sizes.items()) for mode, sizes in by_mode.items()
+    }
+    title = "Bytes in the partition for each payload"
+    return Tally(rows).experiment(
+        "partition",
+        "What is put into the broker, partition size",
+        CLAIMED,
+        line,
+        verdict,
+        " ".join([why, f"Measured from {source}.", *missing]),
+        series=(Series("partition_bytes", title, "payload size (bytes)", "bytes in the partition", points),),
         facts={f"bytes_per_payload/{mode}/{size}": found for (mode, size), found in measured.items()},
-    )  # fmt: skip
+    )
 
 
-def judge(measured: PerPayload) -> tuple[Verdict, str]:
+def _capacity(found: float) -> int:
+    return int(PARTITION_BYTES / max(found, 1))
+
+
+def _judged(by_mode: Mapping[str, Mapping[int, float]]) -> tuple[Verdict, str]:
     """Compare the bytes in the partition with the published table; returns the verdict and one sentence."""
-    pointers = {size: found for (mode, size), found in measured.items() if mode == "external" and size >= _JUDGED_FROM}
-    chunks = {size: found for (mode, size), found in measured.items() if mode == "chunking" and size >= _JUDGED_FROM}
-    if not pointers or not chunks:
+    pointers, factors = (
+        [found / (size if mode == "chunking" else 1) for size, found in by_mode.get(mode, {}).items()
+         if size >= _JUDGED_FROM]
+        for mode in ("external", "chunking")
+    )  # fmt: skip
+    if not pointers or not factors:
         return "not measured", f"The table is about payloads of at least {size_text(_JUDGED_FROM)}, in both strategies."
-    small = 0 < max(pointers.values()) <= _POINTER_BYTES
-    low, high = (pick(found / size for size, found in chunks.items()) for pick in (min, max))
-    whole = _WHOLE[0] <= low and high <= _WHOLE[1]
+    small = 0 < max(pointers) <= _POINTER_BYTES
+    whole = _WHOLE[0] <= min(factors) and max(factors) <= _WHOLE[1]
     why = (
-        f"A pointer takes at most {max(pointers.values()):,.0f} bytes, whatever its payload's size; chunks take "
-        f"{low:.3f} to {high:.3f} times the payload."
+        f"A pointer takes at most {max(pointers):,.0f} bytes, whatever its payload's size; chunks take "
+        f"{min(factors):.3f} to {max(factors):.3f} times the payload."
     )
     return ("agrees" if small and whole else "partly" if small or whole else "disagrees"), why
-
-
-def _line(mode: Mode, measured: PerPayload) -> str:
-    size = max(size for each, size in measured if each == mode)
-    found = measured[mode, size]
-    return (
-        f"{size_text(size)} takes {found:,.0f} bytes ({100 * found / size:.3g} % of the payload); "
-        f"{_capacity(found) or 0:,} payloads fill {PARTITION_BYTES // 10**9} GB"
-    )
-
-
-def _capacity(found: float) -> int | None:
-    return int(PARTITION_BYTES / found) if found > 0 else None
-
-
-def _series(measured: PerPayload, modes: list[Mode]) -> Series:
-    points: dict[str, tuple[Point, ...]] = {}
-    for mode in modes:
-        found = sorted((size, each) for (name, size), each in measured.items() if name == mode)
-        points[mode] = tuple(Point(size, each, each, each) for size, each in found)
-    return Series(
-        name="partition_bytes",
-        title="Bytes in the partition for each payload",
-        x_label="payload size (bytes)",
-        y_label="bytes in the partition",
-        points=points,
-    )

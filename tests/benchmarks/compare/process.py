@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import json
-import os
-import pickle
-import queue
-import subprocess
-import sys
-import tempfile
-import threading
+import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-import claimcheck
 from claimcheck.config import Config
 from tests.benchmarks.compare.broker import BrokerAddress
 from tests.benchmarks.compare.model import CompareError, Mode
@@ -63,34 +52,12 @@ class WorkerSpec:
     kill_after: int | None = None
     payloads: str | None = None
 
-    def encode(self) -> str:
-        """Return the spec as one word."""
-        return base64.b64encode(pickle.dumps(self)).decode("ascii")
-
-    @classmethod
-    def decode(cls, word: str) -> WorkerSpec:
-        """Return the spec of `encode`; only for words from the parent process."""
-        spec = pickle.loads(base64.b64decode(word))
-        if not isinstance(spec, cls):
-            raise TypeError(f"not a {cls.__name__}")
-        return spec
-
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """One payload that a consumer received.
-
-    Attributes:
-        number: The payload's number; ``None`` with an error.
-        size: Its size in bytes.
-        correct: Whether every byte is right.
-        partition: Of the message.
-        position: Of the payload's first message.
-        error: Name and text of the error that was received in place of the payload; empty if there was none.
-    """
+    """One payload that a consumer received, or an error in its place; the position is that of its first message."""
 
     number: int | None
-    size: int
     correct: bool
     partition: int
     position: int | str
@@ -110,7 +77,6 @@ class Report:
             to send count as before.
         latencies: Seconds for each payload: from `send` to its acknowledgement, or of `receive`.
         errors: Of sends: names and texts.
-        partitions: Where the payloads went.
     """
 
     count: int
@@ -118,9 +84,8 @@ class Report:
     seconds: float
     cpu_seconds: float
     peak_bytes: int
-    latencies: tuple[float, ...] = field(repr=False)
+    latencies: tuple[float, ...] = field(default=(), repr=False)
     errors: tuple[str, ...] = ()
-    partitions: tuple[int | None, ...] = field(default=(), repr=False)
 
 
 class Worker:
@@ -132,35 +97,22 @@ class Worker:
     """
 
     def __init__(self, spec: WorkerSpec, *, ended: Callable[[Worker], None] = lambda worker: None) -> None:
+        from tests.benchmarks.compare.worker import serve
+
         self.spec = spec
         self.delivered: list[Delivered] = []
         """What a consumer received so far, also if it was killed since; not for commands with ``verify=False``."""
-        self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._ended = ended
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.benchmarks.compare.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env=_environment(),
-        )
-        self._reader = threading.Thread(target=self._read, name="claimcheck-compare-worker", daemon=True)
-        self._reader.start()
-        self._write(spec.encode())
-
-    @property
-    def pid(self) -> int:
-        """The process."""
-        return self._process.pid
+        context = multiprocessing.get_context("spawn")
+        self._pipe, other = context.Pipe()
+        self._process = context.Process(target=serve, args=(other, spec), daemon=True)
+        self._process.start()
+        other.close()
 
     def ready(self, timeout: float = _START_SECONDS) -> Worker:
         """Wait until the client is connected and, in a group, has joined."""
         self._answer(timeout)
         return self
-
-    # Commands --------------------------------------------------------------------------------------------------
 
     def send(
         self,
@@ -168,14 +120,13 @@ class Worker:
         first: int,
         count: int,
         *,
-        keys: bool = False,
         one_by_one: bool = False,
         interleaved: bool = False,
         peak: bool = False,
         timeout: float = 120.0,
     ) -> Report:
         """Send payloads and wait until all are acknowledged."""
-        options = {"keys": keys, "one_by_one": one_by_one, "interleaved": interleaved, "peak": peak}
+        options = {"one_by_one": one_by_one, "interleaved": interleaved, "peak": peak}
         self.start("send", size=size, first=first, count=count, **options)
         return self.report(timeout)
 
@@ -193,40 +144,37 @@ class Worker:
 
     def start(self, command: str, **arguments: object) -> None:
         """Send a command without waiting for its report."""
-        self._write(json.dumps({"command": command, **arguments}))
+        try:
+            self._pipe.send((command, arguments))
+        except OSError as error:
+            raise self._died() from error
 
     def report(self, timeout: float) -> Report:
         """Wait for the report of the oldest command that has none yet."""
-        answer = self._answer(timeout)
-        for name in ("latencies", "errors", "partitions"):
-            answer[name] = tuple(answer[name])
-        return Report(**answer)
+        answer: Report = self._answer(timeout)
+        return answer
 
-    # The process -----------------------------------------------------------------------------------------------
+    def wait(self, timeout: float) -> int | None:
+        """Wait until the process has ended by itself; return its exit status, negative for a signal."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise CompareError(f"a {self.spec.role} did not end within {timeout:.0f} s")
+        self.kill()
+        return self._process.exitcode
 
     def kill(self) -> None:
         """Kill the process (SIGKILL) and wait until it has ended; harmless if it has."""
         self._process.kill()
-        self._finish()
-
-    def wait(self, timeout: float) -> int:
-        """Wait until the process has ended by itself; return its exit status, negative for a signal."""
-        try:
-            status = self._process.wait(timeout)
-        except subprocess.TimeoutExpired as error:
-            raise CompareError(f"a {self.spec.role} did not end within {timeout:.0f} s") from error
-        self._finish()
-        return status
+        self.close()
 
     def close(self) -> None:
         """Close the client, which leaves its group, and end the process; killed if that takes too long."""
-        try:
-            if self._process.stdin is not None:
-                self._process.stdin.close()
-            self._process.wait(_STOP_SECONDS)
-        except (OSError, subprocess.TimeoutExpired):
+        self._pipe.close()
+        self._process.join(_STOP_SECONDS)
+        if self._process.is_alive():
             self._process.kill()
-        self._finish()
+            self._process.join()
+        self._ended(self)
 
     def __enter__(self) -> Worker:
         return self
@@ -234,63 +182,24 @@ class Worker:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _finish(self) -> None:
-        self._process.wait()
-        self._reader.join(_STOP_SECONDS)
-        for stream in (self._process.stdin, self._process.stdout, self._log):
-            if stream is not None and not stream.closed:
-                _close(stream)
-        self._ended(self)
-
-    def _write(self, line: str) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
-        except (OSError, ValueError) as error:
-            raise self._died() from error
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            answer: dict[str, Any] = json.loads(line)
-            if "delivered" in answer:
-                self.delivered.append(Delivered(**answer["delivered"]))
-            else:
-                self._answers.put(answer)
-        self._answers.put(None)
-
-    def _answer(self, timeout: float) -> dict[str, Any]:
-        try:
-            answer = self._answers.get(timeout=timeout)
-        except queue.Empty:
-            self.kill()
-            text = f"a {self.spec.role} of mode {self.spec.mode} did not answer within {timeout:.0f} s"
-            raise CompareError(text) from None
-        if answer is None:
-            self._answers.put(None)  # for the next call
-            raise self._died()
-        if "failed" in answer:
-            raise CompareError(answer["failed"])
-        return answer
+    def _answer(self, timeout: float) -> Any:
+        """Return the next answer that is not a payload; each may take this long."""
+        while True:
+            try:
+                if not self._pipe.poll(timeout):
+                    self.kill()
+                    text = f"a {self.spec.role} of mode {self.spec.mode} did not answer within {timeout:.0f} s"
+                    raise CompareError(text)
+                answer = self._pipe.recv()
+            except (EOFError, OSError) as error:
+                raise self._died() from error
+            if isinstance(answer, str):
+                raise CompareError(answer)
+            if not isinstance(answer, Delivered):
+                return answer
+            self.delivered.append(answer)
 
     def _died(self) -> WorkerDiedError:
-        self._process.wait(_STOP_SECONDS)
-        if not self._log.closed:
-            self._log.seek(0)
-        lines = b"" if self._log.closed else self._log.read()
-        reason = lines.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        text = f"a {self.spec.role} of mode {self.spec.mode} ended with status {self._process.returncode}"
-        return WorkerDiedError(f"{text}: {reason}" if reason else text)
-
-
-def _close(stream: Any) -> None:
-    with contextlib.suppress(OSError):  # what was buffered for a process that has ended
-        stream.close()
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment in which the worker imports the same claimcheck, and this package."""
-    roots = (Path(claimcheck.__file__).parents[1], Path(__file__).parents[3])
-    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), *map(str, roots))))
-    return {**os.environ, "PYTHONPATH": path}
+        self._process.join(_STOP_SECONDS)
+        who = f"a {self.spec.role} of mode {self.spec.mode}"
+        return WorkerDiedError(f"{who} ended with status {self._process.exitcode}")

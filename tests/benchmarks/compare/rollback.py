@@ -11,7 +11,7 @@ from typing import Literal
 from claimcheck._client import ClaimCheck
 from claimcheck._texts import size_text
 from claimcheck._wire.envelope import Envelope
-from claimcheck.testing._faults import FaultyStore, When
+from claimcheck.testing import FaultyStore, When
 from tests.benchmarks.compare.faults import KillingStore, SendingClaimCheck, with_faulty_stores
 from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.model import Experiment, Row, Tally, Verdict

@@ -17,15 +17,40 @@ from typing import Any
 from claimcheck._texts import size_text
 from claimcheck.config import Config, StoreConfig
 from claimcheck.errors import ClaimCheckError, ConfigError
+from tests.benchmarks.compare import (
+    expiry,
+    memory,
+    partition_bytes,
+    partitions,
+    rebalance,
+    rollback,
+    seek,
+    services,
+    speed,
+)
 from tests.benchmarks.compare.broker import Broker, BrokerAddress, connect
 from tests.benchmarks.compare.cost import Prices, estimate, load_prices
 from tests.benchmarks.compare.lab import PREFIX, Lab
-from tests.benchmarks.compare.machine import machine
 from tests.benchmarks.compare.model import CompareError, Experiment
 from tests.benchmarks.compare.payloads import MAX_BYTES, MIN_BYTES, SIZE_RANGE, Payloads
 from tests.benchmarks.compare.recommendation import Setting, recommend
-from tests.benchmarks.compare.schedule import Plan, selected
 from tests.benchmarks.compare.store_space import StoreSpace
+from tests.benchmarks.machine import machine
+
+Run = Callable[[Lab], Experiment]
+
+PLANS: dict[str, Run] = {
+    "services": services.run,
+    "partition": partition_bytes.run,
+    "expiry": expiry.run,
+    "seek": seek.run,
+    "memory": memory.run,
+    "partitions": partitions.run,
+    "rebalance": rebalance.run,
+    "rollback": rollback.run,
+    "speed": speed.run,
+}
+"""All experiments in their order; ``cost`` is computed from them."""
 
 _LOCAL_SIZES = (64 << 10, 1 << 20, 10 << 20)
 _SIZES = (*_LOCAL_SIZES, 100 << 20)
@@ -68,6 +93,15 @@ Show = Callable[[str], None]
 
 def _silent(text: str) -> None:
     """Show nothing."""
+
+
+def selected(only: Sequence[str] | None) -> dict[str, Run]:
+    """Return the experiments to run."""
+    unknown = [name for name in only or () if name not in PLANS]
+    if unknown or only == ():
+        problem = f"there is no experiment {unknown[0]!r}" if unknown else "no experiment is named"
+        raise CompareError(f"{problem}; choose from {', '.join(PLANS)}")
+    return {name: run for name, run in PLANS.items() if only is None or name in only}
 
 
 def compare(options: Options, *, show: Show = _silent, done: Show = _silent) -> dict[str, Any]:
@@ -140,32 +174,32 @@ def _check_room(lab: Lab) -> None:
 # The run -------------------------------------------------------------------------------------------------------
 
 
-def _run(lab: Lab, plans: Sequence[Plan], show: Show, done: Show) -> list[Experiment]:
+def _run(lab: Lab, plans: dict[str, Run], show: Show, done: Show) -> list[Experiment]:
     with _cleaned(lab):
         _check_room(lab)
     finished = []
-    for number, plan in enumerate(plans, 1):
-        name, begin = f"{number}/{len(plans)} {plan.name}", lab.clock()
+    for number, (plan, run) in enumerate(plans.items(), 1):
+        name, begin = f"{number}/{len(plans)} {plan}", lab.clock()
 
         def progress(text: str, name: str = name) -> None:
             show(f"{name}: {text}")
 
         lab.progress = progress
-        finished.append(_run_one(lab, plan))
+        finished.append(_run_one(lab, plan, run))
         done(f"{name:<16} done in {lab.clock() - begin:.1f} s")
     return finished
 
 
-def _run_one(lab: Lab, plan: Plan) -> Experiment:
+def _run_one(lab: Lab, name: str, run: Run) -> Experiment:
     budget = _LOCAL_SECONDS if lab.broker.address.kind == "local" else _SECONDS
     lab.deadline = lab.clock() + budget
     with _cleaned(lab):
         try:
-            return plan.run(lab)
+            return run(lab)
         except (CompareError, ConfigError):
             raise
         except ClaimCheckError as error:
-            raise CompareError(f"{plan.name}: {error}") from error
+            raise CompareError(f"{name}: {error}") from error
 
 
 @contextlib.contextmanager

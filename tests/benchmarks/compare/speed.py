@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from claimcheck._texts import size_text
 from tests.benchmarks.compare.lab import Lab, WorkerPair
-from tests.benchmarks.compare.model import CompareError, Experiment, Mode, Point, Series
+from tests.benchmarks.compare.model import CompareError, Experiment, Mode, Point, Row, Series, Tally
 from tests.benchmarks.compare.process import Report
-from tests.benchmarks.compare.stats import median_point, percentile, percentile_point
+from tests.benchmarks.compare.stats import median_point, percentile_point
 
 _ROUND_SECONDS = 0.25
 _ROUND_BYTES = 48 << 20
@@ -57,7 +57,7 @@ def run(lab: Lab) -> Experiment:
     for size in lab.sizes:
         samples.extend(_measure(lab, size))
         lab.clear_store()
-    return judge(samples, limit_bytes=lab.broker.limit_bytes)
+    return judge(samples)
 
 
 def amount(size: int, seconds: float, *, quick: bool = False) -> int:
@@ -196,50 +196,38 @@ _TITLES = {
     "consume_latency": ("Consume: median latency", "ms"),
     "cpu": ("Processor time of producer and consumer", "s per GB"),
 }
-_COLUMNS = (
-    "size",
-    "mode",
-    "produce MB/s",
-    "produce ms p50",
-    "p95",
-    "p99",
-    "consume MB/s",
-    "consume ms p50",
-    "p95",
-    "p99",
-    "CPU s/GB",
+_WHY = (
+    "Rounds of all modes were interleaved in random order. Throughput counts the payload's bytes until the last"
+    " acknowledgement or delivery; latency is that of one payload at a time. Consumers read what is in the topic after"
+    " a seek; the time that the first payload takes alone is not counted. Before the first round, chunks were sent"
+    " until the broker became no faster."
 )
 
 
-def judge(samples: Sequence[Samples], *, limit_bytes: int) -> Experiment:
-    """Return the experiment for the rounds of all sizes and modes. Pure."""
-    samples = [_steady(each) for each in samples]
-    modes: list[str] = list(dict.fromkeys(each.mode for each in samples))
+def judge(samples: Sequence[Samples]) -> Experiment:
+    """Return the experiment for the rounds of all sizes and modes."""
+    samples = sorted(map(_steady, samples), key=lambda each: each.size)
+    by_mode: dict[str, list[Samples]] = {}
+    for each in samples:
+        by_mode.setdefault(each.mode, []).append(each)
     series = tuple(
-        Series(name, title, "payload in bytes", unit, {mode: _line(name, mode, samples) for mode in modes})
+        Series(name, title, "payload in bytes", unit,
+               {mode: tuple(map(_MEASURES[name], found)) for mode, found in by_mode.items()})
         for name, (title, unit) in _TITLES.items()
-    )
-    return Experiment(
-        name="speed",
-        title="Throughput and latency",
-        claimed={},
-        measured={mode: _in_short(max(_of(mode, samples), key=lambda each: each.size)) for mode in modes},
-        verdict="measured",
-        explanation=(
-            "Rounds of all modes were interleaved in random order. Throughput counts the payload's bytes until the last"
-            " acknowledgement or delivery; latency is that of one payload at a time. Consumers read what is in the"
-            " topic after a seek; the time that the first payload takes alone is not counted. Before the first round,"
-            " chunks were sent until the broker became no faster."
-        ),
-        columns=_COLUMNS,
-        rows=tuple(_row(each) for each in samples),
-        series=series,
-        facts=_facts(samples) | {"limit_bytes": float(limit_bytes)},
-    )
+    )  # fmt: skip
 
+    def line(mode: str) -> str:
+        largest = by_mode[mode][-1]
+        rates = [_MEASURES[name](largest).y for name in ("produce_throughput", "consume_throughput")]
+        return f"{rates[0]:,.0f} / {rates[1]:,.0f} MB/s ({size_text(largest.size)})"
 
-def _of(mode: str, samples: Sequence[Samples]) -> list[Samples]:
-    return [each for each in samples if each.mode == mode]
+    facts: dict[str, float] = {}
+    for each in samples:
+        facts |= _facts(each)
+    result = Tally([_row(each) for each in samples]).experiment(
+        "speed", "Throughput and latency", {}, line, "measured", _WHY, series=series
+    )
+    return replace(result, facts=facts)
 
 
 def _steady(samples: Samples) -> Samples:
@@ -269,10 +257,6 @@ def _without_first(report: Report, seconds: float, cpu_seconds: float) -> Report
     )
 
 
-def _line(name: str, mode: str, samples: Sequence[Samples]) -> tuple[Point, ...]:
-    return tuple(_MEASURES[name](each) for each in sorted(_of(mode, samples), key=lambda each: each.size))
-
-
 def _throughput(size: int, reports: Sequence[Report]) -> Point:
     return median_point(size, [report.size / report.seconds / _MEGA for report in reports])
 
@@ -295,35 +279,20 @@ _MEASURES: dict[str, Callable[[Samples], Point]] = {
 }
 
 
-def _row(each: Samples) -> tuple[str | float | int | None, ...]:
-    latencies = [
-        [percentile([seconds * 1000 for report in reports for seconds in report.latencies], p) for p in _PERCENTILES]
-        for reports in (each.single, each.consume)
-    ]
-    rates = [_throughput(each.size, reports).y for reports in (each.produce, each.consume)]
-    numbers = [rates[0], *latencies[0], rates[1], *latencies[1], _cpu(each).y]
-    return (size_text(each.size), each.mode, *(_rounded(number) for number in numbers))
+def _row(each: Samples) -> Row:
+    row: Row = {"mode": each.mode, "size": size_text(each.size)}
+    for what, many, single in (("produce", each.produce, each.single), ("consume", each.consume, each.consume)):
+        row[f"{what} MB/s"] = _throughput(each.size, many).y
+        for fraction in _PERCENTILES:
+            row[f"{what} ms p{fraction * 100:g}"] = _latency(each.size, single, fraction).y
+    row["CPU s/GB"] = _cpu(each).y
+    return {name: float(f"{value:.3g}") if isinstance(value, float) else value for name, value in row.items()}
 
 
-def _rounded(number: float) -> float:
-    return float(f"{number:.3g}")
-
-
-def _in_short(each: Samples) -> str:
-    rates = [_throughput(each.size, reports).y for reports in (each.produce, each.consume)]
-    return f"{rates[0]:,.0f} / {rates[1]:,.0f} MB/s ({size_text(each.size)})"
-
-
-def _facts(samples: Sequence[Samples]) -> dict[str, float]:
-    """Return seconds per payload by mode, size and round, medians, and those of the first payload after a seek."""
-    facts: dict[str, float] = {}
-    for each in samples:
-        place = f"{each.mode}/{each.size}"
-        for name, reports in (("produce", each.produce), ("consume", each.consume)):
-            rounds = [report.seconds / report.count for report in reports]
-            facts |= {f"{name}_seconds/{place}/{number}": seconds for number, seconds in enumerate(rounds)}
-            facts[f"{name}_mb_per_second/{place}"] = each.size / statistics.median(rounds) / _MEGA
-        if each.first:
-            facts[f"first_seconds/{place}"] = statistics.median(report.seconds for report in each.first)
-        facts[f"cpu_seconds_per_gb/{place}"] = _cpu(each).y
-    return facts
+def _facts(each: Samples) -> dict[str, float]:
+    """Return seconds per payload by round."""
+    return {
+        f"{name}_seconds/{each.mode}/{each.size}/{number}": report.seconds / report.count
+        for name, reports in (("produce", each.produce), ("consume", each.consume))
+        for number, report in enumerate(reports)
+    }

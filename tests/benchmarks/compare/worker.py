@@ -1,8 +1,7 @@
-"""The process of a `Worker`: ``python -m tests.benchmarks.compare.worker``.
+"""The process of a `Worker`: it answers each command with a `Report`.
 
-Standard input brings the specification, then one command per line as JSON; each is answered with one line. A consumer
-also reports each payload as it arrives, so that the parent knows what was delivered before the process was killed. The
-process ends when standard input does, and with it the parent.
+A consumer also reports each payload as it arrives, so that the parent knows what was delivered before the process was
+killed. The process ends when the parent closes the pipe, or ends.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import json
 import os
 import resource
 import signal
@@ -18,10 +16,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TextIO
 
 from claimcheck._client import ClaimCheck
 from tests.benchmarks.compare.broker import Broker, Consumer, Producer, Received, connect
@@ -34,6 +31,40 @@ _KILL_SECONDS = 0.5
 _STEP_SECONDS = 1.0
 
 
+def serve(pipe: Connection, spec: WorkerSpec) -> None:
+    """Work until the parent closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, too, which closes this process
+    with open(os.devnull, "w") as nothing:
+        for descriptor in (1, 2):  # whatever a client prints
+            os.dup2(nothing.fileno(), descriptor)
+    try:
+        with contextlib.ExitStack() as stack:
+            role = _opened(spec, stack, pipe)
+            pipe.send(None)
+            while True:
+                command, arguments = pipe.recv()
+                pipe.send(getattr(role, command)(**arguments))
+    except EOFError:
+        pass
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            pipe.send(_text(error))
+
+
+def _opened(spec: WorkerSpec, stack: contextlib.ExitStack, pipe: Connection) -> _Sending | _Receiving:
+    point = KillPoint(spec.kill_after)
+    watched = spec.kill_after is not None
+    cc = WatchedClaimCheck.of(spec.config, point.check, point.passed) if watched else ClaimCheck(spec.config)
+    stack.enter_context(cc)
+    broker = stack.enter_context(contextlib.closing(connect(spec.address)))
+    made = _Sending(spec, broker, cc, point) if spec.role == "producer" else _Receiving(spec, broker, cc, point, pipe)
+    return stack.enter_context(contextlib.closing(made))
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 # The two roles -------------------------------------------------------------------------------------------------
 
 
@@ -41,21 +72,16 @@ class _Sending:
     """The commands of a producer."""
 
     def __init__(self, spec: WorkerSpec, broker: Broker, cc: ClaimCheck, point: KillPoint) -> None:
-        self._spec = spec
-        self._broker = broker
+        self._spec, self._broker, self._point = spec, broker, point
         self._producer = self._new(cc)
         self._payloads = Payloads(spec.payloads)
-        self._point = point
         point.flush = self._flush_messages
 
-    def send(
-        self, *, size: int, first: int, count: int, keys: bool, one_by_one: bool, interleaved: bool, peak: bool
-    ) -> Report:
+    def send(self, *, size: int, first: int, count: int, one_by_one: bool, interleaved: bool, peak: bool) -> Report:
         numbers, meter = range(first, first + count), _Meter(peak=peak)
         if interleaved:
-            batches = [_Batch(self._payloads, size, [number], keys=keys) for number in numbers]
-            return self._send_interleaved(batches, meter)
-        batch = _Batch(self._payloads, size, numbers, keys=keys)
+            return self._send_interleaved([_Batch(self._payloads, size, [number]) for number in numbers], meter)
+        batch = _Batch(self._payloads, size, numbers)
         with meter:
             batch.send(self._producer, self._sent, one_by_one=one_by_one)
         return _sent_report([batch], meter)
@@ -99,34 +125,25 @@ def _wait(turn: threading.Barrier) -> None:
 
 
 def _sent_report(batches: Sequence[_Batch], meter: _Meter) -> Report:
-    return Report(
-        count=sum(len(batch.latencies) for batch in batches),
-        size=sum(batch.size for batch in batches),
-        seconds=meter.seconds,
-        cpu_seconds=meter.cpu_seconds,
-        peak_bytes=meter.peak_bytes,
-        latencies=tuple(seconds for batch in batches for seconds in batch.latencies),
-        errors=tuple(error for batch in batches for error in batch.errors),
-        partitions=tuple(partition for batch in batches for partition in batch.partitions),
-    )
+    latencies = [seconds for batch in batches for seconds in batch.latencies]
+    errors = tuple(error for batch in batches for error in batch.errors)
+    return meter.report(latencies, sum(batch.size for batch in batches), errors)
 
 
 class _Batch:
     """Payloads that exist before the clock starts, and what became of them."""
 
-    def __init__(self, payloads: Payloads, size: int, numbers: Sequence[int], *, keys: bool) -> None:
+    def __init__(self, payloads: Payloads, size: int, numbers: Sequence[int]) -> None:
         self.size = size * len(numbers)
         self._payloads = [payloads.make(size, number) for number in numbers]
-        self._keys = [str(number).encode() if keys else None for number in numbers]
         self._begins = [0.0] * len(numbers)
         self.latencies = [0.0] * len(numbers)
-        self.partitions: list[int | None] = [None] * len(numbers)
         self.errors: list[str] = []
 
     def send(self, producer: Producer, sent: Callable[[], None], *, one_by_one: bool) -> None:
         for i, payload in enumerate(self._payloads):
             self._begins[i] = time.perf_counter()
-            producer.send(payload, key=self._keys[i], done=self._done(i))
+            producer.send(payload, done=partial(self._done, i))
             if one_by_one:
                 producer.flush(_FLUSH_SECONDS)
             sent()
@@ -140,50 +157,34 @@ class _Batch:
         finally:
             turn.abort()
 
-    def _done(self, i: int) -> Callable[[Exception | None, int | None], None]:
-        def done(error: Exception | None, partition: int | None) -> None:
-            self.latencies[i] = time.perf_counter() - self._begins[i]
-            self.partitions[i] = partition
-            if error is not None:
-                self.errors.append(_text(error))
-
-        return done
+    def _done(self, i: int, error: Exception | None, partition: int | None) -> None:
+        self.latencies[i] = time.perf_counter() - self._begins[i]
+        if error is not None:
+            self.errors.append(_text(error))
 
 
 class _Receiving:
     """The commands of a consumer."""
 
-    def __init__(
-        self, spec: WorkerSpec, broker: Broker, cc: ClaimCheck, point: KillPoint, deliver: Callable[[Delivered], None]
-    ) -> None:
-        self._consumer: Consumer = broker.consumer(
-            spec.mode, spec.topic, cc, group=spec.group, session_seconds=spec.session_seconds
-        )
+    def __init__(self, spec: WorkerSpec, broker: Broker, cc: ClaimCheck, point: KillPoint, pipe: Connection) -> None:
+        options = {"group": spec.group, "session_seconds": spec.session_seconds}
+        self._consumer: Consumer = broker.consumer(spec.mode, spec.topic, cc, **options)  # type: ignore[arg-type]
         self._payloads = Payloads(spec.payloads)
         self._counts_payloads = spec.mode == "native"
-        self._point = point
-        self._deliver = deliver
+        self._point, self._pipe = point, pipe
 
     def receive(self, *, count: int, idle: float, commit: str, verify: bool, peak: bool = False) -> Report:
         latencies: list[float] = []
-        total = received_count = 0
+        total = 0
         with _Meter(peak=peak) as meter:
             for received in self._received(count, idle, latencies):
-                received_count += 1
                 total += len(received.payload or b"")
                 if verify:
-                    self._deliver(self._verified(received))
-                if commit == "each" or (commit == "last" and received_count == count):
+                    self._pipe.send(self._verified(received))
+                if commit == "each" or (commit == "last" and len(latencies) == count):
                     self._consumer.commit(received)
                 del received  # else one payload more is in memory while the next one is received
-        return Report(
-            count=received_count,
-            size=total,
-            seconds=meter.seconds,
-            cpu_seconds=meter.cpu_seconds,
-            peak_bytes=meter.peak_bytes,
-            latencies=tuple(latencies),
-        )
+        return meter.report(latencies, total)
 
     def _received(self, count: int, idle: float, latencies: list[float]) -> Iterator[Received]:
         for _ in range(count):
@@ -206,29 +207,23 @@ class _Receiving:
                 return received
 
     def _verified(self, received: Received) -> Delivered:
-        place = {"partition": received.partition, "position": received.position}
-        if received.payload is None:
+        payload, place = received.payload, (received.partition, received.position)
+        if payload is None:
             error = _text(received.error) if received.error is not None else "a tombstone"
-            return Delivered(number=None, size=0, correct=False, error=error, **place)  # type: ignore[arg-type]
-        correct = self._payloads.verify(received.payload)
-        number = number_of(received.payload) if len(received.payload) >= 8 else None
-        size = len(received.payload)
-        return Delivered(number=number, size=size, correct=correct, **place)  # type: ignore[arg-type]
+            return Delivered(None, False, *place, error)
+        number = number_of(payload) if len(payload) >= 8 else None
+        return Delivered(number, self._payloads.verify(payload), *place)
 
     def seek(self, *, partition: int, position: int | str) -> Report:
         with _Meter() as meter:
             self._consumer.seek(partition, position)
-        return Report(0, 0, meter.seconds, meter.cpu_seconds, meter.peak_bytes, ())
+        return meter.report([], 0)
 
     def close(self) -> None:
         self._consumer.close()
 
 
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-# What a command took -----------------------------------------------------------------------------------------
+# What a command took -------------------------------------------------------------------------------------------
 
 
 class _Meter:
@@ -238,10 +233,6 @@ class _Meter:
         peak: Whether to measure memory. The block is slower then: memory that was freed before returns to the system,
             so that using it again is seen, and has to be requested again.
     """
-
-    seconds = 0.0
-    cpu_seconds = 0.0
-    peak_bytes = 0
 
     def __init__(self, *, peak: bool = False) -> None:
         self._peak = peak
@@ -253,9 +244,14 @@ class _Meter:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.seconds = time.perf_counter() - self._begin
-        self.cpu_seconds = time.process_time() - self._cpu
-        self.peak_bytes = max(0, _peak() - self._before) if self._peak else 0
+        self._seconds = time.perf_counter() - self._begin
+        self._cpu_seconds = time.process_time() - self._cpu
+        self._peak_bytes = max(0, _peak_bytes() - self._before) if self._peak else 0
+
+    def report(self, latencies: Sequence[float], size: int, errors: tuple[str, ...] = ()) -> Report:
+        """Return what the block took for so many payloads."""
+        taken = self._seconds, self._cpu_seconds, self._peak_bytes
+        return Report(len(latencies), size, *taken, tuple(latencies), errors)
 
 
 def _reset_peak() -> int:
@@ -263,10 +259,10 @@ def _reset_peak() -> int:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS") or _peak()
+    return _status("VmRSS") or _peak_bytes()
 
 
-def _peak() -> int:
+def _peak_bytes() -> int:
     unit = 1 if sys.platform == "darwin" else 1024
     return _status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -277,48 +273,3 @@ def _status(key: str) -> int:
     except OSError:
         return 0
     return int(text.partition(f"{key}:")[2].split()[0]) * 1024
-
-
-# The process ---------------------------------------------------------------------------------------------------
-
-
-def main() -> None:
-    """Serve one parent process until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, too, which closes this process
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever a client prints
-    lines = iter(sys.stdin.readline, "")
-    try:
-        spec = WorkerSpec.decode(next(lines))
-        with contextlib.ExitStack() as stack:
-            role = _opened(spec, stack, out)
-            _write(out, {"ready": True})
-            for line in lines:
-                command = json.loads(line)
-                report = getattr(role, command.pop("command"))(**command)
-                _write(out, asdict(report))
-    except Exception as error:
-        _write(out, {"failed": _text(error)})
-
-
-def _opened(spec: WorkerSpec, stack: contextlib.ExitStack, out: TextIO) -> _Sending | _Receiving:
-    point = KillPoint(spec.kill_after)
-    watched = spec.kill_after is not None
-    cc = WatchedClaimCheck.of(spec.config, point.check, point.passed) if watched else ClaimCheck(spec.config)
-    stack.enter_context(cc)
-    broker = stack.enter_context(contextlib.closing(connect(spec.address)))
-    if spec.role == "producer":
-        return stack.enter_context(contextlib.closing(_Sending(spec, broker, cc, point)))
-
-    def deliver(delivered: Delivered) -> None:
-        _write(out, {"delivered": asdict(delivered)})
-
-    return stack.enter_context(contextlib.closing(_Receiving(spec, broker, cc, point, deliver)))
-
-
-def _write(out: TextIO, values: dict[str, Any]) -> None:
-    out.write(json.dumps(values) + "\n")
-
-
-if __name__ == "__main__":
-    main()

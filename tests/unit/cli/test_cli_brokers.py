@@ -6,7 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from claimcheck.cli._options import broker_options
+from claimcheck.cli._commands import broker_options
 
 ENVIRON = {
     "CLAIMCHECK_KAFKA_SASL_PASSWORD": "hunter2",

@@ -10,8 +10,8 @@ import pytest
 import claimcheck
 from claimcheck import HEADER, errors
 from claimcheck._wire.envelope import encode_chunk, encode_literal, encode_pointer
+from claimcheck.cli._commands import exit_code, one_line
 from claimcheck.cli._help import COMMANDS
-from claimcheck.cli._options import exit_code, one_line
 from tests.unit.cli.rig import (
     CODE,
     SIGNED,

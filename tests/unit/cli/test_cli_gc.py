@@ -178,13 +178,6 @@ def test_a_failed_listing_names_the_store_and_no_key(lab, monkeypatch):
     assert "store 'disk': scan failed: OSError: broken" in result.stderr
 
 
-def test_the_limit_ends_it_early(lab):
-    for _ in range(3):
-        lab.write()
-    assert "the limit was reached" in ok(*GC, "--yes", "--claim", "--force", "--limit", "2").stdout
-    assert len(lab.stored) == 1
-
-
 @pytest.mark.parametrize("days", [2, 0.5])
 def test_nothing_is_deleted_if_the_topics_point_at_no_payload_at_all(lab, days):
     orphan, foreign = lab.write(), lab.write(days=days)

@@ -75,17 +75,6 @@ def test_the_default_grace_is_an_hour(here):
     assert "1 kept: not expired" in ok("sweep", "--yes").stdout
 
 
-def test_the_limit_is_for_all_stores(here):
-    expire(here, 3)
-
-    (here / "claimcheck.yaml").write_text(f"{CONFIG % 60}  last: {{type: filesystem, path: last, create: true}}\n")
-    result = ok("sweep", "--yes", "--grace", "0", "--limit", "2")
-
-    assert "the limit was reached" in result.stdout
-    assert "last: not swept: the limit was reached" in result.stdout
-    assert len(stored(here)) == 1
-
-
 def test_an_entry_that_cannot_be_deleted_is_an_exit_code(here, monkeypatch):
     expire(here, 1)
 

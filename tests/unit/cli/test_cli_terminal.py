@@ -52,8 +52,8 @@ def test_a_payload_never_goes_to_a_terminal_by_accident(here):
     assert code == 0
 
 
-def test_a_terminal_gets_a_table(here):
+def test_a_terminal_gets_the_same_facts(here):
     (here / "envelope").write_bytes(put())
     code, shown = on_terminal("inspect", "envelope")
     assert code == 0
-    assert "pointer of version 2" in shown
+    assert "pointer_version    2" in shown
