@@ -9,13 +9,14 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import ContextVar
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from claimcheck._threads import in_thread
 from claimcheck.transports._common.delegation import AsyncClosing, Delegated, off_the_loop
+from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.kafka._client import exception_of, native_client
 from claimcheck.transports.kafka._consumer import ConsumerOptions, KafkaConsumer
-from claimcheck.transports.kafka._partition import ReadyMessage
 from claimcheck.transports.kafka._producer import DeliveryCallback, KafkaProducer, ProducerOptions
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class AsyncKafkaConsumer(_AsyncWrapper[KafkaConsumer]):
         self._receiver = self._blocking._receiver
         self._calls = CallSerializer(self._native._call)
         self._call = self._calls.call
-        self._reading: tuple[ReadyMessage, asyncio.Task[None]] | None = None
+        self._reading: tuple[StoredPayload, asyncio.Task[None]] | None = None
 
     async def poll(self, timeout: float = -1) -> Any:
         """Wait for the next payload. One that cannot be delivered is returned too; its value raises the error.
@@ -160,24 +161,23 @@ class AsyncKafkaConsumer(_AsyncWrapper[KafkaConsumer]):
         while True:
             async with self._calls.exclusive():  # without an await: the caller gets the messages, or they stay queued
                 waiting = receiver.waiting(count)
-                unread = next((place for place, each in enumerate(waiting) if not each.is_read), None)
-                ready = len(waiting) if unread is None else unread
+                ready = len(list(takewhile(lambda each: each.is_read, waiting)))
                 if ready == count or is_last:
                     receiver.begin_call()
                     return receiver.hand_out(ready)
             left = max(0.0, end - clock())
             is_last = not left
-            if unread is not None:
-                await self._read(waiting[unread], left)
+            if ready < len(waiting) and (stored := waiting[ready].stored) is not None:
+                await self._read(stored, left)
             else:
                 gather = functools.partial(receiver.gather, count - ready, min(_STEP_SECONDS, left))
                 await self._call(gather)
 
-    async def _read(self, ready: ReadyMessage, seconds: float) -> None:
+    async def _read(self, stored: StoredPayload, seconds: float) -> None:
         """Read a stored payload in a thread; after a timeout or a cancellation the read continues."""
-        if self._reading is None or self._reading[0] is not ready:
+        if self._reading is None or self._reading[0] is not stored:
             self._stop_reading()
-            self._reading = ready, asyncio.ensure_future(in_thread(ready.read))
+            self._reading = stored, asyncio.ensure_future(in_thread(stored.read))
         reading = self._reading[1]
         await asyncio.wait([reading], timeout=None if seconds == _FOREVER else seconds)
         if reading.done():
