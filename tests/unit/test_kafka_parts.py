@@ -273,3 +273,13 @@ def test_each_chunk_and_each_pointer_is_decoded_once(strategy, servers, monkeypa
     records = message.last_offset - message.offset() + 1
     expected = (0, 1, 1, 1) if strategy == "external" else (records, 0, 0, 1)
     assert (len(chunks), len(envelopes), len(pointers), len(signatures)) == expected
+
+
+def test_methods_of_the_client_are_coroutine_functions_on_an_event_loop(servers):
+    async def metadata():
+        consumer = AIOConsumer({**servers, "group.id": "g", "enable.auto.offset.store": False})
+        async with AsyncKafkaConsumer(consumer, claimcheck.from_dict({"strategy": "inline"})) as wrapped:
+            assert wrapped.pending_payloads == 0
+            return await wrapped.list_topics(timeout=5)
+
+    assert asyncio.run(metadata()).brokers

@@ -33,14 +33,14 @@ class Delegated:
         super().__init_subclass__()
         for name in cls.delegated:
             if not hasattr(cls, name):
-                setattr(cls, name, _delegating(name))
+                setattr(cls, name, cls._delegating(name))
+
+    @classmethod
+    def _delegating(cls, name: str) -> property:
+        return property(lambda self: getattr(self._delegate(), name))
 
     def _delegate(self) -> Any:
         return self._native
-
-
-def _delegating(name: str) -> property:
-    return property(lambda self: getattr(self._delegate(), name))
 
 
 class Closing:

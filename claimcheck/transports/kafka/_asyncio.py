@@ -43,9 +43,9 @@ class _AsyncWrapper(Delegated, AsyncClosing, Generic[B]):
     _blocking: B
     _call: Any
 
-    def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name)
-        return functools.partial(self._later, found) if callable(found) else found
+    @classmethod
+    def _delegating(cls, name: str) -> property:
+        return property(lambda self: self._later(getattr(self._blocking, name)))
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._blocking)[1:]}"
@@ -53,8 +53,13 @@ class _AsyncWrapper(Delegated, AsyncClosing, Generic[B]):
     def _delegate(self) -> B:
         return self._blocking
 
-    async def _later(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return await self._call(functools.partial(method, *args, **kwargs))
+    def _later(self, found: Any) -> Any:
+        """Return the coroutine function for a method; anything else as it is."""
+
+        async def method(*args: Any, **kwargs: Any) -> Any:
+            return await self._call(functools.partial(found, *args, **kwargs))
+
+        return method if callable(found) else found
 
 
 class AsyncKafkaConsumer(_AsyncWrapper[KafkaConsumer]):
