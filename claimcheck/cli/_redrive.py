@@ -11,7 +11,7 @@ from contextlib import closing
 import click
 
 from claimcheck._client import ClaimCheck
-from claimcheck._operate.redrive import Redrive, RedriveReport
+from claimcheck._operate.redrive import KafkaDeadLetters, PulsarDeadLetters, Redrive, RedriveReport
 from claimcheck._texts import printable
 from claimcheck.cli._commands import (
     BrokerOptions,
@@ -100,12 +100,8 @@ def redrive(
 def _opened(cc: ClaimCheck, broker: BrokerOptions, topics: tuple[str, str], group: str) -> DeadLetterTopic:
     place = broker.target(topics)
     if isinstance(place, KafkaTarget):
-        from claimcheck.transports.kafka._redrive import KafkaDeadLetters
-
         return KafkaDeadLetters(place, cc, group=group)
     assert isinstance(place, PulsarTarget)
-    from claimcheck.transports.pulsar._redrive import PulsarDeadLetters
-
     return PulsarDeadLetters(place, cc, group=group)
 
 

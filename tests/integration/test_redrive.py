@@ -10,14 +10,13 @@ import pytest
 from click.testing import CliRunner
 
 import claimcheck
-from claimcheck._operate.redrive import Redrive, RedriveReport
+from claimcheck._operate.redrive import Redrive, RedriveReport, _topic_of
 from claimcheck.cli._commands import commands
 from claimcheck.config import HEADER
 from claimcheck.errors import ConfigError, PayloadNotFoundError, StoreError, StoreUnavailableError
 from claimcheck.testing import FaultyStore
 from claimcheck.transports._common.dead_letters import Letter, foreign
 from claimcheck.transports.local import LocalBroker, LocalConsumer, LocalProducer
-from claimcheck.transports.pulsar._redrive import _topic_of
 from tests.local_letters import LocalLetters, dead_letter
 from tests.local_rig import LIMIT, append_chunks, drain
 
@@ -355,7 +354,7 @@ def test_the_limit_counts_letters_that_were_sent(invoke):
 def test_a_topic_of_pulsar_that_does_not_exist(invoke, monkeypatch):
     """Clients would create it."""
     monkeypatch.setattr(
-        "claimcheck.transports.pulsar._redrive.topic_stats", lambda _, topic: {} if topic == "orders.dlq" else None
+        "claimcheck.transports.pulsar._queries.topic_stats", lambda _, topic: {} if topic == "orders.dlq" else None
     )
     pulsar = ["--config", str(invoke.config), "redrive", "--pulsar", "pulsar://localhost:1"]
     pulsar += ["--admin-url", "http://localhost:1"]

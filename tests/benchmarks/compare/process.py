@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,6 +17,7 @@ from tests.benchmarks.compare.model import CompareError, Mode
 Role = Literal["producer", "consumer"]
 Commit = Literal["each", "last", "none"]
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 
@@ -88,6 +92,23 @@ class Report:
     errors: tuple[str, ...] = ()
 
 
+@contextlib.contextmanager
+def _signals_later() -> Iterator[None]:
+    """Handle signals that end a run after the block: a process that is started by half would print a traceback."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    noted: list[int] = []
+    before = {each: signal.signal(each, lambda number, _: noted.append(number)) for each in _SIGNALS}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        for number in noted[:1]:
+            signal.raise_signal(number)
+
+
 class Worker:
     """A worker process. Commands are answered in order; `start` sends one without waiting for its answer.
 
@@ -106,7 +127,8 @@ class Worker:
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=serve, args=(other, spec), daemon=True)
-        self._process.start()
+        with _signals_later():
+            self._process.start()
         other.close()
 
     def ready(self, timeout: float = _START_SECONDS) -> Worker:
