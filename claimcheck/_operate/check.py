@@ -128,9 +128,6 @@ def _signing(config: Config) -> Iterator[Finding]:
         message = "keys are configured, but readers accept envelopes without a signature"
         fix = "Set it to true when all writers sign."
         yield finding("warning", "signing-optional", "signing.require", message, fix)
-    if signing.key_id is None:
-        message = "this process verifies signatures but signs nothing"
-        yield finding("info", "signing-verify-only", "signing.key_id", message)
     if not signing.bind_destination or "*" in signing.accept_from.get("*", ()):
         path, fix = "signing.accept_from", "List the topics that carry messages of other topics, and these topics."
         if not signing.bind_destination:
@@ -151,10 +148,7 @@ def _encryption(config: Config) -> Iterator[Finding]:
         message = "keys are configured, but readers accept payloads that are not encrypted"
         fix = "Set it to true when all payloads that are not encrypted have expired."
         yield finding("warning", "encryption-optional", "encryption.require", message, fix)
-    if encryption.key_id is None:
-        message = "this process decrypts payloads but encrypts nothing"
-        yield finding("info", "encryption-decrypt-only", "encryption.key_id", message)
-    elif not encryption.inline:
+    if encryption.key_id is not None and not encryption.inline:
         yield from _plain_messages(config)
     for name, store in config.stores.items() if encryption.require else ():
         if store.options.get("v1_pointers") is True:

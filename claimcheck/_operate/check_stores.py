@@ -1,38 +1,39 @@
-"""What can go wrong with the servers of stores: eviction, expiry, restarts, permissions, space and clocks."""
+"""What can go wrong with the servers of stores: eviction, expiry, restarts, permissions and clocks."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import re
-import shutil
 import stat
 from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from claimcheck._operate.check import Configured
-from claimcheck._operate.findings import Finding, examined, finding, http_skew, reason_of, skew
+from claimcheck._operate.findings import Finding, examined, finding, reason_of
 from claimcheck._store.store import Store
-from claimcheck._texts import duration, size_text
+from claimcheck._texts import duration
 from claimcheck.errors import ClaimCheckError, ScanNotSupportedError, StoreUnavailableError
 from claimcheck.stores.filesystem import FilesystemStore
 from claimcheck.stores.obstore import ObstoreStore
 from claimcheck.stores.pulsar_topic import PulsarTopicStore
 from claimcheck.stores.redis import RedisStore
 from claimcheck.stores.s3 import S3Store
-from claimcheck.stores.s3._client import client_error, code_of
+from claimcheck.stores.s3._lifecycle import rules_of
+
+if TYPE_CHECKING:
+    from claimcheck._client import ClaimCheck
 
 _ENTRIES = 1000
+_TOLERANCE_SECONDS = 6.0  # times of HTTP have whole seconds
 _DAY = 86_400
 _SWEPT_WITHIN = 4 * _DAY  # lifecycle rules count in whole days, have a grace, and run with a delay
+_OLDEST_REDIS = (6, 2)
+_ARCHIVES = {"GLACIER", "DEEP_ARCHIVE"}  # GLACIER_IR can be read at once
 
 
-def examine_stores(cc: Configured, clock: Callable[[], float], failed: Container[str] = ()) -> Iterator[Finding]:
+def examine_stores(cc: ClaimCheck, clock: Callable[[], float], failed: Container[str] = ()) -> Iterator[Finding]:
     """Yield the findings about all stores, except those that `claimcheck.ClaimCheck.check` reports."""
     for name in cc.config.stores:
         path = f"stores.{name}"
@@ -43,7 +44,7 @@ def examine_stores(cc: Configured, clock: Callable[[], float], failed: Container
         if store is not None and not isinstance(store, RedisStore):  # which expires payloads, and may have many keys
             yield from _listing(store, path, clock)
         if store is not None:
-            yield from _server(cc, store, path, clock)
+            yield from _server(store, path, clock, cc.config.longest_dead_letter_ttl_seconds)
 
 
 def _listing(store: Store, path: str, clock: Callable[[], float]) -> Iterator[Finding]:
@@ -68,18 +69,20 @@ def _listing(store: Store, path: str, clock: Callable[[], float]) -> Iterator[Fi
         yield finding("warning", "store-not-listable", path, message, fix)
 
 
-def _server(cc: Configured, store: Store, path: str, clock: Callable[[], float]) -> Iterator[Finding]:
+def _server(store: Store, path: str, clock: Callable[[], float], dead_letter_ttl: float) -> Iterator[Finding]:
     if isinstance(store, RedisStore):
-        yield from examined("redis", path, "the server", partial(_redis, store, path, clock))
+        yield from examined("redis", path, "the clock", partial(_clock, store, path, clock))
+        for name, client in store._server.nodes():
+            place = f"{path} ({name})" if name else path
+            yield from examined("redis", place, "INFO", partial(_redis, place, client))
     elif isinstance(store, S3Store):
-        look = partial(_s3, store, path, clock, cc.config.longest_dead_letter_ttl_seconds)
-        yield from examined("s3", path, "the bucket", look)
+        yield from examined("s3", path, "the clock", partial(_clock, store, path, clock))
+        yield from examined("s3", path, "the lifecycle rules", partial(_lifecycle, store, path, dead_letter_ttl))
     elif isinstance(store, FilesystemStore):
-        path = f"{path}.path"
-        yield from examined("filesystem", path, "the free space", partial(_space, store._root, path))
-        yield from examined("filesystem", path, "the permissions", partial(_rights, store._root, path, store._mode))
+        look = partial(_rights, store._root, f"{path}.path", store._mode)
+        yield from examined("filesystem", f"{path}.path", "the permissions", look)
     elif isinstance(store, ObstoreStore):
-        message = "could not examine lifecycle rules, versioning and public access: obstore cannot read them"
+        message = "could not examine lifecycle rules and versioning: obstore cannot read them"
         fix = "Use the provider's own tools, or run the check with a store of type s3 for this bucket."
         yield finding("info", "obstore-not-examined", path, message, fix)
     elif isinstance(store, PulsarTopicStore) and store._admin_url is None:
@@ -88,229 +91,94 @@ def _server(cc: Configured, store: Store, path: str, clock: Callable[[], float])
         yield finding("info", "pulsar-not-examined", path, message, fix)
 
 
-# Redis ---------------------------------------------------------------------------------------------------------
-
-_OLDEST_VERSION = (6, 2)
-_FULL = 0.8
-
-
-def _redis(store: RedisStore, path: str, clock: Callable[[], float]) -> Iterator[Finding]:
-    """Look at the server, the sentinel's master, or each master of a cluster."""
-    server = store._server
-    nodes = [(path, server.client)]
-    if server.is_cluster:
-        masters = server.client.get_primaries()
-        nodes = [(f"{path} ({node.name})", server.client.get_redis_connection(node)) for node in masters]
-    for place, client in nodes:
-        yield from examined("redis", place, "the clock", partial(_redis_clock, place, client, clock))
-        yield from examined("redis", place, "INFO", partial(_redis_info, place, client))
+def _clock(store: Store, path: str, clock: Callable[[], float]) -> Iterator[Finding]:
+    begin, theirs = clock(), store._server_time() or clock()
+    ahead = max(begin - theirs, theirs - clock())
+    if ahead > _TOLERANCE_SECONDS:
+        side = "ahead of" if begin > theirs else "behind"
+        message = f"this machine's clock is {duration(ahead)} {side} the server's"
+        yield finding("warning", "clock-skew", path, message, "Synchronize the clocks of both machines with NTP.")
 
 
-def _redis_clock(path: str, client: Any, clock: Callable[[], float]) -> Iterator[Finding]:
-    begin = clock()
-    seconds, microseconds = client.time()
-    yield from skew(path, "the server's", seconds + microseconds / 1e6, begin, clock())
-
-
-def _redis_info(path: str, client: Any) -> Iterator[Finding]:
+def _redis(path: str, client: Any) -> Iterator[Finding]:
+    """Look at the server, the sentinel's master, or a master of a cluster."""
     info = client.info()
-    yield from _redis_version(path, str(info.get("redis_version", "")))
+    version = tuple(map(int, re.findall(r"\d+", str(info.get("redis_version")))[:2]))
+    if version and version < _OLDEST_REDIS:
+        message, fix = f"the server is Redis {info['redis_version']}", "Install Redis 6.2 or newer."
+        yield finding("error", "redis-version", path, message, fix)
     policy, replicas = info.get("maxmemory_policy", "noeviction"), info.get("connected_slaves", 0)
     if info.get("maxmemory") and policy != "noeviction":
         fix = "Set maxmemory-policy to noeviction, also in the server's configuration file."
         yield finding("warning", "redis-eviction", path, f"maxmemory-policy is {policy}", fix)
+    if not info.get("maxmemory"):
+        fix = "Set maxmemory to what the machine can spare, and maxmemory-policy to noeviction."
+        yield finding("warning", "redis-memory-unlimited", path, "maxmemory is not set", fix)
     if info.get("role") == "master" and replicas and "min_slaves_good_slaves" not in info:
         known = "there is 1 replica" if replicas == 1 else f"there are {replicas} replicas"
         fix = "Set min-replicas-to-write to at least 1, and min-replicas-max-lag to 10: this limits the loss."
         message = f"{known}, and min-replicas-to-write is 0"
         yield finding("warning", "redis-replication-unsafe", path, message, fix)
-    yield from _redis_memory(path, info)
-    yield from examined("redis", path, "the setting save", partial(_redis_persistence, path, client, info))
-
-
-def _redis_version(path: str, version: str) -> Iterator[Finding]:
-    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-    if numbers and numbers < _OLDEST_VERSION:
-        yield finding("error", "redis-version", path, f"the server is Redis {version}", "Install Redis 6.2 or newer.")
-
-
-def _redis_memory(path: str, info: dict[str, Any]) -> Iterator[Finding]:
-    used, most = info.get("used_memory", 0), info.get("maxmemory", 0)
-    if not most:
-        fix = "Set maxmemory to what the machine can spare, and maxmemory-policy to noeviction."
-        yield finding("warning", "redis-memory-unlimited", path, "maxmemory is not set", fix)
-        most = info.get("total_system_memory", 0)
-    if most and used >= _FULL * most:
-        message = f"{used / most:.0%} of the memory is used ({size_text(used)} of {size_text(most)})"
-        fix = "Increase maxmemory, reduce ttl_seconds, or use a store on disk."
-        yield finding("warning", "redis-memory-low", path, message, fix)
-
-
-def _redis_persistence(path: str, client: Any, info: dict[str, Any]) -> Iterator[Finding]:
     if not info.get("aof_enabled") and client.config_get("save").get("save") == "":
         fix = "Set appendonly to yes; appendfsync everysec is a good compromise."
         message = "the server writes no append-only file and no snapshots"
         yield finding("warning", "redis-no-persistence", path, message, fix)
 
 
-# S3 ------------------------------------------------------------------------------------------------------------
-
-_ARCHIVES = {"GLACIER", "DEEP_ARCHIVE"}  # GLACIER_IR can be read at once
-_EVERYONE = ("/global/AllUsers", "/global/AuthenticatedUsers")
-_NO_RULES = ("NoSuchLifecycleConfiguration", "NoSuchLifecycleConfigurationError")
-_NO_BLOCK = ("NoSuchPublicAccessBlockConfiguration", "NotImplemented", "MethodNotAllowed", "XNotImplemented")
-
-
-def _s3(store: S3Store, path: str, clock: Callable[[], float], dead_letter_ttl: float) -> Iterator[Finding]:
-    ask = partial(_asked, store._s3(), store.bucket)
-    yield from examined("s3", path, "the clock", partial(_s3_clock, ask, path, clock))
-    look = partial(_lifecycle, ask, path, store, dead_letter_ttl)
-    yield from examined("s3", path, "the lifecycle rules", look)
-    yield from examined("s3", path, "the bucket policy", partial(_policy, ask, path))
-    yield from examined("s3", path, "the bucket's ACL", partial(_acl, ask, path))
-
-
-def _asked(client: Any, bucket: str, operation: str, *absent: str) -> dict[str, Any]:
-    """Return the response to one request; an empty one if the service answers with one of these codes."""
-    try:
-        response: dict[str, Any] = getattr(client, operation)(Bucket=bucket)
-    except client_error() as error:
-        if code_of(error) in absent:
-            return {}
-        raise
-    return response
-
-
-_Ask = Callable[..., dict[str, Any]]
-
-
-def _s3_clock(ask: _Ask, path: str, clock: Callable[[], float]) -> Iterator[Finding]:
-    begin = clock()
-    headers = ask("head_bucket")["ResponseMetadata"]["HTTPHeaders"]
-    yield from http_skew(path, "the server's", headers.get("date"), begin, clock())
-
-
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """An enabled lifecycle rule."""
-
-    name: str
-    prefix: str
-    by_tag: bool
-    by_size: bool
-    days: int | None
-    archive_days: int | None
-    aborts: bool
-    noncurrent: bool
-
-    @classmethod
-    def of(cls, raw: dict[str, Any]) -> _Rule:
-        """Parse a rule of either form, with ``Filter`` or with the older ``Prefix``."""
-        chosen = raw.get("Filter") or {}
-        chosen = {**chosen, **chosen.get("And", {})}
-        expiration = raw.get("Expiration", {})
-        moved = [each.get("Days", 0) for each in raw.get("Transitions", []) if each.get("StorageClass") in _ARCHIVES]
-        return cls(
-            name=raw.get("ID", "(unnamed)"),
-            prefix=chosen.get("Prefix") or raw.get("Prefix") or "",
-            by_tag="Tag" in chosen or bool(chosen.get("Tags")),
-            by_size="ObjectSizeGreaterThan" in chosen or "ObjectSizeLessThan" in chosen,
-            days=expiration.get("Days", 0 if "Date" in expiration else None),
-            archive_days=min(moved, default=None),
-            aborts="AbortIncompleteMultipartUpload" in raw,
-            noncurrent="NoncurrentVersionExpiration" in raw,
-        )
-
-    def covers(self, prefix: str) -> bool:
-        """Whether it applies to every object below a prefix."""
-        return prefix.startswith(self.prefix) and not self.by_tag and not self.by_size
-
-    def touches(self, prefix: str) -> bool:
-        """Whether it applies to some payloads below a prefix."""
-        return (prefix.startswith(self.prefix) or self.prefix.startswith(prefix)) and not self.by_tag
-
-
-def _lifecycle(ask: _Ask, path: str, store: S3Store, dead_letter_ttl: float) -> Iterator[Finding]:
-    raw = ask("get_bucket_lifecycle_configuration", *_NO_RULES).get("Rules", [])
-    rules = [_Rule.of(each) for each in raw if each.get("Status") == "Enabled"]
-    covering = [rule for rule in rules if rule.covers(store.prefix)]
+def _lifecycle(store: S3Store, path: str, dead_letter_ttl: float) -> Iterator[Finding]:
+    rules = [rule for rule in rules_of(store) if rule.get("Status") == "Enabled"]
+    covering = [rule for rule in rules if _covers(rule, store.prefix)]
     where = f"objects below {store.prefix!r}" if store.prefix else "the objects of this bucket"
-    if not any(rule.days for rule in covering):
+    if not any(rule.get("Expiration", {}).get("Days") for rule in covering):
         fix = "Run 'claimcheck lifecycle --apply': it adds a rule that deletes them after ttl_seconds plus a day."
         yield finding("warning", "s3-no-expiry", path, f"no lifecycle rule deletes {where}", fix)
-    if not any(rule.aborts for rule in covering):
+    if not any("AbortIncompleteMultipartUpload" in rule for rule in covering):
         fix = "Run 'claimcheck lifecycle --apply', or add AbortIncompleteMultipartUpload to the rule."
         yield finding("warning", "s3-no-abort", path, "no lifecycle rule aborts incomplete multipart uploads", fix)
     for rule in rules:
-        if rule.touches(store.prefix) and store.ttl_seconds is not None:
+        if _touches(rule, store.prefix) and store.ttl_seconds is not None:
             longer = "dead_letter_ttl_seconds" if dead_letter_ttl > store.ttl_seconds else "ttl_seconds"
             yield from _too_early(rule, path, longer, max(store.ttl_seconds, dead_letter_ttl))
-    noncurrent = any(rule.noncurrent for rule in covering)
-    yield from examined("s3", path, "the versioning", partial(_versioning, ask, path, noncurrent))
-
-
-def _too_early(rule: _Rule, path: str, option: str, lifetime: float) -> Iterator[Finding]:
-    if rule.days is not None and rule.days * _DAY < lifetime:
-        when = f"after {duration(rule.days * _DAY)}" if rule.days else "on a fixed date"
-        message = f"the lifecycle rule {rule.name!r} deletes payloads {when}, but {option} is {duration(lifetime)}"
-        fix = f"Change the rule to delete them later, or reduce {option}."
-        yield finding("error", "s3-expiry-early", path, message, fix)
-    if rule.archive_days is not None and rule.archive_days * _DAY < lifetime:
-        message = f"the lifecycle rule {rule.name!r} archives payloads after {duration(rule.archive_days * _DAY)}"
-        fix = "Exclude the prefix from the rule, or use GLACIER_IR."
-        yield finding("error", "s3-archived", path, message, fix)
-
-
-def _versioning(ask: _Ask, path: str, noncurrent: bool) -> Iterator[Finding]:
-    if ask("get_bucket_versioning").get("Status") == "Enabled" and not noncurrent:
+    versioning = store._s3().get_bucket_versioning(Bucket=store.bucket).get("Status")
+    if versioning == "Enabled" and not any("NoncurrentVersionExpiration" in rule for rule in covering):
         message = "versioning is enabled, and no lifecycle rule deletes noncurrent versions"
         fix = "Add NoncurrentVersionExpiration after one day to the lifecycle rule of the prefix."
         yield finding("warning", "s3-versioning", path, message, fix)
 
 
-def _policy(ask: _Ask, path: str) -> Iterator[Finding]:
-    text = ask("get_bucket_policy", "NoSuchBucketPolicy").get("Policy")
-    statements = json.loads(text).get("Statement", []) if text else []
-    statements = [statements] if isinstance(statements, dict) else statements
-    if any(_is_public(each) for each in statements):
-        yield from _public(ask, path, "RestrictPublicBuckets", "the bucket policy grants access to everyone")
+def _filter(rule: dict[str, Any]) -> tuple[str, set[str]]:
+    """Return the prefix of a rule of either form, with ``Filter`` or with the older ``Prefix``, and its conditions."""
+    chosen = rule.get("Filter") or {}
+    chosen = {**chosen, **chosen.get("And", {})}
+    return chosen.pop("Prefix", None) or rule.get("Prefix") or "", {name for name, value in chosen.items() if value} - {
+        "And"
+    }
 
 
-def _is_public(statement: dict[str, Any]) -> bool:
-    principal = statement.get("Principal")
-    who = principal.get("AWS", []) if isinstance(principal, dict) else principal
-    return statement.get("Effect") == "Allow" and "Condition" not in statement and (who == "*" or "*" in (who or []))
+def _covers(rule: dict[str, Any], prefix: str) -> bool:
+    """Whether a rule applies to every object below a prefix."""
+    own, conditions = _filter(rule)
+    return prefix.startswith(own) and not conditions
 
 
-def _acl(ask: _Ask, path: str) -> Iterator[Finding]:
-    grants = ask("get_bucket_acl").get("Grants", [])
-    rights = {each["Permission"] for each in grants if each["Grantee"].get("URI", "").endswith(_EVERYONE)}
-    if rights:
-        message = f"the bucket's ACL grants {' and '.join(sorted(rights))} to everyone"
-        yield from _public(ask, path, "IgnorePublicAcls", message)
+def _touches(rule: dict[str, Any], prefix: str) -> bool:
+    """Whether a rule applies to some payloads below a prefix."""
+    own, conditions = _filter(rule)
+    return (prefix.startswith(own) or own.startswith(prefix)) and not conditions & {"Tag", "Tags"}
 
 
-def _public(ask: _Ask, path: str, block: str, message: str) -> Iterator[Finding]:
-    """Yield a finding unless a public access block makes the grant ineffective; many servers have none."""
-    if not ask("get_public_access_block", *_NO_BLOCK).get("PublicAccessBlockConfiguration", {}).get(block):
-        fix = "Remove the grant, and turn on the bucket's public access block."
-        yield finding("warning", "s3-public", path, message, fix)
-
-
-# Directories ---------------------------------------------------------------------------------------------------
-
-_LEAST_FREE = 0.1
-
-
-def _space(root: Path, path: str) -> Iterator[Finding]:
-    usage, files = shutil.disk_usage(root), os.statvfs(root)
-    fix = "Delete expired payloads, or enlarge the volume."
-    if usage.free < _LEAST_FREE * usage.total:
-        message = f"{size_text(usage.free)} of {size_text(usage.total)} are free"
-        yield finding("warning", "filesystem-full", path, message, fix)
-    if files.f_files and files.f_favail < _LEAST_FREE * files.f_files:  # 0: the file system has no fixed number
-        message = f"{files.f_favail:,} of {files.f_files:,} files (inodes) are free"
-        yield finding("warning", "filesystem-full", path, message, fix)
+def _too_early(rule: dict[str, Any], path: str, option: str, lifetime: float) -> Iterator[Finding]:
+    name, expiration = rule.get("ID", "(unnamed)"), rule.get("Expiration", {})
+    days = expiration.get("Days", 0 if "Date" in expiration else math.inf)
+    moved = [each.get("Days", 0) for each in rule.get("Transitions", []) if each.get("StorageClass") in _ARCHIVES]
+    if days * _DAY < lifetime:
+        when = f"after {duration(days * _DAY)}" if days else "on a fixed date"
+        message = f"the lifecycle rule {name!r} deletes payloads {when}, but {option} is {duration(lifetime)}"
+        fix = f"Change the rule to delete them later, or reduce {option}."
+        yield finding("error", "s3-expiry-early", path, message, fix)
+    if min(moved, default=math.inf) * _DAY < lifetime:
+        message = f"the lifecycle rule {name!r} archives payloads after {duration(min(moved) * _DAY)}"
+        yield finding("error", "s3-archived", path, message, "Exclude the prefix from the rule, or use GLACIER_IR.")
 
 
 def _rights(root: Path, path: str, mode: int) -> Iterator[Finding]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from email.utils import parsedate_to_datetime
 from typing import Literal
 
-from claimcheck._texts import duration
 from claimcheck._validation import without_secrets
 from claimcheck.errors import ClaimCheckError, ConfigError, StoreUnavailableError, TransportError
 
@@ -27,10 +25,8 @@ WHY: dict[str, str] = {
     "signing-optional": "A hostile writer can simply omit the signature.",
     "signing-unbound": "A message of one topic can be replayed on another one.",
     "signing-weak-checksum": "Who can write to a store can replace a payload by another one with the same checksum.",
-    "signing-verify-only": "Messages that this process sends are rejected where signatures are required.",
     "signing-key-missing": "No pointer can be signed or verified with this key.",
     "encryption-optional": "Anyone who can write to a store can replace a payload by one that is not encrypted.",
-    "encryption-decrypt-only": "Payloads that this process writes are not encrypted.",
     "encryption-small-plain": "Anyone who can read the topic can read them.",
     "encryption-inline-strategy": "Anyone who can read the topic can read the payloads.",
     "encryption-rejects-v1": "The messages that this setting is for cannot be read.",
@@ -67,7 +63,6 @@ WHY: dict[str, str] = {
     "redis-eviction": "When its memory is full, the server deletes payloads that messages still point at.",
     "redis-no-persistence": "A restart of the server deletes all payloads, even those that messages still point at.",
     "redis-memory-unlimited": "Without maxmemory, the operating system kills the server when its memory is used up.",
-    "redis-memory-low": "A full server refuses writes: external sends fail, and hybrid sends chunks instead.",
     "redis-replication-unsafe": "A failover loses payloads that the new master had not received yet.",
     # S3.
     "s3-not-examined": _UNKNOWN,
@@ -76,11 +71,9 @@ WHY: dict[str, str] = {
     "s3-archived": "An archived object cannot be read until it is restored.",
     "s3-no-abort": "Parts of interrupted uploads stay in the bucket: listings do not show them, but you pay for them.",
     "s3-versioning": "A deleted payload stays in the bucket as a noncurrent version, and you keep paying for it.",
-    "s3-public": "Anyone on the internet may be able to read, replace or delete payloads.",
     # Other stores of objects, and the filesystem.
     "obstore-not-examined": _UNKNOWN,
     "filesystem-not-examined": _UNKNOWN,
-    "filesystem-full": "When the volume is full, writes fail: external sends fail, and hybrid sends chunks instead.",
     "filesystem-permissions": "Payloads may be confidential, and a changed or deleted one cannot be delivered.",
     # Every broker.
     "lifetime-unset": "The topics cannot be checked: payloads may be deleted before their messages.",
@@ -117,7 +110,6 @@ WHY: dict[str, str] = {
 """Why a finding matters, by its id. An id never changes its meaning: CI jobs ignore findings by id."""
 
 _SHORT = 3  # characters: a text with so little hidden would be unreadable
-_TOLERANCE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,19 +214,3 @@ def reason_of(error: Exception) -> str:
     words = str(error) if isinstance(error, ConfigError) else without_secrets(str(error))  # ours quote no secrets
     text = " ".join(words.split())
     return text if isinstance(error, ClaimCheckError) else f"unexpected {type(error).__name__}: {text}"
-
-
-def skew(path: str, whose: str, theirs: float, begin: float, end: float) -> Iterator[Finding]:
-    """Yield a finding if clocks differ."""
-    ahead = begin - theirs if begin > theirs else theirs - end
-    if ahead > _TOLERANCE_SECONDS:
-        side = "ahead of" if begin > theirs else "behind"
-        message = f"this machine's clock is {duration(ahead)} {side} {whose}"
-        yield finding("warning", "clock-skew", path, message, "Synchronize the clocks of both machines with NTP.")
-
-
-def http_skew(path: str, whose: str, date: str | None, begin: float, end: float) -> Iterator[Finding]:
-    """Yield a finding if this clock differs from the ``Date`` of an HTTP response."""
-    if not date:
-        raise LookupError("the response has no Date header")
-    yield from skew(path, whose, parsedate_to_datetime(date).timestamp(), begin - 1, end)

@@ -32,8 +32,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from claimcheck._operate.garbage import (
@@ -49,7 +50,7 @@ from claimcheck._operate.garbage import (
     unclaimed_error,
 )
 from claimcheck._operate.gc_topics import Topics
-from claimcheck._operate.sweep import DeletionOptions, Deletions
+from claimcheck._operate.sweep import DeletionOptions, SweepReport
 from claimcheck._store.listing import IncompleteScanError, StoreEntry
 from claimcheck._store.store import Store
 from claimcheck._texts import time_text
@@ -65,23 +66,12 @@ Phase = Literal["listing", "reading", "reading again", "deleting", "finished"]
 
 
 @dataclass(slots=True, kw_only=True)
-class StoreReport:
-    """What became of the payloads of one store, so far."""
+class StoreReport(SweepReport):
+    """What became of the payloads of one store, so far; ``expired`` are those that no message points at."""
 
-    store: str
-    listed: int = 0
     referenced: int = 0
-    orphans: int = 0
-    orphan_bytes: int = 0
     topics: Counter[str] = field(default_factory=Counter)
     ages: Counter[str] = field(default_factory=Counter)
-    deleted: int = 0
-    skipped: int = 0
-    failed: int = 0
-    kept: Counter[str] = field(default_factory=Counter)
-    errors: Sequence[Exception] = ()
-    error: BaseException | None = None
-    finished: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,7 +89,7 @@ class CollectionReport:
     damaged: int = 0
     ignored: int = 0
     matched: bool = False
-    unclaimed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unclaimed: Mapping[str, list[str]] = field(default_factory=dict)
     stores: tuple[StoreReport, ...] = ()
     duration_seconds: float = 0.0
 
@@ -123,18 +113,23 @@ class Collection(DeletionOptions):
     ) -> CollectionReport:
         """Collect the garbage of topics in stores, and emit a `SweepEvent` for each store."""
         run, begin = Run(self, stores, topics), time.perf_counter()
+        report = run.report
         try:
             for _ in run.steps():
-                run.report.duration_seconds = time.perf_counter() - begin
-                on_progress(run.report)
+                report.duration_seconds = time.perf_counter() - begin
+                on_progress(report)
         except BaseException as error:
-            run.fail(error)
+            for each in report.stores:
+                if not each.finished and each.error is None:
+                    each.error = error
             raise
         finally:
-            run.report.duration_seconds = time.perf_counter() - begin
-            on_progress(run.report)
-            run.emit()
-        return run.report
+            report.duration_seconds = time.perf_counter() - begin
+            on_progress(report)
+            for store, each in run.stores:
+                each.duration_seconds = report.duration_seconds
+                store.context.hooks.emit(each.event("gc"))
+        return report
 
 
 class Run:
@@ -145,13 +140,12 @@ class Run:
         self._candidates = Candidates({}, 0)
         self._garbage: set[bytes] = set()
         self._recent: set[bytes] = set()  # some younger payloads
-        self._phase: Phase = "listing"
         self._claims: list[Claim] = []
-        self._stores = [StoreRun(store, options) for store in stores]
+        self.stores = [(store, StoreReport(store=store.name, dry_run=options.dry_run)) for store in stores]
         self.report = CollectionReport(
             dry_run=options.dry_run,
             grace_seconds=options.grace_seconds,
-            stores=tuple(store.report for store in self._stores),
+            stores=tuple(report for _, report in self.stores),
         )
 
     def steps(self) -> Iterator[None]:
@@ -159,24 +153,18 @@ class Run:
         self._begin()
         yield from self._list()
         self._check_claims(delete=False)
-        for self._phase in ("reading", "reading again"):
-            self.report.phase = self._phase
+        phases: tuple[Phase, ...] = ("reading", "reading again")
+        for self.report.phase in phases:
             yield from self._read()
         self._check_match()
         if not self._options.dry_run:
             self._check_claims(delete=True)
         self.report.phase = "deleting"
-        for store in self._stores:
-            yield from store.delete(self._candidates, self._garbage, claimed=not self.report.unclaimed)
+        for store, report in self.stores:
+            yield from self._delete(store, report)
         self.report.phase = "finished"
         if self.report.unclaimed and not self._options.dry_run:
             raise unclaimed_error(self.report.unclaimed, option="--claim")
-
-    def _check_claims(self, *, delete: bool) -> None:
-        """Refuse the topics of other clusters, and find those that no cluster has claimed."""
-        claim = self._options.claim
-        found = {each.report.store: each.unclaimed(self._claims, delete=delete, claim=claim) for each in self._stores}
-        self.report.unclaimed = {name: topics for name, topics in found.items() if topics}
 
     def _begin(self) -> None:
         names = {topic: self._topics.names(topic) for topic in self._topics.topics}
@@ -194,16 +182,33 @@ class Run:
         cluster = self._topics.cluster()
         self._claims = claims_of((topic, several, cluster) for topic, several in names.items())
 
+    def _check_claims(self, *, delete: bool) -> None:
+        """Refuse the topics of other clusters, and find those that no cluster has claimed."""
+        unclaimed = {}
+        for store, report in self.stores:
+            try:
+                if report.error is None:
+                    unclaimed[store.name] = check_claims(store, self._claims, delete=delete, claim=self._options.claim)
+            except StoreError as error:
+                report.error = error
+        self.report.unclaimed = {name: topics for name, topics in unclaimed.items() if topics}
+
     def _list(self) -> Iterator[None]:
-        for store in self._stores:
-            for found, is_candidate in store.candidates(self._candidates):
-                if is_candidate:
-                    self._garbage.add(found)
-                elif len(self._recent) < _RECENT:
-                    self._recent.add(found)
-                self.report.candidates = len(self._garbage)
-                if is_candidate and len(self._garbage) % _BATCH == 0:
-                    yield
+        for store, report in self.stores:
+            try:
+                for entry in store.scan():
+                    verdict = self._candidates.verdict(entry, prefix=store.prefix)
+                    if verdict == "recent" and len(self._recent) < _RECENT:
+                        self._recent.add(fingerprint(entry.key))
+                    if verdict == "candidate":
+                        self._garbage.add(fingerprint(entry.key))
+                        self.report.candidates = len(self._garbage)
+                        if len(self._garbage) % _BATCH == 0:
+                            yield
+            except IncompleteScanError:  # everything else was listed; the second listing reports it
+                pass
+            except StoreError as error:
+                report.error = error
         yield
 
     def _read(self) -> Iterator[None]:
@@ -253,88 +258,30 @@ class Run:
             )
             raise ConfigError(text, path="--topic")
 
-    def fail(self, error: BaseException) -> None:
-        """Note the error that ends the collection, in the stores that are not done."""
-        for report in self.report.stores:
-            if not report.finished and report.error is None:
-                report.error = error
-
-    def emit(self) -> None:
-        """Emit the events."""
-        for store in self._stores:
-            store.emit(self.report.duration_seconds)
-
-
-class StoreRun:
-    """One store: which of its payloads are candidates, and the deletion of those that remain."""
-
-    def __init__(self, store: Store, options: Collection) -> None:
-        self._store, self._clock = store, options.clock
-        self._deletions = Deletions(store, options)
-        self.report = StoreReport(store=store.name)
-
-    def candidates(self, candidates: Candidates) -> Iterator[tuple[bytes, bool]]:
-        """List the store; yields the fingerprint of each payload of the topics, and whether it is a candidate."""
-        try:
-            for entry in self._store.scan():
-                verdict = candidates.verdict(entry, prefix=self._store.prefix)
-                if verdict in ("candidate", "recent"):
-                    yield fingerprint(entry.key), verdict == "candidate"
-        except IncompleteScanError:  # everything else was listed; the second listing reports it
-            pass
-        except StoreError as error:
-            self.report.error = error
-
-    def unclaimed(self, claims: Sequence[Claim], *, delete: bool, claim: bool) -> tuple[str, ...]:
-        """Return the topics that no cluster has claimed; see `check_claims`. A store that failed has none."""
-        if self.report.error is None:
-            try:
-                return tuple(check_claims(self._store, claims, delete=delete, claim=claim))
-            except StoreError as error:
-                self.report.error = error
-        return ()
-
-    def delete(self, candidates: Candidates, garbage: Container[bytes], *, claimed: bool) -> Iterator[None]:
-        """List the store again and delete the candidates that are garbage, if claimed; yields after each batch."""
-        deletions, report = self._deletions, self.report
-        deletions.dry_run = deletions.dry_run or not claimed
+    def _delete(self, store: Store, report: StoreReport) -> Iterator[None]:
+        """List a store again and delete the candidates that are garbage, if it is claimed; yields after each batch."""
+        report.dry_run = report.dry_run or bool(self.report.unclaimed)
         if report.error is not None:
             return
         try:
-            for _ in deletions.run(lambda entry: self._weigh(entry, candidates, garbage)):
-                self._count()
-                yield
+            yield from self._options.delete(store, report, partial(self._weigh, report, store.prefix))
         except StoreError as error:
             report.error = error
-        finally:
-            self._count()
         yield
 
-    def _weigh(self, entry: StoreEntry, candidates: Candidates, garbage: Container[bytes]) -> int:
-        report = self.report
-        verdict = candidates.verdict(entry, prefix=self._store.prefix)
+    def _weigh(self, report: StoreReport, prefix: str, entry: StoreEntry) -> int:
+        verdict = self._candidates.verdict(entry, prefix=prefix)
         if verdict != "candidate":
             report.kept[verdict] += 1
             return 0
-        if fingerprint(entry.key) not in garbage:
+        if fingerprint(entry.key) not in self._garbage:
             report.referenced += 1
             return 0
-        report.orphans += 1
-        report.topics[candidates.topic_of(entry, prefix=self._store.prefix) or ""] += 1
-        seconds = self._clock() - (entry.created_ms or 0) / 1000
+        report.expired += 1
+        report.topics[self._candidates.topic_of(entry, prefix=prefix) or ""] += 1
+        seconds = self._options.clock() - (entry.created_ms or 0) / 1000
         report.ages[next(name for name, limit in AGES if seconds < limit)] += 1
         return 1 if entry.is_immutable else _BATCH // _MUTABLE_BATCH
-
-    def _count(self) -> None:
-        done, report = self._deletions, self.report
-        report.listed, report.orphan_bytes, report.finished = done.scanned, done.bytes, done.finished
-        report.deleted, report.failed = done.outcomes["deleted"], done.outcomes["failed"]
-        report.skipped, report.errors = done.skipped, done.errors
-
-    def emit(self, seconds: float) -> None:
-        """Emit the event of this store."""
-        report = self.report
-        self._deletions.emit("gc", expired=report.orphans, duration_seconds=seconds, error=report.error)
 
 
 def _time_of(message: TopicMessage) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,7 +20,14 @@ import claimcheck.transports.pulsar._queries as pulsar
 from claimcheck._validation import check_int
 from claimcheck._wire import pointer as pointers
 from claimcheck._wire.envelope import PointerData, decode
-from claimcheck.errors import ClaimCheckError, ConfigError, EnvelopeError, StoreError, TransportError
+from claimcheck.errors import (
+    ClaimCheckError,
+    ConfigError,
+    EnvelopeError,
+    PayloadNotFoundError,
+    StoreError,
+    TransportError,
+)
 from claimcheck.transports._common.dead_letters import EndClock, Letter, Senders, foreign, patient, relabeled
 from claimcheck.transports.kafka._consumer import KafkaConsumer
 from claimcheck.transports.kafka._producer import KafkaProducer
@@ -35,7 +41,6 @@ if TYPE_CHECKING:
 MAX_NAMED = 1000
 """The most letters that a report names."""
 
-_MOST_WAITING = 1000
 _WATERMARK_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 _LIMIT = "message.max.bytes"
@@ -66,6 +71,11 @@ class RedriveReport:
     finished: bool = False
     duration_seconds: float = 0.0
 
+    def name(self, letter: Letter, error: ClaimCheckError) -> None:
+        """Keep the position and the error of a letter that stays."""
+        if len(self.named) < MAX_NAMED:
+            self.named.append((letter.position, error))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redrive:
@@ -75,102 +85,42 @@ class Redrive:
     limit: int | None = None
     force: bool = False
     skip_unreadable: bool = False
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:
         check_int("limit", 1 if self.limit is None else self.limit, minimum=1)
 
     def run(self, letters: Iterable[Letter], report: RedriveReport, on_letter: Callable[[], None]) -> None:
         """Take letters until they end or the limit is reached."""
-        begin, run = self.clock(), _Run(self, report)
+        begin = time.monotonic()
+        proven = set[str | None]({None})  # the stores that had the payload of a letter
         for letter in letters:
-            run.take(letter)
-            report.duration_seconds = self.clock() - begin
+            if letter.foreign is not None and not self.force:
+                report.foreign += 1
+                report.name(letter, letter.foreign)
+            else:
+                self._take(letter, report, proven)
+            report.duration_seconds = time.monotonic() - begin
             on_letter()
-            if run.is_at_limit:
+            if (report.read if self.dry_run else report.sent) == self.limit:
                 return
-        run.end()
         report.finished = True
 
-
-class _Run:
-    """One run."""
-
-    def __init__(self, options: Redrive, report: RedriveReport) -> None:
-        self._options, self._report = options, report
-        self._answered = set[str | None]({None})
-        self._waiting = deque[tuple[Letter, bool]]()  # with whether it can be read, or was not tried
-
-    @property
-    def is_at_limit(self) -> bool:
-        """Whether to end here."""
-        return (self._report.read if self._options.dry_run else self._report.sent) == self._options.limit
-
-    def take(self, letter: Letter) -> None:
-        """Read a letter and send it, or let it wait."""
-        if letter.foreign is not None and not self._options.force:
-            self._report.foreign += 1
-            _name(letter, letter.foreign, self._report)
-        elif len(self._waiting) >= _MOST_WAITING:
-            self.end()
-        elif self._waiting and letter.store in self._answered:
-            self._waiting.append((letter, True))
-        elif not self._is_readable(letter):
-            self._pass(letter)
-        else:
-            self._answered.add(letter.store)
-            self._waiting.append((letter, True))
-            self._go_on()
-
-    def end(self) -> None:
-        """Raise an error if there are letters of a store that has answered for none."""
-        if not self._waiting:
-            return
-        letter, count = self._waiting[0][0], self._report.unreadable
-        text = (
-            f"store {letter.store!r} has the payload of none of its letters ({count:,} could not be read): is it the "
-            f"right store? They stay, and so do all later ones from {letter.position}. If the payloads are lost, "
-            "--skip-unreadable moves past them"
-        )
-        raise StoreError(text, store=letter.store)
-
-    def _go_on(self) -> None:
-        """Take the letters that do not have to wait any longer, in their order."""
-        while self._waiting and not self.is_at_limit:
-            letter, is_readable = self._waiting[0]
-            if not is_readable and letter.store not in self._answered:
-                return
-            self._waiting.popleft()
-            if is_readable and self._is_readable(letter):
-                self._send(letter)
-            elif not self._options.dry_run and letter.skip is not None:
-                letter.skip()
-
-    def _pass(self, letter: Letter) -> None:
-        """Move past a letter that cannot be read, or let it wait."""
-        if self._options.dry_run or letter.skip is None:
-            return
-        if self._waiting or (letter.store not in self._answered and not self._options.skip_unreadable):
-            self._waiting.append((letter, False))
-        else:
-            letter.skip()
-
-    def _is_readable(self, letter: Letter) -> bool:
+    def _take(self, letter: Letter, report: RedriveReport, proven: set[str | None]) -> None:
+        """Read a letter and send it, or move past it."""
         try:
-            letter.read()
+            payload = letter.read()
         except ClaimCheckError as error:
             if error.retryable:
                 raise
-            self._report.unreadable += 1
-            _name(letter, error, self._report)
-            return False
-        return True
-
-    def _send(self, letter: Letter) -> None:
-        payload, report = letter.read(), self._report
+            report.unreadable += 1
+            report.name(letter, error)
+            self._move_past(letter, error, proven)
+            return
+        proven.add(letter.store)
         report.read += 1
         report.bytes += len(payload or b"")
-        if self._options.dry_run:
+        if self.dry_run:
             return
         try:
             letter.send(payload)
@@ -181,10 +131,20 @@ class _Run:
         report.sent += 1
         letter.settle()
 
-
-def _name(letter: Letter, error: ClaimCheckError, report: RedriveReport) -> None:
-    if len(report.named) < MAX_NAMED:
-        report.named.append((letter.position, error))
+    def _move_past(self, letter: Letter, error: ClaimCheckError, proven: set[str | None]) -> None:
+        """Move past a letter that cannot be read, unless the reason may be that this is the wrong store."""
+        if self.dry_run or letter.skip is None:
+            return
+        expires_ms = error.expires_ms if isinstance(error, PayloadNotFoundError) else None
+        has_expired = expires_ms is not None and expires_ms <= self.clock() * 1000
+        if not (has_expired or letter.store in proven or self.skip_unreadable):
+            text = (
+                f"store {letter.store!r} has had the payload of none of its letters so far: is it the right store? The "
+                f"letter at {letter.position} stays, and so do all later ones. If its payload is lost, "
+                f"--skip-unreadable moves past it: {error}"
+            )
+            raise StoreError(text, store=letter.store)
+        letter.skip()
 
 
 # Brokers -----------------------------------------------------------------------------------------------------------

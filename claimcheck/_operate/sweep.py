@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Annotated, Literal
 
 from claimcheck._store.listing import IncompleteScanError, StoreEntry
@@ -32,7 +33,7 @@ _SECONDS = Annotated[float, Range(0, MAX_SECONDS)]
 Verdict = Literal["expired", "leftover", "alive", "unlimited", "unknown", "recent"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SweepReport:
     """The result of a sweep of one store, or its state so far.
 
@@ -40,7 +41,8 @@ class SweepReport:
         store: The store's name in the configuration.
         dry_run: Whether nothing was deleted.
         scanned: Entries that were listed.
-        expired: Payloads whose lifetime and grace period have passed.
+        expired: Payloads whose lifetime and grace period have passed; of a garbage collection, those that no message
+            points at.
         leftovers: Temporary files, incomplete uploads and empty folders that are older than the grace period.
         expired_bytes: Bytes of these payloads and leftovers, as far as the medium tells.
         deleted: Entries that were deleted; 0 in a dry run. After an error or an interruption, those of the last batch
@@ -51,6 +53,7 @@ class SweepReport:
             ``unlimited`` (written without ``ttl_seconds``), ``unknown`` (the key has no lifetime: it was written by an
             earlier release), ``recent`` (a leftover that is younger than the grace period).
         errors: The first few errors behind ``failed``.
+        error: What ended the sweep before the end of the store; ``None`` otherwise.
         finished: Whether the end of the store was reached; false after an error or an interruption.
         duration_seconds: How long it took.
     """
@@ -64,10 +67,20 @@ class SweepReport:
     deleted: int = 0
     skipped: int = 0
     failed: int = 0
-    kept: Mapping[str, int] = field(default_factory=dict)
-    errors: tuple[Exception, ...] = ()
+    kept: Counter[str] = field(default_factory=Counter)
+    errors: list[Exception] = field(default_factory=list)
+    error: BaseException | None = None
     finished: bool = False
     duration_seconds: float = 0.0
+
+    def note(self, errors: Sequence[Exception]) -> None:
+        """Add errors to the first few."""
+        self.errors += errors[: _ERRORS - len(self.errors)]
+
+    def event(self, kind: Literal["sweep", "gc"]) -> SweepEvent:
+        """Return the event of this store."""
+        facts = {each.name: getattr(self, each.name) for each in fields(SweepEvent) if each.name != "kind"}
+        return SweepEvent(**facts, kind=kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,90 +98,46 @@ class DeletionOptions:
         if self.rate is not None:
             check_value("rate", self.rate, Annotated[float, Range(0.001, 1_000_000)])
 
-
-class Deletions:
-    """Lists a store, deletes entries of it in batches, and counts what became of them."""
-
-    def __init__(self, store: Store, options: DeletionOptions) -> None:
-        self._store, self._options = store, options
-        self._size = _BATCH if options.rate is None else max(1, min(_BATCH, int(options.rate)))
-        self._batch: list[StoreEntry] = []
-        self._weight = 0
-        self.dry_run = options.dry_run
-        self.scanned = 0
-        self.bytes = 0
-        self.outcomes: Counter[str] = Counter()
-        self.errors: list[Exception] = []
-        self.finished = False
-
-    def run(self, weigh: Callable[[StoreEntry], int]) -> Iterator[None]:
-        """Delete the entries with a weight; a batch is full at a weight of 1000. Yields after each batch."""
-        for entry in self._entries():
-            self.scanned += 1
-            if weight := weigh(entry):
-                self.bytes += entry.size or 0
-                self._batch.append(entry)
-                self._weight += weight
-            if len(self._batch) >= self._size or self._weight >= _BATCH or self.scanned % _BATCH == 0:
-                self._delete()
+    def delete(self, store: Store, report: SweepReport, weigh: Callable[[StoreEntry], int]) -> Iterator[None]:
+        """List a store, and delete entries in batches with a weight of up to 1000; yields after each batch."""
+        size = _BATCH if self.rate is None else max(1, min(_BATCH, int(self.rate)))
+        batch, weight = list[StoreEntry](), 0
+        if not report.dry_run:
+            check_clock(store, self.clock())
+        for entry in _listed(store, report):
+            report.scanned += 1
+            if own := weigh(entry):
+                report.expired_bytes += entry.size or 0
+                batch.append(entry)
+                weight += own
+            if len(batch) >= size or weight >= _BATCH or report.scanned % _BATCH == 0:
+                self._delete(store, batch, report)
+                batch, weight = [], 0
                 yield
-        self._delete()
-        self.finished = True
+        self._delete(store, batch, report)
+        report.finished = True
         yield
 
-    @property
-    def skipped(self) -> int:
-        """Entries that no longer existed, or were written again, before they could be deleted."""
-        return self.outcomes["gone"] + self.outcomes["changed"]
-
-    def emit(
-        self,
-        kind: Literal["sweep", "gc"],
-        *,
-        expired: int,
-        leftovers: int = 0,
-        duration_seconds: float,
-        error: BaseException | None,
-    ) -> None:
-        """Emit the event of this store."""
-        event = SweepEvent(
-            kind=kind,
-            store=self._store.name,
-            dry_run=self.dry_run,
-            scanned=self.scanned,
-            expired=expired,
-            expired_bytes=self.bytes,
-            leftovers=leftovers,
-            deleted=self.outcomes["deleted"],
-            failed=self.outcomes["failed"],
-            duration_seconds=duration_seconds,
-            error=error,
-        )
-        self._store.context.hooks.emit(event)
-
-    def _entries(self) -> Iterator[StoreEntry]:
-        """Yield the entries of the store, and note the folders that cannot be listed."""
-        if not self.dry_run:
-            check_clock(self._store, self._options.clock())
-        try:
-            yield from self._store.scan()
-        except IncompleteScanError as error:  # everything else was listed
-            self.outcomes["failed"] += len(error.errors)
-            self._note(error.errors)
-
-    def _delete(self) -> None:
-        batch, self._batch, self._weight = self._batch, [], 0
-        if not batch or self.dry_run:
+    def _delete(self, store: Store, batch: Sequence[StoreEntry], report: SweepReport) -> None:
+        if not batch or report.dry_run:
             return
-        for deletion in self._store.delete(batch):
-            self.outcomes[deletion.outcome] += 1
+        for deletion in store.delete(batch):
+            report.deleted += deletion.outcome == "deleted"
+            report.failed += deletion.outcome == "failed"
+            report.skipped += deletion.outcome in ("gone", "changed")
             if deletion.error is not None:
-                self._note([deletion.error])
-        if self._options.rate is not None:
-            self._options.sleep(len(batch) / self._options.rate)
+                report.note([deletion.error])
+        if self.rate is not None:
+            self.sleep(len(batch) / self.rate)
 
-    def _note(self, errors: Sequence[Exception]) -> None:
-        self.errors += errors[: _ERRORS - len(self.errors)]
+
+def _listed(store: Store, report: SweepReport) -> Iterator[StoreEntry]:
+    """Yield the entries of a store, and note the folders that cannot be listed."""
+    try:
+        yield from store.scan()
+    except IncompleteScanError as error:  # everything else was listed
+        report.failed += len(error.errors)
+        report.note(error.errors)
 
 
 def check_clock(store: Store, now: float) -> None:
@@ -196,27 +165,28 @@ class Sweep(DeletionOptions):
 
     def run(self, store: Store, *, on_batch: Callable[[SweepReport], None] | None = None) -> SweepReport:
         """Sweep a store, and emit a `SweepEvent`."""
-        run, begin = _Run(self, store), time.perf_counter()
-        error: BaseException | None = None
+        report, begin = SweepReport(store=store.name, dry_run=self.dry_run), time.perf_counter()
         try:
-            for _ in run.batches():
+            for _ in self.delete(store, report, partial(self._weigh, report)):
+                report.duration_seconds = time.perf_counter() - begin
                 if on_batch is not None:
-                    on_batch(run.report(time.perf_counter() - begin))
-            if run.error is not None:
-                raise run.error
-        except BaseException as exc:
-            error = exc
+                    on_batch(report)
+        except BaseException as error:
+            report.error = error
             raise
         finally:
-            report = run.report(time.perf_counter() - begin)
-            run.deletions.emit(
-                "sweep",
-                expired=report.expired,
-                leftovers=report.leftovers,
-                duration_seconds=report.duration_seconds,
-                error=error,
-            )
+            report.duration_seconds = time.perf_counter() - begin
+            store.context.hooks.emit(report.event("sweep"))
         return report
+
+    def _weigh(self, report: SweepReport, entry: StoreEntry) -> int:
+        verdict = self.verdict(entry, int(self.clock() * 1000))
+        report.expired += verdict == "expired"
+        report.leftovers += verdict == "leftover"
+        if verdict in ("expired", "leftover"):
+            return 1
+        report.kept[verdict] += 1
+        return 0
 
     def verdict(self, entry: StoreEntry, now_ms: int) -> Verdict:
         """Return why an entry is deleted or kept."""
@@ -231,47 +201,3 @@ class Sweep(DeletionOptions):
         if expires is None:
             return "unlimited"
         return "expired" if expires + grace <= now_ms else "alive"
-
-
-class _Run:
-    """One sweep of one store."""
-
-    def __init__(self, options: Sweep, store: Store) -> None:
-        self._options, self._name = options, store.name
-        self.deletions = Deletions(store, options)
-        self._verdicts: Counter[str] = Counter()
-        self.error: BaseException | None = None
-
-    def batches(self) -> Iterator[None]:
-        """List and delete; yields after each batch, and after the error or interruption that ends it."""
-        try:
-            yield from self.deletions.run(self._weigh)
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            self.error = error
-            yield
-
-    def _weigh(self, entry: StoreEntry) -> int:
-        verdict = self._options.verdict(entry, int(self._options.clock() * 1000))
-        self._verdicts[verdict] += 1
-        return int(verdict in ("expired", "leftover"))
-
-    def report(self, seconds: float) -> SweepReport:
-        """Return the state so far."""
-        done, kept = self.deletions, ("alive", "unlimited", "unknown", "recent")
-        return SweepReport(
-            store=self._name,
-            dry_run=self._options.dry_run,
-            scanned=done.scanned,
-            expired=self._verdicts["expired"],
-            expired_bytes=done.bytes,
-            leftovers=self._verdicts["leftover"],
-            deleted=done.outcomes["deleted"],
-            skipped=done.skipped,
-            failed=done.outcomes["failed"],
-            kept={name: self._verdicts[name] for name in kept if self._verdicts[name]},
-            errors=tuple(done.errors),
-            finished=done.finished,
-            duration_seconds=seconds,
-        )

@@ -1,4 +1,4 @@
-"""Entry point of ``claimcheck ...``. ``--version`` and ``--help`` work without click and rich."""
+"""Entry point of ``claimcheck ...``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import threading
 from collections.abc import Sequence
 from types import FrameType
 
-from claimcheck.cli._help import plain_help, version
-from claimcheck.errors import MissingDependencyError, import_vendor, pip_install
+from claimcheck.errors import MissingDependencyError, import_vendor
 
 __all__ = ["main"]
 
@@ -26,31 +25,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for package in ("click", "rich"):
             import_vendor(package, extra="cli")
     except MissingDependencyError as error:
-        _without_packages(sys.argv[1:] if arguments is None else arguments, error)
+        if sys.stderr is not None:  # it was closed
+            sys.stderr.write(f"claimcheck: {error}\n")
+        sys.exit(_MISSING_PACKAGE)
     from claimcheck.cli._commands import commands
 
-    _exit_on_sigterm()
-    commands.main(arguments, prog_name="claimcheck")
-
-
-def _without_packages(arguments: Sequence[str], error: MissingDependencyError) -> None:
-    option = next(iter(arguments), "--help")
-    if option == "--version":
-        text, code = f"claimcheck, version {version()}\n", 0
-    elif option in ("-h", "--help"):
-        text, code = f"{plain_help()}\nThe commands need another package: {pip_install(error.extra or 'cli')}\n", 0
-    else:
-        text, code = f"claimcheck: {error}\n", _MISSING_PACKAGE
-    stream = sys.stderr if code else sys.stdout
-    if stream is not None:  # the standard stream was closed
-        stream.write(text)
-    sys.exit(code)
-
-
-def _exit_on_sigterm() -> None:
-    """Let cleanup run, unless the signal is ignored (``nohup``) or this is not the main thread."""
+    # Let cleanup run, unless the signal is ignored (``nohup``) or this is not the main thread.
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _exit)
+    commands.main(arguments, prog_name="claimcheck")
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

@@ -119,11 +119,11 @@ def examine(
         findings = [each for each in findings if not _is_superseded(cc, each)]
         findings += examine_stores(cc, clock, {each.path for each in findings if _is_out_of_reach(each)})
     if isinstance(target, KafkaTarget):
-        from claimcheck._operate.check_kafka import examine_kafka
+        from claimcheck._operate.check_topics import examine_kafka
 
         findings += redacted(examine_kafka(cc, target, clock), target.secrets)
     elif target is not None:
-        from claimcheck._operate.check_pulsar import examine_pulsar
+        from claimcheck._operate.check_topics import examine_pulsar
 
         findings += redacted(examine_pulsar(cc, target, clock), target.secrets)
     return CheckReport.of(each for each in findings if each.id not in ignore)

@@ -8,12 +8,14 @@ of ``--kafka-config`` and from environment variables: ``CLAIMCHECK_KAFKA_SASL_PA
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,6 @@ from claimcheck._client import ClaimCheck, load
 from claimcheck._operate.findings import CheckReport
 from claimcheck._texts import printable, size_text
 from claimcheck._validation import MAX_SECONDS, fail
-from claimcheck.cli._help import COMMANDS, COMPLETION, EXIT_CODES, SUMMARY, version
 from claimcheck.config import expand
 from claimcheck.errors import (
     UNUSABLE,
@@ -37,6 +38,7 @@ from claimcheck.errors import (
     PayloadNotFoundError,
     PointerRejectedError,
     StoreUnavailableError,
+    distribution_name,
 )
 from claimcheck.transports.kafka._queries import KafkaTarget
 from claimcheck.transports.pulsar._queries import PulsarTarget
@@ -44,13 +46,38 @@ from claimcheck.transports.pulsar._queries import PulsarTarget
 CONFIG = "claimcheck.yaml"
 """The default path of the configuration."""
 
-_MODULES = {
-    "_setup": ("init", "lifecycle"),
-    "_check": ("check",),
-    "_deletion": ("sweep", "gc"),
-    "_redrive": ("redrive",),
-    "_payloads": ("put", "get", "inspect"),
+COMMANDS = {
+    "init": ("_setup", "Write a configuration file."),
+    "check": ("_check", "Find what is wrong with a configuration, its stores and its topics."),
+    "sweep": ("_deletion", "Delete expired payloads, and what interrupted writes left behind."),
+    "gc": ("_deletion", "Delete stored payloads that no message points at."),
+    "redrive": ("_redrive", "Send dead letters back to their topic."),
+    "lifecycle": ("_setup", "Make a bucket delete expired payloads."),
+    "put": ("_payloads", "Store a payload and write its envelope."),
+    "get": ("_payloads", "Write the payload of an envelope."),
+    "inspect": ("_payloads", "Describe an envelope."),
 }
+"""Every command with its module and its help."""
+
+EXIT_CODES = """Exit codes:
+  0    done
+  1    any other error, or Ctrl-C; a sweep or gc with failed entries;
+       a redrive with letters that cannot be read
+  2    wrong usage
+  3    the configuration is wrong, or a package that it needs is missing
+  4    the payload is no longer in its store
+  5    damaged: not an envelope, a truncated one, or a payload that fails verification
+  6    the store cannot be reached; the same command may succeed later
+  7    the pointer was rejected: its signature, its store, its size
+  143  ended by SIGTERM; unfinished files of get and put were deleted
+"""
+
+COMPLETION = """Shell completion:
+  bash  eval "$(_CLAIMCHECK_COMPLETE=bash_source claimcheck)"   in ~/.bashrc
+  zsh   eval "$(_CLAIMCHECK_COMPLETE=zsh_source claimcheck)"    in ~/.zshrc
+  fish  _CLAIMCHECK_COMPLETE=fish_source claimcheck | source    in config.fish
+"""
+
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(?:/s)?")
@@ -97,14 +124,8 @@ local_option = click.option(
 rate_option = click.option("--rate", metavar="N/s", callback=_rate, help="At most this many entries per second.")
 
 
-def with_config(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Pass the path of the configuration, which is an option of all commands, to a command as ``config``."""
-
-    @functools.wraps(command)
-    def called(**arguments: Any) -> Any:
-        return command(config=click.get_current_context().find_root().params["config"], **arguments)
-
-    return called
+with_config = click.pass_obj
+"""Passes the path of the configuration, an option of all commands, to a command as its first argument."""
 
 
 def yes_option(does: str, not_done: str) -> Callable[..., Any]:
@@ -188,7 +209,13 @@ def broker_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def called(
-        *, kafka: str | None, kafka_config: Path | None, pulsar: str | None, admin_url: str | None, **arguments: Any
+        config: str,
+        *,
+        kafka: str | None,
+        kafka_config: Path | None,
+        pulsar: str | None,
+        admin_url: str | None,
+        **arguments: Any,
     ) -> Any:
         if kafka and (pulsar or admin_url):
             raise click.UsageError("--kafka cannot be combined with options of Pulsar: run the command for one broker")
@@ -197,7 +224,7 @@ def broker_options(command: Callable[..., Any]) -> Callable[..., Any]:
         settings = _from_environment(os.environ, "kafka" if kafka else "pulsar")
         if kafka_config:
             settings |= _from_file(kafka_config)
-        return command(broker=BrokerOptions(kafka, pulsar, admin_url, settings), **arguments)
+        return command(config, broker=BrokerOptions(kafka, pulsar, admin_url, settings), **arguments)
 
     for option in reversed(_BROKERS):
         called = option(called)
@@ -298,16 +325,16 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command."""
-        module = next((module for module, names in _MODULES.items() if cmd_name in names), None)
-        if module is None:
+        if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"claimcheck.cli.{module}"), cmd_name)
+        module = importlib.import_module(f"claimcheck.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what each command does, without importing it."""
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the epilog without rewrapping it."""
@@ -327,7 +354,13 @@ class Commands(click.Group):
             ctx.exit(exit_code(error))
 
 
-@click.group(cls=Commands, help=SUMMARY, context_settings={"help_option_names": ["-h", "--help"]})
+def _version() -> str:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(distribution_name())
+    return "unknown (not installed)"
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--config",
     metavar="FILE",
@@ -338,6 +371,8 @@ class Commands(click.Group):
     help="The configuration.",
 )
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-@click.version_option(version(), "--version", prog_name="claimcheck")
-def commands(config: str, debug: bool) -> None:
-    """Carry the options of all commands."""
+@click.version_option(_version(), "--version", prog_name="claimcheck")
+@click.pass_context
+def commands(ctx: click.Context, config: str, debug: bool) -> None:
+    """Send payloads of any size through Kafka and Pulsar."""
+    ctx.obj = config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any, NoReturn
@@ -98,24 +98,49 @@ def sweep(
         options = {"grace_seconds": grace, "rate": rate, "unmarked_lifetime_seconds": unmarked_lifetime}
         with reported("listing ...", lambda _: swept.show(as_json=as_json)) as status:
             swept.run(cc, status, dry_run=not yes, **options)
-    _end(swept.errors, swept.reports.values())
+    _end(_Split(swept.reports.values(), is_chosen=bool(names)))
 
 
-def _end(errors: Mapping[str, BaseException], reports: Iterable[SweepReport | StoreReport]) -> NoReturn:
+class _Split:
+    """Reports of stores: those that count, and those of stores that cannot be listed and were not chosen by name."""
+
+    def __init__(self, reports: Iterable[SweepReport], *, is_chosen: bool) -> None:
+        self.not_listed, self.reports = dict[str, str](), list[SweepReport]()
+        for report in reports:
+            if isinstance(report.error, ScanNotSupportedError) and not is_chosen:
+                self.not_listed[report.store] = one_line(report.error)
+            else:
+                self.reports.append(report)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed."""
+        return not any(each.failed or each.error for each in self.reports)
+
+    def facts(self) -> dict[str, object]:
+        """Return the reports as JSON values."""
+        return {"stores": [_facts(each) for each in self.reports], "not_listed": self.not_listed}
+
+
+def _facts(report: SweepReport) -> dict[str, object]:
+    facts: dict[str, object] = {each.name: getattr(report, each.name) for each in fields(report)}
+    return facts | {"errors": [one_line(each) for each in report.errors], "error": why(report.error)}
+
+
+def _end(split: _Split) -> NoReturn:
     """Raise the error of a store, or exit with 1 if entries could not be deleted."""
-    for error in errors.values():
-        raise error
-    sys.exit(int(any(report.failed for report in reports)))
+    for report in split.reports:
+        if report.error is not None:
+            raise report.error
+    sys.exit(int(not split.ok))
 
 
 class _Swept:
-    """Sweeps several stores, one after the other, and keeps what became of each."""
+    """Sweeps several stores, one after the other, and keeps the report of each."""
 
     def __init__(self, names: tuple[str, ...], *, is_chosen: bool) -> None:
         self._names, self._is_chosen = names, is_chosen
         self.reports: dict[str, SweepReport] = {}
-        self.errors: dict[str, BaseException] = {}
-        self.not_listed: dict[str, str] = {}
 
     def run(self, cc: ClaimCheck, status: Callable[[str], None], **options: Any) -> None:
         """Sweep all; a store that fails does not stop the others."""
@@ -126,72 +151,60 @@ class _Swept:
             status(f"{report.store}: {report.scanned:,} listed, {expired:,} expired, {report.deleted:,} deleted")
 
         for name in self._names:
+            self.reports[name] = SweepReport(store=name, dry_run=options["dry_run"])
             try:
                 on_batch(cc.sweep(name, on_batch=on_batch, **options))
-            except ClaimCheckError as error:
-                if isinstance(error, ScanNotSupportedError) and not self._is_chosen:
-                    self.reports.pop(name, None)
-                    self.not_listed[name] = one_line(error)
-                    continue
-                self.reports.setdefault(name, SweepReport(store=name, dry_run=options["dry_run"]))
-                self.errors[name] = error
             except BaseException as error:
-                self.errors[name] = error
-                raise
+                self.reports[name].error = error
+                if not isinstance(error, ClaimCheckError):
+                    raise
 
     def show(self, *, as_json: bool) -> None:
         """Print the reports."""
-        errors = {name: why(error) for name, error in self.errors.items()}
-        not_swept = [name for name in self._names if name not in self.reports and name not in self.not_listed]
+        split = _Split(self.reports.values(), is_chosen=self._is_chosen)
+        not_swept = [name for name in self._names if name not in self.reports]
         if as_json:
-            stores = [_facts(report, error=errors.get(name)) for name, report in self.reports.items()]
-            ok = not errors and not not_swept and not any(report.failed for report in self.reports.values())
-            facts = {"ok": ok, "stores": stores, "not_listed": self.not_listed, "not_swept": not_swept}
+            facts = {"ok": split.ok and not not_swept, **split.facts(), "not_swept": not_swept}
             click.echo(json.dumps(facts, indent=2))
             return
-        for name, report in self.reports.items():
-            click.echo("\n".join(_sweep_lines(report, errors.get(name))))
-        for text in self.not_listed.values():
+        for report in split.reports:
+            click.echo("\n".join(_sweep_lines(report)))
+        for text in split.not_listed.values():
             click.echo(text)
         for name in not_swept:
             click.echo(f"{name}: not swept: interrupted")
 
 
-def _sweep_lines(report: SweepReport, error: str | None) -> Iterator[str]:
+def _sweep_lines(report: SweepReport) -> Iterator[str]:
     """Describe the sweep of one store."""
-    if error is not None and not report.scanned:
-        yield f"{report.store}: not swept: {error}"
+    if report.error is not None and not report.scanned:
+        yield f"{report.store}: not swept: {why(report.error)}"
         return
     leftovers = f"{report.leftovers:,} {'leftover' if report.leftovers == 1 else 'leftovers'}"
     counts = f"{report.expired:,} of {report.scanned:,} entries expired, {leftovers}"
     yield f"{report.store}: {counts}, {human_bytes(report.expired_bytes)}"
-    yield f"  {_swept_text(report, error)}"
-    yield from _rest(report, error, _KEPT_BY_SWEEP)
+    yield _deleted(report, "" if report.error is None else "at least ", report.duration_seconds)
+    yield from _rest(report, _KEPT_BY_SWEEP)
 
 
-def _swept_text(report: SweepReport, error: str | None) -> str:
+def _deleted(report: SweepReport, least: str, seconds: float, *, claim: str = "") -> str:
+    """Describe what was deleted."""
     if report.dry_run:
         found = report.expired + report.leftovers
-        return "nothing was deleted: use --yes to delete them" if found else "nothing to delete"
-    least = "" if error is None else "at least "
+        return f"  nothing was deleted: use --yes{claim} to delete them" if found else "  nothing to delete"
     skipped = f", {report.skipped:,} no longer there or rewritten" if report.skipped else ""
-    return f"{least}{report.deleted:,} deleted{skipped} in {report.duration_seconds:,.1f} s"
+    return f"  {least}{report.deleted:,} deleted{skipped} in {seconds:,.1f} s"
 
 
-def _rest(report: SweepReport | StoreReport, error: str | None, reasons: dict[str, str]) -> Iterator[str]:
+def _rest(report: SweepReport, reasons: dict[str, str]) -> Iterator[str]:
     """Describe what was kept, what failed, and why the end of the store was not reached."""
     for reason, text in reasons.items():
         if count := report.kept.get(reason):
             yield f"  {count:,} kept: {text}"
     if report.failed:
         yield f"  {report.failed:,} failed: {'; '.join(one_line(each) for each in report.errors)}"
-    if error is not None:
-        yield f"  not finished: {error}"
-
-
-def _facts(report: SweepReport | StoreReport, *, error: str | None) -> dict[str, object]:
-    facts: dict[str, object] = {each.name: getattr(report, each.name) for each in fields(report)}
-    return facts | {"errors": [one_line(each) for each in report.errors], "error": error}
+    if report.error is not None:
+        yield f"  not finished: {why(report.error)}"
 
 
 # gc ------------------------------------------------------------------------------------------------------------
@@ -209,10 +222,10 @@ def _time(context: click.Context, parameter: click.Parameter, value: str | None)
 
 
 @click.command()
+@with_config
 @broker_options
 @local_option
 @topic_option("Repeatable.", required=True)
-@with_config
 @store_option
 @yes_option("Delete", "deleted")
 @grace_option("24h", "Keep younger payloads: their messages may not have been sent yet.")
@@ -229,10 +242,10 @@ def _time(context: click.Context, parameter: click.Parameter, value: str | None)
 @rate_option
 @json_option
 def gc(
+    config: str,
     broker: BrokerOptions,
     local: str | None,
     topics: tuple[str, ...],
-    config: str,
     names: tuple[str, ...],
     yes: bool,
     grace: float,
@@ -280,7 +293,7 @@ def gc(
         output = _Collected(is_chosen=bool(names))
         with reported("listing ...", lambda error: output.show(error, as_json=as_json)) as status:
             options.run(stores, read, on_progress=lambda report: status(output.state(report)))
-    _end(output.errors, output.report.stores)
+    _end(output.split())
 
 
 def _topics(
@@ -307,28 +320,21 @@ class _Collected:
     def state(self, report: CollectionReport) -> str:
         """Keep the state, and describe it."""
         self.report = report
-        orphans, deleted = (sum(getattr(each, name) for each in report.stores) for name in ("orphans", "deleted"))
+        orphans, deleted = (sum(getattr(each, name) for each in report.stores) for name in ("expired", "deleted"))
         read = f"{report.candidates:,} candidates, {report.messages:,} messages read"
         return f"{report.phase}: {read}, {orphans:,} orphans, {deleted:,} deleted"
 
-    @property
-    def errors(self) -> dict[str, BaseException]:
-        """The errors of the stores; that a store cannot be listed counts only if it was chosen."""
-        return {each.store: each.error for each in self.report.stores if each.error and not self._is_skipped(each)}
-
-    def _is_skipped(self, report: StoreReport) -> bool:
-        return isinstance(report.error, ScanNotSupportedError) and not self._is_chosen
+    def split(self) -> _Split:
+        """Return the reports of the stores; that a store cannot be listed counts only if it was chosen."""
+        return _Split(self.report.stores, is_chosen=self._is_chosen)
 
     def show(self, error: BaseException | None, *, as_json: bool) -> None:
         """Print the report."""
         report = self.report
         if as_json:
-            ok = error is None and not self.errors and not any(each.failed for each in report.stores)
-            not_listed = {each.store: why(each.error) for each in report.stores if self._is_skipped(each)}
-            stores = [_facts(each, error=why(each.error)) for each in report.stores if each.store not in not_listed]
-            facts = {each.name: getattr(report, each.name) for each in fields(report)}
-            more = {"stores": stores, "not_listed": not_listed, "error": why(error)}
-            click.echo(json.dumps({"ok": ok} | facts | more, indent=2))
+            facts = {each.name: getattr(report, each.name) for each in fields(report)} | self.split().facts()
+            ok = error is None and self.split().ok
+            click.echo(json.dumps({"ok": ok} | facts | {"error": why(error)}, indent=2))
         elif report.phase in ("deleting", "finished"):
             damaged = f", {report.damaged:,} damaged" if report.damaged else ""
             ignored = f", {report.ignored:,} of an unknown version ignored" if report.ignored else ""
@@ -353,12 +359,13 @@ def _read_lines(report: CollectionReport) -> Iterator[str]:
 
 def _gc_lines(report: StoreReport, collection: CollectionReport) -> Iterator[str]:
     """Describe what became of the payloads of one store."""
-    if report.error is not None and not report.listed:
+    if report.error is not None and not report.scanned:
         yield f"{report.store}: not collected: {why(report.error)}"
         return
-    counts = f"{report.orphans:,} of {report.listed:,} entries are orphans"
-    yield f"{report.store}: {counts}, {human_bytes(report.orphan_bytes)}"
-    yield f"  {_collected_text(report, collection)}"
+    counts = f"{report.expired:,} of {report.scanned:,} entries are orphans"
+    yield f"{report.store}: {counts}, {human_bytes(report.expired_bytes)}"
+    claim = " --claim" if collection.unclaimed else ""
+    yield _deleted(report, "", collection.duration_seconds, claim=claim)
     if unclaimed := collection.unclaimed.get(report.store):
         yield f"  claimed by no cluster: {', '.join(map(printable, unclaimed))}"
     ages = {name: report.ages[name] for name, _ in AGES if name in report.ages}
@@ -367,12 +374,4 @@ def _gc_lines(report: StoreReport, collection: CollectionReport) -> Iterator[str
             yield f"  {', '.join(f'{count:,} {printable(name)}' for name, count in counted.items())}"
     if report.referenced:
         yield f"  {report.referenced:,} kept: a message points at them"
-    yield from _rest(report, why(report.error), _KEPT_BY_GC)
-
-
-def _collected_text(report: StoreReport, collection: CollectionReport) -> str:
-    if collection.dry_run or collection.unclaimed:
-        claim = " --claim" if collection.unclaimed else ""
-        return f"nothing was deleted: use --yes{claim} to delete them" if report.orphans else "nothing to delete"
-    skipped = f", {report.skipped:,} no longer there or written again" if report.skipped else ""
-    return f"{report.deleted:,} deleted{skipped} in {collection.duration_seconds:,.1f} s"
+    yield from _rest(report, _KEPT_BY_GC)

@@ -7,7 +7,7 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, TextIO, cast
+from typing import BinaryIO, TextIO
 
 from claimcheck.errors import ClaimCheckError, EnvelopeError
 
@@ -43,7 +43,7 @@ def check_output(path: str) -> None:
     """Check an output path before the work begins; `output` checks it again."""
     if path == STDIO and sys.stdout is None:
         raise ClaimCheckError("standard output is closed: use -o FILE")
-    if path == STDIO or _is_special(path):
+    if path == STDIO or _is_device(path):
         return
     if os.path.islink(path):  # its author would choose the file that is written
         raise ClaimCheckError(f"{path} is a symbolic link: name the file itself")
@@ -73,9 +73,7 @@ def output(path: str) -> Iterator[BinaryIO]:
 def _writable(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
     if path == STDIO:
         return _flushed(sys.stdout.buffer)
-    if _is_special(path):
-        return open(path, "wb", opener=_open_special)
-    return _growing(os.path.join(_directory(path), os.path.basename(path)))
+    return open(path, "wb") if _is_device(path) else _growing(path)
 
 
 @contextlib.contextmanager
@@ -86,8 +84,8 @@ def _flushed(file: BinaryIO) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _growing(path: str) -> Iterator[BinaryIO]:
-    directory, name = os.path.split(path)
-    partial = os.path.join(directory, f".{name[:100]}.{uuid.uuid4().hex}.partial")
+    path = os.path.join(_directory(path), os.path.basename(path))
+    partial = os.path.join(_directory(path), f".{os.path.basename(path)[:100]}.{uuid.uuid4().hex}.partial")
     try:
         with open(partial, "xb", opener=_open_private) as file:
             yield file
@@ -111,21 +109,9 @@ def _directory(path: str) -> str:
     return os.path.realpath(os.path.dirname(path) or os.curdir)
 
 
-def _is_special(path: str) -> bool:
-    """Whether a path is a pipe or a device. Links to one count only in the system's directories (``/dev/stdout``)."""
-    special = os.path.exists(path) and not os.path.isfile(path)
-    return special and (not os.path.islink(path) or _is_system_link(path))
-
-
-def _is_system_link(path: str) -> bool:
-    directory = _directory(path)
-    return directory == "/dev" or directory.startswith("/proc/")
-
-
-def _open_special(path: str, flags: int) -> int:
-    """Open a pipe or device; if another process replaced it, the new file is not followed, created or truncated."""
-    nofollow = 0 if _is_system_link(path) else _NOFOLLOW
-    return os.open(path, (flags | nofollow) & ~os.O_CREAT & ~os.O_TRUNC)
+def _is_device(path: str) -> bool:
+    """Whether a path is a device or a pipe; links count in ``/dev`` only, such as ``/dev/stdout``."""
+    return os.path.exists(path) and not os.path.isfile(path) and (path.startswith("/dev/") or not os.path.islink(path))
 
 
 def _open_private(path: str, flags: int) -> int:
@@ -138,24 +124,17 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 @contextlib.contextmanager
-def live_status(first: str) -> Iterator[Callable[[str], None]]:
-    """Yield a function that replaces a line on the terminal, if standard error is one, until the block ends."""
-    if not is_terminal(sys.stderr):
-        yield lambda text: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status(first) as status:
-        yield status.update
-
-
-@contextlib.contextmanager
 def reported(first: str, show: Callable[[BaseException | None], None]) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows the state, as `live_status` does; the result is shown even after an error."""
+    """Yield a function that shows the state on a terminal; the result is shown even after an error."""
     problem: BaseException | None = None
     try:
-        with live_status(first) as status:
-            yield status
+        if is_terminal(sys.stderr):
+            from rich.console import Console
+
+            with Console(stderr=True).status(first) as status:
+                yield status.update
+        else:
+            yield lambda text: None
     except BaseException as error:
         problem = error
         raise
@@ -170,34 +149,13 @@ def note(text: str) -> None:
 
 
 @contextlib.contextmanager
-def progress(title: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Yield a function that counts bytes; a terminal shows a progress bar until the block ends."""
-    if not is_terminal(sys.stderr):
-        yield lambda count: None
+def progress(title: str, file: BinaryIO, total: int | None) -> Iterator[BinaryIO]:
+    """Yield the file; while it is read, a terminal shows a progress bar."""
+    if total is None or not is_terminal(sys.stderr):
+        yield file
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import wrap_file
 
-    columns = (TextColumn(title), BarColumn(30), DownloadColumn(True), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda count: bar.advance(task, count)
-
-
-class _Watched:
-    def __init__(self, file: BinaryIO, count: Callable[[int], None]) -> None:
-        self._file = file
-        self._count = count
-
-    def read(self, size: int = -1, /) -> bytes:
-        piece = self._file.read(size)
-        self._count(len(piece))
-        return piece
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
-
-
-def watched(file: BinaryIO, count: Callable[[int], None]) -> BinaryIO:
-    """Return a file that counts every byte read from it."""
-    return cast(BinaryIO, _Watched(file, count))
+    with wrap_file(file, total, description=title, console=Console(stderr=True), transient=True) as watched:
+        yield watched

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 
@@ -17,7 +18,7 @@ from claimcheck._client import ClaimCheck
 from claimcheck._content.header import Damaged, read_header
 from claimcheck._content.source import remaining_bytes
 from claimcheck._store.store import Store
-from claimcheck._texts import duration
+from claimcheck._texts import duration, printable
 from claimcheck._wire import pointer as pointers
 from claimcheck._wire.buffers import Buffer, PieceReader
 from claimcheck._wire.envelope import Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
@@ -32,7 +33,6 @@ from claimcheck.cli._files import (
     output,
     progress,
     read_message,
-    watched,
 )
 from claimcheck.config import HEADER, MAX_POINTER_BYTES
 from claimcheck.errors import ClaimCheckError, ConfigError, EnvelopeError, PointerRejectedError, StoreError
@@ -41,6 +41,8 @@ Facts = dict[str, Any]
 """JSON values by name."""
 
 _PIECE_BYTES = 1 << 20
+_FIELDS = ("store", "key", "size", "segments", "segment_bytes", "checksum", "created_ms", "expires_ms", "codec",
+           "encryption", "destination")  # fmt: skip
 _FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
 
 
@@ -48,14 +50,14 @@ _FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
 
 
 @click.command()
-@click.argument("file", type=_FILE)
 @with_config
+@click.argument("file", type=_FILE)
 @click.option("--store", "store_name", metavar="NAME", help="The store.  [default: the one that writers use]")
 @click.option("--destination", metavar="TOPIC", default="cli", show_default=True, help="Part of the payload's key.")
 @click.option(
     "-o", "--output", "target", metavar="ENVELOPE", type=OUTPUT, default="-", help="[default: standard output]"
 )
-def put(file: str, config: str, store_name: str | None, destination: str, target: str) -> None:
+def put(config: str, file: str, store_name: str | None, destination: str, target: str) -> None:
     """Store FILE, whatever its size, and write its envelope.
 
     "-" is standard input or output. If the envelope cannot be written, the payload is deleted.
@@ -63,8 +65,8 @@ def put(file: str, config: str, store_name: str | None, destination: str, target
     check_output(target)
     with loaded(config) as cc, opened(file) as payload:
         store = _writable_store(cc, store_name, destination)
-        with progress("storing", remaining_bytes(payload)) as count:
-            pointer = store.write(watched(payload, count), destination=destination)
+        with progress("storing", payload, remaining_bytes(payload)) as watched:
+            pointer = store.write(watched, destination=destination)
         with _rollback_on_error(store, pointer), output(target) as out:
             out.write(cc.seal(pointer))
     note(f"Stored {human_bytes(pointer.size or 0)} in {store.name} as {pointer.key}.")
@@ -94,8 +96,8 @@ def _rollback_on_error(store: Store, pointer: Pointer) -> Iterator[None]:
 
 
 @click.command()
-@click.argument("envelope", type=_FILE)
 @with_config
+@click.argument("envelope", type=_FILE)
 @click.option(
     "-o",
     "--output",
@@ -109,7 +111,7 @@ def _rollback_on_error(store: Store, pointer: Pointer) -> Iterator[None]:
     metavar="TOPIC",
     help="Also check that a signed pointer was sent to TOPIC.  [default: accept it whatever its topic and its age]",
 )
-def get(envelope: str, config: str, target: str | None, destination: str | None) -> None:
+def get(config: str, envelope: str, target: str | None, destination: str | None) -> None:
     """Write the payload of ENVELOPE, verified. With -o /dev/null, only verify it.
 
     "-" is standard input or output. FILE appears when it is complete. Standard output may receive all but the last
@@ -126,10 +128,11 @@ def get(envelope: str, config: str, target: str | None, destination: str | None)
         else:
             pointer = cc.pointer(message, destination=destination)
         reader = messages.open(pointer) if pointer is not None else cc.open(message, destination=destination)
-        with reader as payload, output(target) as out:
-            copied = _copy(payload, out, pointer.size if pointer else len(message))
+        size = len(message) if pointer is None else pointer.size
+        with reader as payload, progress("reading", payload, size) as watched, output(target) as out:
+            shutil.copyfileobj(watched, out, _PIECE_BYTES)
     source = f" from {pointer.store or 'a store'} ({pointer.key})" if pointer else ""
-    note(f"Wrote {human_bytes(copied)}{source}.")
+    note(f"Wrote {human_bytes(size or 0)}{source}.")
 
 
 def _standard_output() -> str:
@@ -146,21 +149,11 @@ def _refuse_plain(message: bytes, cc: ClaimCheck) -> None:
         )
 
 
-def _copy(payload: BinaryIO, out: BinaryIO, total: int | None) -> int:
-    copied = 0
-    with progress("reading", total) as count:
-        while piece := payload.read(_PIECE_BYTES):
-            out.write(piece)
-            copied += len(piece)
-            count(len(piece))
-    return copied
-
-
 @click.command()
-@click.argument("envelope", type=_FILE)
 @with_config
+@click.argument("envelope", type=_FILE)
 @json_option
-def inspect(envelope: str, config: str, as_json: bool) -> None:
+def inspect(config: str, envelope: str, as_json: bool) -> None:
     """Describe ENVELOPE. Uses no store.
 
     Works without a configuration. With one it also checks the signature. "-" is standard input.
@@ -206,25 +199,12 @@ def describe(message: bytes, cc: ClaimCheck | None, *, now: float) -> tuple[Fact
 def pointer_facts(pointer: Pointer, cc: ClaimCheck | None, now: float) -> Facts:
     """Return the fields of a pointer as JSON values."""
     configured = cc.config.stores.get(pointer.store or "") if cc else None
-    return {
-        "pointer_version": pointer.version,
-        "store": pointer.store,
-        "store_type": configured.type if configured else None,
-        "key": pointer.key,
-        "size": pointer.size,
-        "segments": pointer.segments,
-        "segment_bytes": pointer.segment_bytes,
-        "checksum": pointer.checksum,
-        "created_ms": pointer.created_ms,
-        "created": _iso(pointer.created_ms),
-        "expires_ms": pointer.expires_ms,
-        "expires": _iso(pointer.expires_ms),
-        "expired": pointer.expires_ms is not None and pointer.expires_ms <= now * 1000,
-        "codec": pointer.codec,
-        "encryption": pointer.encryption,
-        "destination": pointer.destination,
-        "extra": dict(pointer.extra) or None,
-    }
+    facts = {"pointer_version": pointer.version, "store_type": configured.type if configured else None}
+    facts |= {name: getattr(pointer, name) for name in _FIELDS}
+    for name in ("created", "expires"):
+        facts[name] = _iso(facts[f"{name}_ms"])
+    facts["expired"] = pointer.expires_ms is not None and pointer.expires_ms <= now * 1000
+    return facts | {"extra": dict(pointer.extra) or None}
 
 
 def _content_facts(content: Buffer) -> Facts:
@@ -273,11 +253,6 @@ def lines(facts: Facts, *, now: float) -> Iterator[str]:
             distance = f"in {duration(ahead)}" if ahead > 0 else f"{duration(-ahead)} ago"
             text = f"{_iso(value) or f'{value} ms after 1970'} ({distance})"
         yield f"{name.removesuffix('_ms'):<18} {text}"
-
-
-def printable(text: str) -> str:
-    """Escape every character of an envelope's text that could control a terminal."""
-    return "".join(ch if ch.isprintable() else ascii(ch)[1:-1] for ch in text)
 
 
 def _iso(ms: int | None) -> str | None:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import click
 
 from claimcheck._client import ClaimCheck
 from claimcheck.cli._commands import CONFIG, OUTPUT, loaded, store_option, with_config
-from claimcheck.cli._files import STDIO, check_output, is_terminal, output
+from claimcheck.cli._files import STDIO, check_output, output
 from claimcheck.errors import ConfigError, pip_install
 from claimcheck.stores.s3 import S3Store
-
-if TYPE_CHECKING:
-    from claimcheck.stores.s3._lifecycle import LifecycleRule
+from claimcheck.stores.s3._lifecycle import LifecycleRule, apply, rule_for, rules_of
 
 _GRACE_SECONDS = 86_400
 
@@ -89,14 +86,6 @@ threshold_bytes: auto
 """
 
 
-def _ask(question: str, choices: dict[str, str]) -> str:
-    default = next(iter(choices))
-    if not is_terminal(sys.stdin):
-        return default
-    answer: str = click.prompt(question, type=click.Choice(list(choices)), default=default, err=True)
-    return answer
-
-
 def as_yaml(strategy: str, store: str | None) -> str:
     """Return a commented configuration file."""
     stores = f"\nstores:\n{STORES[store]}" if store else ""
@@ -113,22 +102,16 @@ def _next_steps(store: str | None, path: str) -> str:
 
 
 @click.command()
-@click.option("--strategy", type=click.Choice(list(STRATEGIES)), help="How large payloads travel.")
-@click.option("--store", type=click.Choice(list(STORES)), help="Where payloads are stored.")
+@click.option("--strategy", type=click.Choice(list(STRATEGIES)), default="external", show_default=True)
+@click.option("--store", type=click.Choice(list(STORES)), default="redis", show_default=True)
 @click.option("-o", "--output", "target", metavar="FILE", type=OUTPUT, default=CONFIG, show_default=True)
-def init(strategy: str | None, store: str | None, target: str) -> None:
-    """Write a commented configuration file.
-
-    Asks for each choice that no option makes; without a terminal it uses external and redis.
-    """
-    check_output(target)
-    strategy = strategy or _ask("How should large payloads travel?", STRATEGIES)
-    if store is None and strategy != "chunking":
-        store = _ask("Which store?", STORES)
+def init(strategy: str, store: str, target: str) -> None:
+    """Write a commented configuration file."""
+    chosen = None if strategy == "chunking" else store
     with output(target) as out:
-        out.write(as_yaml(strategy, store).encode())
+        out.write(as_yaml(strategy, chosen).encode())
     if target != STDIO:
-        click.echo(_next_steps(store, target), err=True)
+        click.echo(_next_steps(chosen, target), err=True)
 
 
 @click.command()
@@ -147,8 +130,6 @@ def lifecycle(config: str, names: tuple[str, ...], write: bool) -> None:
     multipart uploads. Other rules of the bucket stay as they are. Applying the rule again changes nothing.
     """
     check_output(STDIO)
-    from claimcheck.stores.s3._lifecycle import rule_for
-
     with loaded(config) as cc:
         for store in _stores(cc, names):
             others = [each for each in _stores(cc, ()) if each is not store]
@@ -169,27 +150,20 @@ def _stores(cc: ClaimCheck, names: tuple[str, ...]) -> list[S3Store]:
     return [store for store in stores if isinstance(store, S3Store)]
 
 
-def _described(store: S3Store, rule: LifecycleRule, *, write: bool) -> list[str]:
+def _described(store: S3Store, rule: LifecycleRule, *, write: bool) -> Iterator[str]:
     """Apply the rule if requested, and describe it."""
-    from claimcheck.stores.s3._lifecycle import apply, rules_of
-
-    text = (
+    yield (
         f"{store.name}: bucket {rule.bucket}, prefix {rule.prefix}: delete objects after {_days(rule.days)}, "
         f"abort incomplete uploads after {_days(rule.upload_days)}"
     )
     if write:
-        return [
-            text,
-            "  the rule was written" if apply(store, rule) else "  the rule is already there: nothing changed",
-        ]
-    rules = rules_of(store)
-    known = next((each for each in rules if each.get("ID") == rule.name), None)
-    if known is not None and rule.matches(known):
-        state = "the rule is there"
+        yield "  the rule was written" if apply(store, rule) else "  the rule is already there: nothing changed"
+        return
+    known = next((each for each in rules_of(store) if each.get("ID") == rule.name), None)
+    if known is None:
+        yield "  the rule is missing: --apply adds it"
     else:
-        state = "the rule is missing: --apply adds it" if known is None else "the rule differs: --apply replaces it"
-    other = len(rules) - (known is not None)
-    return [text, f"  {state}", f"  {other} other {'rule' if other == 1 else 'rules'} in this bucket"]
+        yield "  the rule is there" if rule.matches(known) else "  the rule differs: --apply replaces it"
 
 
 def _days(count: int) -> str:

@@ -260,7 +260,7 @@ def test_a_topic_or_a_broker_that_is_missing_is_an_error(lab):
 
 @pytest.mark.slow
 def test_a_broker_that_cannot_be_reached_is_an_error_and_an_address_without_tls_a_warning(monkeypatch):
-    monkeypatch.setattr("claimcheck._operate.check_kafka._SECONDS", 0.5)
+    monkeypatch.setattr("claimcheck._operate.check_topics._SECONDS", 0.5)
     report = diagnosed(stored(), kafka=KafkaTarget("127.0.0.1:1,kafka.invalid:2", ("t",)))
     assert found(report) == ["connection-plain", "kafka-unreachable"]
     secure = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "u", "sasl.password": "pw"}

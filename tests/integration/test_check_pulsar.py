@@ -171,11 +171,6 @@ def test_dead_letter_topics_that_outlive_payloads_or_keep_nothing(good):
     assert found(seen(good)) == []
 
 
-def test_clocks_that_differ_are_a_warning(good):
-    report = seen(good, clock=lambda: time.time() + 58)
-    assert "seconds ahead of the broker's" in text(report, "clock-skew")
-
-
 def test_what_is_missing(lab):
     assert found(seen(lab)) == ["pulsar-topic-missing"]
     with pytest.raises(Exception, match="404"):

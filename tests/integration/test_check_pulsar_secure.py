@@ -36,7 +36,7 @@ def test_a_role_without_rights_on_policies_is_told_what_was_not_examined(secure_
 
 @pytest.mark.parametrize("admin", [True, False])
 def test_a_missing_token_or_a_certificate_of_an_unknown_authority_is_an_error(secure_pulsar, seen, admin, monkeypatch):
-    monkeypatch.setattr("claimcheck._operate.check_pulsar._SECONDS", 2)
+    monkeypatch.setattr("claimcheck._operate.check_topics._SECONDS", 2)
     only = {"url": None} if admin else {"admin_url": None}
     rest = [] if admin else ["pulsar-not-examined"]
     for report in (seen(None, **only), seen(secure_pulsar.token("operator"), ca_file=None, **only)):

@@ -51,15 +51,6 @@ def test_snapshots_alone_are_persistence():
         assert ids(diagnosed(hot(url)), *OURS) == []
 
 
-def test_a_server_whose_memory_is_almost_used_up_is_a_warning():
-    with servers.redis(*GOOD) as url, claimcheck.from_dict(hot(url)) as cc:
-        for number in range(52):
-            cc.store("hot").write(bytes((1 << 20) - 64), destination=f"orders-{number}")
-        report = diagnosed(hot(url))
-        assert ids(report, *OURS) == ["redis-memory-low"]
-        assert "of the memory is used" in text(report, "redis-memory-low")
-
-
 def test_replicas_without_min_replicas_may_lose_payloads():
     with servers.redis(*GOOD) as url, redis.Redis.from_url(url) as client:
         port = client.connection_pool.connection_kwargs["port"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 
@@ -116,37 +115,6 @@ def test_versions_stay_unless_a_rule_deletes_them(client, bucket):
     assert ids(diagnosed(hot(client, bucket)), *OURS) == []
 
 
-def statement(bucket, **more):
-    allow = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": f"arn:aws:s3:::{bucket}/*"}
-    return json.dumps({"Version": "2012-10-17", "Statement": [{**allow, **more}]})
-
-
-@pytest.mark.parametrize(
-    ("more", "found"),
-    [
-        ({}, ["s3-public"]),
-        ({"Principal": {"AWS": ["*"]}}, ["s3-public"]),
-        ({"Principal": {"AWS": "arn:aws:iam::123456789012:root"}}, []),
-        ({"Effect": "Deny", "Action": "s3:PutObjectTagging"}, []),
-        ({"Condition": {"IpAddress": {"aws:SourceIp": "10.0.0.0/8"}}}, []),
-    ],
-)
-def test_a_policy_for_everyone_is_a_warning(client, bucket, more, found):
-    put_rules(client, bucket, GOOD)
-    client.put_bucket_policy(Bucket=bucket, Policy=statement(bucket, **more))
-    assert ids(diagnosed(hot(client, bucket)), *OURS) == found
-
-
-def test_an_acl_for_everyone_is_a_warning_unless_it_is_blocked(client, bucket):
-    put_rules(client, bucket, GOOD)
-    client.put_bucket_acl(Bucket=bucket, ACL="public-read")
-    report = diagnosed(hot(client, bucket))
-    assert ids(report, *OURS) == ["s3-public"]
-    assert "grants READ to everyone" in text(report, "s3-public")
-    client.put_public_access_block(Bucket=bucket, PublicAccessBlockConfiguration={"IgnorePublicAcls": True})
-    assert ids(diagnosed(hot(client, bucket)), *OURS) == []
-
-
 def test_a_bucket_that_is_missing_is_an_error(client):
     assert "store-failed" in ids(diagnosed(hot(client, "missing-bucket")), *OURS)
 
@@ -165,11 +133,6 @@ def test_the_clock_of_a_real_server(s3_resource, s3_bucket):
     report = diagnosed(raw, clock=lambda: time.time() - 120)
     assert "this machine's clock is 2 minutes behind the server's" in text(report, "clock-skew")
     assert ids(diagnosed(raw), "clock-") == []
-
-
-def test_a_policy_for_everyone_on_a_real_server(s3_resource, s3_bucket):
-    s3_resource.meta.client.put_bucket_policy(Bucket=s3_bucket, Policy=statement(s3_bucket))
-    assert "s3-public" in ids(diagnosed(hot(s3_resource.meta.client, s3_bucket)))
 
 
 def test_a_missing_bucket_is_one_finding(client):

@@ -95,7 +95,7 @@ class TestKafkaAndRedis:
         lab.kill_during_deletion()
         deleted = lab.collect("--yes", "--claim")
 
-        assert (counted["orphans"], counted["referenced"], counted["deleted"]) == (COUNT, COUNT, 0)
+        assert (counted["expired"], counted["referenced"], counted["deleted"]) == (COUNT, COUNT, 0)
         assert 0 < deleted["deleted"] < COUNT
         assert lab.stored == {pointer.key for pointer in sent + other}
         assert lab.store.read(sent[0]) == b"payload"
@@ -207,7 +207,7 @@ class TestPulsarAndS3:
         lab.kill_during_deletion()
         deleted = lab.collect("--yes", "--claim")
 
-        assert (counted["orphans"], counted["referenced"], counted["deleted"]) == (COUNT, COUNT, 0)
+        assert (counted["expired"], counted["referenced"], counted["deleted"]) == (COUNT, COUNT, 0)
         assert 0 < deleted["deleted"] < COUNT
         assert lab.stored == {pointer.key for pointer in sent + other}
         assert orphans[0].key not in lab.stored

@@ -105,7 +105,7 @@ def test_the_check_needs_no_group_of_its_own(broker, lab, admin, topic):
 
 @pytest.mark.slow
 def test_the_check_names_a_refused_password(broker, topic, monkeypatch):
-    monkeypatch.setattr("claimcheck._operate.check_kafka._SECONDS", 2.0)
+    monkeypatch.setattr("claimcheck._operate.check_topics._SECONDS", 2.0)
     target = KafkaTarget(broker.bootstrap_servers, (topic,), options=settings(broker, password="wrong-horse"))
     said = text(diagnosed(configuration({"type": "memory"}), kafka=target), "kafka-unreachable")
     assert "(_AUTHENTICATION): it refuses the user name or the password" in said

@@ -366,18 +366,19 @@ def test_a_topic_of_pulsar_that_does_not_exist(invoke, monkeypatch):
 
 
 class Script:
-    """Letters of a broker with one position: each is a store and whether it has the payload."""
+    """Letters of a broker with one position: each is a store and what became of the payload."""
 
-    def __init__(self, *letters: tuple[str | None, bool]) -> None:
+    def __init__(self, *letters: tuple[str | None, str]) -> None:
         self.passed: list[int] = []
         self.sent: list[int] = []
-        self.letters = [self.letter(number, store, there) for number, (store, there) in enumerate(letters)]
+        self.letters = [self.letter(number, store, state) for number, (store, state) in enumerate(letters)]
 
-    def letter(self, number: int, store: str | None, there: bool) -> Letter:
+    def letter(self, number: int, store: str | None, state: str) -> Letter:
         def read() -> bytes:
-            if there:
+            if state == "there":
                 return b"payload"
-            raise PayloadNotFoundError("gone", store=store)
+            expires = {"expired": 999_000, "lost": 1_001_000, "lost, of version 1": None}[state]
+            raise PayloadNotFoundError("gone", store=store, expires_ms=expires)
 
         move_past = partial(self.passed.append, number)
         send = lambda payload: self.sent.append(number)  # noqa: E731
@@ -385,57 +386,33 @@ class Script:
 
     def run(self, **options) -> RedriveReport:
         report = RedriveReport(dry_run=False)
-        Redrive(**{"dry_run": False, **options}).run(self.letters, report, lambda: None)
+        Redrive(**{"dry_run": False, "clock": lambda: 1000.0, **options}).run(self.letters, report, lambda: None)
         return report
 
 
-class TestAStoreWithThePayloadOfNoLetter:
+class TestAStoreThatMayBeTheWrongOne:
     """The next run begins after the last letter that was passed: with the right configuration it must see them all."""
 
-    @pytest.mark.parametrize(
-        "letters",
-        [
-            [("hot", False)],
-            [("hot", False), ("hot", False), (None, True)],
-            [("hot", False), ("cold", True), ("cold", True), (None, False)],
-        ],
-    )
-    def test_no_letter_is_passed_or_sent(self, letters):
-        script = Script(*letters)
-        with pytest.raises(StoreError, match=r"store 'hot' has the payload of none of its.* from dlq\[0\] at 0"):
-            script.run()
-        assert (script.passed, script.sent) == ([], [])
-
-    def test_what_comes_before_is_sent(self):
-        script = Script(("cold", True), ("hot", False), ("cold", True))
-        with pytest.raises(StoreError, match="dlq.0. at 1"):
+    @pytest.mark.parametrize("state", ["lost", "lost, of version 1"])
+    def test_a_letter_whose_payload_should_be_there_is_not_passed(self, state):
+        script = Script(("cold", "there"), ("hot", state), ("cold", "there"))
+        with pytest.raises(StoreError, match=r"store 'hot' has had the payload of none.* at dlq\[0\] at 1 stays"):
             script.run()
         assert (script.passed, script.sent) == ([0], [0])
 
-    def test_old_letters_are_passed_once_the_store_answers_for_a_later_one(self):
-        letters = [("hot", False), (None, True), ("cold", True), ("cold", False), ("hot", False), ("hot", True)]
-        script = Script(*letters, ("hot", False), (None, True))
+    def test_expired_letters_are_passed_and_so_are_those_of_a_store_that_had_a_payload(self):
+        script = Script(("hot", "expired"), ("hot", "there"), ("hot", "lost"), (None, "lost"), ("cold", "expired"))
         report = script.run()
-        assert (script.passed, script.sent) == (list(range(8)), [1, 2, 5, 7])
-        assert (report.read, report.unreadable, report.sent, report.finished) == (4, 4, 4, True)
-
-    def test_the_limit_counts_what_waited(self):
-        script = Script(("hot", False), (None, True), (None, True), ("hot", True))
-        assert (script.run(limit=2).sent, script.passed) == (2, [0, 1, 2])
-
-    def test_no_more_than_a_thousand_letters_wait(self):
-        script = Script(("hot", False), *[(None, True)] * 5000)
-        with pytest.raises(StoreError):
-            script.run()
-        assert script.passed == []
+        assert (script.passed, script.sent) == (list(range(5)), [1])
+        assert (report.read, report.unreadable, report.sent, report.finished) == (1, 4, 1, True)
 
     def test_lost_payloads_are_passed_on_demand(self):
-        script = Script(("hot", False), (None, True))
+        script = Script(("hot", "lost"), (None, "there"))
         assert script.run(skip_unreadable=True).sent == 1
         assert script.passed == [0, 1]
 
     def test_a_dry_run_reads_them_all(self):
-        report = Script(("hot", False), ("hot", False), (None, True)).run(dry_run=True)
+        report = Script(("hot", "lost"), ("hot", "lost"), (None, "there")).run(dry_run=True)
         assert (report.read, report.unreadable, report.finished) == (1, 2, True)
 
 

@@ -266,7 +266,7 @@ TestLifeOfDeadLetters.settings = examples(300, stateful_step_count=30)
 
 class ReadsOnce(Run):
     def _read(self):
-        return super()._read() if self._phase == "reading" else iter(())
+        return super()._read() if self.report.phase == "reading" else iter(())
 
 
 class TakesTheTimeLate(Run):
@@ -279,8 +279,8 @@ class TakesTheTimeLate(Run):
         yield from self._list()
         for message in messages:
             self._take(message)
-        for store in self._stores:
-            yield from store.delete(self._candidates, self._garbage, claimed=True)
+        for store, report in self.stores:
+            yield from self._delete(store, report)
 
 
 class IgnoresDestinations(Run):

@@ -337,7 +337,6 @@ def test_every_local_key_must_be_set(monkeypatch):
 def test_a_process_that_only_reads_encrypted_payloads_has_no_error(monkeypatch):
     monkeypatch.setenv("KEY", ENCRYPTION_KEY)
     findings = opened(keys={"k1": "${KEY}"})
-    assert "decrypts payloads but encrypts nothing" in findings["encryption-decrypt-only"].message
     assert [each for each in findings.values() if each.severity == "error"] == []
 
 

@@ -162,8 +162,8 @@ KAFKA = ["--kafka", "me:/pw-SECRET@127.0.0.1:1", "--kafka-config", "client"]
 )
 @pytest.mark.parametrize("output", [[], ["--json"]])
 def test_no_secret_is_printed(here, monkeypatch, capfd, options, settings, found, output):
-    monkeypatch.setattr("claimcheck._operate.check_kafka._SECONDS", 0.5)
-    monkeypatch.setattr("claimcheck._operate.check_pulsar._SECONDS", 1)
+    monkeypatch.setattr("claimcheck._operate.check_topics._SECONDS", 0.5)
+    monkeypatch.setattr("claimcheck._operate.check_topics._SECONDS", 1)
     monkeypatch.setenv("CLAIMCHECK_PULSAR_TOKEN", "pw-SECRET\nof a file")
     (here / "claimcheck.yaml").write_text(LEAKY)
     (here / "client").write_text(settings)

@@ -100,7 +100,7 @@ def test_json_has_the_counts_and_the_store_that_cannot_be_listed(lab):
     report = json.loads(ok(*GC, "--json", "--yes", "--claim", "--grace", "1d").stdout)
     (disk,) = report["stores"]
     assert (report["ok"], report["messages"], report["pointers"], report["damaged"]) == (True, 2, 1, 1)
-    assert (disk["deleted"], disk["orphan_bytes"], disk["topics"], disk["finished"]) == (1, 7, {"orders": 1}, True)
+    assert (disk["deleted"], disk["expired_bytes"], disk["topics"], disk["finished"]) == (1, 7, {"orders": 1}, True)
     assert (report["topics"], report["not_read"], report["grace_seconds"]) == ({"orders": 2}, [], 86_400)
     assert "PulsarTopicStore cannot list its payloads: the medium" in report["not_listed"]["side"]
     assert run(*GC, "--store", "side").exit_code == 1
