@@ -474,11 +474,11 @@ class ClaimCheck:
     # Internals -------------------------------------------------------------------------------------------------
 
     def _plan(self, destination: str, limit: WireLimit | None = None) -> Plan:
-        plans = self.opened.plans
-        return plans.known.get((destination, limit)) or plans.of(destination, limit)
+        opened = self._open if self._open.process is _process.process else self.opened  # no call in most cases
+        return opened.plans.get((destination, limit)) or opened.plan(destination, limit)
 
     def _new(self) -> Opened:
-        return Opened(self.config, store=self.store, hooks=lambda: self._hooks)
+        return Opened(self.config, store=self.store, hooks=self._hooks)
 
 
 def _check_callable(name: str, value: object) -> None:

@@ -1,6 +1,6 @@
 """Reads the configuration from a YAML file or a mapping, and refuses what is wrong in it.
 
-Files have bounds for their size and their aliases. Errors never quote a value that may be a secret.
+Errors never quote a value that may be a secret.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from claimcheck.config import PLACEHOLDER, Config, EncryptionConfig, SigningConf
 from claimcheck.errors import ConfigError
 
 _MAX_FILE_BYTES = 256 << 10
-_MAX_VALUES = 100_000  # after the expansion of aliases and merge keys
 _QUOTED = re.compile(r"'[^'\s]+'")
 
 _KINDS = {"NoneType": "nothing", "str": "text", "dict": "a mapping", "bool": "a boolean", "int": "an integer"}
@@ -83,7 +82,7 @@ def parse(raw: object, problems: Problems) -> Config:
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:
-    """Read a YAML file of up to 256 KiB and 100,000 values; errors name the line and never quote the file.
+    """Read a YAML file of up to 256 KiB; errors name the line and never quote the file.
 
     Raises:
         ConfigError: The file cannot be read, is not YAML, is too large, or has a key twice in one mapping.
@@ -327,12 +326,7 @@ def _loader() -> type[Any]:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """PyYAML's loader with a limit for aliases; it rejects duplicate keys, of which the last one would win."""
-
-        def get_single_node(self) -> Any:
-            node = super().get_single_node()
-            _count_values(node, {})
-            return node
+        """PyYAML's loader; it rejects duplicate keys, of which the last one would win."""
 
         def compose_mapping_node(self, anchor: Any) -> Any:
             node = super().compose_mapping_node(anchor)
@@ -340,19 +334,6 @@ def _loader() -> type[Any]:
             return node
 
     return Loader
-
-
-def _count_values(node: Any, known: dict[int, int]) -> int:
-    """Count the values below a node as if aliases and merge keys were expanded; an alias may contain itself."""
-    children = node.value if node is not None and isinstance(node.value, list) else ()
-    if id(node) not in known:
-        known[id(node)] = _MAX_VALUES + 1  # until its children are counted: none may contain this node
-        flat = [child for each in children for child in (each if isinstance(each, tuple) else (each,))]
-        known[id(node)] = 1 + sum(_count_values(child, known) for child in flat)
-    if known[id(node)] > _MAX_VALUES:
-        found = f"more than {_MAX_VALUES} values, counting each alias in full"
-        fail("configuration", found=found, expected="fewer aliases and merge keys")
-    return known[id(node)]
 
 
 def _no_duplicates(keys: list[Any]) -> None:

@@ -50,18 +50,19 @@ if hasattr(os, "register_at_fork"):
 class Opened:
     """The stores of one process, and what holds keys or refers to these stores."""
 
-    def __init__(self, config: Config, *, store: Callable[[str], Store], hooks: Callable[[], Hooks]) -> None:
+    def __init__(self, config: Config, *, store: Callable[[str], Store], hooks: Hooks) -> None:
         self.process = process
+        self._config, self._store, self._hooks = config, store, hooks
         self.seal = Seal(config)
         self._keys = DataKeys(config.encryption) if config.encryption.keys else None
         self.content = ContentCoder(config, self._keys)
         limit, check = config.chunks.max_payload_bytes, self.seal.check_origin
         self.unpacker = Unpacker(self.content, header=config.header, limit=limit, check_origin=check)
         self.stores: dict[str, Store] = {}
-        self.plans = Plans(config, store=store, seal=self.seal, content=self.content, hooks=hooks)
         self.messages = MessageReader(config.header, self.seal, self.unpacker, store, self.stores)
-        self._config = config
-        self._hooks = hooks
+        self.plans: dict[tuple[str, WireLimit | None], Plan] = {}
+        self._strategies: dict[int, Strategy] = {}
+        self._breakers: dict[tuple[str | None, float], Breaker] = {}
         self._has_keys = False
 
     def open(self, name: str) -> Store:
@@ -78,7 +79,7 @@ class Opened:
             max_payload_bytes=self._config.limits.max_payload_bytes,
             checksum=self._config.content_checksum,
             content=self.content,
-            hooks=self._hooks(),
+            hooks=self._hooks,
             binds=self.seal.signs,
         )
         self.stores[name] = store
@@ -109,44 +110,19 @@ class Opened:
             for store in stores:
                 closing.callback(store.close)
 
-
-class Plans:
-    """The plans of one process; thread-safe."""
-
-    def __init__(
-        self,
-        config: Config,
-        *,
-        store: Callable[[str], Store],
-        seal: Seal,
-        content: ContentCoder,
-        hooks: Callable[[], Hooks],
-    ) -> None:
-        self._config = config
-        self._store = store
-        self._seal = seal
-        self._content = content
-        self._hooks = hooks
-        self.known: dict[tuple[str, WireLimit | None], Plan] = {}
-        self._strategies: dict[int, Strategy] = {}
-        self._breakers: dict[tuple[str | None, float], Breaker] = {}
-
-    def of(self, destination: str, limit: WireLimit | None = None) -> Plan:
-        """Return how messages for a destination are sent."""
-        known = self.known.get((destination, limit))
-        if known is None:
-            if len(self.known) >= _REMEMBERED:
-                self.known.clear()
-            known = self.known[destination, limit] = self._make(destination, limit)
-        return known
+    def plan(self, destination: str, limit: WireLimit | None = None) -> Plan:
+        """Return how messages for a destination are sent; thread-safe. `plans` has those that are known."""
+        if len(self.plans) >= _REMEMBERED:
+            self.plans.clear()
+        plan = self.plans[destination, limit] = self._new_plan(destination, limit)
+        return plan
 
     def strategy(self, config: Config) -> Strategy:
-        """Return the strategy of the configuration of a destination."""
         if id(config) not in self._strategies:
             self._strategies.setdefault(id(config), strategy_class(config)(self._context(config)))
         return self._strategies[id(config)]
 
-    def _make(self, destination: str, limit: WireLimit | None) -> Plan:
+    def _new_plan(self, destination: str, limit: WireLimit | None) -> Plan:
         config = self._config.for_destination(destination)
         wire, threshold = limit or DEFAULT_LIMIT, config.threshold_bytes
         if threshold == "auto":
@@ -154,7 +130,7 @@ class Plans:
         elif limit is None and threshold > wire.max_message_bytes:  # without a transport, the caller knows the limit
             wire = WireLimit(threshold, wire.overhead)
         strategy, most = self.strategy(config), min(threshold, wire.max_message_bytes)
-        encrypts = self._content.encrypts_inline
+        encrypts = self.content.encrypts_inline
         return Plan(strategy, most, wire, -1 if strategy.escapes_all else 0 if encrypts else most)
 
     def _context(self, config: Config) -> StrategyContext:
@@ -163,16 +139,15 @@ class Plans:
         return StrategyContext(
             config=config,
             store=functools.partial(self._store, name or ""),
-            seal=self._seal.sign if signs else pointers.encode,
-            signer=self._seal if signs else None,
+            seal=self.seal.sign if signs else pointers.encode,
+            signer=self.seal if signs else None,
             breaker=self._breakers.setdefault((name, pause), Breaker(retry_after_seconds=pause)),
-            content=self._content,
-            hooks=self._hooks(),
+            content=self.content,
+            hooks=self._hooks,
         )
 
 
 def strategy_class(config: Config, *, path: str = "strategy") -> type[Strategy]:
-    """Return the class of the strategy of a configuration."""
     cls = load_class(config.strategy, STRATEGIES, group="claimcheck.strategies", path=path)
     if not issubclass(cls, Strategy):
         fail(path, found=repr(config.strategy), expected="a subclass of claimcheck.Strategy")

@@ -12,14 +12,17 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from claimcheck._validation import Option, check_options, fail, options_of, without_secrets
-from claimcheck.config import StoreConfig, expand
-from claimcheck.errors import (
-    ClaimCheckError,
-    ConfigError,
-    StoreError,
-    StoreUnavailableError,
+from claimcheck._validation import (
+    Option,
+    check_options,
+    did_you_mean,
+    fail,
+    is_placeholder,
+    options_of,
+    without_secrets,
 )
+from claimcheck.config import StoreConfig, expand
+from claimcheck.errors import ClaimCheckError, ConfigError, StoreError, StoreUnavailableError
 
 STORES = {
     "filesystem": "claimcheck.stores.filesystem:FilesystemStore",
@@ -43,15 +46,11 @@ KEY_PROVIDERS = {
 
 
 def load_class(name: str, builtin: Mapping[str, str], *, group: str, path: str) -> type[object]:
-    """Return the class for a name in the configuration."""
     target = builtin.get(name) or (name if ":" in name else _entry_point(name, group))
     module, _, attribute = target.partition(":")
     if not attribute or not module or module.startswith("."):
-        import difflib  # slow to import
-
-        near = difflib.get_close_matches(name, builtin, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        expected = f"one of {', '.join(sorted(builtin))}, an entry point of {group}, or module:Class{hint}"
+        known = f"one of {', '.join(sorted(builtin))}, an entry point of {group}, or module:Class"
+        expected = f"{known}{did_you_mean(name, builtin)}"
         fail(path, found=repr(name), expected=expected)
     try:
         cls: object = getattr(importlib.import_module(module), attribute)
@@ -93,7 +92,7 @@ def build_store(config: StoreConfig, *, path: str) -> Any:
 
 def check_unresolved(known: Mapping[str, Option], options: Mapping[str, object], path: str) -> None:
     """Check the options that need no environment variable."""
-    late = {name for name, value in options.items() if _is_template(value) and _option(known, name)}
+    late = {name for name, value in options.items() if is_placeholder(value) and _option(known, name)}
     check_options(
         {name: option for name, option in known.items() if name not in late},
         {name: value for name, value in options.items() if name not in late},
@@ -140,13 +139,9 @@ def _construction_error(path: str, error: Exception) -> ClaimCheckError:
     return StoreError(text, store=store) if isinstance(error, OSError) else ConfigError(text, path=path)
 
 
-def _is_template(value: object) -> bool:
-    return isinstance(value, str) and "${" in value
-
-
 def _resolve(option: Option | None, value: object, path: str) -> object:
     text: object = expand(value, path=path)
-    if not _is_template(value) or option is None or not isinstance(text, str):
+    if not is_placeholder(value) or option is None or not isinstance(text, str):
         return text
     return _as_number(text, option.hint)
 

@@ -29,7 +29,6 @@ REST = "**"
 """The name of a signature's ``**options`` among its options."""
 
 _PASSWORD = re.compile(r"(//)\S*(?=@)|(password=)[^&\s'\"]+|[\w.+-]*:[^\s/]\S*(?=@)", re.IGNORECASE)
-_ADDRESS = re.compile(r"(?:localhost|[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+)(?::\d{1,5})?(?:/\d*)?")  # cannot be a password
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -139,7 +138,8 @@ def without_secrets(text: str) -> str:
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return the end of an error text that names the most similar valid name, or an empty text."""
-    return _hint(next(iter(_similar(name, known)), None))
+    near = _similar(name, known)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def is_placeholder(value: object) -> bool:
@@ -198,7 +198,6 @@ def valid_options(
             option = _option(options, name, path)
             if not placeholders:
                 _no_placeholder(option, value, _join(path, name))
-            _no_misplaced_mapping(name, option, value, options, path)
             values[name] = _convert(option.hint, value, _join(path, name), secret)
     return values
 
@@ -229,7 +228,6 @@ def check_seconds(name: str, value: object, *, allow_zero: bool = False) -> None
 
 
 def check_type(name: str, value: object, *, valid: bool, expected: str) -> None:
-    """Raise if an argument is an object of the wrong type."""
     if not valid:
         found = type(value).__name__
         text = f"{name}: found an object of type {found}, expected {expected}"
@@ -239,9 +237,7 @@ def check_type(name: str, value: object, *, valid: bool, expected: str) -> None:
 def check_cc(cc: object) -> None:
     """Check that an argument called ``cc`` is a `claimcheck.ClaimCheck`, which lower modules do not import."""
     valid = all(hasattr(cc, name) for name in ("offload", "aresolve", "seal"))
-    check_type(
-        "cc", cc, valid=valid, expected="a claimcheck.ClaimCheck, for example claimcheck.load('claimcheck.yaml')"
-    )
+    check_type("cc", cc, valid=valid, expected="a claimcheck.ClaimCheck")
 
 
 def constraints(hint: object) -> list[Range | Check]:
@@ -255,8 +251,11 @@ def constraints(hint: object) -> list[Range | Check]:
 def _option(options: Mapping[str, Option], name: object, path: str) -> Option:
     if isinstance(name, str) and (name in options or REST in options):
         return options.get(name) or options[REST]
-    hint = _hint(_section_of(str(name), options)) or did_you_mean(name, options)
-    known = f"one of {', '.join(sorted(options))}{hint}" if options else "nothing: this takes no options"
+    known = (
+        f"one of {', '.join(sorted(options))}{did_you_mean(name, options)}"
+        if options
+        else "nothing: this takes no options"
+    )
     fail(_join(path, str(name)), found="an unknown key", expected=known)
 
 
@@ -264,27 +263,6 @@ def _similar(name: object, known: Iterable[str]) -> list[str]:
     import difflib  # slow to import
 
     return difflib.get_close_matches(str(name), list(known), n=1)
-
-
-def _section_of(name: str, options: Mapping[str, Option]) -> str | None:
-    """The path of a key that belongs into a section, as in ``max_chunks`` for ``chunking.max_chunks``."""
-    for section, option in options.items():
-        bare = _bare(option.hint)
-        if dataclasses.is_dataclass(bare) and name in {field.name for field in dataclasses.fields(bare)}:
-            return f"{section}.{name}"
-    return None
-
-
-def _hint(near: str | None) -> str:
-    return f"; did you mean {near!r}?" if near else ""
-
-
-def _no_misplaced_mapping(name: str, option: Option, value: object, options: Mapping[str, Option], path: str) -> None:
-    """A mapping under a key that takes none may belong to a key with a similar name, as in ``store`` for ``stores``."""
-    if not isinstance(value, Mapping) or _takes_mapping(option.hint) or _fits(option.hint, value):
-        return
-    others = [other for other, each in options.items() if _takes_mapping(each.hint)]
-    fail(_join(path, name), found="a mapping", expected=_expected(option.hint) + did_you_mean(name, others))
 
 
 def _takes_mapping(hint: object) -> bool:
@@ -320,7 +298,7 @@ def _convert(hint: object, value: object, path: str, secret: bool) -> Any:
         item = typing.get_args(bare)[0]
         return tuple(_convert(item, each, f"{path}.{number}", secret) for number, each in enumerate(value))
     if not _fits(hint, value):
-        fail(path, found=_describe(value, hint, secret=secret), expected=_expected(hint) + _with_scheme(hint, value))
+        fail(path, found=_describe(value, hint, secret=secret), expected=_expected(hint))
     return value
 
 
@@ -336,14 +314,6 @@ def _convert_mapping(hint: object, value: object, path: str, secret: bool) -> di
             converted[name] = _convert(hint, item, _join(path, name), secret)
     problems.raise_all()
     return converted
-
-
-def _with_scheme(hint: object, value: object) -> str:
-    """Suggest the URL for an address without a scheme, where the address cannot be a secret."""
-    if not isinstance(value, str) or not _ADDRESS.fullmatch(value):
-        return ""
-    urls = (f"{scheme}://{value}" for scheme in re.findall(r"([a-z0-9+]+)://", _expected(hint)))
-    return _hint(next((url for url in urls if _fits(hint, url)), None))
 
 
 def _bare(hint: object) -> Any:

@@ -64,7 +64,6 @@ class Expectation:
 
     @property
     def chunks(self) -> bool:
-        """Whether the writer may send chunks."""
         return self.strategy in ("chunking", "hybrid")
 
     def unset(self) -> Iterator[Finding]:
@@ -180,7 +179,6 @@ def _kafka_settings(cluster: kafka.Cluster, topic: str, expected: Expectation) -
 
 
 def examine_settings(config: kafka.TopicSettings, expected: Expectation) -> Iterator[Finding]:
-    """Yield the findings about the settings of one topic."""
     path, lifetime = expected.path, expected.lifetime
     if config.compacted and (expected.chunks or lifetime is not None):
         fix = "Use cleanup.policy=delete; for compacted topics use strategy external and a store without ttl_seconds."

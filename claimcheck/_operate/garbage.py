@@ -53,8 +53,6 @@ _RECORD_BYTES = 1024  # always, so that it can be read without knowing who wrote
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a pointer names."""
-
     store: str | None
     key: str
 
@@ -98,7 +96,6 @@ class Candidates:
 
     @classmethod
     def of(cls, names: Mapping[str, Iterable[str]], *, now: float, grace_seconds: float) -> Candidates:
-        """Return the candidates at a time."""
         slugs = {slug(name): topic for topic, several in names.items() for name in several}
         return cls(slugs, math.floor(now * 1000) - math.ceil(grace_seconds * 1000))
 
@@ -134,8 +131,6 @@ def same_slug(names: Mapping[str, Iterable[str]], others: Mapping[str, Iterable[
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A topic that is collected."""
-
     slug: str
     topic: str
     clusters: frozenset[str]

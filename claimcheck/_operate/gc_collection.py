@@ -133,8 +133,6 @@ class Collection(DeletionOptions):
 
 
 class Run:
-    """One collection."""
-
     def __init__(self, options: Collection, stores: Sequence[Store], topics: Topics) -> None:
         self._options, self._topics = options, topics
         self._candidates = Candidates({}, 0)

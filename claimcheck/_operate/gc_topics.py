@@ -34,7 +34,6 @@ class Topics(ABC):
         """Return all topics of the broker that can be listed."""
 
     def names(self, topic: str) -> list[str]:
-        """Return all names that a producer may use for a topic."""
         return [topic]
 
     @abstractmethod

@@ -72,15 +72,12 @@ class RedriveReport:
     duration_seconds: float = 0.0
 
     def name(self, letter: Letter, error: ClaimCheckError) -> None:
-        """Keep the position and the error of a letter that stays."""
         if len(self.named) < MAX_NAMED:
             self.named.append((letter.position, error))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redrive:
-    """Options of a run."""
-
     dry_run: bool = True
     limit: int | None = None
     force: bool = False

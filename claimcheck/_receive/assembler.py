@@ -53,7 +53,6 @@ class Assembler:
 
     @property
     def pending_payloads(self) -> int:
-        """Number of incomplete payloads."""
         return len(self._open)
 
     def __repr__(self) -> str:
@@ -138,7 +137,6 @@ class Assembler:
             self.forget(record.identity)
 
     def forget(self, identity: Identity) -> None:
-        """Forget a payload that has ended."""
         record = self._closed.pop(identity, None)
         if record is not None:
             self._remembered_positions -= record.weight
@@ -374,7 +372,6 @@ class _AssemblyEvent:
 
     @property
     def identity(self) -> Identity:
-        """The payload's identity."""
         return self.attempt.identity
 
     @property
@@ -384,14 +381,11 @@ class _AssemblyEvent:
 
     @property
     def uuid(self) -> str:
-        """The payload's uuid."""
         return self.attempt.identity.uuid
 
 
 @dataclass(frozen=True, slots=True)
 class Assembled(_AssemblyEvent):
-    """A complete payload."""
-
     content: list[bytes] = field(repr=False)
     declared: set[tuple[str, str]]
 

@@ -95,6 +95,5 @@ def _gaps(positions: Iterable[int], count: int) -> Iterator[tuple[int, int]]:
 
 
 def error_of(fault: Fault) -> claimcheck.errors.ClaimCheckError:
-    """Return the error."""
     error: claimcheck.errors.ClaimCheckError = getattr(claimcheck.errors, fault.kind)(fault.text, **fault.details)
     return error

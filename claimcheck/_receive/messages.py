@@ -67,8 +67,6 @@ class Resolution:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What resolves one message."""
-
     run: Callable[[], Buffer | None]
     blocks: bool = False
     size: int | None = 0
@@ -121,7 +119,6 @@ class MessageReader:
         return self.seal.accept(envelope.data, anywhere=True) if isinstance(envelope, PointerData) else None
 
     def read_data(self, data: bytes, destination: str | None = None) -> bytes:
-        """Return the payload of the pointer in a message."""
         return self.read(self.seal.accept(data, destination=destination))
 
     def read(self, pointer: Pointer) -> bytes:

@@ -22,8 +22,6 @@ _MAX_CLAIMS = 8  # different claims about one payload; two suffice to refuse it
 
 
 class Pieces:
-    """The pieces of one payload."""
-
     __slots__ = ("_declared", "_ends", "_fresh", "_separate", "_trusted", "crc32s", "size")
 
     def __init__(self, declared: int = 0, *, trusted: int = 0) -> None:

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from claimcheck._content.source import is_file
 from claimcheck._send.classification import Classifier, NotSentError
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_MAX_KNOWN_SHAPES = 100
 
 _Args = tuple[Any, ...]
 _Kwargs = Mapping[str, Any]
@@ -76,7 +74,6 @@ def decorate(
     may_chunk: bool,
     classify: Classifier | None,
 ) -> Callable[P, R]:
-    """Wrap one produce function."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(f"{_name_of(function)} is a generator function; decorate the call that sends")
     sender = _Sender(function, call, call.check(function, may_chunk=may_chunk), plan, classify)
@@ -154,15 +151,14 @@ class _Sender:
         self._name = _name_of(function)
         roles = (call.destination, call.payload, call.key, call.headers)
         self._parameters = [_Parameter.of(signature, name) for name in roles]
-        self._known_shapes: set[tuple[object, ...]] = set()
 
     def send(self, args: _Args, kwargs: _Kwargs) -> object:
         topic, payload, key, headers = self._find(args, kwargs)
         plan = self._plan(topic)
         if plan.passes(payload, key, headers):
             return self._function(*args, **kwargs)
-        strategy, message = plan.strategy, self._message(topic, payload, key, headers, plan, args, kwargs)
-        produce = functools.partial(self._produce_now, args, kwargs)
+        produce = functools.partial(self._produce_now, self._bound(args, kwargs))
+        strategy, message = plan.strategy, self._message(topic, payload, key, headers, plan)
         out = strategy.offload(message).bind(topic, strategy.context.hooks, self._classify)
         out.send(produce)
         return follow(out, produce)
@@ -172,8 +168,8 @@ class _Sender:
         plan = self._plan(topic)
         if plan.passes(payload, key, headers):
             return await self._function(*args, **kwargs)
-        strategy, message = plan.strategy, self._message(topic, payload, key, headers, plan, args, kwargs)
-        produce = functools.partial(self._produce, args, kwargs)
+        produce = functools.partial(self._produce, self._bound(args, kwargs))
+        strategy, message = plan.strategy, self._message(topic, payload, key, headers, plan)
         out = (await offload_async(strategy, message)).bind(topic, strategy.context.hooks, self._classify)
         await out.send_async(produce)
         return follow(out, produce)
@@ -187,15 +183,13 @@ class _Sender:
         headers = args[h.index] if h.index < count else kwargs.get(h.name, h.default)
         return self._name if topic is None else str(topic), payload, key, headers
 
-    def _message(
-        self, topic: str, payload: Any, key: object, headers: Any, plan: Plan, args: _Args, kwargs: _Kwargs
-    ) -> Message:
-        """Return the message of a call; refuses one that the function would refuse, before anything is stored."""
-        shape = (len(args), *kwargs)
-        if shape not in self._known_shapes:
-            self._signature.bind(*args, **kwargs)
-            if len(self._known_shapes) < _MAX_KNOWN_SHAPES:
-                self._known_shapes.add(shape)
+    def _bound(self, args: _Args, kwargs: _Kwargs) -> dict[str, Any]:
+        """Return the arguments by name; refuses a call that the function would refuse, before anything is stored."""
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+    def _message(self, topic: str, payload: Any, key: object, headers: Any, plan: Plan) -> Message:
         return Message.of(
             payload=payload,
             destination=topic,
@@ -207,47 +201,38 @@ class _Sender:
             text_key=self._text_key,
         )
 
-    def _produce_now(self, args: _Args, kwargs: _Kwargs, envelope: Envelope) -> object:
-        result = self._produce(args, kwargs, envelope)
+    def _produce_now(self, arguments: dict[str, Any], envelope: Envelope) -> object:
+        result = self._produce(arguments, envelope)
         if inspect.iscoroutine(result):
             result.close()  # none of it has run
             raise NotSentError(f"{self._name} returns a coroutine: decorate an 'async def' instead")
         return result
 
-    def _produce(self, args: _Args, kwargs: _Kwargs, envelope: Envelope) -> Any:
+    def _produce(self, arguments: dict[str, Any], envelope: Envelope) -> Any:
         """Call the function once, with copies of its arguments: the caller's objects are never changed."""
-        changed, named = list(args), dict(kwargs)
-        values = (envelope.data, envelope.key, envelope.headers)
-        for parameter, value in zip(self._parameters[1:], values, strict=True):
-            if parameter.index < len(changed):
-                changed[parameter.index] = value
-            elif parameter.name is not None:
-                named[parameter.name] = value
-            elif parameter.exists:
-                changed += [*parameter.before[len(changed) :], value]
-        return self._function(*changed, **named)
+        call, values = self._call, (envelope.data, envelope.key, envelope.headers)
+        changed = zip((call.payload, call.key, call.headers), values, strict=True)
+        bound = inspect.BoundArguments(
+            self._signature, {**arguments, **{name: value for name, value in changed if name is not None}}
+        )
+        return self._function(*bound.args, **bound.kwargs)
 
 
-@dataclass(frozen=True, slots=True)
-class _Parameter:
+class _Parameter(NamedTuple):
     """Where one parameter's value is in a call, without binding the others; nowhere if the function has none."""
 
     index: int = sys.maxsize
     name: str | None = None
     default: object = None
-    before: tuple[object, ...] = ()  # the defaults of the parameters before one that has no name
-    exists: bool = True
 
     @classmethod
     def of(cls, signature: inspect.Signature, name: str | None) -> _Parameter:
         if name is None:
-            return cls(exists=False)
+            return cls()
         parameter, index = signature.parameters[name], list(signature.parameters).index(name)
         default = None if parameter.default is parameter.empty else parameter.default
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            before = tuple(each.default for each in signature.parameters.values())[:index]
-            return cls(index, None, default, before)
-        return cls(sys.maxsize if parameter.kind is parameter.KEYWORD_ONLY else index, name, default)
+        index = sys.maxsize if parameter.kind is parameter.KEYWORD_ONLY else index
+        return cls(index, None if parameter.kind is parameter.POSITIONAL_ONLY else name, default)
 
 
 def _name_of(function: Callable[..., object]) -> str:

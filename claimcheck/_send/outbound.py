@@ -96,7 +96,6 @@ class SendLedger:
         self._results[number] = result
 
     def failed(self, number: int, error: BaseException) -> None:
-        """Record that the send of a message failed."""
         self.stopped(error)
         if number not in self._results and self._judge(error) == "failed":
             self._refused.add(number)
@@ -128,7 +127,6 @@ class SendLedger:
         return Verdict(outcome, acknowledged, unknown, total, chunked=self.uuid is not None)
 
     def event(self, destination: str) -> SendEvent:
-        """Return the event of this send."""
         verdict = self.verdict()
         return SendEvent(
             destination=destination,

@@ -134,12 +134,10 @@ def yes_option(does: str, not_done: str) -> Callable[..., Any]:
 
 
 def topic_option(text: str, *, required: bool = False) -> Callable[..., Any]:
-    """Return the option of the topics."""
     return click.option("--topic", "topics", metavar="TOPIC", multiple=True, required=required, help=text)
 
 
 def grace_option(default: str, text: str) -> Callable[..., Any]:
-    """Return the option of a grace period."""
     return click.option("--grace", metavar="TIME", callback=duration, default=default, show_default=True, help=text)
 
 
@@ -147,7 +145,6 @@ def grace_option(default: str, text: str) -> Callable[..., Any]:
 
 
 def loaded(config: str) -> ClaimCheck:
-    """Load a configuration file."""
     if not os.path.exists(config):
         text = f"{config} does not exist: name the configuration, set CLAIMCHECK_CONFIG, or run 'claimcheck init'"
         raise ConfigError(text, path=config)
@@ -324,7 +321,6 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command."""
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"claimcheck.cli.{COMMANDS[cmd_name][0]}")
@@ -337,7 +333,6 @@ class Commands(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the epilog without rewrapping it."""
         formatter.write(f"\n{EXIT_CODES}\n{COMPLETION}")
 
     def invoke(self, ctx: click.Context) -> object:

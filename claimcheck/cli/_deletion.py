@@ -114,7 +114,6 @@ class _Split:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed."""
         return not any(each.failed or each.error for each in self.reports)
 
     def facts(self) -> dict[str, object]:
@@ -160,7 +159,6 @@ class _Swept:
                     raise
 
     def show(self, *, as_json: bool) -> None:
-        """Print the reports."""
         split = _Split(self.reports.values(), is_chosen=self._is_chosen)
         not_swept = [name for name in self._names if name not in self.reports]
         if as_json:
@@ -176,7 +174,6 @@ class _Swept:
 
 
 def _sweep_lines(report: SweepReport) -> Iterator[str]:
-    """Describe the sweep of one store."""
     if report.error is not None and not report.scanned:
         yield f"{report.store}: not swept: {why(report.error)}"
         return
@@ -188,7 +185,6 @@ def _sweep_lines(report: SweepReport) -> Iterator[str]:
 
 
 def _deleted(report: SweepReport, least: str, seconds: float, *, claim: str = "") -> str:
-    """Describe what was deleted."""
     if report.dry_run:
         found = report.expired + report.leftovers
         return f"  nothing was deleted: use --yes{claim} to delete them" if found else "  nothing to delete"
@@ -329,7 +325,6 @@ class _Collected:
         return _Split(self.report.stores, is_chosen=self._is_chosen)
 
     def show(self, error: BaseException | None, *, as_json: bool) -> None:
-        """Print the report."""
         report = self.report
         if as_json:
             facts = {each.name: getattr(report, each.name) for each in fields(report)} | self.split().facts()
@@ -358,7 +353,6 @@ def _read_lines(report: CollectionReport) -> Iterator[str]:
 
 
 def _gc_lines(report: StoreReport, collection: CollectionReport) -> Iterator[str]:
-    """Describe what became of the payloads of one store."""
     if report.error is not None and not report.scanned:
         yield f"{report.store}: not collected: {why(report.error)}"
         return

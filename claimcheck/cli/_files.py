@@ -28,7 +28,6 @@ def opened(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
 
 
 def read_message(path: str) -> bytes:
-    """Read one message into memory."""
     where = "standard input" if path == STDIO else path
     with opened(path) as file:
         message = file.read(_LARGEST_MESSAGE + 1)

@@ -177,7 +177,6 @@ def _is_present(config: str) -> bool:
 
 
 def describe(message: bytes, cc: ClaimCheck | None, *, now: float) -> tuple[Facts, ClaimCheckError | None]:
-    """Describe a message."""
     envelope = decode(message, header=cc.config.header if cc else HEADER)
     facts: Facts = {"kind": type(envelope).__name__.lower(), "message_bytes": len(message)}
     if isinstance(envelope, PointerData):

@@ -161,8 +161,7 @@ class TestChunksThatBreakOff:
     def test_readers_hear_of_it_and_the_error_says_how_far_it_went(self, lab):
         """The topic's limit is lowered while a file is read: no more chunks follow the first ones."""
         consumer, heard = lab.consumer(), []
-        cc = lab.claimcheck("chunking")
-        cc._hooks = claimcheck.hooks.Hooks((heard.append,))
+        cc = claimcheck.ClaimCheck(lab.claimcheck("chunking").config, hooks=[heard.append])
         producer = lab.producer(cc)
         producer._window_bytes = 1
 
@@ -300,8 +299,7 @@ class TestReports:
     def test_events_of_every_payload_that_did_not_go_as_it_was(self, lab):
         heard = []
         for strategy in STRATEGIES:
-            cc = lab.claimcheck(strategy)
-            cc._hooks = claimcheck.hooks.Hooks((heard.append,))
+            cc = claimcheck.ClaimCheck(lab.claimcheck(strategy).config, hooks=[heard.append])
             producer = lab.producer(cc)
             producer.produce(lab.topic, b"plain")
             producer.produce(lab.topic, LARGE)

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 import hypothesis.strategies as st
 from hypothesis import given
 
+import claimcheck
 from claimcheck import Failed, Resolved
 from claimcheck._send.outbound import SendLedger
 from claimcheck._wire.headers import TYPE
 from claimcheck.errors import PartialSendError
-from claimcheck.hooks import Hooks, SendEvent
+from claimcheck.hooks import SendEvent
 from tests.produce_rig import Rig
 
 
@@ -108,7 +109,8 @@ class Lab(Rig):
     def __init__(self, strategy: str, given_fates: list[Fate]) -> None:
         super().__init__(strategy)
         self.events: list[SendEvent] = []
-        self.cc._hooks = Hooks((lambda event: self.events.append(event) if isinstance(event, SendEvent) else None,))
+        hook = lambda event: self.events.append(event) if isinstance(event, SendEvent) else None  # noqa: E731
+        self.cc = claimcheck.ClaimCheck(self.cc.config, hooks=[hook])
         self.classify = Classifier()
         self.futures: list[tuple[concurrent.futures.Future, Fate, int]] = []
         self.heard: list[Fate] = []

@@ -38,7 +38,7 @@ class Rig:
         self.store = self.cc.store("hot")
         self._write = self.store._write
         monkeypatch.setattr(self.store, "_write", self._guarded)
-        strategy = self.cc.opened.plans.strategy(self.cc.config)
+        strategy = self.cc.opened.strategy(self.cc.config)
         assert isinstance(strategy, HybridStrategy)
         strategy.context.breaker.clock = lambda: self.now
 

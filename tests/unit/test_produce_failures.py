@@ -21,7 +21,7 @@ from claimcheck.errors import (
     PayloadError,
     PayloadTooLargeError,
 )
-from claimcheck.hooks import Hooks, SendEvent
+from claimcheck.hooks import SendEvent
 from tests.produce_rig import BIG, BrokerTimeoutError, QueueFullError, Rig
 
 
@@ -230,7 +230,8 @@ def test_a_classifier_is_asked_once_for_an_error():
 @pytest.mark.parametrize("way", ["decorator", "block", "by hand"])
 def test_every_way_of_sending_has_one_event_for_each_payload(rig, way):
     heard = []
-    rig.cc._hooks = Hooks((lambda event: isinstance(event, SendEvent) and heard.append(event),))
+    hook = lambda event: isinstance(event, SendEvent) and heard.append(event)  # noqa: E731
+    rig.cc = claimcheck.ClaimCheck(rig.cc.config, hooks=[hook])
 
     def send(payload, produce):
         if way == "decorator":
