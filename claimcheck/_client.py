@@ -411,7 +411,7 @@ class ClaimCheck:
         grace_seconds: float = 3600.0,
         rate: float | None = None,
         unmarked_lifetime_seconds: float | None = None,
-        on_batch: Callable[[SweepReport], None] | None = None,
+        on_batch: Callable[[SweepReport], None] = lambda report: None,
     ) -> SweepReport:
         """Delete the payloads of one store whose lifetime has passed, and what interrupted writes left behind.
 
@@ -425,7 +425,7 @@ class ClaimCheck:
             rate: The most deletions per second.
             unmarked_lifetime_seconds: The lifetime of payloads whose keys have none, because an earlier release wrote
                 them; it counts from the time at which the medium stored them. By default they stay.
-            on_batch: Called with the state so far after each batch.
+            on_batch: Called with the report, one object that changes, at the beginning and after each batch.
 
         Raises:
             ConfigError: No such store, or an argument is invalid.

@@ -74,7 +74,7 @@ def _server(store: Store, path: str, clock: Callable[[], float], dead_letter_ttl
         yield from examined("redis", path, "the clock", partial(_clock, store, path, clock))
         for name, client in store._server.nodes():
             place = f"{path} ({name})" if name else path
-            yield from examined("redis", place, "INFO", partial(_redis, place, client))
+            yield from examined("redis", place, "its settings", partial(_redis, place, client))
     elif isinstance(store, S3Store):
         yield from examined("s3", path, "the clock", partial(_clock, store, path, clock))
         yield from examined("s3", path, "the lifecycle rules", partial(_lifecycle, store, path, dead_letter_ttl))

@@ -163,14 +163,14 @@ class Sweep(DeletionOptions):
         if self.unmarked_lifetime_seconds is not None:
             check_value("unmarked_lifetime_seconds", self.unmarked_lifetime_seconds, _SECONDS)
 
-    def run(self, store: Store, *, on_batch: Callable[[SweepReport], None] | None = None) -> SweepReport:
+    def run(self, store: Store, *, on_batch: Callable[[SweepReport], None] = lambda report: None) -> SweepReport:
         """Sweep a store, and emit a `SweepEvent`."""
         report, begin = SweepReport(store=store.name, dry_run=self.dry_run), time.perf_counter()
         try:
+            on_batch(report)  # which has the state after an error, too
             for _ in self.delete(store, report, partial(self._weigh, report)):
                 report.duration_seconds = time.perf_counter() - begin
-                if on_batch is not None:
-                    on_batch(report)
+                on_batch(report)
         except BaseException as error:
             report.error = error
             raise

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from claimcheck._content.source import is_file
 from claimcheck._send.classification import Classifier, NotSentError
@@ -218,7 +218,8 @@ class _Sender:
         return self._function(*bound.args, **bound.kwargs)
 
 
-class _Parameter(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Parameter:
     """Where one parameter's value is in a call, without binding the others; nowhere if the function has none."""
 
     index: int = sys.maxsize

@@ -206,8 +206,7 @@ def broker_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def called(
-        config: str,
-        *,
+        *config: str,
         kafka: str | None,
         kafka_config: Path | None,
         pulsar: str | None,
@@ -221,7 +220,7 @@ def broker_options(command: Callable[..., Any]) -> Callable[..., Any]:
         settings = _from_environment(os.environ, "kafka" if kafka else "pulsar")
         if kafka_config:
             settings |= _from_file(kafka_config)
-        return command(config, broker=BrokerOptions(kafka, pulsar, admin_url, settings), **arguments)
+        return command(*config, broker=BrokerOptions(kafka, pulsar, admin_url, settings), **arguments)
 
     for option in reversed(_BROKERS):
         called = option(called)

@@ -200,8 +200,7 @@ def pointer_facts(pointer: Pointer, cc: ClaimCheck | None, now: float) -> Facts:
     configured = cc.config.stores.get(pointer.store or "") if cc else None
     facts = {"pointer_version": pointer.version, "store_type": configured.type if configured else None}
     facts |= {name: getattr(pointer, name) for name in _FIELDS}
-    for name in ("created", "expires"):
-        facts[name] = _iso(facts[f"{name}_ms"])
+    facts |= {"created": _iso(pointer.created_ms), "expires": _iso(pointer.expires_ms)}
     facts["expired"] = pointer.expires_ms is not None and pointer.expires_ms <= now * 1000
     return facts | {"extra": dict(pointer.extra) or None}
 

@@ -103,11 +103,11 @@ def _next_steps(store: str | None, path: str) -> str:
 
 @click.command()
 @click.option("--strategy", type=click.Choice(list(STRATEGIES)), default="external", show_default=True)
-@click.option("--store", type=click.Choice(list(STORES)), default="redis", show_default=True)
+@click.option("--store", type=click.Choice(list(STORES)), help="[default: redis, none with chunking]")
 @click.option("-o", "--output", "target", metavar="FILE", type=OUTPUT, default=CONFIG, show_default=True)
-def init(strategy: str, store: str, target: str) -> None:
+def init(strategy: str, store: str | None, target: str) -> None:
     """Write a commented configuration file."""
-    chosen = None if strategy == "chunking" else store
+    chosen = store or (None if strategy == "chunking" else "redis")
     with output(target) as out:
         out.write(as_yaml(strategy, chosen).encode())
     if target != STDIO:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 import redis
 
 import claimcheck
-from claimcheck._operate.check_stores import _redis_version
+from claimcheck._operate.check_stores import _redis
 from tests import servers
 from tests.check_rig import configuration, diagnosed, ids, text
 
@@ -84,7 +85,7 @@ def test_a_server_that_may_be_asked_but_not_for_its_configuration():
     with servers.redis(*GOOD, "--appendonly", "no", "--rename-command", "CONFIG", "") as url:
         report = diagnosed(hot(url))
     assert ids(report, *OURS) == ["redis-not-examined"]
-    assert "could not examine the setting save" in text(report, "redis-not-examined")
+    assert "could not examine its settings" in text(report, "redis-not-examined")
 
 
 def test_every_master_of_a_cluster_is_examined(redis_cluster_url):
@@ -106,4 +107,5 @@ def test_a_server_that_is_down_is_one_error(own_redis):
     ("version", "found"), [("6.0.16", ["redis-version"]), ("6.2.0", []), ("7.0.15", []), ("10.1", []), ("", [])]
 )
 def test_the_version(version, found):
-    assert [each.id for each in _redis_version("stores.hot", version)] == found
+    client = SimpleNamespace(info=lambda: {"redis_version": version, "maxmemory": 1, "aof_enabled": 1})
+    assert [each.id for each in _redis("stores.hot", client)] == found

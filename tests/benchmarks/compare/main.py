@@ -25,7 +25,7 @@ from rich.markdown import Markdown
 
 from claimcheck._config_file import from_dict, load
 from claimcheck.cli._commands import BrokerOptions, broker_options, one_line
-from claimcheck.cli._files import is_terminal, live_status
+from claimcheck.cli._files import is_terminal, reported
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError, ConfigError
 from tests.benchmarks.compare.broker import BrokerAddress
@@ -157,7 +157,7 @@ def _measured(run: Run, options: Options, out: Path) -> bool:
     try:
         options = replace(options, address=run.address, config=_config(run))
         out.mkdir(parents=True, exist_ok=True)
-        with live_status("starting") as status:
+        with reported("starting", lambda error: None) as status:
             comparison = compare(options, show=status, done=_note)
         (out / f"{run.name}.json").write_text(json.dumps(comparison, indent=2) + "\n")
         (out / f"{run.name}.md").write_text(render(comparison, f"{run.name}.png"), encoding="utf-8")

@@ -11,7 +11,6 @@ import claimcheck
 from claimcheck import HEADER, errors
 from claimcheck._wire.envelope import encode_chunk, encode_literal, encode_pointer
 from claimcheck.cli._commands import exit_code, one_line
-from claimcheck.cli._help import COMMANDS
 from tests.unit.cli.rig import (
     CODE,
     SIGNED,
@@ -176,20 +175,6 @@ def test_a_missing_package_is_named_with_its_extra(package):
     assert done.returncode == 3
     assert f"needs the package {package}: pip install 'claimcheck-messaging[cli]'" in done.stderr.decode()
     assert b"Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("package", ["click", "rich"])
-def test_version_and_help_work_without_any_package(package):
-    code = f"import sys\nsys.modules[{package!r}] = None\n{CODE}"
-    for arguments in (("--help",), ("-h",), ()):
-        done = start(*arguments, code=code)
-        assert (done.returncode, done.stderr) == (0, b"")
-        text = done.stdout.decode()
-        assert all(f"\n  {name} " in text for name in COMMANDS)
-        assert "Exit codes:" in text
-        assert "pip install 'claimcheck-messaging[cli]'" in text
-    done = start("--version", code=code)
-    assert (done.returncode, done.stderr, done.stdout.decode()) == (0, b"", ok("--version").stdout)
 
 
 def test_all_problems_of_a_configuration_are_named_one_per_line(here):

@@ -43,15 +43,6 @@ def test_a_terminal_shows_a_bar_and_how_it_went(here):
     assert "Wrote 2.9 MiB" in shown
 
 
-def test_a_payload_never_goes_to_a_terminal_by_accident(here):
-    (here / "envelope").write_bytes(put(b"\x1b[2J"))
-    code, shown = on_terminal("get", "envelope")
-    assert code == 2
-    assert "-o FILE" in shown
-    code, shown = on_terminal("get", "envelope", "-o", "-")
-    assert code == 0
-
-
 def test_a_terminal_gets_the_same_facts(here):
     (here / "envelope").write_bytes(put())
     code, shown = on_terminal("inspect", "envelope")
