@@ -15,10 +15,6 @@ from claimcheck._operate.findings import Finding, examined, finding, reason_of
 from claimcheck._store.store import Store
 from claimcheck._texts import duration
 from claimcheck.errors import ClaimCheckError, ScanNotSupportedError, StoreUnavailableError
-from claimcheck.stores.filesystem import FilesystemStore
-from claimcheck.stores.obstore import ObstoreStore
-from claimcheck.stores.pulsar_topic import PulsarTopicStore
-from claimcheck.stores.redis import RedisStore
 from claimcheck.stores.s3 import S3Store
 from claimcheck.stores.s3._lifecycle import rules_of
 
@@ -41,10 +37,11 @@ def examine_stores(cc: ClaimCheck, clock: Callable[[], float], failed: Container
             store = None if path in failed else cc.store(name)
         except ClaimCheckError:  # which check reports
             store = None
-        if store is not None and not isinstance(store, RedisStore):  # which expires payloads, and may have many keys
+        kind = cc.config.stores[name].type
+        if store is not None and kind != "redis":  # which expires payloads, and may have many keys
             yield from _listing(store, path, clock)
         if store is not None:
-            yield from _server(store, path, clock, cc.config.longest_dead_letter_ttl_seconds)
+            yield from _server(kind, store, path, clock, cc.config.longest_dead_letter_ttl_seconds)
 
 
 def _listing(store: Store, path: str, clock: Callable[[], float]) -> Iterator[Finding]:
@@ -69,23 +66,23 @@ def _listing(store: Store, path: str, clock: Callable[[], float]) -> Iterator[Fi
         yield finding("warning", "store-not-listable", path, message, fix)
 
 
-def _server(store: Store, path: str, clock: Callable[[], float], dead_letter_ttl: float) -> Iterator[Finding]:
-    if isinstance(store, RedisStore):
+def _server(kind: str, store: Any, path: str, clock: Callable[[], float], dead_letter_ttl: float) -> Iterator[Finding]:
+    if kind == "redis":
         yield from examined("redis", path, "the clock", partial(_clock, store, path, clock))
         for name, client in store._server.nodes():
             place = f"{path} ({name})" if name else path
             yield from examined("redis", place, "its settings", partial(_redis, place, client))
-    elif isinstance(store, S3Store):
+    elif kind == "s3":
         yield from examined("s3", path, "the clock", partial(_clock, store, path, clock))
         yield from examined("s3", path, "the lifecycle rules", partial(_lifecycle, store, path, dead_letter_ttl))
-    elif isinstance(store, FilesystemStore):
+    elif kind == "filesystem":
         look = partial(_rights, store._root, f"{path}.path", store._mode)
         yield from examined("filesystem", f"{path}.path", "the permissions", look)
-    elif isinstance(store, ObstoreStore):
+    elif kind == "obstore":
         message = "could not examine lifecycle rules and versioning: obstore cannot read them"
         fix = "Use the provider's own tools, or run the check with a store of type s3 for this bucket."
         yield finding("info", "obstore-not-examined", path, message, fix)
-    elif isinstance(store, PulsarTopicStore) and store._admin_url is None:
+    elif kind == "pulsar-topic" and store._admin_url is None:
         message = "could not examine the retention of the side topic: the store has no admin_url"
         fix = "Set admin_url; the store then refuses a retention that is shorter than ttl_seconds."
         yield finding("info", "pulsar-not-examined", path, message, fix)
