@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -35,15 +34,6 @@ def size_text(size: float, *, digits: int = 4) -> str:
         if size >= unit_bytes:
             return f"{float(f'{size / unit_bytes:.{digits}g}'):.4g} {unit}"
     return f"{size:.0f} bytes"
-
-
-def number_text(value: float) -> str:
-    """Return a number without an exponent, with at least three significant digits: ``1,234``, ``12.3``, ``0.0456``."""
-    if not math.isfinite(value) or value == 0:
-        return f"{value:g}"
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    text = f"{value:,.{digits}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def time_text(seconds: float) -> str:

@@ -6,9 +6,8 @@ import contextlib
 import json
 import os
 import shutil
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,7 +26,6 @@ from claimcheck.cli._commands import CONFIG, OUTPUT, human_bytes, json_option, l
 from claimcheck.cli._files import (
     STDIO,
     check_output,
-    is_terminal,
     note,
     opened,
     output,
@@ -46,6 +44,11 @@ _FIELDS = ("store", "key", "size", "segments", "segment_bytes", "checksum", "cre
 _FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
 
 
+def _output_option(metavar: str) -> Callable[..., Any]:
+    text = "[default: standard output]"
+    return click.option("-o", "--output", "target", metavar=metavar, type=OUTPUT, default="-", help=text)
+
+
 # put, get, inspect --------------------------------------------------------------------------------------------
 
 
@@ -54,9 +57,7 @@ _FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
 @click.argument("file", type=_FILE)
 @click.option("--store", "store_name", metavar="NAME", help="The store.  [default: the one that writers use]")
 @click.option("--destination", metavar="TOPIC", default="cli", show_default=True, help="Part of the payload's key.")
-@click.option(
-    "-o", "--output", "target", metavar="ENVELOPE", type=OUTPUT, default="-", help="[default: standard output]"
-)
+@_output_option("ENVELOPE")
 def put(config: str, file: str, store_name: str | None, destination: str, target: str) -> None:
     """Store FILE, whatever its size, and write its envelope.
 
@@ -98,26 +99,18 @@ def _rollback_on_error(store: Store, pointer: Pointer) -> Iterator[None]:
 @click.command()
 @with_config
 @click.argument("envelope", type=_FILE)
-@click.option(
-    "-o",
-    "--output",
-    "target",
-    metavar="FILE",
-    type=OUTPUT,
-    help="[default: standard output, unless it is a terminal]",
-)
+@_output_option("FILE")
 @click.option(
     "--destination",
     metavar="TOPIC",
     help="Also check that a signed pointer was sent to TOPIC.  [default: accept it whatever its topic and its age]",
 )
-def get(config: str, envelope: str, target: str | None, destination: str | None) -> None:
+def get(config: str, envelope: str, target: str, destination: str | None) -> None:
     """Write the payload of ENVELOPE, verified. With -o /dev/null, only verify it.
 
     "-" is standard input or output. FILE appears when it is complete. Standard output may receive all but the last
     piece of a damaged payload before the error: check the exit code.
     """
-    target = target or _standard_output()
     check_output(target)
     message = read_message(envelope)
     with loaded(config) as cc:
@@ -133,12 +126,6 @@ def get(config: str, envelope: str, target: str | None, destination: str | None)
             shutil.copyfileobj(watched, out, _PIECE_BYTES)
     source = f" from {pointer.store or 'a store'} ({pointer.key})" if pointer else ""
     note(f"Wrote {human_bytes(size or 0)}{source}.")
-
-
-def _standard_output() -> str:
-    if is_terminal(sys.stdout):
-        raise click.UsageError("standard output is a terminal: use -o FILE, or -o - to write to it anyway")
-    return STDIO
 
 
 def _refuse_plain(message: bytes, cc: ClaimCheck) -> None:

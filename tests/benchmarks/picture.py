@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from claimcheck._texts import number_text
 from tests.benchmarks.rows import Row
 from tests.benchmarks.series import Series
 
@@ -23,6 +22,15 @@ BLUES = (
 MODES = {"external": "#2f6fde", "chunking": "#b85a00", "hybrid": "#00502f", "native": "#6b7280"}
 _LEAST = 1e-3  # drawn in place of nothing
 _OURS = re.compile(r"claimcheck|^chunks$|^pointers|^cc\.|^store\.|^decorated")
+
+
+def number_text(value: float) -> str:
+    """Return a number without an exponent, with at least three significant digits: ``1,234``, ``12.3``, ``0.0456``."""
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def is_ours(name: str) -> bool:

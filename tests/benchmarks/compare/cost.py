@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from claimcheck._config_file import read_yaml
-from claimcheck._texts import number_text, size_text
+from claimcheck._texts import size_text
 from claimcheck.errors import ConfigError
 from tests.benchmarks.compare.model import MODES, Experiment, Point, Row, Series, Tally
+from tests.benchmarks.picture import number_text
 
 GB = 10**9
 DAYS_PER_MONTH = 365 / 12

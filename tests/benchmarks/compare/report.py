@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from claimcheck._texts import number_text, printable, size_text
-from tests.benchmarks.picture import Lines, draw_lines
+from claimcheck._texts import printable, size_text
+from tests.benchmarks.picture import Lines, draw_lines, number_text
 
 Run = dict[str, Any]
 """The values of a run, as in its JSON file."""
