@@ -202,7 +202,7 @@ class Outbound:
         self._undo = undo
         self._blocking = blocking
         self.as_is = as_is
-        self._rewind: Callable[[], None] | None = None
+        self.rewind: Callable[[], None] | None = None  # of the caller's file, after a failed send
         self._hooks = _NO_HOOKS
         self._destination = ""
         self._once = [None]  # the thread that pops this entry finishes the send
@@ -334,8 +334,9 @@ class Outbound:
                 self.ledger.failed(number, error)
         if error is not None:
             self.ledger.stopped(error)
-        if self.finish().outcome != "sent" and error is not None:
-            self._put_back()
+        if self.finish().outcome != "sent" and error is not None and self.rewind is not None:
+            with contextlib.suppress(OSError, ValueError):  # the file was closed meanwhile
+                self.rewind()
 
     async def settle_async(self, error: BaseException | None) -> None:
         """Same as `settle` off the event loop; runs to completion even if this task is cancelled."""
@@ -368,11 +369,6 @@ class Outbound:
                 self._hooks.emit(self.ledger.event(self._destination))
             self.ledger.forget_errors()
         return verdict
-
-    def rewinding(self, rewind: Callable[[], None]) -> Outbound:
-        """Set what rewinds the caller's file after a failed send; returns itself."""
-        self._rewind = rewind
-        return self
 
     def bind(self, destination: str, hooks: Hooks, classify: Classifier | None) -> Outbound:
         """Set the destination of the event, the hooks and the classifier; returns itself."""
@@ -411,12 +407,6 @@ class Outbound:
             if self.ledger.error is None:
                 raise
             self.ledger.error.add_note(f"and the rollback failed: {type(second).__name__}: {second}")
-
-    def _put_back(self) -> None:
-        rewind, self._rewind = self._rewind, None
-        if rewind is not None:
-            with contextlib.suppress(OSError, ValueError):  # the file was closed meanwhile
-                rewind()
 
     async def _next_async(self) -> Envelope | None:
         if self._blocking:  # the next chunk is read from a file

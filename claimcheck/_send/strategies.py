@@ -189,15 +189,11 @@ class HybridStrategy(Strategy):
             outbound = self._external._offload(message)
         except StoreError as error:
             if isinstance(error, PayloadTooLargeError):
-                breaker.give_back()
                 raise
             if breaker.failed():
                 self.context.hooks.emit(BreakerEvent(store=error.store or "", state="open"))
             rewind()
             return self._fall_back(message, size, error, breaker.clock() - begin)
-        except BaseException:  # an error of the payload, or cancellation: it says nothing about the store
-            breaker.give_back()
-            raise
         if breaker.succeeded():
             self.context.hooks.emit(BreakerEvent(store=self.context.config.store or "", state="closed"))
         return outbound

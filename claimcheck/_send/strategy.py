@@ -42,7 +42,6 @@ class Breaker:
         self._pause = retry_after_seconds
         self._lock = threading.Lock()
         self._retry_at: float | None = None
-        self._probe: int | None = None  # the thread that tries after the pause
 
     def allows(self) -> bool:
         """Whether the caller may use the store now; after the pause, true for one caller only."""
@@ -52,26 +51,19 @@ class Breaker:
             if self.clock() < self._retry_at:
                 return False
             self._retry_at = self.clock() + self._pause
-            self._probe = threading.get_ident()
             return True
-
-    def give_back(self) -> None:
-        """Let the next caller try at once, if this thread's attempt ended without using the store."""
-        with self._lock:
-            if self._retry_at is not None and self._probe == threading.get_ident():
-                self._retry_at, self._probe = self.clock(), None
 
     def failed(self) -> bool:
         """Open the breaker; returns whether it was closed."""
         with self._lock:
             was_closed = self._retry_at is None
-            self._retry_at, self._probe = self.clock() + self._pause, None
+            self._retry_at = self.clock() + self._pause
             return was_closed
 
     def succeeded(self) -> bool:
         """Close the breaker; returns whether it was open."""
         with self._lock:
-            was_open, self._retry_at, self._probe = self._retry_at is not None, None, None
+            was_open, self._retry_at = self._retry_at is not None, None
             return was_open
 
 
@@ -191,11 +183,13 @@ class Strategy(ABC):
             return self._offload(message)
         rewind = _rewinder(payload)
         try:
-            return self._offload_file(message, payload).rewinding(rewind)
+            out = self._offload_file(message, payload)
         except BaseException:
             with contextlib.suppress(OSError, ValueError):  # the file may be what failed
                 rewind()
             raise
+        out.rewind = rewind
+        return out
 
     def shortcut(self, message: Message) -> Outbound | None:
         """Return the envelope of a message that needs no I/O and no copy, safe on an event loop; else ``None``.

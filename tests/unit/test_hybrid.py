@@ -13,7 +13,7 @@ import claimcheck
 from claimcheck._send.strategies import HybridStrategy
 from claimcheck._send.strategy import Breaker
 from claimcheck._wire import envelope
-from claimcheck.errors import PayloadError, PayloadTooLargeError, StoreError, StoreUnavailableError
+from claimcheck.errors import PayloadTooLargeError, StoreError, StoreUnavailableError
 from claimcheck.hooks import BreakerEvent, FallbackEvent
 from tests.produce_rig import BIG, Unseekable
 
@@ -153,20 +153,6 @@ def test_after_the_pause_one_caller_of_many_tries():
     assert [breaker.allows(), breaker.allows()] == [True, True]  # closed: no longer one at a time
 
 
-def test_a_payload_that_fails_by_itself_does_not_use_up_the_attempt(rig):
-    rig.down = ConnectionError("refused")
-    rig.kind()
-    rig.now, rig.down = 30, None
-
-    class Failing(io.BytesIO):
-        def read(self, size=-1):
-            raise OSError("gone")
-
-    with pytest.raises(PayloadError):
-        rig.kind(Failing(BIG))
-    assert rig.kind() == "PointerData"
-
-
 def test_a_band_above_the_chunking_limits_goes_to_the_store(monkeypatch):
     rig = Rig(monkeypatch, hybrid={"chunk_below_bytes": 1 << 20}, chunking={"max_payload_bytes": 5000})
     assert rig.kind(io.BytesIO(BIG)) == "PointerData"
@@ -189,16 +175,3 @@ def test_destinations_share_what_is_known_of_their_store(monkeypatch):
     with rig.cc.outbound(BIG, destination="other") as out:
         assert {each.kind.name for each in out.envelopes} == {"CHUNK"}
     assert rig.asked == 1
-
-
-def test_only_the_one_who_tries_after_the_pause_can_give_the_attempt_back():
-    now = [0.0]
-    breaker = Breaker(retry_after_seconds=30, clock=lambda: now[0])
-    assert breaker.allows()
-    breaker.failed()
-    breaker.give_back()  # of a caller who was let through before it opened
-    assert not breaker.allows()
-    now[0] = 30
-    assert breaker.allows()
-    breaker.give_back()
-    assert breaker.allows()
