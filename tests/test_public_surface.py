@@ -155,7 +155,6 @@ PUBLIC: dict[str, list[str]] = {
     "claimcheck.stores.s3": ["S3Store"],
     "claimcheck.strategies": ["Envelope", "Kind", "Message", "Outbound", "Strategy", "StrategyContext"],
     "claimcheck.testing": [
-        "Fault",
         "FaultyStore",
         "RecordedMessage",
         "RecordingBroker",

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from claimcheck._validation import check_type, fail
-from claimcheck.config import Config, StoreConfig, expand
+from claimcheck.config import Config, expand
 from claimcheck.errors import (
     UNUSABLE,
     ChunkError,
@@ -58,9 +56,9 @@ MESSAGE_ERRORS: tuple[type[ClaimCheckError], ...] = (
 
 _HEADERS = ("headers", HEADERS_TYPE), ("properties", MAP_TYPE), ("headers", MAP_TYPE), ("properties", HEADERS_TYPE)
 _BATCH_ROWS = 8192
-_EXPECTED_PATH = (
-    "an absolute path that driver and executors share: on a cluster each executor resolves a relative path in its own "
-    "folder"
+_ABSOLUTE = (
+    "an absolute path that driver and executors share: each executor resolves a relative one in its own folder. The "
+    "default of a variable applies where the variable is not set"
 )
 _LOCAL_MASTER = re.compile(r"local(\[.*\])?")  # not local-cluster, whose executors have separate folders
 _SOURCE = ("topic", "partition", "offset", "message_id", "ledger_id", "entry_id", "batch_index")
@@ -69,7 +67,6 @@ _ERROR = ("type", "message", "store", "key")
 
 
 def require_arrow() -> None:
-    """Import the packages that ``mapInArrow`` needs, or raise `MissingDependencyError`; it does not use pandas."""
     for module in ("pyspark", "pyarrow", "pandas"):
         import_vendor(module, extra="spark")
 
@@ -98,15 +95,12 @@ def find_column(df: DataFrame, option: str, name: object, *types: str) -> int:
     return index
 
 
-def check_new(taken: Iterable[str], **added: object) -> None:
-    """Check the names of new columns, by option, against those of the columns that stay."""
+def check_new(taken: Iterable[str], added: Iterable[str]) -> None:
+    """Check the names of new columns against those of the columns that stay."""
     names = [name.lower() for name in taken]
-    for option, name in added.items():
-        if not isinstance(name, str) or not name:
-            found = repr(name) if isinstance(name, str) else f"a {type(name).__name__}"
-            fail(option, found=found, expected="the name of a column, as text")
+    for name in added:
         if name.lower() in names:
-            fail(option, found=f"{name!r}, which is taken", expected=f"a new name (taken: {', '.join(names)})")
+            fail(name, found=f"{name!r}, which is taken", expected=f"a new name (taken: {', '.join(names)})")
         names.append(name.lower())
 
 
@@ -125,9 +119,9 @@ def map_batches(
     return with_index_names(df).mapInArrow(function, with_fields(fields, **added))
 
 
-def map_rows(df: DataFrame, function: RowFunction, columns: Mapping[str, str]) -> DataFrame:
+def map_rows(df: DataFrame, function: RowFunction, columns: str) -> DataFrame:
     """Run a function on the Arrow batches of one of our own DataFrames; it yields rows of these columns."""
-    return df.mapInArrow(_RowStage(function, columns), ", ".join(f"{name} {kind}" for name, kind in columns.items()))
+    return df.mapInArrow(_RowStage(function, columns), columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,20 +129,18 @@ class _RowStage:
     """Pickled and sent to the workers, where it is called once per partition."""
 
     function: RowFunction
-    columns: Mapping[str, str]
+    columns: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        types = {"string": pa.string(), "binary": pa.binary(), "int": pa.int32(), "bigint": pa.int64()}
+        columns = [each.split() for each in self.columns.split(", ")]
+        names, kinds = [name for name, _ in columns], [types[kind] for _, kind in columns]
         rows = iter(self.function(batches))
         while some := list(islice(rows, _BATCH_ROWS)):
-            yield batch_of(some, self.columns)
-
-
-def batch_of(rows: Sequence[tuple[Any, ...]], columns: Mapping[str, str]) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    kinds = {"string": pa.string(), "binary": pa.binary(), "int": pa.int32(), "bigint": pa.int64()}
-    arrays = [pa.array([row[n] for row in rows], kinds[kind]) for n, kind in enumerate(columns.values())]
-    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+            arrays = [pa.array(values, kind) for values, kind in zip(zip(*some, strict=True), kinds, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, names=names)
 
 
 def with_index_names(df: DataFrame) -> DataFrame:
@@ -202,15 +194,6 @@ def row_source(row: Mapping[str, object]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadFrom:
-    """Where a message was read from."""
-
-    destination: str | None = None
-    headers: Callable[[], object] | None = None
-    is_internal: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Origin:
     """Where rows were read from: one topic, or the topic in a column."""
 
@@ -226,13 +209,13 @@ class Origin:
             return cls()
         return cls(destination, topic, headers_index(df))
 
-    def read_from(self, batch: pa.RecordBatch, number: int) -> ReadFrom:
-        headers = None if self.headers is None else partial(_pairs, batch, self.headers, number)
-        return ReadFrom(self.destination_of(batch, number), headers)
-
     def destination_of(self, batch: pa.RecordBatch, number: int) -> str | None:
-        """Return the topic of a row; ``None`` if it is not known."""
         return self.destination if self.topic is None else batch.column(self.topic)[number].as_py()
+
+    def headers_of(self, batch: pa.RecordBatch, number: int) -> list[tuple[str, object]] | None:
+        """Return the headers of a row, if they are known: Kafka's are structs, and those of a map are pairs."""
+        value = () if self.headers is None else batch.column(self.headers)[number].as_py() or ()
+        return [(each["key"], each["value"]) if isinstance(each, dict) else tuple(each) for each in value]
 
     def without_column(self, index: int) -> Origin:
         """Return the same for rows without a column."""
@@ -250,7 +233,6 @@ def check_destination(config: Config, destination: object, *, is_known: bool = F
 
 
 def headers_index(df: DataFrame) -> int | None:
-    """Return the index of the column of headers, if there is one."""
     found = (_index(df, name, kind) for name, kind in _HEADERS)
     return next((index for index in found if index is not None), None)
 
@@ -261,45 +243,42 @@ def _index(df: DataFrame, name: str, kind: str) -> int | None:
     return found[0] if len(found) == 1 and df.dtypes[found[0]][1] == kind else None
 
 
-def _pairs(batch: pa.RecordBatch, index: int, number: int) -> list[tuple[str, object]]:
-    """Return the headers of a row: Kafka's are structs, and those of a map are pairs."""
-    value = batch.column(index)[number].as_py() or ()
-    return [(each["key"], each["value"]) if isinstance(each, dict) else tuple(each) for each in value]
-
-
 # Whether every process reaches the stores -------------------------------------------------------------------
 
 
 def check_reached(config: Config) -> None:
-    """Check that every process can read the store of a destination, or raise a `ConfigError`: ``memory`` is private."""
+    """Check that every process can read the store of a configuration: ``memory`` is private to each."""
     if config.store is not None and config.stores[config.store].type == "memory":
         fail(f"stores.{config.store}.type", found="'memory'", expected="a store that every process can reach")
 
 
 def check_writing(config: Config) -> None:
-    """Check the same where a destination's strategy writes to the store. Raises as `check_reached`."""
+    """Check the same where a destination's strategy writes to the store."""
     if config.strategy in ("external", "hybrid"):
         check_reached(config)
 
 
 def check_paths(config: Config, spark: SparkSession) -> None:
-    """Check the paths of stores, unless the session runs on one machine. Raises as `check_store_paths`."""
+    """Check the paths of stores, unless the session runs on one machine."""
     if not is_one_machine(spark):
         check_store_paths(config)
 
 
 def check_store_paths(config: Config) -> None:
-    """Check the paths of the filesystem stores in use, or raise a `ConfigError` that names a relative one."""
     for name in sorted({config.store or "", *config.readable} & config.stores.keys()):
-        if _is_relative(config.stores[name]):
-            expected = f"{_EXPECTED_PATH}. The default of a variable applies where the variable is not set"
-            fail(f"stores.{name}.path", found="a relative path", expected=expected)
+        store = config.stores[name]
+        if store.type == "filesystem" and _is_relative(store.options.get("path")):
+            fail(f"stores.{name}.path", found="a relative path", expected=_ABSOLUTE)
 
 
-def check_absolute(name: str, path: str) -> None:
-    """Check that an option is an absolute path, or raise a `ConfigError` that names the option."""
-    if not os.path.isabs(path):
-        fail(name, found="a relative path", expected=_EXPECTED_PATH)
+def _is_relative(path: object) -> bool:
+    """Whether a path is relative, with the variables of this process or without any."""
+    environs: tuple[Mapping[str, str], ...] = (os.environ, {})
+    for environ in environs:
+        with contextlib.suppress(ConfigError):  # a variable that is set only on the executors
+            if not os.path.isabs(str(expand(path, path="path", environ=environ))):
+                return True
+    return False
 
 
 def is_one_machine(spark: SparkSession) -> bool:
@@ -308,22 +287,3 @@ def is_one_machine(spark: SparkSession) -> bool:
         return _LOCAL_MASTER.fullmatch(spark.conf.get("spark.master") or "") is not None
     except Exception:  # some services hide their configuration
         return False
-
-
-def active_session() -> SparkSession | None:
-    """Return the active session of this process, if any, without importing pyspark."""
-    if "pyspark.sql" not in sys.modules:
-        return None
-    from pyspark.sql import SparkSession
-
-    return SparkSession.getActiveSession()
-
-
-def _is_relative(store: StoreConfig) -> bool:
-    """Whether a path is relative, with the variables of this process or without any."""
-    environs: tuple[Mapping[str, str], ...] = (os.environ, {})
-    for environ in environs if store.type == "filesystem" else ():
-        with contextlib.suppress(ConfigError):  # a variable that is set only on the executors
-            if not os.path.isabs(str(expand(store.options.get("path"), path="path", environ=environ))):
-                return True
-    return False

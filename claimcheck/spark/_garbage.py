@@ -44,17 +44,10 @@ Topics = Sequence[Mapping[str, Any]]
 """Topics, each as a mapping of ``format`` and the options of a Spark source."""
 
 _BATCH = 1000
-_LISTED = {
-    "store": "string",
-    "key": "string",
-    "id": "binary",
-    "topic": "string",
-    "size": "bigint",
-    "created_ms": "bigint",
-    "expires_ms": "bigint",
-    "version": "string",
-    "listed": "bigint",
-}
+_LISTED = (
+    "store string, key string, id binary, topic string, size bigint, created_ms bigint, expires_ms bigint, "
+    "version string, listed bigint"
+)
 
 
 def collect_garbage(
@@ -81,12 +74,12 @@ def collect_garbage(
     Args:
         spark: A session; with Spark Connect, too. The source of Kafka must be on its class path if it is used, and
             the sources of this package registered with `claimcheck.spark.sources.register`.
-        config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
+        config: As in `resolve`.
         topics: Each a mapping of ``format`` (``kafka``, ``claimcheck_pulsar`` or ``claimcheck_local``) and the options
-            of that source: the connection and the topics. What is read is set here; options that would leave messages
-            out are refused. Pulsar needs ``adminUrl``. For Kafka, the driver needs ``confluent-kafka`` to ask for the
-            id of the cluster and, if ``consumed`` is true, for its groups; ``admin`` is a mapping of settings of
-            librdkafka for this, and is only needed for TLS and passwords.
+            of that source: the connection and the topics. What is read is set here, so other options are refused.
+            Pulsar needs ``adminUrl``. For Kafka, the driver needs ``confluent-kafka`` to ask for the id of the cluster
+            and, if ``consumed`` is true, for its groups; ``admin`` is a mapping of settings of librdkafka for this, and
+            is only needed for TLS and passwords.
         grace_seconds: Younger payloads are kept. It must exceed the time from the beginning of a write to the moment at
             which its message is in the topic, and the difference between the clocks of writers, stores and driver.
         keep: DataFrames with a binary column ``value`` of messages, or pairs of a DataFrame and the column's name.
@@ -122,8 +115,7 @@ def collect_garbage(
     references = References(spark=spark, topics=whole, keep=tables, header=checked.header, consumed=consumed)
     clusters = [each.cluster() for each in whole]
     claims = claims_of((name, (name,), at) for each, at in zip(whole, clusters, strict=True) for name in each.names)
-    scope = _Scope(checked, references, grace_seconds, tuple(claims))
-    return _report(spark, scope)
+    return _report(_Scope(checked, references, grace_seconds, tuple(claims)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,21 +220,22 @@ class GarbageReport:
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """What a garbage collection covers."""
-
     config: Config
     references: References
     grace_seconds: float
     claims: tuple[Claim, ...]
 
+    @property
+    def tasks(self) -> int:
+        return int(self.references.spark.conf.get("spark.sql.shuffle.partitions") or 200)
+
     def parts(self, *, delete: bool = False, claim: bool = False) -> list[tuple[str, str | None]]:
         """Ask an executor for the parts of all stores, and whether this collection may delete payloads in them."""
-        spark, names = self.references.spark, [(name,) for name in sorted(self.config.stores)]
-        tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
-        stores = spark.createDataFrame(names, "store string").coalesce(1)
-        look = _StoreCheck(self.config, self.claims, delete, claim, time.time(), tasks)
+        names = [(name,) for name in sorted(self.config.stores)]
+        stores = self.references.spark.createDataFrame(names, "store string").coalesce(1)
+        look = _StoreCheck(self.config, self.claims, delete, claim, time.time(), self.tasks)
         parts, unclaimed = list[tuple[str, str | None]](), dict[str, list[str]]()
-        columns = dict.fromkeys(("store", "part", "topic", "error"), "string")
+        columns = "store string, part string, topic string, error string"
         for store, part, topic, error in map_rows(stores, look, columns).collect():
             if error is not None:
                 raise ConfigError(error, path=f"stores.{store}")
@@ -255,7 +248,6 @@ class _Scope:
         return parts
 
     def candidates(self) -> Candidates:
-        """Return which entries may be garbage now."""
         names = {name: (name,) for each in self.references.topics for name in each.names}
         return Candidates.of(names, now=time.time(), grace_seconds=self.grace_seconds)
 
@@ -267,7 +259,7 @@ def _messages(df: DataFrame, column: str = "value") -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class _StoreCheck:
-    """Yields the parts of each store, the topics that no cluster has claimed in it, and errors; runs in a worker."""
+    """Yields the parts of each store, the topics that no cluster has claimed in it, and errors."""
 
     config: Config
     claims: tuple[Claim, ...]
@@ -296,9 +288,9 @@ class _StoreCheck:
 # Listing ------------------------------------------------------------------------------------------------------------
 
 
-def _report(spark: SparkSession, scope: _Scope) -> GarbageReport:
+def _report(scope: _Scope) -> GarbageReport:
     candidates = scope.candidates()
-    listing, not_listed = _listing(spark, scope, candidates)
+    listing, not_listed = _listing(scope, candidates)
     listing = listing.persist()
     try:
         listed, count = listing.selectExpr("coalesce(sum(listed), 0)", "count(key)").collect()[0]
@@ -330,16 +322,15 @@ def _report(spark: SparkSession, scope: _Scope) -> GarbageReport:
     )
 
 
-def _listing(spark: SparkSession, scope: _Scope, candidates: Candidates) -> tuple[DataFrame, tuple[str, ...]]:
-    """Return the candidates in all stores, and the stores that cannot be listed."""
+def _listing(scope: _Scope, candidates: Candidates) -> tuple[DataFrame, tuple[str, ...]]:
     found = scope.parts()
     parts, not_listed = [each for each in found if each[1] is not None], [name for name, part in found if part is None]
     if not parts:
         text = "no store of this configuration can be listed, so no garbage can be found in it"
         raise ScanNotSupportedError(text, store=next(iter(not_listed), None))
-    tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
-    work = spark.createDataFrame(parts, "store string, part string").repartition(min(tasks, len(parts)))
-    return map_rows(work, _Listing(scope.config, candidates), _LISTED), tuple(not_listed)
+    work = scope.references.spark.createDataFrame(parts, "store string, part string")
+    spread = work.repartition(min(scope.tasks, len(parts)))
+    return map_rows(spread, _Listing(scope.config, candidates), _LISTED), tuple(not_listed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,25 +364,22 @@ def _counts(rows: DataFrame, deletion: _Deletion) -> dict[str, tuple[int, str | 
     from pyspark.sql import functions as F  # noqa: N812 - as everywhere
 
     rows = (rows if deletion.rate is None else rows.coalesce(1)).sortWithinPartitions("store", "key")
-    done = map_rows(rows, deletion, {"outcome": "string", "error": "string"})
+    done = map_rows(rows, deletion, "outcome string, error string")
     found = done.groupBy("outcome").agg(F.count("*"), F.first("error", ignorenulls=True)).collect()
     return {outcome: (number, error) for outcome, number, error in found}
 
 
 @dataclass(frozen=True, slots=True)
 class _Deletion:
-    """Deletes what is still a candidate; yields outcomes and errors. Pickled and sent to the workers."""
+    """Deletes what is still a candidate; yields outcomes and errors."""
 
     config: Config
     candidates: Candidates
     rate: float | None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, str | None]]:
-        for batch in batches:
-            yield from self._delete(batch.to_pylist())
-
-    def _delete(self, rows: list[dict[str, Any]]) -> Iterator[tuple[str, str | None]]:
         size = _BATCH if self.rate is None else max(1, min(_BATCH, int(self.rate)))
+        rows = (row for batch in batches for row in batch.to_pylist())
         for name, group in groupby(rows, key=lambda row: str(row["store"])):
             store = claim_check(self.config, uses_keys=False).store(name)
             entries = (_entry_of(store, row) for row in group)

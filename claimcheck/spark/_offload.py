@@ -31,13 +31,11 @@ from claimcheck.spark._columns import (
     check_paths,
     check_reached,
     check_writing,
-    error_type,
     find_column,
     map_batches,
     row_source,
     session_of,
 )
-from claimcheck.spark._fetching import Job, same
 from claimcheck.spark._metrics import Metrics, Tally
 from claimcheck.spark._reading import (
     MAX_INFLIGHT_BYTES,
@@ -49,8 +47,9 @@ from claimcheck.spark._reading import (
     error_array,
     messages_of,
     views,
+    with_results,
 )
-from claimcheck.spark._worker import AnyConfig, claim_check, task_id
+from claimcheck.spark._worker import AnyConfig, Job, claim_check, same, task_id
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,7 +87,7 @@ def offload(
     Args:
         column: A binary column of payloads, which is dropped; null stays null: a tombstone.
         destination: The topic of the messages; selects the configuration's overrides for it.
-        config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
+        config: As in `resolve`.
         key: The column of keys, binary or text. Where payloads may be chunked and the key is null, the payload's uuid
             replaces it, so that the chunks stay together; without ``key`` a binary column ``key`` is added for that.
         headers: The column of headers, in the form of Kafka headers. Without it, ``headers`` is added for our hints.
@@ -100,8 +99,7 @@ def offload(
         A function from DataFrame to DataFrame, which checks the columns when called and writes nothing yet.
 
     Raises:
-        ConfigError: The configuration or an option is invalid; the function raises it for columns.
-        MissingDependencyError: pyspark, pyarrow or pandas is missing.
+        ConfigError, MissingDependencyError: As `resolve`.
     """
     if not isinstance(destination, str) or not destination:
         fail("destination", found=repr(destination), expected="the name of a topic")
@@ -140,17 +138,15 @@ class _Columns:
         key_index = None if key is None else find_column(df, "key", key, "binary", "string")
         headers_index = None if headers is None else find_column(df, "headers", headers, HEADERS_TYPE)
         kept = tuple(i for i in range(len(df.columns)) if i not in (index, key_index, headers_index))
-        named = {"value": "value"}
-        if key is not None or may_chunk:
-            named["key"] = key or "key"
-        named["headers"] = headers or "headers"
-        check_new([df.columns[i] for i in kept], **named)
+        keys = [key or "key"] if key is not None or may_chunk else []
+        names = ("value", *keys, headers or "headers")
+        check_new([df.columns[i] for i in kept], names)
         return cls(
             payload=index,
             key=key_index,
             headers=headers_index,
             kept=kept,
-            names=tuple(named.values()),
+            names=names,
             text_key=key_index is not None and df.dtypes[key_index][1] == "string",
             all_names=tuple(df.columns),
         )
@@ -182,8 +178,6 @@ class _Input(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _OffloadStage(Stage[Envelope]):
-    """Replaces the payloads by messages."""
-
     reading: Reading
     run: bytes
     columns: _Columns
@@ -193,7 +187,8 @@ class _OffloadStage(Stage[Envelope]):
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Envelope, int]]:
         writer, tally = _Writer(self, *task_id()), Tally(self.reading.metrics)
         inputs = chain.from_iterable(map(self._inputs, batches))  # no loop: its variable would keep the last batch
-        with closing(self.reading.written((writer.job(*each) for each in enumerate(inputs)), tally)) as written:
+        jobs = (writer.job(*each) for each in enumerate(inputs))
+        with closing(self.reading.run(jobs, tally, "write")) as written:
             for item, envelopes in written:
                 tally.row(item.size, store=writer.store if envelopes[0].kind == Kind.POINTER else None)
                 for envelope in envelopes:
@@ -245,12 +240,10 @@ class _Writer:
         self.store = self._cc.config.for_destination(stage.destination).store
 
     def job(self, number: int, item: _Input) -> Job[_Input, list[Envelope]]:
-        """Return the job that offloads the payload of the task's row ``number``."""
         plain = self._is_plain(item)
         return Job(item, partial(self._offload, item, None if plain else number), item.size, waits=not plain)
 
     def _is_plain(self, item: _Input) -> bool:
-        """Whether the payload is sent unchanged, without writing to a store."""
         if item.payload is None:
             return True
         fits = item.size + self._overhead(item.key, item.headers) <= self._threshold
@@ -287,10 +280,10 @@ def _data(envelope: Envelope) -> bytes | None:
 def _pairs(envelope: Envelope) -> list[dict[str, object]] | None:
     """Return the headers in the form of Kafka headers; hints are text."""
     headers = envelope.headers
-    if not headers:
-        return None
-    pairs = headers.items() if isinstance(headers, dict) else headers
-    return [{"key": name, "value": value.encode() if isinstance(value, str) else value} for name, value in pairs]
+    pairs = headers.items() if isinstance(headers, dict) else headers or ()
+    return [
+        {"key": name, "value": value.encode() if isinstance(value, str) else value} for name, value in pairs
+    ] or None
 
 
 # Copies in a long-lived store -----------------------------------------------------------------------------------
@@ -316,16 +309,15 @@ def pin(
     Args:
         df: A batch or a stream.
         column: A binary column of envelopes and plain messages; null stays null.
-        config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`, with both stores.
+        config: As in `resolve`, with both stores.
         store: The name of the long-lived store.
-        on_error: As for `claimcheck.spark.resolve`. With ``null`` the message becomes null.
+        on_error: As in `resolve`. With ``null`` the message becomes null.
         max_inflight_bytes: Bound on the payload bytes in memory; a payload of more than 8 MiB passes through a
             temporary file.
         metrics: Counts what tasks do.
 
     Raises:
-        ConfigError: The configuration, an option or a column is invalid.
-        MissingDependencyError: pyspark, pyarrow or pandas is missing.
+        ConfigError, MissingDependencyError: As `resolve`, for columns, too.
     """
     reading = Reading.of(config, max_inflight_bytes, metrics, on_error)
     checked = reading.config
@@ -334,26 +326,20 @@ def pin(
     check_reached(replace(checked, store=store))
     for each in (replace(checked, store=store), checked):
         check_paths(each, session_of(df))
-    added = {"error": error_type()} if on_error == "null" else {}
-    check_new(df.columns, **dict(zip(added, added, strict=True)))
-    stage = _PinStage(reading, find_column(df, "column", column), tuple(df.columns), store)
-    return map_batches(df, stage, kept=range(len(df.columns)), added=added)
+    return with_results(df, _PinStage(reading, find_column(df, "column", column), tuple(df.columns), store), {})
 
 
 @dataclass(frozen=True, slots=True)
 class _PinStage(Stage[_Pinned]):
-    """Replaces messages by those of the copies."""
-
     reading: Reading
     index: int
     names: tuple[str, ...]
     store: str
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, _Pinned, int]]:
-        """Yield every row that stays, its new message or error, and the size of the message."""
-        tally, copier = Tally(self.reading.metrics), _Copier(claim_check(self.reading.config), self.store)
-        jobs = (copier.job(*each) for each in messages_of(batches, self.index, self.names))
-        with closing(self.reading.written(jobs, tally)) as written:
+        tally, cc = Tally(self.reading.metrics), claim_check(self.reading.config)
+        jobs = (self._job(cc, *each) for each in messages_of(batches, self.index, self.names))
+        with closing(self.reading.run(jobs, tally, "write")) as written:
             for (row, size), result in written:
                 if not isinstance(result, Exception):
                     tally.row(size, store=self.store if size else None)
@@ -363,6 +349,28 @@ class _PinStage(Stage[_Pinned]):
                 if (shown := self.reading.handle(row, result)) is not None:
                     yield row, shown, 0
 
+    def _job(self, cc: ClaimCheck, row: Row, message: bytes | None) -> Job[tuple[Row, int], _Pinned]:
+        """Return the job that makes the new message, for a row and the bytes that it copies."""
+        try:
+            pointer = None if message is None else cc.opened.messages.pointer_from_anywhere(message)
+            source = None if pointer is None else cc.opened.messages.store_of(pointer)
+        except ClaimCheckError as error:
+            return Job((row, 0), partial(same, error))
+        if pointer is None or source is None or source.name == self.store:
+            return Job((row, 0), partial(same, message))
+        size = pointer.size or 0
+        return Job((row, size), partial(self._copy, cc, pointer, source), min(size, _COPY_BYTES), waits=True)
+
+    def _copy(self, cc: ClaimCheck, pointer: Pointer, source: Store) -> _Pinned:
+        # Not below the name of any topic: a garbage collection does not touch the copy.
+        destination = PINNED + destination_of(pointer.key.removeprefix(source.prefix))
+        identity = uuid.uuid5(uuid.NAMESPACE_OID, f"{source.name}\n{pointer.key}")
+        try:
+            copy = source.copy(pointer, to=cc.store(self.store), destination=destination, identity=identity)
+            return cc.opened.reseal(copy, original=pointer)
+        except ClaimCheckError as error:
+            return error
+
     def output(self, group: RowGroup[_Pinned]) -> pa.RecordBatch:
         import pyarrow as pa
 
@@ -370,31 +378,3 @@ class _PinStage(Stage[_Pinned]):
         messages = [None if isinstance(value, Exception) else value for value in group.values]
         kind = batch.schema.field(self.index)
         return batch.set_column(self.index, kind, pa.array(messages, type=kind.type))
-
-
-class _Copier:
-    def __init__(self, cc: ClaimCheck, target: str) -> None:
-        self._cc, self._target = cc, target
-
-    def job(self, row: Row, message: bytes | None) -> Job[tuple[Row, int], _Pinned]:
-        """Return the job that returns the new message, for a row and the bytes that it copies."""
-        try:
-            pointer = None if message is None else self._cc.opened.messages.pointer_from_anywhere(message)
-            source = None if pointer is None else self._cc.opened.messages.store_of(pointer)
-        except ClaimCheckError as error:
-            return Job((row, 0), partial(same, error))
-        if pointer is None or source is None or source.name == self._target:
-            return Job((row, 0), partial(same, message))
-        size = pointer.size or 0
-        return Job((row, size), partial(self._copy, pointer, source), min(size, _COPY_BYTES), waits=True)
-
-    def _copy(self, pointer: Pointer, source: Store) -> _Pinned:
-        # Not below the name of any topic: a garbage collection does not touch the copy.
-        destination = PINNED + destination_of(pointer.key.removeprefix(source.prefix))
-        identity = uuid.uuid5(uuid.NAMESPACE_OID, f"{source.name}\n{pointer.key}")
-        try:
-            target = self._cc.store(self._target)
-            copy = source.copy(pointer, to=target, destination=destination, identity=identity)
-            return self._cc.opened.reseal(copy, original=pointer)
-        except ClaimCheckError as error:
-            return error

@@ -3,46 +3,60 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 from typing import Literal as OneOf
 
 from claimcheck._client import ClaimCheck
 from claimcheck._validation import check_int, check_value, fail
-from claimcheck._wire.buffers import Buffer, as_view
-from claimcheck._wire.envelope import Literal, decode, is_lookalike
+from claimcheck._wire.buffers import Buffer
+from claimcheck._wire.envelope import is_lookalike
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config
-from claimcheck.errors import ChunkError, ClaimCheckError, PayloadTooLargeError
+from claimcheck.errors import ClaimCheckError, PayloadTooLargeError
 from claimcheck.spark._columns import (
     MAX_COLUMN_BYTES,
     Origin,
-    ReadFrom,
     arrow_error_type,
+    check_new,
     check_paths,
+    error_type,
     error_value,
     is_bad_message,
+    map_batches,
     require_arrow,
     row_source,
     session_of,
 )
-from claimcheck.spark._fetching import Concurrency, Job, OrderedExecutor, payload_size, same
 from claimcheck.spark._metrics import Metrics, Tally
-from claimcheck.spark._worker import AnyConfig, adaptive_concurrency, as_config, claim_check
+from claimcheck.spark._worker import (
+    AnyConfig,
+    Concurrency,
+    Job,
+    OrderedExecutor,
+    adaptive_concurrency,
+    as_config,
+    claim_check,
+    payload_size,
+    same,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
 
 R = TypeVar("R")
 T = TypeVar("T")
 
-Outcome = bytes | None | ClaimCheckError | Callable[[], BinaryIO]
+Outcome = bytes | None | Exception | Callable[[], BinaryIO]
 """The result of one message: its payload, ``None`` for a tombstone, the error, or a function that opens the payload."""
+
+Instead = Callable[[Pointer], Outcome]
 
 MAX_INFLIGHT_BYTES = 64 << 20
 """Default bound on the payload bytes that one task fetches ahead."""
@@ -103,8 +117,7 @@ class Row(NamedTuple):
         return {self.names[index]: self.batch.column(index)[self.number].as_py() for index in columns}
 
 
-def reject_oversized(message: Buffer, pointer: Pointer) -> None:
-    """Reject, before any I/O, a payload that no column can hold, with `PayloadTooLargeError`."""
+def reject_oversized(pointer: Pointer) -> None:
     if (pointer.size or 0) > MAX_COLUMN_BYTES:
         raise PayloadTooLargeError(
             f"a payload of {pointer.size} bytes does not fit into a Spark column ({MAX_COLUMN_BYTES} bytes): "
@@ -118,7 +131,7 @@ def reject_oversized(message: Buffer, pointer: Pointer) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The options that functions share; see `claimcheck.spark.resolve`. Checked here, and sent to the workers."""
+    """The options that functions share; see `claimcheck.spark.resolve`. Sent to the workers."""
 
     config: Config
     concurrency: Concurrency = "auto"
@@ -132,7 +145,6 @@ class Reading:
         if self.on_error not in ("fail", "null") and not callable(self.on_error):
             fail("on_error", found=repr(self.on_error), expected="'fail', 'null' or a function of a DeadLetter")
         check_value("metrics", self.metrics, Metrics | None)
-        check_value("concurrency", self.concurrency, Concurrency)
         check_int("max_inflight_bytes", self.max_inflight_bytes, minimum=1)
 
     @classmethod
@@ -151,7 +163,6 @@ class Reading:
 
     def handle(self, row: Row, error: Exception) -> Exception | None:
         """Handle a row without a payload; returns the error that the row shows, or ``None`` to drop the row."""
-        error = _with_advice(error) if type(error) is ChunkError else error
         if self.on_error == "fail" or self._affects_all(error):
             if source := row_source(row.values()):
                 error.add_note(f"Row: {source}")
@@ -169,122 +180,70 @@ class Reading:
         return not is_bad_message(error, self.config)
 
     def rows(
-        self,
-        messages: Iterable[tuple[Row, bytes | None]],
-        *,
-        instead: Callable[[Buffer, Pointer], Outcome] | None = reject_oversized,
-    ) -> Generator[tuple[Row, Buffer | None, Outcome]]:
-        tally = Tally(self.metrics)
-        results = self.outcomes(
-            messages, lambda row: self.origin.read_from(row.batch, row.number), instead=instead, waited=tally.close
-        )
-        return results if self.metrics is None else _counted(results, tally, claim_check(self.config))
+        self, messages: Iterable[tuple[Row, bytes | None]], *, instead: Instead = reject_oversized
+    ) -> Generator[tuple[Row, Outcome]]:
+        """Resolve messages in order; yields each row that stays, with its payload or the error that it shows."""
+        cc, tally = claim_check(self.config), Tally(self.metrics)
+        jobs = (self._job(cc, row, message, instead) for row, message in messages)
+        with closing(self.run(jobs, tally)) as results:
+            for (row, store), outcome in results:
+                if not isinstance(outcome, Exception):
+                    tally.row(payload_size(outcome), store=store)
+                    yield row, outcome
+                else:
+                    tally.row(0, error=type(outcome).__name__)
+                    if (shown := self.handle(row, outcome)) is not None:
+                        yield row, shown
+                del outcome  # it would keep the payload alive during the next fetch
 
-    def outcomes(
-        self,
-        messages: Iterable[tuple[T, Buffer | None]],
-        read_from: Callable[[T], ReadFrom],
-        *,
-        instead: Callable[[Buffer, Pointer], Outcome] | None = None,
-        waited: Callable[[float], object] | None = None,
-    ) -> Generator[tuple[T, Buffer | None, Outcome]]:
-        """Resolve messages one by one, in order, in a worker."""
-        concurrency = adaptive_concurrency(self.config, self.concurrency)
-        executor = OrderedExecutor[tuple[T, Buffer | None], Outcome](concurrency, self.max_inflight_bytes)
-        return outcomes(messages, claim_check(self.config), executor, read_from, instead=instead, waited=waited)
-
-    def written(self, jobs: Iterable[Job[T, R]], tally: Tally) -> Generator[tuple[T, R]]:
-        """Run jobs that write payloads; yields items and results, in order."""
-        concurrency = adaptive_concurrency(self.config, self.concurrency, "write")
+    def run(
+        self, jobs: Iterable[Job[T, R]], tally: Tally, operation: OneOf["read", "write"] = "read"
+    ) -> Generator[tuple[T, R]]:
+        """Run jobs that read or write payloads; yields items and results, in order."""
+        concurrency = adaptive_concurrency(self.config, self.concurrency, operation)
         return OrderedExecutor[T, R](concurrency, self.max_inflight_bytes).run(jobs, tally.close)
 
-
-def _with_advice(error: ChunkError) -> ChunkError:
-    advised = ChunkError(
-        f"a chunk of {error.uuid} cannot be resolved by itself: use df.transform(reassemble(...))",
-        uuid=error.uuid,
-        total=error.total,
-    )
-    advised.__cause__ = error
-    return advised
-
-
-def _counted(
-    results: Generator[tuple[Row, Buffer | None, Outcome]], tally: Tally, cc: ClaimCheck
-) -> Generator[tuple[Row, Buffer | None, Outcome]]:
-    with closing(results):
-        for row, message, outcome in results:
-            if isinstance(outcome, Exception):
-                tally.row(0, error=type(outcome).__name__)
-            else:
-                pointer = None if message is None else cc.opened.messages.pointer_from_anywhere(message)
-                store = None if pointer is None else pointer.store or "pointer of version 1"
-                tally.row(payload_size(outcome), store=store)
-            yield row, message, outcome
-            del outcome
+    def _job(self, cc: ClaimCheck, row: Row, message: bytes | None, instead: Instead) -> Resolving[Row]:
+        headers = None
+        if self.origin.headers is not None and message is not None and is_lookalike(message, header=cc.config.header):
+            headers = self.origin.headers_of(row.batch, row.number)
+        destination = self.origin.destination_of(row.batch, row.number)
+        return resolving(cc, row, message, headers=headers, destination=destination, instead=instead)
 
 
 # Resolving messages without Spark ---------------------------------------------------------------------------------
 
-
-def outcomes(
-    messages: Iterable[tuple[T, Buffer | None]],
-    cc: ClaimCheck,
-    executor: OrderedExecutor[tuple[T, Buffer | None], Outcome],
-    read_from: Callable[[T], ReadFrom] = lambda item: ReadFrom(),
-    *,
-    instead: Callable[[Buffer, Pointer], Outcome] | None = None,
-    waited: Callable[[float], object] | None = None,
-) -> Generator[tuple[T, Buffer | None, Outcome]]:
-    """Resolve messages one by one, in order; nothing happens before the first result is requested."""
-    jobs = (_job(cc, item, message, read_from(item), instead) for item, message in messages)
-    with closing(executor.run(jobs, waited)) as results:
-        for (item, message), outcome in results:
-            yield item, message, outcome
-            del outcome  # it would keep the payload alive during the next fetch
+Resolving: TypeAlias = Job[tuple[T, str | None], Outcome]
+"""Resolves one message; the item has the store that its pointer names."""
 
 
-def _job(
+def resolving(
     cc: ClaimCheck,
     item: T,
     message: Buffer | None,
-    origin: ReadFrom,
-    instead: Callable[[Buffer, Pointer], Outcome] | None,
-) -> Job[tuple[T, Buffer | None], Outcome]:
-    pair = item, message
-    if message is None:
-        return Job(pair, partial(same, None))
+    *,
+    destination: str | None,
+    headers: object = None,
+    instead: Instead = lambda pointer: None,
+) -> Resolving[T]:
+    """Return the job that resolves a message; ``instead`` may return another result for a pointer."""
     try:
-        if origin.is_internal:
-            pointer = cc.opened.messages.pointer_from_anywhere(message)
-        else:
-            pointer = cc.pointer(message, destination=origin.destination)
-        result = instead(message, pointer) if pointer is not None and instead is not None else None
+        work = cc.opened.messages.work(message, headers, destination)
+        if not isinstance(pointer := work.request, Pointer):
+            return Job((item, None), partial(outcome_of, work.run), work.size)
+        result = instead(pointer)
     except ClaimCheckError as error:
-        return Job(pair, partial(same, error))
+        return Job((item, None), partial(same, error))
+    placed = item, pointer.store or "pointer of version 1"
     if result is not None:
-        return Job(pair, partial(same, result))
-    if pointer is not None:
-        return Job(pair, partial(_outcome, cc.read, pointer), pointer.size, waits=True)
-    size = cc.opened.messages.unpacker.encoded_size(message)
-    return Job(pair, partial(_outcome, partial(_in_band, cc, origin), message), len(message) if size is None else size)
+        return Job(placed, partial(same, result))
+    return Job(placed, partial(outcome_of, work.run), pointer.size, waits=True)
 
 
-def _in_band(cc: ClaimCheck, origin: ReadFrom, message: Buffer) -> Buffer | None:
-    """Return the payload of a message that is not a pointer."""
-    header = cc.config.header
-    if not is_lookalike(message, header=header):
-        return cc.resolve(message, destination=origin.destination)
-    if origin.is_internal and isinstance(literal := decode(message, header=header), Literal):
-        return literal.payload
-    headers = origin.headers() if origin.headers is not None else None
-    return cc.resolve(message, destination=origin.destination, headers=headers)
-
-
-def _outcome(work: Callable[[T], Buffer | None], argument: T) -> Outcome:
+def outcome_of(run: Callable[[], Buffer | None]) -> Outcome:
     try:
-        payload = work(argument)
-        return payload if payload is None or type(payload) is bytes else bytes(as_view(payload))
+        payload = run()
+        return payload if payload is None or type(payload) is bytes else bytes(payload)
     except ClaimCheckError as error:
         return error
 
@@ -355,21 +314,25 @@ def grouped(rows: Iterable[tuple[Row, T, int]], *, max_bytes: int, max_rows: int
     yield from groups
 
 
-def binary_array(values: list[Buffer | None], kind: pa.DataType) -> pa.Array:
-    """Return a ``binary`` or ``large_binary`` column, and empty the list: each value is released when it is copied."""
+def binary_array(values: list[Sequence[Buffer] | None], kind: pa.DataType) -> pa.Array:
+    """Return a ``binary`` or ``large_binary`` column of joined pieces, and empty the list as they are copied."""
     import pyarrow as pa
 
-    sizes = [0 if value is None else len(value) for value in values]
+    sizes = (sum(map(len, pieces or ())) for pieces in values)
     ends = array("q" if pa.types.is_large_binary(kind) else "i", accumulate(sizes, initial=0))
-    valid = pa.array([value is not None for value in values]).buffers()[1] if None in values else None
-    if len(values) == 1:
-        return pa.Array.from_buffers(kind, 1, [valid, pa.py_buffer(ends), pa.py_buffer(values.pop() or b"")])
+    count, is_valid = len(values), [pieces is not None for pieces in values]
+    valid = None if all(is_valid) else pa.array(is_valid).buffers()[1]
+    if count == 1 and len(values[0] or ()) == 1:
+        (piece,) = values.pop() or ()
+        return pa.Array.from_buffers(kind, 1, [valid, pa.py_buffer(ends), pa.py_buffer(piece)])
     data = pa.allocate_buffer(ends[-1])
     view = memoryview(data).cast("B")
     while values:
-        last = len(values) - 1
-        view[ends[last] : ends[last + 1]] = values.pop() or b""
-    return pa.Array.from_buffers(kind, len(sizes), [valid, pa.py_buffer(ends), data])
+        position = ends[len(values) - 1]
+        for piece in values.pop() or ():
+            view[position : position + len(piece)] = piece
+            position += len(piece)
+    return pa.Array.from_buffers(kind, count, [valid, pa.py_buffer(ends), data])
 
 
 def error_array(values: Iterable[object]) -> pa.Array:
@@ -383,23 +346,26 @@ def error_array(values: Iterable[object]) -> pa.Array:
 
 
 @dataclass(frozen=True, slots=True)
-class ResolveStage(Stage["Outcome | Exception"]):
+class ResolveStage(Stage[Outcome]):
     reading: Reading
     index: int
     names: tuple[str, ...]
 
-    def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Outcome | Exception, int]]:
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Outcome, int]]:
         with closing(self.reading.rows(messages_of(batches, self.index, self.names))) as rows:
-            for row, _, outcome in rows:
-                if not isinstance(outcome, Exception):
-                    yield row, outcome, payload_size(outcome)
-                elif (error := self.reading.handle(row, outcome)) is not None:
-                    yield row, error, 0
+            for row, outcome in rows:
+                yield row, outcome, payload_size(outcome)
                 del outcome
 
-    def output(self, group: RowGroup[Outcome | Exception]) -> pa.RecordBatch:
+    def output(self, group: RowGroup[Outcome]) -> pa.RecordBatch:
         errors = [error_array(group.values)] if self.reading.on_error == "null" else []
-        payloads: list[Buffer | None] = [value if isinstance(value, bytes) else None for value in group.values]
+        payloads: list[Sequence[Buffer] | None] = [(v,) if isinstance(v, bytes) else None for v in group.values]
         group.values.clear()  # the only references to the payloads are in the list that is emptied now
         kind = group.batch.schema.field(self.index).type  # large_binary where Spark uses it
         return group.with_columns([binary_array(payloads, kind), *errors])
+
+
+def with_results(df: DataFrame, stage: Stage[Any], added: Mapping[str, DataType]) -> DataFrame:
+    errors = {"error": error_type()} if stage.reading.on_error == "null" else {}
+    check_new(df.columns, [*added, *errors])
+    return map_batches(df, stage, kept=range(len(df.columns)), added={**added, **errors})

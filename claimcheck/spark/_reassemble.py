@@ -12,22 +12,13 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from claimcheck._content.coder import Unpacker
 from claimcheck._receive.chunk_rules import Fault, error_of, fault_of, incomplete
 from claimcheck._validation import check_value
 from claimcheck._wire.buffers import Buffer
-from claimcheck._wire.envelope import Abort, Chunk, decode
-from claimcheck._wire.signing import Seal
+from claimcheck._wire.envelope import Chunk, decode
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError
-from claimcheck.spark._columns import (
-    check_new,
-    error_type,
-    error_value,
-    is_bad_message,
-    with_fields,
-    with_index_names,
-)
+from claimcheck.spark._columns import check_new, error_type, with_fields, with_index_names
 from claimcheck.spark._metrics import Metrics, Tally
 from claimcheck.spark._reading import MAX_INFLIGHT_BYTES, Reading, Row, RowGroup, Stage, views
 from claimcheck.spark._reassemble_common import (
@@ -36,8 +27,8 @@ from claimcheck.spark._reassemble_common import (
     Joined,
     added_columns,
     declared_claims,
-    decoded,
     is_genuine,
+    joined,
     max_payload_bytes,
     read_header,
 )
@@ -49,6 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
+_ADDED = ("uuid", "payload", "error")
 _UUID, _POSITION, _DECLARED = "uuid", "position", "declared"
 _HELPERS = 3  # these columns follow those of the input
 _HASHED = ("string", "binary", "tinyint", "smallint", "int", "bigint", "timestamp", "timestamp_ntz", "date", "double")
@@ -93,13 +85,12 @@ def reassemble(
 
     Args:
         column: A binary column of messages.
-        config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`. The limits in
-            ``chunking`` on one payload apply, and ``limits``; those on pending payloads do not.
+        config: As in `resolve`. The limits in ``chunking`` on one payload apply, and ``limits``; those on pending
+            payloads do not.
         source: The columns that identify where messages came from and who sent them: text, whole numbers or binary.
             Chunks of different sources never mix, and an abort envelope applies only to its own source. ``None`` for
             those of ``topic``, ``partition`` and ``key`` that the DataFrame has, ``()`` for none.
-        destination: The topic that all messages were read from, for the check of signatures. ``None`` uses the column
-            ``topic`` of each row.
+        destination: As in `resolve`.
         expire_by: On a stream: ``clock`` uses the machine's time, which also passes while no messages arrive; in Spark
             a query with ``trigger(availableNow=True)`` then never ends. ``data`` uses the arrival of messages
             of any kind: the query ends, and leaves incomplete payloads to the next run.
@@ -110,16 +101,16 @@ def reassemble(
         A function from DataFrame to DataFrame, which checks the columns when called and reads nothing yet.
 
     Raises:
-        ConfigError: The configuration or an option is invalid. The function raises it for columns, and on a stream for
-            an unsupported version of pyspark, state store or configuration.
-        MissingDependencyError: pyspark, pyarrow or pandas is missing; on a stream also protobuf.
+        ConfigError: As `resolve`. On a stream, the function raises it for an unsupported version of pyspark, state
+            store or configuration, too.
+        MissingDependencyError: As `resolve`; on a stream also for protobuf.
     """
     reading = Reading.of(config, max_inflight_bytes, metrics, "null")
     check_value("expire_by", expire_by, ExpireBy)
 
     def transform(df: DataFrame) -> DataFrame:
         placed = reading.at(df, destination)
-        check_new(df.columns, uuid="uuid", payload="payload", error="error")
+        check_new(df.columns, _ADDED)
         columns = ColumnIndexes.find(df, column, source)
         placed = replace(placed, origin=replace(placed.origin, headers=columns.headers))
         named, schema = with_index_names(df), _schema(df, columns)
@@ -131,7 +122,6 @@ def reassemble(
 
 
 def _schema(df: DataFrame, columns: ColumnIndexes) -> StructType:
-    """Return the columns of the input, with nullable messages, and those that are added."""
     from pyspark.sql.types import BinaryType, StringType, StructField
 
     kept = list(df.schema.fields)
@@ -161,82 +151,43 @@ def _partition_key(df: DataFrame, source: list[str]) -> Column:
     return F.when(df[_UUID].isNotNull(), F.xxhash64(_UUID, *source)).otherwise(F.xxhash64(*hashed))
 
 
-class BatchAssembler:
-    """Joins the chunks of one payload, which are added in order."""
+class ChunkGroup:
+    """The chunks of one payload, which are added in order of their positions."""
 
-    def __init__(
-        self,
-        uuid: str,
-        config: Config,
-        *,
-        max_bytes: int,
-        unpacker: Unpacker | None = None,
-        seal: Seal | None = None,
-        destination: str | None = None,
-    ) -> None:
-        self._uuid = uuid
-        self._unpacker = unpacker or Unpacker(header=config.header, limit=max_bytes)
-        self._seal, self._destination = seal or Seal(config), destination
-        self._header, self._max_chunks, self._max_bytes = config.header, config.chunks.max_chunks, max_bytes
+    def __init__(self, uuid: str, config: Config) -> None:
+        self._uuid, self._max_chunks, self._max_bytes = uuid, config.chunks.max_chunks, max_payload_bytes(config)
         self._positions: list[int] = []
         self._count = self._size = 0
         self._last = memoryview(b"")
-        self._aborted = False
-        self._declared: str | None = None
         self.pieces: list[Buffer] = []
+        self.declared: str | None = None
         self.error: ClaimCheckError | None = None
 
     @property
-    def aborted(self) -> bool:
-        """Whether the writer aborted the payload before it was complete: not an error, but no payload either."""
-        return self._aborted and self.error is None and len(self._positions) < max(self._count, 1)
+    def is_complete(self) -> bool:
+        return self.error is None and 0 < self._count == len(self._positions)
 
-    def add(self, message: memoryview, declared: str | None = None) -> bool:
-        """Add the next message and what its headers declare; returns whether it is a chunk."""
-        try:
-            envelope = decode(message, header=self._header)
-        except ClaimCheckError as error:
-            self._fail(error)
-            return True
-        if isinstance(envelope, Abort):
-            if is_genuine(self._seal, declared, uuid=self._uuid, destination=self._destination):
-                self._aborted = True
-        elif isinstance(envelope, Chunk) and self.error is None:
-            self._declared = self._declared or declared
-            self._add(envelope)
-        return not isinstance(envelope, Abort)
-
-    def finish(self) -> None:
-        """End the payload: chunks that are still missing are an error."""
+    def add(self, chunk: Chunk, declared: str | None = None) -> None:
+        """Add the next chunk, and what the headers of its message declare."""
         if self.error is not None:
             return
-        if len(self._positions) < self._count:
-            why = "the others are not in this DataFrame, or were never sent"
-            self._fail(error_of(incomplete(self._uuid, self._positions, self._count, why)))
-            return
-        payload = decoded(
-            self._seal, self._unpacker, self._declared, self.pieces, uuid=self._uuid, destination=self._destination
-        )
-        if isinstance(payload, ClaimCheckError):
-            self._fail(payload)
-        else:
-            self.pieces = payload
-
-    def _add(self, chunk: Chunk) -> None:
-        self._count = self._count or chunk.count
+        self._count, self.declared = self._count or chunk.count, self.declared or declared
         same: bool | None = None
         if self._positions and self._positions[-1] == chunk.position:
             same = bytes(self._last) == bytes(chunk.piece)  # comparing views is ten times slower
         size = self._size + (len(chunk.piece) if same is None else 0)
         if (fault := self._fault(chunk, size, same)) is not None:
-            self._fail(error_of(fault))
+            self.error, self.pieces, self._last = error_of(fault), [], memoryview(b"")
         elif same is None:
             self._positions.append(chunk.position)
             self._last, self._size = chunk.piece, size
-            if chunk.position == len(self._positions) - 1:
-                self.pieces.append(chunk.piece)
-            else:  # a chunk is missing, so the payload cannot become complete
+            self.pieces.append(chunk.piece)
+            if chunk.position != len(self._positions) - 1:  # a chunk is missing: the payload cannot become complete
                 self.pieces = []
+
+    def incomplete(self) -> ClaimCheckError:
+        why = "the others are not in this DataFrame, or were never sent"
+        return error_of(incomplete(self._uuid, self._positions, self._count, why))
 
     def _fault(self, chunk: Chunk, size: int, same: bool | None) -> Fault | None:
         return fault_of(
@@ -251,13 +202,8 @@ class BatchAssembler:
             max_bytes=self._max_bytes,
         )
 
-    def _fail(self, error: ClaimCheckError) -> None:
-        self.error, self.pieces, self._last = error, [], memoryview(b"")
-
 
 class _Message(NamedTuple):
-    """A row, with the uuid of its payload if it is a chunk or an abort envelope."""
-
     row: Row
     uuid: str | None
     source: tuple[Hashable, ...]
@@ -275,15 +221,17 @@ class _ReassembleStage(Stage[Joined]):
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Joined, int]]:
         messages = self._messages(batches)
         first_chunk = list[_Message]()
-        with closing(self._resolved(messages, first_chunk)) as resolved:
-            yield from resolved
+        with closing(self.reading.rows(self._others(messages, first_chunk))) as resolved:
+            for row, outcome in resolved:
+                error = outcome if isinstance(outcome, Exception) else None
+                result = Joined(None, [outcome] if isinstance(outcome, bytes) else None, error)
+                yield row, result, result.size
+                del outcome, result
         with closing(Tally(self.reading.metrics)) as tally:
-            for _, chunks in groupby(chain(first_chunk, messages), key=lambda each: (each.uuid, each.source)):
-                found = self._joined(chunks)
-                if found is not None:
-                    found[1].counted(tally)
-                    yield found
-                    del found
+            for (uuid, _), group in groupby(chain(first_chunk, messages), key=lambda each: (each.uuid, each.source)):
+                for row, result in self._joined(uuid or "", group):
+                    yield row, result.counted(tally), result.size
+                    del result
 
     def _messages(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_Message]:
         for batch in batches:
@@ -293,54 +241,34 @@ class _ReassembleStage(Stage[Joined]):
             messages = views(batch.column(self.columns.message))
             for number, (uuid, message) in enumerate(zip(uuids, messages, strict=True)):
                 source = tuple(column[number] for column in sources)
-                yield _Message(Row(batch, number), uuid, source, message, declared[number])
+                yield _Message(Row(batch, number, tuple(batch.schema.names)), uuid, source, message, declared[number])
 
-    def _resolved(
-        self, messages: Iterator[_Message], first_chunk: list[_Message]
-    ) -> Generator[tuple[Row, Joined, int]]:
-        """Resolve messages up to the first chunk, which is appended to ``first_chunk``."""
-
-        def plain() -> Iterator[tuple[Row, bytes | None]]:
-            for each in messages:
-                if each.uuid is not None:
-                    first_chunk.append(each)
-                    return
-                yield each.row, None if each.message is None else bytes(each.message)
-
-        with closing(self.reading.rows(plain())) as rows:
-            for row, message, outcome in rows:
-                size = len(message or b"")
-                if isinstance(outcome, ClaimCheckError):
-                    if not is_bad_message(outcome, self.reading.config):
-                        raise outcome
-                    yield row, Joined(None, None, error_value(outcome)), size
-                elif isinstance(outcome, bytes):
-                    yield row, Joined(None, [outcome], None), size + len(outcome)
-                else:
-                    yield row, Joined(None, None, None), size
-                del outcome
-
-    def _joined(self, messages: Iterator[_Message]) -> tuple[Row, Joined, int] | None:
-        """Join one payload; its row is that of its first chunk."""
-        payload, first, reading = None, None, self.reading
-        cc = claim_check(reading.config)
+    def _others(self, messages: Iterator[_Message], first_chunk: list[_Message]) -> Iterator[tuple[Row, bytes | None]]:
+        """Yield messages up to the first chunk, which is appended to ``first_chunk``."""
         for each in messages:
-            payload = payload or BatchAssembler(
-                str(each.uuid),
-                reading.config,
-                max_bytes=max_payload_bytes(reading.config),
-                unpacker=cc.opened.unpacker,
-                seal=cc.opened.seal,
-                destination=reading.origin.destination_of(each.row.batch, each.row.number),
-            )
-            is_chunk = payload.add(each.message or memoryview(b""), each.declared)
-            first = first or (each if is_chunk else None)
-        if payload is None or first is None or payload.aborted:
-            return None
-        payload.finish()
-        error = None if payload.error is None else error_value(payload.error)
-        joined = Joined(first.uuid, None if error else payload.pieces, error)
-        return first.row, joined, sum(map(len, payload.pieces))
+            if each.uuid is not None:
+                first_chunk.append(each)
+                return
+            yield each.row, None if each.message is None else bytes(each.message)
+
+    def _joined(self, uuid: str, messages: Iterator[_Message]) -> Iterator[tuple[Row, Joined]]:
+        """Join one payload, unless its writer aborted it; its row is that of its first chunk."""
+        cc, group = claim_check(self.reading.config), ChunkGroup(uuid, self.reading.config)
+        first, destination, is_aborted = None, None, False
+        for each in messages:
+            destination = self.reading.origin.destination_of(each.row.batch, each.row.number)
+            part = decode(each.message or b"", header=self.reading.config.header)
+            if isinstance(part, Chunk):
+                first = first or each.row
+                group.add(part, each.declared)
+            elif not is_aborted:
+                is_aborted = is_genuine(cc, each.declared, uuid=uuid, destination=destination)
+        if first is None:
+            return
+        if group.is_complete:
+            yield first, joined(cc, uuid, group.pieces, group.declared, destination)
+        elif group.error is not None or not is_aborted:
+            yield first, Joined(uuid, error=group.error or group.incomplete())
 
     def output(self, group: RowGroup[Joined]) -> pa.RecordBatch:
         import pyarrow as pa
@@ -352,4 +280,4 @@ class _ReassembleStage(Stage[Joined]):
         taken = [messages if index == self.columns.message else numbers for index in range(len(fields))]
         columns = [group.batch.column(index).take(which) for index, which in enumerate(taken)]
         columns += added_columns(group.values, fields[self.columns.message].type)
-        return pa.RecordBatch.from_arrays(columns, names=[*(f.name for f in fields), "uuid", "payload", "error"])
+        return pa.RecordBatch.from_arrays(columns, names=[*(f.name for f in fields), *_ADDED])

@@ -8,29 +8,27 @@ it is or what is wrong with it.
 from __future__ import annotations
 
 import logging
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from claimcheck._content.coder import Unpacker
+from claimcheck._client import ClaimCheck
 from claimcheck._validation import fail
 from claimcheck._wire import headers as hints
 from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.digest import digest_of
 from claimcheck._wire.envelope import CHUNK_OVERHEAD_BYTES, Kind
-from claimcheck._wire.signing import Seal
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError, PointerRejectedError
 from claimcheck.spark._columns import (
     MAP_TYPE,
     MAX_COLUMN_BYTES,
     MESSAGE_ERRORS,
-    arrow_error_type,
     find_column,
     headers_index,
 )
 from claimcheck.spark._metrics import Tally
+from claimcheck.spark._reading import binary_array, error_array
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,19 +63,15 @@ class ColumnIndexes:
 
     @classmethod
     def find(cls, df: DataFrame, column: str, source: Sequence[str] | None) -> ColumnIndexes:
-        """Find the columns by name, or raise a `ConfigError` if one does not exist or has the wrong type."""
         message = find_column(df, "column", column)
         if isinstance(source, str):
             fail("source", found=f"the text {source!r}", expected="a list of columns")
-        types = {name.lower(): kind for name, kind in df.dtypes}
         if source is None:
+            types = {name.lower(): kind for name, kind in df.dtypes}
             source = [name for name in _DEFAULT_SOURCE if types.get(name) in _SOURCE_TYPES]
-        return cls(message, tuple(_source_index(df, types, name) for name in source), headers_index(df))
-
-
-def _source_index(df: DataFrame, types: dict[str, str], name: object) -> int:
-    kind = types.get(name.lower(), "") if isinstance(name, str) else ""
-    return find_column(df, "source", name, kind if kind in _SOURCE_TYPES else "string, binary or a whole number")
+        return cls(
+            message, tuple(find_column(df, "source", name, *_SOURCE_TYPES) for name in source), headers_index(df)
+        )
 
 
 # The headers of chunks ---------------------------------------------------------------------------------------------
@@ -124,7 +118,6 @@ def _header(df: DataFrame, headers: int, wanted: str) -> Column:
 
 
 def _split(declared: str | None) -> tuple[str | None, list[str]]:
-    """Return the checksum and the signatures in a value of `declared_claims`."""
     checksum, separator, signature = (declared or "").partition("\n")
     return checksum or None, [signature] if separator else []
 
@@ -148,39 +141,41 @@ class Joined(NamedTuple):
     """What a row of the result has besides its input row, which is ``row`` if it comes from Spark's state."""
 
     uuid: str | None
-    pieces: Sequence[Buffer] | None
-    error: dict[str, str | None] | None
+    pieces: Sequence[Buffer] | None = None
+    error: Exception | None = None
     row: pa.RecordBatch | None = None
 
-    def counted(self, tally: Tally, *, store: str | None = None) -> None:
-        """Count a payload that came as chunks, read from ``store``."""
-        if self.error is not None:
-            tally.row(0, error=self.error["type"])
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.pieces or ()))
+
+    def counted(self, tally: Tally, *, store: str | None = None) -> Joined:
+        if self.error is None:
+            tally.row(self.size, store=store)
         else:
-            tally.row(sum(map(len, self.pieces or ())), store=store)
+            tally.row(0, error=type(self.error).__name__)
+        return self
 
 
-def decoded(
-    seal: Seal, unpacker: Unpacker, declared: str | None, pieces: list[Buffer], *, uuid: str, destination: str | None
-) -> list[Buffer] | ClaimCheckError:
+def joined(cc: ClaimCheck, uuid: str, pieces: list[Buffer], declared: str | None, destination: str | None) -> Joined:
     """Return the payload of complete chunks: signature and checksum verified, decompressed and decrypted."""
     checksum, signatures = _split(declared)
     claims = set() if checksum is None else {(hints.CHECKSUM, checksum)}
     try:
-        seal.check_chunks(signatures, uuid=uuid, count=len(pieces), pieces=pieces, destination=destination)
+        cc.opened.seal.check_chunks(signatures, uuid=uuid, count=len(pieces), pieces=pieces, destination=destination)
         try:
             hints.check(claims, size=None, checksum=lambda name: digest_of(*pieces, algorithm=name))
         except ClaimCheckError as error:  # also one that this worker cannot compute
-            return error
-        return unpacker.pieces(pieces, uuid, destination=destination)
+            return Joined(uuid, error=error)
+        return Joined(uuid, cc.opened.unpacker.pieces(pieces, uuid, destination=destination))
     except MESSAGE_ERRORS as error:
-        return error
+        return Joined(uuid, error=error)
 
 
-def is_genuine(seal: Seal, declared: str | None, *, uuid: str, destination: str | None) -> bool:
+def is_genuine(cc: ClaimCheck, declared: str | None, *, uuid: str, destination: str | None) -> bool:
     """Whether an abort envelope is signed as the configuration requires; otherwise it is ignored, which is logged."""
     try:
-        seal.check_abort(_split(declared)[1], uuid=uuid, destination=destination)
+        cc.opened.seal.check_abort(_split(declared)[1], uuid=uuid, destination=destination)
     except PointerRejectedError as error:
         _log.warning("ignored a message: %s", error)
         return False
@@ -192,17 +187,4 @@ def added_columns(rows: Sequence[Joined], kind: pa.DataType) -> list[pa.Array]:
     import pyarrow as pa
 
     uuids = pa.array([row.uuid for row in rows], type=pa.string())
-    errors = pa.array([row.error for row in rows], type=arrow_error_type())
-    return [uuids, _joined([row.pieces for row in rows], kind), errors]
-
-
-def _joined(values: Sequence[Sequence[Buffer] | None], kind: pa.DataType) -> pa.Array:
-    """Join the pieces of payloads; copies their bytes once, to where the JVM reads them."""
-    import pyarrow as pa
-
-    ends = array("q" if kind == pa.large_binary() else "i", [0])
-    for pieces in values:
-        ends.append(ends[-1] + sum(map(len, pieces or ())))
-    valid = pa.array([pieces is not None for pieces in values], type=pa.bool_()).buffers()[1]
-    data = b"".join(piece for pieces in values for piece in pieces or ())
-    return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(ends), pa.py_buffer(data)])
+    return [uuids, binary_array([row.pieces for row in rows], kind), error_array([row.error for row in rows])]

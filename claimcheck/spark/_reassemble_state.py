@@ -39,7 +39,7 @@ _NO_POSITION = 0x7FFFFFFF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits on one payload; 0 for ``expire_ms`` means never."""
+    """The limits on one payload; 0 for ``expire_ms`` means never, and for ``behind_ms`` that the clock counts."""
 
     max_chunks: int
     max_bytes: int
@@ -51,8 +51,6 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class _PayloadState:
-    """The state of one payload."""
-
     done: bool = False
     count: int = 0
     seen: int = 0
@@ -73,8 +71,6 @@ class _PayloadState:
 
 @dataclass(slots=True)
 class _MicroBatch:
-    """The changes that one micro-batch makes to a payload."""
-
     payload: _PayloadState
     chunks: dict[int, tuple[bytes, bytes | None]] = field(default_factory=dict)
     stored: dict[bytes, bytes] = field(default_factory=dict)
@@ -118,7 +114,7 @@ class Reassembler(StatefulProcessor):
         uuid, batch = _uuid(key), _MicroBatch(payload)
         for row in rows:
             batch.now = max(batch.now, int(row.arrived) - self._limits.behind_ms)
-            self._note_stored(row, batch.stored)
+            self._note_stored(row.digest, row.reference, batch.stored)
             self._add(uuid, row, batch, waited=state is not None)
         if batch.is_complete:
             yield self._complete(uuid, batch, waited=state is not None)
@@ -127,7 +123,7 @@ class Reassembler(StatefulProcessor):
         elif not batch.aborted:
             self._wait(batch, is_new=state is None)
             return
-        self._finish(payload.timer, batch.now, now, batch.stored.values(), waited=state is not None)
+        self._finish(payload.timer, batch.now, now, batch.stored, waited=state is not None)
 
     def handleExpiredTimer(  # noqa: N802
         self,
@@ -142,9 +138,9 @@ class Reassembler(StatefulProcessor):
             return
         if not payload.done:
             yield self._expired(_uuid(key), payload)
-            self._finish(0, now, now, (), waited=True)
-        elif payload.row or payload.count:
-            yield from self._release(payload)
+            self._finish(0, now, now, {}, waited=True)
+        elif payload.row:
+            yield _row(pieces=_unpack(payload.row))
             self._end(now + self._limits.remember_ms)
         else:
             self._payload.clear()
@@ -210,47 +206,38 @@ class Reassembler(StatefulProcessor):
 
     # Payloads that have ended --------------------------------------------------------------------------------------
 
-    def _finish(self, timer: int, arrived: int, now: int, stored: Collection[bytes], *, waited: bool) -> None:
+    def _finish(self, timer: int, arrived: int, now: int, stored: dict[bytes, bytes], *, waited: bool) -> None:
         """Drop all state except that the payload has ended, and the references to its stored chunks."""
         if timer:
             self._handle.deleteTimer(timer)
-        if stored or waited:
-            self._end(now + 1, stored, waited=waited)
-        else:
+        if waited:
+            for _, (digest, reference) in self._chunks.iterator():
+                self._note_stored(digest, reference, stored)
             self._chunks.clear()
-            self._end(arrived + self._limits.remember_ms)
+        self._end(now + 1 if stored else arrived + self._limits.remember_ms, stored.values())
 
-    def _end(self, timer: int, stored: Collection[bytes] = (), *, waited: bool = False) -> None:
-        row = _pack(stored) if stored else None
+    def _end(self, timer: int, stored: Collection[bytes] = ()) -> None:
         self._handle.registerTimer(timer)
-        self._payload.update(_PayloadState(done=True, count=int(waited), timer=timer, row=row).values())
+        self._payload.update(_PayloadState(done=True, timer=timer, row=_pack(stored) if stored else None).values())
 
     def _drop(self, payload: _PayloadState, rows: Iterator[Row], now: int) -> Iterator[Row]:
         """Drop late chunks of a payload that has ended: they were stored again, and are released again."""
         late: dict[bytes, bytes] = {}
         for row in rows:
-            self._note_stored(row, late)
+            self._note_stored(row.digest, row.reference, late)
         if not late:
             return
         self._handle.deleteTimer(payload.timer)
-        if payload.timer <= now:  # it was set by an earlier micro-batch
-            yield from self._release(payload)
-            payload = _PayloadState(done=True)
-        self._end(now + 1, [*_unpack(payload.row), *late.values()], waited=payload.count > 0)
+        earlier = _unpack(payload.row)
+        if earlier and payload.timer <= now:  # it was set by an earlier micro-batch
+            yield _row(pieces=earlier)
+            earlier = []
+        self._end(now + 1, [*earlier, *late.values()])
 
-    def _note_stored(self, row: Row, stored: dict[bytes, bytes]) -> None:
+    def _note_stored(self, digest: bytes, reference: bytes | None, stored: dict[bytes, bytes]) -> None:
         """Note the reference to a chunk, unless it is the chunk itself; duplicates are stored under the same name."""
-        if row.reference is not None and not bytes(row.reference).startswith(self._limits.inline):
-            stored[bytes(row.digest)] = bytes(row.reference)
-
-    def _release(self, payload: _PayloadState) -> Iterator[Row]:
-        references = _unpack(payload.row)
-        if payload.count:
-            references += [bytes(reference) for _, (_, reference) in self._chunks.iterator() if reference is not None]
-            self._chunks.clear()
-        stored = [reference for reference in references if not reference.startswith(self._limits.inline)]
-        if stored:
-            yield _row(pieces=stored)
+        if reference is not None and not bytes(reference).startswith(self._limits.inline):
+            stored[bytes(digest)] = bytes(reference)
 
 
 def _uuid(key: tuple[str]) -> str:
@@ -261,23 +248,9 @@ def _failed(uuid: str, row: bytes | None, fault: Fault) -> Row:
     return _row(uuid=uuid, row=row, error_type=fault.kind, error_message=fault.text)
 
 
-def _row(
-    *,
-    uuid: str | None = None,
-    row: bytes | None = None,
-    pieces: Sequence[bytes] = (),
-    error_type: str | None = None,
-    error_message: str | None = None,
-    declared: str | None = None,
-) -> Row:
-    return Row(
-        uuid=uuid,
-        row=row,
-        pieces=list(pieces),
-        error_type=error_type,
-        error_message=error_message,
-        declared=declared,
-    )
+def _row(**values: Any) -> Row:
+    empty = dict.fromkeys(("uuid", "row", "pieces", "error_type", "error_message", "declared"))
+    return Row(**(empty | {"pieces": []} | values))
 
 
 def _pack(references: Iterable[bytes]) -> bytes:

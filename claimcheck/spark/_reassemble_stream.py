@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from claimcheck._client import ClaimCheck
-from claimcheck._receive import chunk_rules as _chunk_rules
+from claimcheck._receive import chunk_rules
 from claimcheck._store.listing import StoreEntry
 from claimcheck._store.store import Store
 from claimcheck._validation import fail
@@ -32,20 +32,20 @@ from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.envelope import Abort, Chunk, decode, encode_literal
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config
-from claimcheck.errors import ClaimCheckError, ConfigError, MissingDependencyError
-from claimcheck.spark._columns import (
-    Origin,
-    ReadFrom,
-    check_reached,
-    error_type,
-    error_value,
-    is_bad_message,
-    map_batches,
-    map_rows,
-)
-from claimcheck.spark._fetching import Job, same
+from claimcheck.errors import ClaimCheckError, import_vendor
+from claimcheck.spark._columns import Origin, check_reached, is_bad_message, map_rows
 from claimcheck.spark._metrics import Tally
-from claimcheck.spark._reading import Outcome, Reading, ResolveStage, Row, RowGroup, Stage, views
+from claimcheck.spark._reading import (
+    Outcome,
+    Reading,
+    ResolveStage,
+    Row,
+    RowGroup,
+    Stage,
+    outcome_of,
+    views,
+    with_results,
+)
 from claimcheck.spark._reassemble_common import (
     ABORT,
     ColumnIndexes,
@@ -53,12 +53,12 @@ from claimcheck.spark._reassemble_common import (
     Joined,
     added_columns,
     declared_claims,
-    decoded,
     is_genuine,
+    joined,
     max_payload_bytes,
     read_header,
 )
-from claimcheck.spark._worker import claim_check, query_id
+from claimcheck.spark._worker import Job, claim_check, query_id, same
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,22 +69,11 @@ _MIN_PYSPARK = (4, 1)
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _BEHIND_SECONDS = 3600  # how far a driver's clock may be set back without chunks counting as late
-_STORED = {
-    "key": "string",
-    "position": "int",
-    "total": "int",
-    "size": "bigint",
-    "digest": "binary",
-    "reference": "binary",
-    "row": "binary",
-    "declared": "string",
-}
 _TIME = "_claimcheck_time"
 _INLINE_BYTES = 512
 _DIGEST_BYTES = 16
 _REMEMBER_SECONDS = 3600  # how long late duplicates of a payload that has ended are recognized
 _DELETED_AT_ONCE = 1000  # as in S3's DeleteObjects
-_NO_ERROR: dict[str, str | None] = {"type": None, "message": None, "store": None, "key": None}
 
 _log = logging.getLogger(__name__)
 _logged: set[str] = set()
@@ -94,42 +83,28 @@ def reassemble_stream(
     df: DataFrame, columns: ColumnIndexes, reading: Reading, expire_by: ExpireBy, schema: StructType
 ) -> DataFrame:
     """Join the chunks of a stream whose column names need no quotes; returns a DataFrame with this schema."""
-    _check_pyspark()
-    _check_state_store(df)
-    _check_store(reading.config)
+    _check(df, reading.config)
     is_chunk = read_header(df[df.columns[columns.message]], reading.config.header)[0].isNotNull()
     only_chunks = _timed_chunks(df, is_chunk) if expire_by == "data" else df.filter(is_chunk)
     chunks = _chunks(only_chunks, columns, reading, expire_by, schema)
     return _messages(df.filter(~is_chunk), columns, reading).union(chunks).toDF(*schema.names)
 
 
-def _check_pyspark() -> None:
-    import pyspark
-
-    version = re.findall(r"\d+", pyspark.__version__)[:2]
-    if tuple(map(int, version)) < _MIN_PYSPARK:
+def _check(df: DataFrame, config: Config) -> None:
+    version = import_vendor("pyspark", extra="spark").__version__
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < _MIN_PYSPARK:
         expected = "4.1 or newer for reassemble on a stream; a batch, as in foreachBatch, works with older versions"
-        fail("pyspark", found=f"version {pyspark.__version__}", expected=expected)
-    try:
-        importlib.import_module("google.protobuf")
-    except ImportError as error:
-        text = "Spark's state needs the package protobuf: pip install protobuf"
-        raise MissingDependencyError(text, package="protobuf", extra="spark") from error
-
-
-def _check_state_store(df: DataFrame) -> None:
+        fail("pyspark", found=f"version {version}", expected=expected)
+    import_vendor("google.protobuf", extra="spark")
     provider = df.sparkSession.conf.get(_PROVIDER)
     if "RocksDB" not in str(provider):
         fail(_PROVIDER, found=repr(provider), expected=f'spark.conf.set("{_PROVIDER}", "{_ROCKSDB}")')
-
-
-def _check_store(config: Config) -> None:
     if config.store is None:
-        raise ConfigError(
-            "store: found none, expected the store for the chunks of a stream until their payload is complete; every "
-            "executor must reach it; writers with the chunking strategy ignore it",
-            path="store",
+        expected = (
+            "the store for the chunks of a stream until their payload is complete; every executor must reach it; "
+            "writers with the chunking strategy ignore it"
         )
+        fail("store", found="none", expected=expected)
     check_reached(config)
 
 
@@ -138,9 +113,7 @@ def _messages(df: DataFrame, columns: ColumnIndexes, reading: Reading) -> DataFr
     from pyspark.sql.types import BinaryType
 
     stage = ResolveStage(reading, columns.message, tuple(df.columns))
-    resolved = map_batches(
-        df, stage, kept=range(len(df.columns)), added={"payload": BinaryType(), "error": error_type()}
-    )
+    resolved = with_results(df, stage, {"payload": BinaryType()})
     return resolved.select(*df.columns, F.lit(None).cast("string").alias("uuid"), "payload", "error")
 
 
@@ -155,12 +128,11 @@ def _timed_chunks(df: DataFrame, is_chunk: Column) -> DataFrame:
 def _chunks(
     df: DataFrame, columns: ColumnIndexes, reading: Reading, expire_by: ExpireBy, schema: StructType
 ) -> DataFrame:
-    """Store the chunks, track them, and join complete payloads."""
     from pyspark import cloudpickle
     from pyspark.sql import functions as F  # noqa: N812
 
     state = importlib.import_module("claimcheck.spark._reassemble_state")  # imports pyspark 4
-    for module in (state, _chunk_rules):  # see there
+    for module in (state, chunk_rules):  # see there
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     config = reading.config
     limits = state.Limits(
@@ -189,7 +161,7 @@ def _chunks(
 
 
 class _ChunkRow(NamedTuple):
-    """A row of `_STORED` for a chunk or an abort envelope; ``row`` has the other input columns."""
+    """A row for a chunk or an abort envelope; ``row`` has the other input columns."""
 
     key: str
     position: int
@@ -201,6 +173,11 @@ class _ChunkRow(NamedTuple):
     declared: str | None
 
 
+_STORED = (
+    "key string, position int, total int, size bigint, digest binary, reference binary, row binary, declared string"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class _StoreStage:
     """Stores the chunks of one partition; what their headers declare is the last column."""
@@ -210,48 +187,46 @@ class _StoreStage:
     expire_by: ExpireBy
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_ChunkRow]:
-        writer = _ChunkWriter(self.reading.config, self.columns, self.expire_by)
-        jobs = (writer.job(row, part) for row, part in self._parts(batches))
-        with closing(self.reading.written(jobs, Tally(None))) as stored:
+        jobs = _ChunkWriter(self).jobs(batches)
+        with closing(self.reading.run(jobs, Tally(None), "write")) as stored:
             yield from (row for _, row in stored)
-
-    def _parts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[_ChunkRow, Chunk | Abort]]:
-        for batch in batches:
-            *inputs, last = range(batch.num_columns)
-            kept = batch.select([index for index in inputs if index != self.columns.message])
-            values, declared = batch.column(self.columns.message), batch.column(last)
-            sources = [batch.column(index).to_pylist() for index in self.columns.source]
-            for number, value in enumerate(views(values)):
-                part = decode(value or b"", header=self.reading.config.header)
-                if not isinstance(part, (Chunk, Abort)):
-                    continue
-                if isinstance(part, Abort) and not self._is_genuine(part, declared[number].as_py(), batch, number):
-                    continue
-                key = _key([column[number] for column in sources], part.uuid)
-                position, total, size = ABORT, 0, 0
-                if isinstance(part, Chunk):
-                    position, total, size = part.position, part.count, len(part.piece)
-                packed = _packed(kept.slice(number, 1))
-                yield _ChunkRow(key, position, total, size, b"", None, packed, declared[number].as_py()), part
-
-    def _is_genuine(self, part: Abort, declared: str | None, batch: pa.RecordBatch, number: int) -> bool:
-        destination = self.reading.origin.destination_of(batch, number)
-        seal = claim_check(self.reading.config).opened.seal
-        return is_genuine(seal, declared, uuid=part.uuid, destination=destination)
 
 
 class _ChunkWriter:
     """Stores the chunks of a task, each under a name that depends on its content and place."""
 
-    def __init__(self, config: Config, columns: ColumnIndexes, expire_by: ExpireBy) -> None:
-        self._cc, self._query = claim_check(config), query_id() or ""
+    def __init__(self, stage: _StoreStage) -> None:
+        config = stage.reading.config
+        self._columns, self._origin, self._header = stage.columns, stage.reading.origin, config.header
+        self._cc, self._query = claim_check(config), query_id()
         self._store = _store(self._cc)
         self._max_chunks, self._max_bytes = config.chunks.max_chunks, max_payload_bytes(config)
-        limits = config.chunks.expire_after_seconds, expire_by, _REMEMBER_SECONDS
-        self._operator = repr((columns, limits, self._max_chunks, self._max_bytes)).encode()
+        limits = config.chunks.expire_after_seconds, stage.expire_by, _REMEMBER_SECONDS
+        self._operator = repr((stage.columns, limits, self._max_chunks, self._max_bytes)).encode()
 
-    def job(self, row: _ChunkRow, part: Chunk | Abort) -> Job[None, _ChunkRow]:
-        """Return the job that stores a chunk and completes its row."""
+    def jobs(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Job[None, _ChunkRow]]:
+        """Yield the jobs that store chunks, and complete their rows."""
+        for batch in batches:
+            *inputs, last = range(batch.num_columns)
+            kept = batch.select([index for index in inputs if index != self._columns.message])
+            declared = batch.column(last).to_pylist()
+            sources = [batch.column(index).to_pylist() for index in self._columns.source]
+            for number, value in enumerate(views(batch.column(self._columns.message))):
+                part, claims = decode(value or b"", header=self._header), declared[number]
+                if isinstance(part, Chunk):
+                    place = part.position, part.count, len(part.piece)
+                elif isinstance(part, Abort) and self._is_genuine(part, claims, batch, number):
+                    place = ABORT, 0, 0
+                else:
+                    continue
+                key = _key([column[number] for column in sources], part.uuid)
+                yield self._job(_ChunkRow(key, *place, b"", None, _packed(kept.slice(number, 1)), claims), part)
+
+    def _is_genuine(self, part: Abort, declared: str | None, batch: pa.RecordBatch, number: int) -> bool:
+        destination = self._origin.destination_of(batch, number)
+        return is_genuine(self._cc, declared, uuid=part.uuid, destination=destination)
+
+    def _job(self, row: _ChunkRow, part: Chunk | Abort) -> Job[None, _ChunkRow]:
         if isinstance(part, Abort) or row.total > self._max_chunks or row.size > self._max_bytes:
             return Job(None, partial(same, row))  # the stateful operator rejects payloads over a limit
         return Job(None, partial(self._write, row, part), row.size, waits=row.size > _INLINE_BYTES)
@@ -262,13 +237,11 @@ class _ChunkWriter:
         hashed.update(chunk.piece)
         digest = hashed.digest()
         if row.size <= _INLINE_BYTES:
-            reference = encode_literal(chunk.piece, header=self._cc.config.header)
+            reference = encode_literal(chunk.piece, header=self._header)
         else:
-            name = hashlib.blake2b(digest + self._operator, digest_size=_DIGEST_BYTES).digest()
-            identity = uuid.UUID(bytes=name)
-            reference = self._cc.seal(
-                self._store.write(chunk.piece, destination=f"chunk-{chunk.uuid}", identity=identity)
-            )
+            name = uuid.UUID(bytes=hashlib.blake2b(digest + self._operator, digest_size=_DIGEST_BYTES).digest())
+            pointer = self._store.write(chunk.piece, destination=f"chunk-{chunk.uuid}", identity=name)
+            reference = self._cc.seal(pointer)
         return row._replace(digest=digest, reference=reference)
 
 
@@ -288,7 +261,6 @@ def _key(source: list[object], uuid: str) -> str:
 
 
 def _packed(row: pa.RecordBatch) -> bytes:
-    """Serialize the other columns of a row, so that the state does not depend on their types."""
     import pyarrow as pa
 
     sink = io.BytesIO()
@@ -307,9 +279,9 @@ class _FetchedPayload:
     place: Row
     uuid: str
     row: pa.RecordBatch
-    waiting: int
-    error: dict[str, str | None] | None
     declared: str | None
+    waiting: int
+    error: ClaimCheckError | None
     pieces: list[Buffer] = field(default_factory=list)
 
     def add(self, outcome: Outcome, config: Config) -> None:
@@ -317,7 +289,7 @@ class _FetchedPayload:
         if isinstance(outcome, ClaimCheckError):
             if not is_bad_message(outcome, config):
                 raise outcome
-            self.error, self.pieces = self.error or error_value(outcome), []
+            self.error, self.pieces = self.error or outcome, []
         elif self.error is None and isinstance(outcome, bytes):
             self.pieces.append(outcome)
 
@@ -325,13 +297,8 @@ class _FetchedPayload:
         pieces, self.pieces = self.pieces, []
         if self.error is not None:
             return Joined(self.uuid, None, self.error, self.row)
-        destination, current = origin.destination_of(self.row, 0), cc.opened
-        payload = decoded(
-            current.seal, current.unpacker, self.declared, pieces, uuid=self.uuid, destination=destination
-        )
-        if isinstance(payload, ClaimCheckError):
-            return Joined(self.uuid, None, error_value(payload), self.row)
-        return Joined(self.uuid, payload, None, self.row)
+        destination = origin.destination_of(self.row, 0)
+        return joined(cc, self.uuid, pieces, self.declared, destination)._replace(row=self.row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,25 +310,22 @@ class _FetchStage(Stage[Joined]):
     names: tuple[str, ...]
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Joined, int]]:
-        reading, tally = self.reading, Tally(self.reading.metrics)
-        cleanup = ChunkCleanup(cc := claim_check(reading.config))
-        origin, internal = reading.origin.without_column(self.columns.message), ReadFrom(is_internal=True)
-        results = reading.outcomes(self._references(batches, cleanup), lambda payload: internal, waited=tally.close)
-        with closing(results):
-            for payload, _, outcome in results:
+        reading, tally, cc = self.reading, Tally(self.reading.metrics), claim_check(self.reading.config)
+        cleanup, origin = ChunkCleanup(cc), reading.origin.without_column(self.columns.message)
+        with closing(reading.run(self._jobs(batches, cc, cleanup), tally)) as results:
+            for payload, outcome in results:
                 payload.add(outcome, reading.config)
                 del outcome
                 if payload.waiting == 0:
-                    joined = payload.finish(cc, origin)
-                    joined.counted(tally, store=reading.config.store)
-                    yield payload.place, joined, sum(map(len, joined.pieces or ()))
-                    del joined, payload
+                    result = payload.finish(cc, origin).counted(tally, store=reading.config.store)
+                    yield payload.place, result, result.size
+                    del result, payload
         cleanup.finish()
 
-    def _references(
-        self, batches: Iterable[pa.RecordBatch], cleanup: ChunkCleanup
-    ) -> Iterator[tuple[_FetchedPayload, bytes | None]]:
-        """Yield each payload with each of its references; a payload with an error comes once, with ``None``."""
+    def _jobs(
+        self, batches: Iterable[pa.RecordBatch], cc: ClaimCheck, cleanup: ChunkCleanup
+    ) -> Iterator[Job[_FetchedPayload, Outcome]]:
+        """Yield a job for each reference of a payload; for a payload with an error, one that does nothing."""
         for batch in batches:
             rows, references = batch.column("row"), batch.column("pieces")
             names = ("uuid", "error_type", "error_message", "declared")
@@ -370,12 +334,11 @@ class _FetchStage(Stage[Joined]):
                 if identity is None:
                     cleanup.add(references[number].as_py())
                     continue
-                row, error = self._unpacked(rows[number].as_py()), None
+                error = chunk_rules.error_of(chunk_rules.Fault(kind, text, {})) if kind else None
                 pieces = [None] if kind else references[number].as_py()
-                if kind:
-                    error = _NO_ERROR | {"type": kind, "message": text}
-                payload = _FetchedPayload(Row(batch, number), identity, row, len(pieces), error, declared)
-                yield from ((payload, reference) for reference in pieces)
+                row = self._unpacked(rows[number].as_py())
+                payload = _FetchedPayload(Row(batch, number), identity, row, declared, len(pieces), error)
+                yield from (_fetching(cc, payload, reference) for reference in pieces)
 
     def _unpacked(self, packed: bytes) -> pa.RecordBatch:
         """Deserialize a row; a row from before a restart may have other columns."""
@@ -384,33 +347,34 @@ class _FetchStage(Stage[Joined]):
         row = pa.ipc.open_stream(packed).read_next_batch()
         expected = [*self.names[: self.columns.message], *self.names[self.columns.message + 1 : -3]]
         if row.schema.names != expected:
-            raise ConfigError(
-                f"the checkpoint of this query holds chunks of a DataFrame with {row.num_columns + 1} columns, but "
-                f"it now has {len(expected) + 1}: reassemble the same columns again, or start with a new checkpoint",
-                path="checkpointLocation",
-            )
+            found = f"a checkpoint with chunks of a DataFrame with {row.num_columns + 1} columns"
+            fail("checkpointLocation", found=found, expected=f"{len(expected) + 1} columns, or a new checkpoint")
         return row
 
     def output(self, group: RowGroup[Joined]) -> pa.RecordBatch:
         """Return the columns of the first chunks, without their messages, and the results."""
         import pyarrow as pa
 
-        rows = [value.row for value in group.values if value.row is not None]
-        kept = pa.Table.from_batches([_with_schema(row, rows[0].schema) for row in rows]).combine_chunks()
+        rows = [pa.Table.from_batches([value.row]) for value in group.values if value.row is not None]
+        # Of one schema: an earlier session may have written times in another zone.
+        kept = pa.concat_tables([row.cast(rows[0].schema) for row in rows]).combine_chunks()
         columns = [column.chunk(0) for column in kept.columns]
         kind = group.batch.schema.field("row").type
         columns.insert(self.columns.message, pa.nulls(len(rows), kind))
         return pa.RecordBatch.from_arrays([*columns, *added_columns(group.values, kind)], names=list(self.names))
 
 
-def _with_schema(row: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Cast the columns of a row: an earlier session may have written times in another zone."""
-    import pyarrow as pa
-
-    if row.schema.equals(schema):
-        return row
-    columns = [column.cast(kind.type) for column, kind in zip(row.columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+def _fetching(cc: ClaimCheck, payload: _FetchedPayload, reference: bytes | None) -> Job[_FetchedPayload, Outcome]:
+    if reference is None:
+        return Job(payload, partial(same, None))
+    try:
+        pointer = cc.opened.messages.pointer_from_anywhere(reference)
+    except ClaimCheckError as error:
+        return Job(payload, partial(same, error))
+    if pointer is not None:
+        return Job(payload, partial(outcome_of, partial(cc.read, pointer)), pointer.size, waits=True)
+    piece = reference.removeprefix(encode_literal(b"", header=cc.config.header))
+    return Job(payload, partial(same, piece), len(piece))
 
 
 # Deleting chunks -----------------------------------------------------------------------------------------------------
@@ -426,14 +390,12 @@ class ChunkCleanup:
     def add(self, references: Iterable[bytes]) -> None:
         """Delete the chunks with these references, now or in a later call."""
         self._waiting += references
-        while len(self._waiting) >= _DELETED_AT_ONCE:
-            batch, self._waiting = self._waiting[:_DELETED_AT_ONCE], self._waiting[_DELETED_AT_ONCE:]
-            self._delete(batch)
+        if len(self._waiting) >= _DELETED_AT_ONCE:
+            self.finish()
 
     def finish(self) -> None:
-        if self._waiting:
-            self._delete(self._waiting)
-        self._waiting = []
+        references, self._waiting = self._waiting, []
+        self._delete(references)
 
     def _delete(self, references: list[bytes]) -> None:
         by_store: dict[str, dict[str, Pointer]] = {}
@@ -459,15 +421,11 @@ def _delete_from(store: Store, pointers: list[Pointer]) -> None:
         for pointer in pointers:
             store.rollback(pointer)
         return
-    for deletion in store.delete(map(_entry, pointers)):
+    sizes = {each.key: each.size_in_store if each.segments == 1 else None for each in pointers}
+    # Whatever attempt of this query wrote it last is deleted.
+    for deletion in store.delete(StoreEntry(key=key, size=size, is_immutable=True) for key, size in sizes.items()):
         if deletion.error is not None:
             raise deletion.error
-
-
-def _entry(pointer: Pointer) -> StoreEntry:
-    """Return the entry to delete: whatever attempt of this query wrote it last."""
-    size = pointer.size_in_store if pointer.segments == 1 else None
-    return StoreEntry(key=pointer.key, size=size, is_immutable=True)
 
 
 def _log_once(store: str, error: Exception) -> None:

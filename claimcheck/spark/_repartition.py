@@ -7,15 +7,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from claimcheck._validation import check_int, fail
+from claimcheck._wire import pointer as pointers
+from claimcheck._wire.envelope import PointerData, decode
 from claimcheck.errors import ClaimCheckError
-from claimcheck.spark._columns import find_column, map_batches, map_rows, require_arrow, session_of, with_index_names
-from claimcheck.spark._worker import AnyConfig, as_config, claim_check, partition_id
+from claimcheck.spark._columns import (
+    find_column,
+    map_batches,
+    map_rows,
+    require_arrow,
+    session_of,
+    with_index_names,
+)
+from claimcheck.spark._worker import AnyConfig, as_config, partition_id
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from claimcheck._client import ClaimCheck
     from claimcheck.config import Config
 
 _BIN = "__claimcheck_bin"
@@ -32,16 +40,15 @@ def repartition_by_payload(
 
     Args:
         column: A binary column of envelopes and plain messages.
-        config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
+        config: As in `resolve`.
         target_bytes: The most payload bytes per partition, except for a partition with a single larger payload.
 
     Returns:
         A function from a batch DataFrame to a DataFrame with the same columns.
 
     Raises:
-        ConfigError: The configuration or an option is invalid; the function raises it for columns, and for streams,
-            whose sources limit payload bytes themselves.
-        MissingDependencyError: pyspark, pyarrow or pandas is missing.
+        ConfigError: As `resolve`. The function raises it for streams, too: their sources limit payload bytes.
+        MissingDependencyError: As `resolve`.
     """
     require_arrow()
     check_int("target_bytes", target_bytes, minimum=1)
@@ -76,11 +83,11 @@ class _Packing:
 
     def packed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, list[int], int]]:
         """Yield each batch, the bin of each row, and the bytes in the last bin."""
-        cc, last, held = claim_check(self.config), -1, 0
+        last, held = -1, 0
         for batch in batches:
             bins = list[int]()
             for message in batch.column(self.index):
-                size = _payload_bytes(cc, message.as_py())
+                size = _payload_bytes(message.as_py(), self.config)
                 fits = last >= 0 and (held == 0 or held + size <= self.target_bytes)
                 last, held = (last, held + size) if fits else (last + 1, size)
                 bins.append(last)
@@ -98,8 +105,6 @@ class _BinRange:
 
 @dataclass(frozen=True, slots=True)
 class _Assignment:
-    """Adds a column with the bin of each row; called once per partition."""
-
     packing: _Packing
     ranges: dict[int, _BinRange]
     keys: tuple[int, ...]
@@ -116,7 +121,7 @@ class _Assignment:
 
 def _bin_ranges(df: DataFrame, packing: _Packing) -> tuple[dict[int, _BinRange], int]:
     """Number the bins of all partitions; the last bins of partitions are combined."""
-    columns = dict.fromkeys(("partition", "full", "rest"), "bigint")
+    columns = "partition bigint, full bigint, rest bigint"
     reports = sorted(map_rows(with_index_names(df), packing, columns).collect())
     count = sum(full for _, full, _ in reports)
     ranges, first, current, held = dict[int, _BinRange](), 0, -1, 0
@@ -152,13 +157,17 @@ def _repartitioned(df: DataFrame, assignment: _Assignment, count: int) -> DataFr
     return binned.repartition(count, _BIN).drop(_BIN).toDF(*df.columns)
 
 
-def _payload_bytes(cc: ClaimCheck, message: bytes | None) -> int:
+def _payload_bytes(message: bytes | None, config: Config) -> int:
+    """Return the payload bytes that a message declares; signatures are not checked."""
     if message is None:
         return 0
     try:
-        pointer = cc.opened.messages.pointer_from_anywhere(message)
+        envelope = decode(message, header=config.header)
+        if not isinstance(envelope, PointerData):
+            return len(message)
+        size = pointers.decode(envelope.data, max_bytes=config.limits.max_pointer_bytes).size
     except ClaimCheckError:  # resolving the message raises it again
-        pointer = None
-    if pointer is None or (pointer.size or 0) > cc.config.limits.max_payload_bytes:  # never fetched
         return len(message)
-    return _UNKNOWN_BYTES if pointer.size is None else pointer.size
+    if size is None:
+        return _UNKNOWN_BYTES
+    return len(message) if size > config.limits.max_payload_bytes else size  # never fetched

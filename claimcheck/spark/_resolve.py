@@ -1,8 +1,7 @@
 """Envelopes to payloads: `resolve` and `map_payloads` for DataFrames, `resolver` for RDDs.
 
-``df.transform(resolve("value", config="claimcheck.yaml"))`` adds a column with the payloads. `map_payloads` runs a
-function on each payload instead. Payloads then never leave the Python worker; only the function's results go to Spark.
-That avoids copying every payload to the JVM and back, and the 2 GiB limit of a column. Both work on Arrow batches
+With `map_payloads`, payloads never leave the Python worker; only the function's results go to Spark. That avoids
+copying every payload to the JVM and back, and the 2 GiB limit of a column. Both functions work on Arrow batches
 (``mapInArrow``): batch and streaming, also with Spark Connect. Only the workers access stores.
 """
 
@@ -18,22 +17,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, NamedTuple
 
 from claimcheck._validation import check_value, fail
-from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.pointer import Pointer
-from claimcheck.errors import ChunkError, ClaimCheckError, PayloadTypeError
-from claimcheck.spark._columns import (
-    Origin,
-    ReadFrom,
-    active_session,
-    check_destination,
-    check_new,
-    check_paths,
-    error_type,
-    find_column,
-    is_bad_message,
-    map_batches,
-)
-from claimcheck.spark._metrics import Metrics
+from claimcheck.errors import ClaimCheckError
+from claimcheck.spark._columns import Origin, check_destination, check_paths, find_column, is_bad_message
+from claimcheck.spark._metrics import Metrics, Tally
 from claimcheck.spark._reading import (
     MAX_INFLIGHT_BYTES,
     OnError,
@@ -46,13 +33,15 @@ from claimcheck.spark._reading import (
     Stage,
     error_array,
     messages_of,
+    resolving,
+    with_results,
 )
 from claimcheck.spark._worker import AnyConfig, as_config, claim_check
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import StructType
 
 _log = logging.getLogger(__name__)
 
@@ -101,18 +90,9 @@ def resolve(
 
         placed, index = reading.at(df, destination), find_column(df, "column", column)
         stage = ResolveStage(placed, index, tuple(df.columns))
-        return _with_results(df, stage, {"payload": "payload"}, [BinaryType()])
+        return with_results(df, stage, {"payload": BinaryType()})
 
     return transform
-
-
-def _with_results(df: DataFrame, stage: Stage[Any], added: dict[str, str], types: Sequence[DataType]) -> DataFrame:
-    """Return a DataFrame with columns, by option, and with one for errors if there is one."""
-    if stage.reading.on_error == "null":
-        added, types = added | {"error": "error"}, [*types, error_type()]
-    check_new(df.columns, **added)
-    names = dict(zip(added.values(), types, strict=True))
-    return map_batches(df, stage, kept=range(len(df.columns)), added=names)
 
 
 # A function of each payload -------------------------------------------------------------------------------------
@@ -133,7 +113,7 @@ def map_payloads(
 ) -> Callable[[DataFrame], DataFrame]:
     """Return a function that adds the results of ``fn`` for each payload, for ``df.transform``.
 
-    Keeps all other columns, and the order within a partition.
+    Keeps all other columns, and the order within a partition. Checks its arguments as `resolve` does.
 
     Args:
         fn: Called in the worker with the payload, once for each row that has one; it is pickled. Returns a mapping by
@@ -147,20 +127,11 @@ def map_payloads(
             a payload that ``fn`` does not read to the end is not verified.
         with_row: Whether ``fn`` receives the row as a second argument: a dictionary of all columns, whose names must
             be unique.
-        destination: As in `resolve`, like all others below.
-        on_error: Exceptions of ``fn`` count as errors of the row, too.
-        max_inflight_bytes: Bound on the payload bytes that a task fetches ahead.
+        destination: As in `resolve`.
+        on_error: As in `resolve`. Exceptions of ``fn`` count as errors of the row, too.
+        max_inflight_bytes: As in `resolve`.
         metrics: Counts what tasks do.
-
-    Returns:
-        A function from DataFrame to DataFrame, which checks the columns when called and reads nothing yet.
-
-    Raises:
-        ConfigError: The configuration or an option is invalid; the function raises it for columns.
-        MissingDependencyError: pyspark, pyarrow or pandas is missing.
     """
-    check_value("as_file", as_file, bool)
-    check_value("with_row", with_row, bool)
     if not callable(fn):
         fail("fn", found=repr(fn), expected="a function of a payload")
     reading = Reading.of(config, max_inflight_bytes, metrics, on_error)
@@ -172,9 +143,8 @@ def map_payloads(
             expected = "columns with different names: each row becomes a dictionary"
             fail("with_row", found=f"several columns {twice!r}", expected=expected)
         index, parsed = find_column(df, "column", column), _parsed(df, schema)
-        added = {f"schema.{field.name}": field.name for field in parsed.fields}
         stage = _MapStage(placed, index, tuple(df.columns), parsed, fn, as_file, with_row)
-        return _with_results(df, stage, added, [field.dataType for field in parsed.fields])
+        return with_results(df, stage, {field.name: field.dataType for field in parsed.fields})
 
     return transform
 
@@ -198,8 +168,6 @@ class _Result(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _MapStage(Stage[_Result]):
-    """Adds the results of a function."""
-
     max_rows: ClassVar[int] = 1024
 
     reading: Reading
@@ -212,25 +180,24 @@ class _MapStage(Stage[_Result]):
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, _Result, int]]:
         messages = messages_of(batches, self.index, self.names)
-        with closing(self.reading.rows(messages, instead=self._opener if self.as_file else None)) as rows:
-            for row, _, outcome in rows:
+        with closing(self.reading.rows(messages, instead=self._opener)) as rows:
+            for row, outcome in rows:
                 result = self._result(row, outcome)
                 del outcome  # it would keep the payload alive during the next fetch
                 if result is not None:
                     yield row, result, sum(map(_size, result.values))
 
-    def _opener(self, message: Buffer, pointer: Pointer) -> Callable[[], BinaryIO] | None:
+    def _opener(self, pointer: Pointer) -> Callable[[], BinaryIO] | None:
         """Return a function that opens a payload that is too large to fetch ahead."""
-        small = pointer.size is not None and pointer.size <= self.reading.max_inflight_bytes
-        return None if small else partial(claim_check(self.reading.config).opened.messages.open, pointer)
+        if not self.as_file or (pointer.size is not None and pointer.size <= self.reading.max_inflight_bytes):
+            return None
+        return partial(claim_check(self.reading.config).opened.messages.open, pointer)
 
     def _result(self, row: Row, outcome: Outcome) -> _Result | None:
-        if outcome is None:
-            return _Result(self._nulls())
-        if isinstance(outcome, Exception):
-            return self._error_result(row, outcome)
+        if outcome is None or isinstance(outcome, Exception):
+            return _Result(self._nulls(), outcome)
         try:
-            return _Result(self._call(outcome, (row.values(),) if self.with_row else ()))
+            return _Result(self._call(outcome, *([row.values()] if self.with_row else [])))
         except MemoryError:  # a problem of this worker, not of this row
             raise
         except Exception as error:
@@ -243,7 +210,7 @@ class _MapStage(Stage[_Result]):
     def _nulls(self) -> tuple[None, ...]:
         return (None,) * len(self.schema)
 
-    def _call(self, payload: bytes | Callable[[], BinaryIO], row: tuple[dict[str, object], ...]) -> Sequence[object]:
+    def _call(self, payload: bytes | Callable[[], BinaryIO], *row: dict[str, object]) -> Sequence[object]:
         if not self.as_file:
             return self._values(self.fn(payload, *row))
         with io.BytesIO(payload) if isinstance(payload, bytes) else payload() as file:
@@ -253,7 +220,9 @@ class _MapStage(Stage[_Result]):
         names = self.schema.names
         if result is None:
             return self._nulls()
-        if isinstance(result, tuple) and set(fields := _field_names(result)) == set(names):
+        # Of a Row or a named tuple.
+        fields: Sequence[str] = getattr(result, "__fields__", None) or getattr(result, "_fields", None) or ()
+        if isinstance(result, tuple) and set(fields) == set(names):
             return [result[fields.index(name)] for name in names]
         if isinstance(result, Mapping) and (len(names) > 1 or set(result) == set(names)):
             if unknown := set(result) - set(names):
@@ -262,8 +231,9 @@ class _MapStage(Stage[_Result]):
         if len(names) == 1 and not (type(result) is tuple and len(result) == 1):
             return (result,)
         if not isinstance(result, tuple) or len(result) != len(names):
-            returned = f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
-            raise ResultError(f"the function returned {returned}, expected a mapping or a tuple of {names}")
+            raise ResultError(
+                f"the function returned a {type(result).__name__}, expected a mapping or a tuple of {names}"
+            )
         return result
 
     def output(self, group: RowGroup[_Result]) -> pa.RecordBatch:
@@ -320,10 +290,6 @@ def _arrow_fields(schema: StructType, *, large: bool) -> list[pa.Field]:
     return list(to_arrow_schema(schema, **options))
 
 
-def _field_names(result: tuple[object, ...]) -> list[str]:
-    return [*(getattr(result, "__fields__", None) or getattr(result, "_fields", None) or ())]
-
-
 def _size(value: object) -> int:
     return len(value) if isinstance(value, (bytes, bytearray, str, list, tuple, dict)) else 8
 
@@ -345,14 +311,14 @@ def resolver(
     connections, once per process.
 
     Args:
-        config: Path of a YAML file (read here, on the driver), mapping, `Config` or `ClaimCheck`.
+        config: As in `resolve`.
         on_error: ``fail`` raises the first error, which fails the task. ``skip`` logs a warning and drops the message
-            if the error is specific to it. Other errors always fail the task (as in `claimcheck.spark.resolve`). A
-            chunk is an error: use `claimcheck.spark.reassemble` on a DataFrame.
+            if the error is specific to it. Other errors always fail the task. A chunk is an error: use
+            `claimcheck.spark.reassemble` on a DataFrame.
         keyed: Elements are pairs of any key and a message, and become pairs of the key and the payload.
         destination: The topic that the messages were read from. Required where signing keys are configured, unless
             ``signing.bind_destination`` is false.
-        max_inflight_bytes: Bound on the payload bytes that a task fetches ahead.
+        max_inflight_bytes: As in `resolve`.
 
     Returns:
         A picklable callable from ``Iterator[bytes]`` to ``Iterator[bytes]``; ``None`` stays ``None``.
@@ -360,11 +326,12 @@ def resolver(
     Raises:
         ConfigError: The configuration or an option is invalid.
     """
+    from pyspark.sql import SparkSession
+
     check_value("on_error", on_error, Literal["fail", "skip"])
-    check_value("keyed", keyed, bool)
     checked = as_config(config)
     check_destination(checked, destination)
-    if session := active_session():
+    if session := SparkSession.getActiveSession():
         check_paths(checked, session)
     reading = Reading(config=checked, max_inflight_bytes=max_inflight_bytes, origin=Origin(destination))
     return PartitionResolver(reading, skip_errors=on_error == "skip", keyed=keyed)
@@ -379,37 +346,15 @@ class PartitionResolver:
     keyed: bool
 
     def __call__(self, elements: Iterable[Any]) -> Iterator[Any]:
-        origin, pairs = ReadFrom(self.reading.origin.destination), map(_keyed if self.keyed else _unkeyed, elements)
-        results = self.reading.outcomes(pairs, lambda key: origin)
-        with closing(results):
-            for key, _, outcome in results:
-                if isinstance(outcome, ClaimCheckError):
-                    self._handle(outcome)
-                else:
+        config, destination = self.reading.config, self.reading.origin.destination
+        cc, pairs = claim_check(config), elements if self.keyed else ((None, element) for element in elements)
+        jobs = (resolving(cc, key, message, destination=destination) for key, message in pairs)
+        with closing(self.reading.run(jobs, Tally(None))) as results:
+            for (key, _), outcome in results:
+                if not isinstance(outcome, ClaimCheckError):
                     yield (key, outcome) if self.keyed else outcome
+                elif self.skip_errors and is_bad_message(outcome, config):
+                    _log.warning("skipped a message: %s: %s", type(outcome).__name__, outcome)
+                else:
+                    raise outcome
                 del outcome
-
-    def _handle(self, error: ClaimCheckError) -> None:
-        if isinstance(error, ChunkError):
-            error.add_note("In Spark: df.transform(reassemble(...)).")
-        if not self.skip_errors or not is_bad_message(error, self.reading.config):
-            raise error
-        _log.warning("skipped a message: %s: %s", type(error).__name__, error)
-
-
-def _keyed(element: object) -> tuple[object, Buffer | None]:
-    if not isinstance(element, (tuple, list)) or len(element) != 2:
-        raise PayloadTypeError(
-            f"with keyed=True an element is a pair of a key and a message, not {type(element).__name__}"
-        )
-    return element[0], _message(element[1])
-
-
-def _unkeyed(element: object) -> tuple[None, Buffer | None]:
-    return None, _message(element)
-
-
-def _message(value: object) -> Buffer | None:
-    if value is None or isinstance(value, (bytes, bytearray, memoryview)):
-        return value
-    raise PayloadTypeError(f"a message is bytes-like or None, not {type(value).__name__} (pairs need keyed=True)")

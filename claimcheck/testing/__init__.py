@@ -7,32 +7,30 @@ Applications: `RecordingBroker`, `assert_offloaded`, `assert_inline`, `FaultySto
 from __future__ import annotations
 
 import importlib
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from claimcheck._client import ClaimCheck
 from claimcheck._content.source import Source
 from claimcheck._receive.resolver import Failed, Resolved
 from claimcheck._registry import build_store
-from claimcheck._store.listing import Deletion, KeyLifetime, StoreEntry
+from claimcheck._store.listing import Deletion, StoreEntry
 from claimcheck._store.store import Store
 from claimcheck._wire import pointer as pointers
 from claimcheck._wire.buffers import Buffer
-from claimcheck._wire.envelope import Abort, Chunk, Encoded, Plain, PointerData, decode
+from claimcheck._wire.envelope import Chunk, Encoded, Plain, PointerData, decode
 from claimcheck._wire.envelope import Literal as Escaped
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import HEADER, StoreConfig
-from claimcheck.errors import IncompletePayloadError, StoreError
+from claimcheck.errors import IncompletePayloadError
 
 if TYPE_CHECKING:
     from claimcheck.testing._store_conformance import StoreConformance
 
 __all__ = [
-    "Fault",
     "FaultyStore",
     "RecordedMessage",
     "RecordingBroker",
@@ -41,7 +39,7 @@ __all__ = [
     "assert_offloaded",
 ]
 
-_WITH_ASSERTIONS = ("_store_conformance", "_store_kit", "_store_lifecycle")
+_WITH_ASSERTIONS = ("_store_conformance", "_store_kit")
 
 Headers = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
 
@@ -124,10 +122,6 @@ class RecordingBroker:
             raise IncompletePayloadError(f"chunks of {resolver.pending_payloads} payloads are missing")
         return payloads
 
-    def clear(self) -> None:
-        """Forget all messages."""
-        self.messages.clear()
-
     def __repr__(self) -> str:
         return f"<RecordingBroker with {len(self.messages)} messages>"
 
@@ -136,11 +130,6 @@ def assert_offloaded(
     message: RecordedMessage | bytes | None, *, store: str | None = None, cc: ClaimCheck | None = None
 ) -> None:
     """Assert that a message is a pointer to a stored payload, or a chunk.
-
-    Example::
-
-        assert_offloaded(broker.messages[0])                     # stored, or in chunks
-        assert_offloaded(broker.messages[0], store="payloads")   # in this store
 
     Args:
         message: A recorded message, or its value.
@@ -152,11 +141,11 @@ def assert_offloaded(
     """
     envelope = _decoded(message, cc)
     if not isinstance(envelope, (PointerData, Chunk)):
-        raise AssertionError(f"expected an offloaded payload, got {_description(message, envelope)}")
+        raise AssertionError(f"expected an offloaded payload, got {_described(envelope)}")
     if store is None:
         return
     if isinstance(envelope, Chunk):
-        raise AssertionError(f"expected a payload in the store {store!r}, got {_description(message, envelope)}")
+        raise AssertionError(f"expected a payload in the store {store!r}, got {_described(envelope)}")
     name = pointers.decode(envelope.data).store
     if name != store:
         raise AssertionError(f"expected a payload in the store {store!r}, got one in {name!r}")
@@ -164,11 +153,6 @@ def assert_offloaded(
 
 def assert_inline(message: RecordedMessage | bytes | None, *, cc: ClaimCheck | None = None) -> None:
     """Assert that a message carries its whole payload.
-
-    Example::
-
-        publish("orders", b"small")
-        assert_inline(broker.messages[-1])
 
     Args:
         message: A recorded message, or its value.
@@ -179,30 +163,16 @@ def assert_inline(message: RecordedMessage | bytes | None, *, cc: ClaimCheck | N
     """
     envelope = _decoded(message, cc)
     if not isinstance(envelope, (Plain, Escaped, Encoded, type(None))):
-        raise AssertionError(f"expected a payload sent inline, got {_description(message, envelope)}")
+        raise AssertionError(f"expected a payload sent inline, got {_described(envelope)}")
 
 
-def _value(message: RecordedMessage | bytes | None) -> bytes | None:
-    return message.value if isinstance(message, RecordedMessage) else message
+def _described(envelope: object) -> str:
+    return "a message without a value" if envelope is None else f"an envelope of type {type(envelope).__name__}"
 
 
 def _decoded(message: RecordedMessage | bytes | None, cc: ClaimCheck | None) -> object:
-    value = _value(message)
+    value = message.value if isinstance(message, RecordedMessage) else message
     return None if value is None else decode(value, header=cc.config.header if cc else HEADER)
-
-
-def _description(message: RecordedMessage | bytes | None, envelope: object) -> str:
-    value = _value(message)
-    if value is None:
-        return "a message without a value"
-    kinds: dict[type[object], str] = {
-        PointerData: "a pointer",
-        Chunk: "a chunk",
-        Abort: "an abort marker",
-        Escaped: "an escaped payload",
-        Encoded: "a compressed or encrypted payload",
-    }
-    return f"{kinds.get(type(envelope), 'a plain message')} of {len(value):,} bytes"
 
 
 Operation = Literal["write", "read", "rollback"]
@@ -210,29 +180,20 @@ When = Literal["before", "during", "after"]
 
 
 @dataclass(slots=True)
-class Fault:
-    """A failure of one operation.
-
-    Attributes:
-        operation: The operation that fails; the cleanup of a failed write counts as ``rollback``.
-        when: ``before`` the inner store is called; ``during`` the operation, after half of the pieces (after a single
-            piece); ``after`` the inner store succeeded, as if only its response were lost.
-        error: The exception. A `ConnectionError` becomes `StoreUnavailableError`, as in any store.
-        times: How often it fails; ``None`` for always.
-    """
-
+class _Fault:
     operation: Operation
-    when: When = "before"
-    error: BaseException = field(default_factory=lambda: ConnectionError("injected fault"))
-    times: int | None = None
+    when: When
+    error: BaseException
+    times: int | None
 
-    def strikes(self, operation: Operation, when: When) -> bool:
-        """Return whether the operation fails now, and count it if so."""
-        if (self.operation, self.when) != (operation, when) or self.times == 0:
-            return False
-        if self.times is not None:
-            self.times -= 1
-        return True
+
+def _inner(name: str) -> Any:
+    """Return a method that calls the one of the wrapped store."""
+
+    def call(self: FaultyStore, *args: Any, **options: Any) -> Any:
+        return getattr(self._store(), name)(*args, **options)
+
+    return call
 
 
 class FaultyStore(Store):
@@ -258,13 +219,9 @@ class FaultyStore(Store):
     def __init__(self, *, store: Any) -> None:
         self.inner: Store = _build(store) if isinstance(store, Mapping) else store
         self.calls: Counter[str] = Counter()
-        self._faults: list[Fault] = []
-        self.prefix = self.inner.prefix
-        self.segment_bytes = self.inner.segment_bytes
-        self.ttl_seconds = self.inner.ttl_seconds
-        self.max_key_bytes = self.inner.max_key_bytes
-        self.pointer_version = self.inner.pointer_version
-        self.reads_v1 = self.inner.reads_v1
+        self._faults: list[_Fault] = []
+        for name in ("prefix", "segment_bytes", "ttl_seconds", "max_key_bytes", "pointer_version", "reads_v1"):
+            setattr(self, name, getattr(self.inner, name))
 
     def fail(
         self,
@@ -274,9 +231,17 @@ class FaultyStore(Store):
         error: BaseException | None = None,
         times: int | None = None,
     ) -> None:
-        """Fail from now on; see `Fault`."""
+        """Fail from now on.
+
+        Args:
+            operation: The operation that fails; the cleanup of a failed write counts as ``rollback``.
+            when: ``before`` the inner store is called; ``during`` the operation, after half of the pieces (after a
+                single piece); ``after`` the inner store succeeded, as if only its response were lost.
+            error: The exception; by default a `ConnectionError`, which becomes `StoreUnavailableError` as in any store.
+            times: How often it fails; ``None`` for always.
+        """
         cause = ConnectionError("injected fault") if error is None else error
-        self._faults.append(Fault(operation, when, cause, times))
+        self._faults.append(_Fault(operation, when, cause, times))
 
     def heal(self) -> None:
         """Stop failing."""
@@ -286,28 +251,16 @@ class FaultyStore(Store):
         """Close the inner store."""
         self.inner.close()
 
-    def check(self, pointer: Pointer) -> None:
-        """Reject the pointers that the inner store rejects."""
-        self._store().check(pointer)
-
-    def _scope(self, pointer: Pointer) -> str:
-        return self._store()._scope(pointer)
-
-    def _new_key(self, destination: str, unique: uuid.UUID) -> str:
-        return self._store()._new_key(destination, unique)
-
-    def _key(self, destination: str, unique: uuid.UUID, *, created_ms: int, expires_ms: int | None, fresh: bool) -> str:
-        store = self._store()
-        return store._key(destination, unique, created_ms=created_ms, expires_ms=expires_ms, fresh=fresh)
-
-    def _lifetime_of(self, key: str) -> KeyLifetime | None:
-        return self._store()._lifetime_of(key)
-
-    def _scan(self, after: str | None) -> Iterable[StoreEntry]:
-        return self._store()._scan(after)
-
-    def _now(self, entries: Sequence[StoreEntry]) -> Iterable[tuple[StoreEntry, StoreEntry | None]]:
-        return self._store()._now(entries)
+    check = _inner("check")
+    _scope = _inner("_scope")
+    _new_key = _inner("_new_key")
+    _key = _inner("_key")
+    _lifetime_of = _inner("_lifetime_of")
+    _scan = _inner("_scan")
+    _now = _inner("_now")
+    _rewrite = _inner("_rewrite")
+    _translate = _inner("_translate")
+    _wrote_nothing = _inner("_wrote_nothing")
 
     def _discard(self, entries: Sequence[StoreEntry]) -> Iterable[Deletion]:
         for entry in entries:
@@ -315,19 +268,10 @@ class FaultyStore(Store):
                 self._strike("rollback", "during")
                 yield from self._store()._discard([entry])
 
-    def _rewrite(self, pointer: Pointer, source: Source) -> str | None:
-        return self._store()._rewrite(pointer, source)
-
-    def _translate(self, error: Exception) -> type[StoreError] | None:
-        return self._store()._translate(error)
-
     def _reach(self) -> None:
         self.calls["write"] += 1
         self._strike("write", "before")
         self._store()._reach()
-
-    def _wrote_nothing(self, error: BaseException) -> bool:
-        return self._store()._wrote_nothing(error)
 
     def _write(self, pointer: Pointer, source: Source) -> None:
         setattr(source, "pieces", self._breaking_pieces(source))  # noqa: B010 - one object, not its class
@@ -358,7 +302,8 @@ class FaultyStore(Store):
 
     def _strike(self, operation: Operation, when: When) -> None:
         for fault in self._faults:
-            if fault.strikes(operation, when):
+            if (fault.operation, fault.when) == (operation, when) and fault.times != 0:
+                fault.times = None if fault.times is None else fault.times - 1
                 raise fault.error
 
     def _breaking_pieces(self, source: Source) -> Any:

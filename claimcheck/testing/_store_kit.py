@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -13,9 +14,11 @@ import pytest
 
 from claimcheck._registry import build_store
 from claimcheck._store.contract import StoreContext
+from claimcheck._store.listing import StoreEntry
 from claimcheck._store.store import Store
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import StoreConfig
+from claimcheck.errors import ScanNotSupportedError
 from claimcheck.hooks import Event, Hooks, OperationEvent
 
 OpenStore = Callable[..., Store]
@@ -58,12 +61,10 @@ class StoreKit:
 
     @pytest.fixture
     def config(self, options: Mapping[str, Any]) -> StoreConfig:
-        """The options as a `StoreConfig`."""
         return StoreConfig(type=options["type"], options={k: v for k, v in options.items() if k != "type"})
 
     @pytest.fixture
     def events(self) -> list[OperationEvent]:
-        """The events of all stores."""
         return []
 
     @pytest.fixture
@@ -88,7 +89,6 @@ class StoreKit:
 
     @pytest.fixture
     def store(self, open_store: OpenStore) -> Store:
-        """The store under test."""
         return open_store()
 
 
@@ -101,13 +101,16 @@ def skip_opt_outs(kit: object, opt_outs: Mapping[str, str], test: str) -> None:
         pytest.skip(opt_outs[test])
 
 
+def piece_bytes(store: Store) -> int:
+    return store.segment_bytes or MIB
+
+
 def damaged_size(store: Store, size: str) -> int:
     """Return the size of a payload to damage: ``some`` bytes, or several ``segments``."""
-    return 1000 if size == "some" else 2 * (store.segment_bytes or MIB) + 1000
+    return 1000 if size == "some" else 2 * piece_bytes(store) + 1000
 
 
 def read_in_pieces(store: Store, pointer: Pointer) -> bytes:
-    """Read a payload as a file, piece by piece."""
     with store.open(pointer) as file:
         return b"".join(iter(lambda: file.read(100_000), b""))
 
@@ -124,11 +127,39 @@ def as_if_written(store: Store, key: str, size: int) -> Pointer:
 def _delete_payloads(opened: list[Store], events: list[OperationEvent]) -> None:
     """Delete what a test wrote, since the medium may be shared."""
     for event in events:
-        if not opened or (event.operation, event.phase) != ("write", "completed"):
-            continue
-        store = opened[0]
-        with suppress(Exception):
-            store.rollback(as_if_written(store, event.key, event.size or 0))
+        if opened and (event.operation, event.phase) == ("write", "completed"):
+            with suppress(Exception):
+                opened[0].rollback(as_if_written(opened[0], event.key, event.size or 0))
+
+
+def listed(store: Store, pointers: list[Pointer]) -> dict[str, StoreEntry]:
+    """Return the entries of these payloads by key; skips the test if the store cannot be listed."""
+    keys = {pointer.key for pointer in pointers}
+    try:
+        return {entry.key: entry for entry in store.scan() if entry.key in keys}
+    except ScanNotSupportedError:
+        pytest.skip("this store cannot list its payloads: it does not implement _scan")
+
+
+def assert_not_earlier(entry: StoreEntry, pointer: Pointer) -> None:
+    """The lifetime in a listing must not end before the one in the pointer."""
+    if pointer.expires_ms is None:
+        assert entry.expires_ms is None
+    else:
+        assert entry.expires_ms is not None
+        assert pointer.expires_ms <= entry.expires_ms + 50  # the medium may count its remaining milliseconds
+        assert entry.expires_ms <= pointer.expires_ms + 60_000
+
+
+def assert_kept_until(store: Store, pointer: Pointer) -> None:
+    """The listing, by which a sweep deletes, must not end a payload's lifetime before its pointer does."""
+    with suppress(ScanNotSupportedError):
+        entry = next(each for each in store.scan() if each.key == pointer.key)
+        assert (entry.expires_ms or 0) + 50 >= (pointer.expires_ms or 0)
+
+
+def later(seconds: float) -> float:
+    return time.time() + seconds
 
 
 def forbid_io(store: Store, patch: pytest.MonkeyPatch) -> None:
@@ -147,17 +178,15 @@ def content(size: int) -> bytes:
 
 
 class Unseekable(io.RawIOBase):
-    """A file that can be read only once, in smaller pieces than requested, like a pipe."""
+    """A file that can be read only once, at most 300,000 bytes at a time, like a pipe."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     def readable(self) -> bool:
-        """Always true."""
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return at most 300,000 bytes."""
         data: bytes = self._inner.read(size if size < 0 else min(size, 300_000))
         return data
 
@@ -170,24 +199,19 @@ class Zeros(io.RawIOBase):
         self._position = 0
 
     def readable(self) -> bool:
-        """Always true."""
         return True
 
     def seekable(self) -> bool:
-        """Always true."""
         return True
 
     def tell(self) -> int:
-        """Return the position."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Change the position."""
         self._position = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence] + offset
         return self._position
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return zeros."""
         left = self._size - self._position
         count = left if size < 0 else min(size, left)
         self._position += count
@@ -202,7 +226,6 @@ class Breaking(Zeros):
         self._error = error
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return zeros for the first half."""
         if self._position < self._size // 2:
             return super().read(min(size, self._size // 2 - self._position))
         if self._error is not None:
@@ -237,20 +260,8 @@ BROKEN: dict[str, Callable[[int], Any]] = {
 }
 
 DESTINATIONS = [
-    "orders",
-    "",
-    ".",
-    "..",
-    "../../etc/passwd",
-    "/etc/passwd",
-    "persistent://tenant/namespace/orders",
-    "a\\b",
-    "nul\0nul",
-    "line\nbreak",
-    "{tag}",
-    "übergrößen-注文",
-    "%2e%2e",
-    "a" * 1000,
+    *("orders", "", ".", "..", "../../etc/passwd", "/etc/passwd", "persistent://tenant/namespace/orders", "a\\b"),
+    *("nul\0nul", "line\nbreak", "{tag}", "übergrößen-注文", "%2e%2e", "a" * 1000),
 ]
 
 HARMS: dict[str, Callable[[bytes], bytes]] = {
@@ -263,27 +274,35 @@ HARMS: dict[str, Callable[[bytes], bytes]] = {
     "replaced by a longer one": lambda data: data[::-1] + data,
 }
 
-HOSTILE: dict[str, Callable[[Pointer], Pointer]] = {
-    "another store": lambda good: replace(good, store="other"),
-    "no key": lambda good: replace(good, key=""),
-    "parent": lambda good: replace(good, key=f"{good.key}/../../secret"),
-    "parent first": lambda good: replace(good, key=f"../{good.key}"),
-    "parent, backslashes": lambda good: replace(good, key=f"{good.key}\\..\\secret"),
-    "absolute path": lambda good: replace(good, key="/etc/passwd"),
-    "absolute in the key": lambda good: replace(good, key=f"/{good.key}"),
-    "NUL": lambda good: replace(good, key=f"{good.key}\0"),
-    "line break": lambda good: replace(good, key=f"{good.key}\r\nDEL x"),
-    "endless key": lambda good: replace(good, key=good.key + "x" * 5000),
-    "2**31 segments": lambda good: replace(good, segments=2**31, segment_bytes=1, size=2**31),
-    "2**31 segments, small": lambda good: replace(good, segments=2**31),
-    "2**31 segments, version 1": lambda good: replace(good, segments=2**31 - 1, version=1, size=None, store=None),
-    "size of 2**62": lambda good: replace(good, size=2**62),
-    "segments that do not add up": lambda good: replace(good, segments=3, segment_bytes=10),
-    "version 1, foreign key": lambda good: replace(good, key="another-stores-key", version=1, size=None, store=None),
-    "unknown codec": lambda good: replace(good, codec="lz77"),
-    "unknown encryption": lambda good: replace(good, encryption="rot13"),
-    "unknown checksum": lambda good: replace(good, checksum="sha999:00"),
+HOSTILE: dict[str, dict[str, Any]] = {
+    "another store": {"store": "other"},
+    "no key": {"key": ""},
+    "parent": {"key": "{key}/../../secret"},
+    "parent first": {"key": "../{key}"},
+    "parent, backslashes": {"key": "{key}\\..\\secret"},
+    "absolute path": {"key": "/etc/passwd"},
+    "absolute in the key": {"key": "/{key}"},
+    "NUL": {"key": "{key}\0"},
+    "line break": {"key": "{key}\r\nDEL x"},
+    "endless key": {"key": "{key}" + "x" * 5000},
+    "2**31 segments": {"segments": 2**31, "segment_bytes": 1, "size": 2**31},
+    "2**31 segments, small": {"segments": 2**31},
+    "2**31 segments, version 1": {"segments": 2**31 - 1, "version": 1, "size": None, "store": None},
+    "size of 2**62": {"size": 2**62},
+    "segments that do not add up": {"segments": 3, "segment_bytes": 10},
+    "version 1, foreign key": {"key": "another-stores-key", "version": 1, "size": None, "store": None},
+    "unknown codec": {"codec": "lz77"},
+    "unknown encryption": {"encryption": "rot13"},
+    "unknown checksum": {"checksum": "sha999:00"},
 }
+"""Fields of a good pointer that are replaced; ``{key}`` is its key."""
+
+
+def hostile_pointer(good: Pointer, kind: str) -> Pointer:
+    fields = dict(HOSTILE[kind])
+    if "key" in fields:
+        fields["key"] = fields["key"].replace("{key}", good.key)
+    return replace(good, **fields)
 
 
 def _spread(data: bytes) -> bytearray:

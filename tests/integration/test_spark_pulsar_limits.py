@@ -2,8 +2,6 @@
 
 import pytest
 
-import claimcheck
-from claimcheck.transports.pulsar import PulsarProducer
 from tests.spark.sources_rig import batches_of, stream, values
 
 PULSAR = "claimcheck_pulsar"
@@ -69,44 +67,3 @@ def test_an_entry_of_more_rows_than_the_limit_comes_whole(spark_sources, spark_t
 
     assert values(seen) == sent
     assert sizes(seen) == [30] * 6
-
-
-@pytest.fixture
-def fill_payloads(spark_topic, claims):
-    """Send payloads of 5,000 bytes as pointers, six for each ledger, ``batch`` in each entry."""
-
-    def fill(of):
-        spark_topic.keep()
-        with claimcheck.from_dict(claims) as cc:
-            for ledger in range(LEDGERS):
-                native = spark_topic.client.create_producer(
-                    spark_topic.name, batching_enabled=of > 1, batching_max_publish_delay_ms=60_000
-                )
-                with PulsarProducer(native, cc) as producer:
-                    for number in range(6):
-                        producer.send_async(b"%d" % ledger * 5000, lambda *_: None)
-                        if number % of == of - 1:
-                            producer.flush()
-                spark_topic.roll()
-
-    return fill
-
-
-@pytest.mark.parametrize(
-    ("of", "limits", "expected"),
-    [
-        (1, {"maxPayloadBytesPerTrigger": 20_000}, [4, 4, 4, 4, 2]),
-        (1, {"maxPayloadBytesPerTrigger": 20_000, "maxRowsPerTrigger": 3}, [3] * 6),
-        (3, {"maxPayloadBytesPerTrigger": 35_000}, [6, 6, 6]),
-        (3, {"maxPayloadBytesPerTrigger": 29_999}, [3] * 6),  # a byte less, and an entry less
-        (3, {"maxPayloadBytesPerTrigger": 5_000}, [3] * 6),  # an entry is read as a whole: three times the limit
-    ],
-    ids=["unbatched", "rows too", "batched", "batched, a byte less", "more in an entry"],
-)
-def test_payload_bytes_of_several_ledgers(spark_sources, spark_topic, fill_payloads, tmp_path, of, limits, expected):
-    fill_payloads(of)
-
-    seen = run(spark_sources, spark_topic, tmp_path, **limits)
-
-    assert sizes(seen) == expected
-    check_entries(seen)

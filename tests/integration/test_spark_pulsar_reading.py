@@ -117,20 +117,6 @@ def test_a_large_limit_is_estimated_from_a_sample(spark_sources, spark_topic, tm
     assert values(seen) == sorted(b"%d" % n for n in range(6000))
 
 
-def test_a_stream_stops_at_payload_bytes(spark_sources, spark_topic, claims, tmp_path):
-    with claimcheck.from_dict(claims) as cc:
-        producer = PulsarProducer(spark_topic.client.create_producer(spark_topic.name), cc)
-        for size in (5000, 5000, 5000, 20_000, 100):
-            producer.send(b"x" * size)
-        producer.close()
-    df = stream(spark_sources, PULSAR, spark_topic.options(maxPayloadBytesPerTrigger=10_000))
-
-    seen = batches_of(df.transform(resolve("value", config=claims)), tmp_path / "c")
-
-    sizes = [[len(row.payload) for row in seen[number]] for number in sorted(seen)]
-    assert sizes == [[5000, 5000], [5000], [20_000], [100]]
-
-
 def test_a_stream_may_begin_at_the_end(spark_sources, spark_topic, tmp_path):
     spark_topic.send(range(10))
     df = stream(spark_sources, PULSAR, spark_topic.options(startingPosition="latest"))

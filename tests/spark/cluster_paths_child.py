@@ -18,13 +18,12 @@ ensure_java()
 from pyspark.sql import SparkSession  # noqa: E402 - a Java is needed first
 
 from claimcheck.spark.sources import register  # noqa: E402
-from claimcheck.transports.local import LocalBroker  # noqa: E402
 
 
-def steps(spark: SparkSession, config: Any, broker: str, yaml: str) -> dict[str, Callable[[], object]]:
+def steps(spark: SparkSession, config: Any, yaml: str) -> dict[str, Callable[[], object]]:
     """Return everything that opens a store on an executor."""
     df = spark.createDataFrame([(bytearray(b"payload"),)], "value binary")
-    local, topic = {"path": broker, "topic": "orders"}, {"serviceUrl": "pulsar://127.0.0.1:1", "topic": "orders"}
+    topic = {"serviceUrl": "pulsar://127.0.0.1:1", "topic": "orders"}
 
     def sink(form: str, options: dict[str, str]) -> None:
         df.write.format(form).options(**options, config=yaml).mode("append").save()
@@ -35,7 +34,6 @@ def steps(spark: SparkSession, config: Any, broker: str, yaml: str) -> dict[str,
         "offload": lambda: df.transform(offload("value", destination="orders", config=config)),
         "reassemble": lambda: df.transform(reassemble("value", config=config)),
         "resolver": lambda: resolver(config),
-        "local source": lambda: spark.read.format("claimcheck_local").options(**local).load(),
         "pulsar sink": lambda: sink("claimcheck_pulsar", topic),
     }
 
@@ -54,14 +52,12 @@ def main(given: dict[str, Any]) -> None:
     spark = builder.config("spark.driver.bindAddress", "127.0.0.1").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     register(spark)
-    with LocalBroker("broker.sqlite") as broker:
-        broker.create_topic("orders")
     found: dict[str, Any] = {}
-    for name, (path, broker_path) in given["cases"].items():
+    for name, path in given["cases"].items():
         stores = {"disk": {"type": "filesystem", "path": path, "create": True}}
         Path(f"{name}.yaml").write_text(json.dumps({"stores": stores}))
         config = {"strategy": "external", "stores": stores}
-        made = steps(spark, config, broker_path, str(Path(f"{name}.yaml").absolute()))
+        made = steps(spark, config, str(Path(f"{name}.yaml").absolute()))
         found[name] = {step: error_of(made[step]) for step in given["steps"].get(name, made)}
     found["jobs"] = len(spark.sparkContext.statusTracker().getJobIdsForGroup(None))
     print(json.dumps(found))

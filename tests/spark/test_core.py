@@ -6,24 +6,19 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
 
-from claimcheck._client import ClaimCheck
 from claimcheck._config_file import from_dict
-from claimcheck._wire.pointer import Pointer
-from claimcheck.errors import ConfigError, PayloadNotFoundError, PayloadTypeError
-from claimcheck.spark import _reading as reading
-from claimcheck.spark._fetching import AdaptiveConcurrency, OrderedExecutor
-from claimcheck.spark._reading import Reading
+from claimcheck.errors import ConfigError, PayloadNotFoundError
+from claimcheck.spark._reading import Reading, outcome_of
+from claimcheck.spark._worker import AdaptiveConcurrency, Job, OrderedExecutor, same
 
 
 class Getter:
     """Messages are sizes as text, with the prefix ``p`` for stored payloads; counts the bytes held."""
-
-    config = from_dict({})
-    opened = ClaimCheck(from_dict({"strategy": "inline"})).opened
 
     def __init__(self, *, seconds: float = 0.0, declared: bool = True, bad: frozenset[bytes] = frozenset()) -> None:
         self.seconds, self.declared, self.bad = seconds, declared, bad
@@ -33,16 +28,13 @@ class Getter:
         self.gate = threading.Event()
         self.gate.set()
 
-    def pointer(self, message: Any, /, *, destination: str | None = None) -> Pointer | None:
-        if not message.startswith(b"p"):
-            return None
-        return Pointer(key=message.decode(), size=int(message[1:]) if self.declared else None)
+    def job(self, message: bytes | None) -> Job[None, Any]:
+        if message is None or not message.startswith(b"p"):
+            return Job(None, partial(same, message), len(message or b""))
+        read = partial(outcome_of, partial(self.read, message))
+        return Job(None, read, int(message[1:]) if self.declared else None, waits=True)
 
-    def resolve(self, message: Any, /, *, destination: str | None = None) -> Any:
-        return message
-
-    def read(self, pointer: Pointer, /) -> Any:
-        message = pointer.key.encode()
+    def read(self, message: bytes) -> bytes:
         with self.lock:
             self.running += 1
             self.most_running = max(self.most_running, self.running)
@@ -66,9 +58,8 @@ class Getter:
 def outcomes(messages, getter: Any, concurrency: Any = 8, max_inflight_bytes: int = 64 << 20) -> Iterator[Any]:
     """Yield only the outcomes."""
     executor: OrderedExecutor[Any, Any] = OrderedExecutor(AdaptiveConcurrency(concurrency), max_inflight_bytes)
-    pairs = ((None, message) for message in messages)
-    with closing(reading.outcomes(pairs, getter, executor)) as results:
-        for _, _, outcome in results:
+    with closing(executor.run(map(getter.job, messages))) as results:
+        for _, outcome in results:
             yield outcome
             del outcome
 
@@ -80,9 +71,9 @@ def ordered(getter: Getter, messages, **options) -> list[object]:
 @pytest.mark.parametrize("concurrency", [1, 2, 8])
 def test_payloads_come_in_order_whatever_each_takes(concurrency):
     class Uneven(Getter):
-        def read(self, pointer, /):
-            time.sleep(0.002 * (int(pointer.key[1:]) % 5))
-            return super().read(pointer)
+        def read(self, message):
+            time.sleep(0.002 * (int(message[1:]) % 5))
+            return super().read(message)
 
     sizes = [7, 3, 9, 1, 4, 2, 8, 6, 5, 0] * 5
 
@@ -211,37 +202,14 @@ def test_an_error_is_the_outcome_of_its_own_message_only(concurrency):
     assert got[2] == bytes(3)
 
 
-def test_a_damaged_message_keeps_its_place():
-    class Damaged(Getter):
-        def pointer(self, message, /, *, destination=None):
-            raise PayloadNotFoundError("unreadable")
-
-    assert [type(each) for each in ordered(Damaged(), [b"p1", b"p2"])] == [PayloadNotFoundError] * 2
-
-
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_an_error_that_is_not_ours_ends_everything(concurrency):
     class Broken(Getter):
-        def read(self, pointer, /):
+        def read(self, message):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         ordered(Broken(), [b"p1"] * 10, concurrency=concurrency)
-
-
-def test_whatever_is_bytes_like_comes_out_as_bytes():
-    got = ordered(Getter(), [bytearray(b"a"), memoryview(b"b")][:1])
-
-    assert got == [b"a"]
-    assert type(got[0]) is bytes
-
-
-def test_text_is_refused():
-    class Text(Getter):
-        def resolve(self, message, /, *, destination=None):
-            return "text"
-
-    assert isinstance(ordered(Text(), [b"a"])[0], PayloadTypeError)
 
 
 def test_closing_cancels_what_has_not_begun_and_waits_for_what_has():
@@ -348,12 +316,6 @@ def test_a_number_is_taken_as_it_is():
 
 
 # Options --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("concurrency", [0, -1, 65, 1.5, "many", None, True])
-def test_concurrency_that_cannot_be_meant(concurrency):
-    with pytest.raises(ConfigError, match="concurrency"):
-        Reading(config=from_dict({}), concurrency=concurrency)
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, "64MB", None, True])

@@ -132,7 +132,7 @@ def test_dead_letters_leave_and_are_handed_over_with_all_they_had(spark, config,
     ("fn", "words"),
     [
         (lambda payload: {"nonsense": 1, "size": 2}, "nonsense"),
-        (lambda payload: (1, 2, 3), "a tuple of 3"),
+        (lambda payload: (1, 2, 3), "a tuple, expected"),
         (lambda payload: {"size": "many", "more": 1}, "does not fit column 'size'"),
         (lambda payload: 1 / 0, "ZeroDivisionError"),
     ],
@@ -247,7 +247,6 @@ def test_a_chunk_says_where_chunks_belong(spark, config, send):
         ({"schema": "a int, a int"}, "each once"),
         ({"schema": "error int", "on_error": "null"}, "'error', which is taken"),
         ({"column": "n"}, "of type int"),
-        ({"as_file": "yes"}, "as_file"),
         ({"max_inflight_bytes": 0}, "max_inflight_bytes"),
     ],
 )

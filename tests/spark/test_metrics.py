@@ -69,7 +69,7 @@ def test_progress_is_said_while_a_job_runs_and_at_its_end(spark, config, message
         assert ("0 payloads" in lines[0], "errors" in lines[0]) == (True, False)
         df.write.format("noop").mode("overwrite").save()
 
-    assert "5 payloads, 5.0 kB, " in lines[-1]
+    assert "5 payloads, 4.89 KiB, " in lines[-1]
     assert "1 errors" in lines[-1]
     assert not any(thread.name == "claimcheck-progress" for thread in threading.enumerate())
 
@@ -96,7 +96,7 @@ def test_progress_goes_to_the_log_where_there_is_no_terminal(spark, caplog):
 
 
 def test_mistakes(spark):
-    with pytest.raises(ConfigError, match="found a NoneType, expected a SparkSession"):
+    with pytest.raises(ConfigError, match="found a NoneType, expected a SparkSession with"):
         Metrics(None)
     with pytest.raises(ConfigError, match="every_seconds"), progress(Metrics(spark), every_seconds=0):
         pass

@@ -11,7 +11,7 @@ from claimcheck.spark._columns import check_store_paths, is_one_machine
 from tests.real.spark_home import spark_home
 from tests.spark import shipping_rig
 
-READS = ("resolve", "map_payloads", "offload", "reassemble", "resolver", "local source")
+READS = ("resolve", "map_payloads", "offload", "reassemble", "resolver")
 
 
 def stores(path, **more):
@@ -22,8 +22,8 @@ def test_a_cluster_refuses_relative_paths_on_the_driver(tmp_path):
     home = spark_home(tmp_path / "spark")
     given = {
         "cases": {
-            "relative": ("claims", "broker.sqlite"),
-            "absolute": (str(tmp_path / "claims"), str(tmp_path / "broker.sqlite")),
+            "relative": "claims",
+            "absolute": str(tmp_path / "claims"),
         },
         "steps": {"absolute": READS},  # a sink would run a job
     }

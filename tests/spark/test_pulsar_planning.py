@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from claimcheck.spark.sources._pulsar_admission import _UNLIMITED, Amount, _end
 from claimcheck.spark.sources._pulsar_client import IN_PARALLEL, in_parallel
-from claimcheck.spark.sources._pulsar_reader import split
+from claimcheck.spark.sources._pulsar_reader import end_within, share, split
 from claimcheck.spark.sources._source import OffsetRange
 from claimcheck.transports.pulsar._queries import NOTHING
 
@@ -60,30 +59,50 @@ def test_ledgers_of_unknown_size_stay_whole():
 
 @pytest.mark.parametrize("rows", [1, 999, 1000])
 def test_a_batch_with_more_rows_than_the_limit_is_the_end(rows):
-    entries = [((1, number), Amount(1000, 0)) for number in range(3)]
+    entries = [((1, number), 1000) for number in range(3)]
 
-    end, spent = _end(
-        entries, OffsetRange("p", NOTHING, (1, 2)), Amount(rows, _UNLIMITED), unknown, sample=50, is_first=True
-    )
+    end = end_within(entries, OffsetRange("p", NOTHING, (1, 2)), rows, unknown, sample=50, is_first=True)
 
-    assert (end, spent) == ((1, 0), Amount(1000))
+    assert end == ((1, 0), 1000)
+
+
+def test_a_share_takes_whole_entries_and_at_first_at_least_one():
+    entries = [((1, number), 10) for number in range(5)]
+
+    def within(limit, *, is_first):
+        return end_within(entries, OffsetRange("p", (0, 0), (1, 4)), limit, unknown, sample=1000, is_first=is_first)
+
+    assert within(25, is_first=True) == within(25, is_first=False) == ((1, 1), 20)
+    assert within(1, is_first=True) == ((1, 0), 10)
+    assert within(1, is_first=False) == ((0, 0), 0)
 
 
 @pytest.mark.parametrize(("size", "read"), [(5000, 50), (4999, 5001)], ids=["in this ledger", "beyond it"])
 def test_rows_are_estimated_in_a_ledger_that_has_enough_entries(size, read):
-    entries = (((1, number) if number < size else (2, number - size), Amount(1, 0)) for number in count())
+    entries = (((1, number) if number < size else (2, number - size), 1) for number in count())
+    offsets = OffsetRange("p", NOTHING, (9, 9))
 
-    _, spent = _end(
-        entries,
-        OffsetRange("p", NOTHING, (9, 9)),
-        Amount(5000, _UNLIMITED),
-        lambda _: {1: size},
-        sample=50,
-        is_first=True,
-    )
+    _, spent = end_within(entries, offsets, 5000, lambda _: {1: size}, sample=50, is_first=True)
 
-    assert spent == Amount(5000)
+    assert spent == 5000
     assert next(entries)[0] == ((1, read) if read < size else (2, read - size))
+
+
+def test_what_small_partitions_leave_is_for_large_ones():
+    last, rounds = {"a": 3, "b": 9, "c": 200, "d": 200}, []
+
+    def end_of(name, begin, limit):
+        rounds.append(name)
+        end = min(last[name], begin + limit)
+        return end, end - begin
+
+    def within(rows):
+        rounds.clear()
+        return share(dict.fromkeys(last, 0), last, rows, end_of)
+
+    assert within(61) == {"a": 3, "b": 9, "c": 24, "d": 24}
+    assert rounds == [*"abcd", *"cd"]  # finished partitions are not read again
+    assert within(1) == dict.fromkeys(last, 1)  # every partition makes progress, once
 
 
 def test_calls_that_have_not_begun_when_one_fails_are_skipped():

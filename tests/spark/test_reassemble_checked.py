@@ -6,11 +6,13 @@ from uuid import uuid4
 
 import pytest
 
+import claimcheck
 from claimcheck._wire.digest import digest_of
-from claimcheck._wire.envelope import encode_chunk
+from claimcheck._wire.envelope import Chunk
 from claimcheck.errors import IntegrityError
 from claimcheck.spark import offload, reassemble
-from claimcheck.spark._reassemble import BatchAssembler
+from claimcheck.spark._reassemble import ChunkGroup
+from claimcheck.spark._reassemble_common import joined
 from claimcheck.spark._worker import as_config
 
 CHUNKING = {"strategy": "chunking", "threshold_bytes": 1000, "chunking": {"max_message_bytes": 1000}}
@@ -74,13 +76,18 @@ def test_columns_of_the_usual_names_and_another_type_are_no_headers(chunks):
     ("declared", "wrong"),
     [(digest_of(b"ab"), False), ("crc32:00000000", True), ("sha256:00", True), ("sha999:00", False), (None, False)],
 )
-def test_a_group_knows_its_checksum_whichever_chunk_has_it(config, declared, wrong):
-    for place in (0, 1):
-        group = BatchAssembler(str(uuid4()), as_config(config), max_bytes=100)
-        for position, piece in enumerate((b"a", b"b")):
-            message = memoryview(encode_chunk(group._uuid, position, 2, piece))
-            group.add(message, declared if position == place else None)
-        group.finish()
+def test_the_checksum_of_a_payload_in_chunks(config, declared, wrong):
+    with claimcheck.from_dict(config) as cc:
+        found = joined(cc, str(uuid4()), [b"a", b"b"], declared, None)
 
-        assert isinstance(group.error, IntegrityError) is wrong
-        assert group.pieces == ([] if wrong else [b"a", b"b"])
+    assert isinstance(found.error, IntegrityError) is wrong
+    assert found.pieces == (None if wrong else [b"a", b"b"])
+
+
+def test_a_group_knows_its_checksum_whichever_chunk_has_it(config):
+    for place in (0, 1):
+        group = ChunkGroup(str(uuid4()), as_config(config))
+        for position, piece in enumerate((b"a", b"b")):
+            group.add(Chunk("uuid", position, 2, memoryview(piece)), "crc32:00000000" if position == place else None)
+
+        assert group.declared == "crc32:00000000"

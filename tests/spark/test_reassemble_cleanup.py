@@ -95,16 +95,16 @@ def test_the_released_chunks_are_deleted_and_nothing_else(options):
             assert len(store.pieces) == kept.segments
 
 
-def test_many_are_deleted_in_batches(tmp_path, monkeypatch):
+def test_many_are_deleted_while_the_task_runs(tmp_path):
     with opened({"type": "filesystem", "path": str(tmp_path)}) as cc:
-        references = [write(cc, b"p")[1] for _ in range(2_100)]
-        sizes = list[int]()
-        discard = cc.store("chunks")._discard
-        monkeypatch.setattr(cc.store("chunks"), "_discard", lambda some: [sizes.append(len(some)), *discard(some)][1:])
+        references, cleanup = [write(cc, b"p")[1] for _ in range(1_001)], ChunkCleanup(cc)
+        cleanup.add(references[:999])
+        assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1_001
+        cleanup.add(references[999:1000])
+        assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
+        cleanup.add(references[1000:])
+        cleanup.finish()
 
-        clean(cc, *references)
-
-    assert sizes == [1_000, 1_000, 100]
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 

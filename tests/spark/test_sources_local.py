@@ -10,7 +10,6 @@ from claimcheck.config import HEADER
 from claimcheck.errors import ConfigError
 from claimcheck.spark import resolve
 from claimcheck.spark.sources import _check_version, register
-from claimcheck.spark.sources._pulsar_admission import _UNLIMITED, Amount, share, take, weigh
 from claimcheck.transports.local import LocalBroker, LocalProducer
 from tests.docs_pages import run
 from tests.spark.sources_child import read
@@ -78,7 +77,7 @@ def test_a_schema_with_fewer_columns_makes_only_those(sources, broker):
 
     assert df.columns == ["value", "offset"]
     assert sorted(bytes(row.value) for row in df.collect()) == [b"0", b"1", b"2"]
-    assert "columns among" in failure(lambda: reader.schema("value string").load().collect())
+    assert "some of these columns" in failure(lambda: reader.schema("value string").load().collect())
 
 
 def test_payloads_of_a_topic_are_resolved(sources, broker, config):
@@ -156,7 +155,7 @@ def test_wrong_options_are_told_at_once(sources, broker, tmp_path):
         return failure(lambda: stream(sources, "claimcheck_local", given).schema)
 
     assert "did you mean 'maxRowsPerTrigger'" in load(maxRowPerTrigger="5")
-    assert "maxRowsPerTrigger: found '0', expected an integer of at least 1" in load(maxRowsPerTrigger="0")
+    assert "maxRowsPerTrigger: found 0, expected an integer of at least 1" in load(maxRowsPerTrigger="0")
     assert "startingPosition" in load(startingPosition="middle")
     assert "which is not a file" in load(path=str(tmp_path / "other.sqlite"))
     assert "topic: found" in load(topic="")
@@ -182,45 +181,6 @@ def test_an_old_pyspark_is_refused_with_what_to_do():
     _check_version("10.0")
 
 
-def test_a_share_takes_whole_entries_and_always_one():
-    entries = [(n, Amount(10, 100)) for n in range(5)]
-
-    assert [position for position, _ in take(entries, Amount(25, _UNLIMITED))] == [0, 1]
-    assert [position for position, _ in take(entries, Amount(_UNLIMITED, 99))] == [0]
-    assert list(take(entries, Amount(1, 1))) == [(0, Amount(10, 100))]
-
-
-def test_what_small_partitions_leave_is_for_large_ones():
-    last, rounds = {"a": 3, "b": 9, "c": 200, "d": 200}, []
-
-    def end_of(name, begin, budget):
-        rounds.append(name)
-        end = min(last[name], begin + budget.rows)
-        return end, Amount(end - begin)
-
-    def within(rows):
-        rounds.clear()
-        return share(dict.fromkeys(last, 0), last, Amount(rows, _UNLIMITED), end_of)
-
-    assert within(61) == {"a": 3, "b": 9, "c": 24, "d": 24}
-    assert rounds == [*"abcd", *"cd"]  # finished partitions are not read again
-    assert within(1) == dict.fromkeys(last, 1)  # every partition makes progress, once
-
-
-def test_a_later_round_takes_no_entry_that_is_over_the_budget():
-    entries = {"a": [(1, Amount(1, 10))], "b": [(n, Amount(1, 60)) for n in (1, 2, 3)]}
-
-    def end_of(name, begin, budget):
-        rest = [each for each in entries[name] if each[0] > begin]
-        return [(begin, Amount()), *take(rest, budget, least=begin == 0)][-1]
-
-    def within(size):
-        return share({"a": 0, "b": 0}, {"a": 1, "b": 3}, Amount(_UNLIMITED, size), end_of)
-
-    assert within(130) == {"a": 1, "b": 2}
-    assert within(129) == {"a": 1, "b": 1}
-
-
 def test_the_documented_limit_for_kafka_counts_payloads(sources, broker, config_file, tmp_path):
     cc = claimcheck.load(config_file)
     for payload in (LARGE, LARGE, LARGE, SMALL, None):
@@ -231,12 +191,3 @@ def test_the_documented_limit_for_kafka_counts_payloads(sources, broker, config_
     assert page["max_offsets"](sample, 10 * (3 * len(LARGE) + len(SMALL))) == 50
     assert page["max_offsets"](sample, 1) == 1
     assert page["max_offsets"](sample.limit(0), 7) == 7
-
-
-def test_a_pointer_weighs_what_it_points_at(config, send):
-    [pointer] = send(LARGE)
-    known = claimcheck.from_dict(config).config
-
-    assert weigh(pointer, len(pointer), known) == len(LARGE)
-    assert weigh(pointer[:60], 60, known) == 60  # damaged: it weighs as much as itself
-    assert (weigh(SMALL, 5, known), weigh(None, 0, known)) == (5, 0)

@@ -13,7 +13,8 @@ import pytest
 
 import claimcheck.testing._store_kit as payloads
 from claimcheck._store.store import Store
-from claimcheck._wire.pointer import Pointer
+from claimcheck._wire.digest import digest_of
+from claimcheck._wire.pointer import Pointer, decode, encode
 from claimcheck.errors import (
     IntegrityError,
     PayloadError,
@@ -25,6 +26,8 @@ from claimcheck.errors import (
 from claimcheck.hooks import OperationEvent
 from claimcheck.stores.memory import MemoryStore
 from claimcheck.testing._store_kit import OpenStore, StoreKit, damaged_size, forbid_io
+
+_NOW = 4_000_000_000.25  # in the year 2096, so that nothing written by this clock has expired already
 
 
 def _closed(file: io.BytesIO) -> io.BytesIO:
@@ -170,6 +173,50 @@ class Operations(StoreKit):
         assert str(identity) in first.key
         assert first.key.partition("@")[0] == second.key.partition("@")[0]
         assert other.read(first) == other.read(second) == payloads.content(3000)
+
+    def test_pointer_says_what_readers_need(self, open_store: OpenStore, store: Store) -> None:
+        """A pointer survives encoding, has times of the store's clock, and is all that a reader needs."""
+        store.context = replace(store.context, clock=lambda: _NOW)
+        pointer, ttl = store.write(b"payload", destination="orders"), store.ttl_seconds
+
+        assert (pointer.store, pointer.created_ms) == ("conformance", int(_NOW * 1000))
+        assert pointer.expires_ms == (None if ttl is None else int(_NOW * 1000) + int(ttl * 1000))
+        assert open_store().read(decode(encode(pointer))) == b"payload"
+        assert len(encode(pointer)) < 1024
+
+    @pytest.mark.parametrize("algorithm", ["sha256", "xxh3-128"])
+    def test_other_checksums_than_crc32(self, open_store: OpenStore, store: Store, algorithm: str) -> None:
+        """Payloads are verified by the algorithm that their pointer names, whatever the store itself would use."""
+        if algorithm == "xxh3-128":
+            pytest.importorskip("xxhash")
+        expected, writer = (
+            payloads.content(2 * payloads.piece_bytes(store) + 4 * payloads.MIB),
+            open_store(checksum=algorithm),
+        )
+
+        pointer = writer.write(expected)
+        small = writer.write(payloads.Unseekable(io.BytesIO(b"small")))
+
+        assert pointer.checksum == digest_of(expected, algorithm=algorithm)
+        assert small.checksum == digest_of(b"small", algorithm=algorithm)
+        assert store.read(pointer) == payloads.read_in_pieces(store, pointer) == expected
+        self.damage(small, b"smalL")
+        with pytest.raises(IntegrityError, match="checksum"):
+            store.read(small)
+
+    @pytest.mark.parametrize("shape", payloads.SHAPES)
+    def test_payload_over_the_limit_is_not_written(
+        self, open_store: OpenStore, events: list[OperationEvent], shape: str
+    ) -> None:
+        """One byte over the limit leaves nothing, whether or not the size is known; the limit itself fits."""
+        store = open_store(max_payload_bytes=5000)
+
+        with pytest.raises(PayloadTooLargeError) as caught:
+            store.write(payloads.SHAPES[shape](payloads.content(5001)))
+
+        assert (caught.value.size, caught.value.limit) == (5001, 5000)
+        assert all(self.peek(payloads.as_if_written(store, event.key, 5001)) is None for event in events)
+        assert store.write(payloads.SHAPES[shape](payloads.content(5000))).size == 5000
 
     def _damaged(self, store: Store, harm: str, size: str) -> tuple[Pointer, bytes]:
         expected = payloads.content(damaged_size(store, size))

@@ -42,7 +42,7 @@ def test_the_broker_records_messages_and_resolves_their_payloads(broker, strateg
     assert broker.payloads(cc) == [b"small", LARGE, None]
     assert broker.payloads(cc, topic="audit") == [None]
     assert repr(broker) == f"<RecordingBroker with {len(broker.messages)} messages>"
-    broker.clear()
+    broker.messages.clear()
     assert broker.payloads(cc) == []
 
 
@@ -70,7 +70,7 @@ def test_assertions_about_stored_payloads(broker):
     assert_offloaded(message.value, store="memory")
     with pytest.raises(AssertionError, match="in the store 'other', got one in 'memory'"):
         assert_offloaded(message, store="other")
-    with pytest.raises(AssertionError, match=r"sent inline, got a pointer of \d+ bytes"):
+    with pytest.raises(AssertionError, match=r"sent inline, got an envelope of type PointerData"):
         assert_inline(message)
 
 
@@ -78,16 +78,16 @@ def test_assertions_about_chunks(broker):
     _, publish = publisher(broker, "chunking")
     publish("orders", LARGE, key="k")
     assert_offloaded(broker.messages[0])
-    with pytest.raises(AssertionError, match="in the store 'memory', got a chunk"):
+    with pytest.raises(AssertionError, match="in the store 'memory', got an envelope of type Chunk"):
         assert_offloaded(broker.messages[0], store="memory")
-    with pytest.raises(AssertionError, match="got a chunk"):
+    with pytest.raises(AssertionError, match="of type Chunk"):
         assert_inline(broker.messages[0])
 
 
 def test_an_encrypted_payload_in_its_message_is_inline():
     message = HEADER + b"\x04content"
     assert_inline(message)
-    with pytest.raises(AssertionError, match="compressed or encrypted"):
+    with pytest.raises(AssertionError, match="of type Encoded"):
         assert_offloaded(message)
 
 
@@ -103,7 +103,7 @@ def test_assertions_about_inline_payloads(broker, payload):
 def test_an_abort_marker_is_neither():
     marker = encode_abort("c588ed27-7265-4f4d-9d42-64e1de14b8c6")
     for check in (assert_inline, assert_offloaded):
-        with pytest.raises(AssertionError, match="an abort marker"):
+        with pytest.raises(AssertionError, match="of type Abort"):
             check(marker)
 
 

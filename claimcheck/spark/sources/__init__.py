@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from claimcheck._validation import fail
 from claimcheck.errors import import_vendor
-from claimcheck.spark._columns import is_one_machine
 from claimcheck.spark.sources._options import (
     AccessError,
     DataLossError,
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["AccessError", "DataLossError", "ForeignMessageError", "RowSendError", "SubscriptionBusyError", "register"]
-
-_OLDEST = (4, 2)
 
 
 def register(spark: SparkSession) -> None:
@@ -47,15 +44,13 @@ def register(spark: SparkSession) -> None:
     """
     _check_version(import_vendor("pyspark", extra="spark").__version__)
     import_vendor("pyarrow", extra="spark")
-    from claimcheck.spark.sources._local import ClusterLocalSource, LocalSource
-    from claimcheck.spark.sources._pulsar import ClusterPulsarSource, PulsarSource
+    from claimcheck.spark.sources._local import LocalSource
+    from claimcheck.spark.sources._pulsar import PulsarSource
 
-    sources = (PulsarSource, LocalSource) if is_one_machine(spark) else (ClusterPulsarSource, ClusterLocalSource)
-    for source in sources:
+    for source in (PulsarSource, LocalSource):
         spark.dataSource.register(source)
 
 
 def _check_version(version: str) -> None:
-    if tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST:
-        expected = ".".join(map(str, _OLDEST))
-        fail("pyspark", found=f"version {version}", expected=f"{expected} or newer (pip install 'pyspark>={expected}')")
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < (4, 2):
+        fail("pyspark", found=f"version {version}", expected="4.2 or newer (pip install 'pyspark>=4.2')")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from claimcheck._validation import fail
-from claimcheck.spark._columns import HEADERS_TYPE, check_absolute
+from claimcheck.spark._columns import HEADERS_TYPE
 from claimcheck.spark.sources._options import TEXT, DataLossError, Values, require
 from claimcheck.spark.sources._source import Checkpoint, OffsetRange, TopicSource, TopicStreamReader
 from claimcheck.transports.local import LocalBroker, LocalMessage
@@ -42,18 +42,15 @@ class LocalSource(TopicSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for ``format``."""
         return "claimcheck_local"
 
     def _log_of(self, values: Values) -> _LocalLog:
         expected = "the file of an embedded broker, on a disk that driver and executors share"
-        path = require(values, "path", expected)
-        if not self.relative_paths:
-            check_absolute("path", path)
+        path = os.path.abspath(require(values, "path", expected))
         if not os.path.isfile(path):  # a broker would create it
-            fail("path", found=f"{os.path.abspath(path)!r}, which is not a file", expected=expected)
+            fail("path", found=f"{path!r}, which is not a file", expected=expected)
         return _LocalLog(
-            path=os.path.abspath(path),
+            path=path,
             topic=require(values, "topic", "the name of a topic"),
             at_end=values.get("startingPosition") == "latest",
             max_rows=values.get("maxRowsPerTrigger"),
@@ -66,16 +63,8 @@ class LocalSource(TopicSource):
         fail("format", found="a write to 'claimcheck_local'", expected="a read: write with LocalBroker.append")
 
 
-class ClusterLocalSource(LocalSource):
-    """The same on a cluster. Spark sends the class to workers by its name, so it has to be one of its own."""
-
-    relative_paths: ClassVar[bool] = False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LocalLog:
-    """The options of a query that reads one topic."""
-
     path: str
     topic: str
     at_end: bool
@@ -89,7 +78,6 @@ class _LocalLog:
         return [OffsetRange(name, 0, end) for name, end in self.ends().items() if end]
 
     def ends(self) -> _Ends:
-        """Return the current end of every partition; raises `UnknownTopicError`."""
         with LocalBroker(self.path) as broker:
             count = broker.partitions(self.topic)
             return {str(partition): broker.end_offset(self.topic, partition) for partition in range(count)}
@@ -99,7 +87,6 @@ class _LocalLog:
             return local_cluster(broker.database)
 
     def batches(self, offsets: OffsetRange[int], schema: pa.Schema, /) -> Iterator[pa.RecordBatch]:
-        """Read a range in this process, in pages of some megabytes."""
         import pyarrow as pa
 
         start, limit = offsets.start, _FIRST_PAGE_ROWS
@@ -120,16 +107,13 @@ class _LocalStreamReader(TopicStreamReader[_LocalLog]):
     _target: _Ends | None = None
 
     def initialOffset(self) -> Checkpoint:  # noqa: N802
-        """Return where a query without a checkpoint begins."""
         ends = self._log.ends()
         return self._checkpoint(ends if self._log.at_end else dict.fromkeys(ends, 0))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Record the current end of the topic."""
         self._target = self._log.ends()
 
     def latestOffset(self, start: Checkpoint, limit: ReadLimit) -> Checkpoint:  # noqa: N802
-        """Return where the next trigger ends."""
         last = self._log.ends() if self._target is None else self._target
         begun = self._checked(start, last)
         behind = [name for name, end in last.items() if end > begun[name]]
@@ -139,7 +123,6 @@ class _LocalStreamReader(TopicStreamReader[_LocalLog]):
         return self._checkpoint(last)
 
     def partitions(self, start: Checkpoint, end: Checkpoint) -> Sequence[InputPartition]:
-        """Return a task for each partition with new messages."""
         current = self._log.ends()
         begun, ends = self._checked(start, current), self._checked(end, current)
         return [OffsetRange(name, begun[name], stop) for name, stop in ends.items() if stop > begun[name]]

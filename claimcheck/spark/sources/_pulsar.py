@@ -8,30 +8,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
-from claimcheck._validation import fail
+from claimcheck._validation import Timeout, fail
 from claimcheck.config import Config
 from claimcheck.spark._columns import check_store_paths, check_writing
 from claimcheck.spark._worker import as_config
-from claimcheck.spark.sources._options import (
-    COUNT,
-    SECONDS,
-    TEXT,
-    TRUTH,
-    OptionType,
-    SubscriptionBusyError,
-    Values,
-    parse,
-    require,
-)
-from claimcheck.spark.sources._pulsar_admission import limited, newer
+from claimcheck.spark.sources._options import COUNT, TEXT, SubscriptionBusyError, Values, parse, require
 from claimcheck.spark.sources._pulsar_client import (
     CONNECTION_OPTIONS,
     Connection,
@@ -45,12 +33,14 @@ from claimcheck.spark.sources._pulsar_client import (
 )
 from claimcheck.spark.sources._pulsar_reader import (
     COLUMNS,
-    NativeId,
     Offsets,
     Position,
     PulsarLog,
     from_json,
+    limited,
     message_id_at,
+    open_reader,
+    position_of,
     split,
     to_json,
     unfiltered,
@@ -72,20 +62,18 @@ _log = logging.getLogger(__name__)
 
 
 class PulsarSource(TopicSource):
-    """The source and the sink."""
-
     columns = COLUMNS
     read_options = (
         TopicSource.read_options
         | CONNECTION_OPTIONS
-        | {"subscription": TEXT, "failOnDataLoss": TRUTH, "readTimeoutSeconds": SECONDS, "receiverQueueSize": COUNT}
-        | {"minPartitions": COUNT, "maxPayloadBytesPerTrigger": COUNT, "config": TEXT}
+        | {"subscription": TEXT, "failOnDataLoss": bool, "readTimeoutSeconds": Timeout, "receiverQueueSize": COUNT}
+        | {"minPartitions": COUNT}
     )
-    write_options: ClassVar[dict[str, OptionType]] = CONNECTION_OPTIONS | {
+    write_options: ClassVar[dict[str, object]] = CONNECTION_OPTIONS | {
         "topic": TEXT,
         "config": TEXT,
         "maxMessageBytes": COUNT,
-        "sendTimeoutSeconds": SECONDS,
+        "sendTimeoutSeconds": Timeout,
     }
 
     @classmethod
@@ -94,7 +82,6 @@ class PulsarSource(TopicSource):
 
     def _log_of(self, values: Values) -> PulsarLog:
         timeout = values.get("readTimeoutSeconds", 60.0)
-        config = values.get("config")
         return PulsarLog(
             connection=Connection.of(values, timeout_seconds=timeout),
             topics=_topics(values),
@@ -105,8 +92,6 @@ class PulsarSource(TopicSource):
             at_end=values.get("startingPosition") == "latest",
             min_partitions=values.get("minPartitions", 1),
             max_rows=values.get("maxRowsPerTrigger"),
-            max_payload_bytes=values.get("maxPayloadBytesPerTrigger"),
-            config=Config() if config is None else as_config(config),
         )
 
     def _stream_reader(self, values: Values, schema: StructType) -> _PulsarStreamReader:
@@ -135,15 +120,8 @@ class PulsarSource(TopicSource):
     def _sink_config(self, config: str, topic: str) -> Config:
         loaded = as_config(config)
         check_writing(own := loaded.for_destination(topic))
-        if not self.relative_paths:
-            check_store_paths(own)
+        check_store_paths(own)
         return loaded
-
-
-class ClusterPulsarSource(PulsarSource):
-    """The same on a cluster. Spark sends the class to workers by its name, so it has to be one of its own."""
-
-    relative_paths: ClassVar[bool] = False
 
 
 def _topics(values: Values) -> tuple[str, ...]:
@@ -175,12 +153,11 @@ class _PulsarStreamReader(TopicStreamReader[PulsarLog]):
     def latestOffset(self, start: Checkpoint, limit: ReadLimit) -> Checkpoint:  # noqa: N802
         """Return where the next trigger ends; partitions that were added since begin at their first entry."""
         begun = from_json(start)
-        self._last = last = newer(begun, self._subscriptions.last() if self._target is None else self._target)
+        self._last = last = _newer(begun, self._subscriptions.last() if self._target is None else self._target)
         self._check(begun, last)
-        ends = (
-            last if isinstance(limit, ReadAllAvailable) else limited(self._subscriptions.client, begun, last, self._log)
-        )
-        return to_json(begun | ends)
+        if isinstance(limit, ReadMaxRows):
+            last = limited(self._subscriptions.client, begun, last, self._log, limit.max_rows)
+        return to_json(begun | last)
 
     def reportLatestOffset(self) -> Checkpoint | None:  # noqa: N802
         return None if self._last is None else to_json(self._last)
@@ -188,7 +165,7 @@ class _PulsarStreamReader(TopicStreamReader[PulsarLog]):
     def partitions(self, start: Checkpoint, end: Checkpoint) -> Sequence[InputPartition]:
         """Return a task for each partition with new messages; with ``minPartitions``, several for large ones."""
         begun = from_json(start)
-        ends = newer(begun, from_json(end))
+        ends = _newer(begun, from_json(end))
         self._check(begun, ends)
         ranges = [OffsetRange(name, begun.get(name, NOTHING), ends[name]) for name in ends]
         return split(ranges, self._log.min_partitions, partial(ledger_sizes, self._log.connection))
@@ -200,6 +177,11 @@ class _PulsarStreamReader(TopicStreamReader[PulsarLog]):
         if self._opened is not None:
             self._opened.close()
 
+    @property
+    def _subscriptions(self) -> Subscriptions:
+        self._opened = self._opened or Subscriptions(self._log)
+        return self._opened
+
     def _check(self, begun: Offsets, ends: Offsets) -> None:
         """Report losses in partitions that were not read yet; in others the last entry that was read shows them."""
         unread = [name for name in ends if name not in begun]
@@ -207,43 +189,32 @@ class _PulsarStreamReader(TopicStreamReader[PulsarLog]):
             if moved:
                 self._log.lost(name, "the subscription is not at its beginning, though nothing of it was read yet")
 
-    @property
-    def _subscriptions(self) -> Subscriptions:
-        if self._opened is None:
-            self._opened = Subscriptions(self._log.connection, self._log.topics, self._log.subscription)
-        return self._opened
+
+def _newer(start: Offsets, last: Offsets) -> Offsets:
+    """Return the ends of partitions with new messages; the end of an emptied topic is before what was read."""
+    return {name: end for name, end in last.items() if end > start.get(name, NOTHING)}
 
 
 # Subscriptions ------------------------------------------------------------------------------------------------------
 
 
 class Subscriptions:
-    """The subscriptions of one query; opened at first use."""
+    """The subscriptions of one query, on the driver."""
 
-    def __init__(self, connection: Connection, topics: tuple[str, ...], subscription: str) -> None:
-        self._connection, self._topics, self._subscription = connection, topics, subscription
-        self._client: pulsar.Client | None = None
-        self._opening = threading.Lock()
+    def __init__(self, log: PulsarLog) -> None:
+        self._connection, self._topics, self._subscription = log.connection, log.topics, log.subscription
+        in_parallel(partial(check_topic, self._connection), self._topics)
+        self.client = open_client(self._connection)
         self._consumers: dict[str, pulsar.Consumer] = {}
         self._committed: Offsets = {}
         self._known: set[str] = set()  # partitions whose subscription is where it was left
 
-    @property
-    def client(self) -> pulsar.Client:
-        """The client, also for readers."""
-        with self._opening:
-            if self._client is None:
-                in_parallel(partial(check_topic, self._connection), self._topics)
-                self._client = open_client(self._connection)
-            return self._client
-
     def last(self) -> Offsets:
-        """Return the last entry of every current partition; `NOTHING` for empty ones."""
-        names = self._partitions()
+        names = list_partitions(self.client, self._connection, self._topics)
         return dict(zip(names, in_parallel(self._last, names), strict=True))
 
     def begin(self, *, at_end: bool) -> Offsets:
-        """Move the subscription to the topics' beginning or end, and return that position. Raises as `last` does."""
+        """Move the subscription to the topics' beginning or end, and return that position."""
         ends = {name: end for name, end in self.last().items() if end != NOTHING}
         in_parallel(lambda name: self._seek(name, ends[name] if at_end else NOTHING), ends)
         return ends if at_end else {}
@@ -254,13 +225,10 @@ class Subscriptions:
             return False
         millis = round(self._connection.timeout_seconds * 1000)
         with client_errors(self._connection, name, "reading its first message"):
-            reader = self.client.create_reader(name, vendor().MessageId.earliest, receiver_queue_size=1, **unfiltered())
+            with contextlib.closing(open_reader(self.client, name, NOTHING, queue=1)) as reader:
+                first = position_of(reader.read_next(millis))
             try:
-                first = _position(reader.read_next(millis).message_id())
-            finally:
-                reader.close()
-            try:
-                moved = _position(self._consumer(name).receive(millis).message_id()) != first
+                moved = position_of(self._consumer(name).receive(millis)) != first
             except vendor().exceptions.Timeout:
                 self._consumer(name).get_last_message_id()  # raises if no broker answers
                 moved = True  # it has no message, but the partition has
@@ -278,17 +246,8 @@ class Subscriptions:
         in_parallel(lambda each: self._acknowledge(each[0], (each[1][0], each[1][1] - 1)), new)
 
     def close(self) -> None:
-        """Close the client; the subscriptions keep their positions."""
-        client, self._client = self._client, None
-        self._consumers.clear()
-        if client is not None:
-            with contextlib.suppress(vendor().exceptions.PulsarException):
-                client.close()
-
-    # Internals -------------------------------------------------------------------------------------------------
-
-    def _partitions(self) -> list[str]:
-        return list_partitions(self.client, self._connection, self._topics)
+        with contextlib.suppress(vendor().exceptions.PulsarException):
+            self.client.close()
 
     def _seek(self, name: str, position: Position) -> None:
         # The last entry is kept, too: it will prove that nothing after it was deleted.
@@ -300,7 +259,8 @@ class Subscriptions:
     def _last(self, name: str) -> Position:
         consumer = self._consumer(name)
         with client_errors(self._connection, name, "reading its last message id"):
-            ledger, entry = _position(_retry_while_created(consumer.get_last_message_id))
+            last = _retry_while_created(consumer.get_last_message_id)
+        ledger, entry = last.ledger_id(), last.entry_id()
         return (ledger, entry) if ledger >= 0 and entry >= 0 else NOTHING
 
     def _consumer(self, name: str) -> pulsar.Consumer:
@@ -340,10 +300,5 @@ class Subscriptions:
 
 
 def _retry_while_created(call: Callable[[], T]) -> T:
-    """Retry while the broker is still creating the partition."""
     pending = vendor().exceptions.BrokerMetadataError
     return retry(call, transient=lambda error: isinstance(error, pending), seconds=_BUSY_SECONDS)
-
-
-def _position(message_id: NativeId) -> Position:
-    return message_id.ledger_id(), message_id.entry_id()

@@ -17,11 +17,11 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
-from claimcheck._validation import fail
+from claimcheck._validation import SECRET, Check, Timeout, fail
 from claimcheck.errors import TransportError
-from claimcheck.spark.sources._options import SECONDS, TEXT, TRUTH, AccessError, OptionType, Values
+from claimcheck.spark.sources._options import TEXT, AccessError, Values, require
 from claimcheck.transports.pulsar._queries import AdminClient, AdminError, topic_path, vendor
 
 if TYPE_CHECKING:
@@ -33,17 +33,23 @@ T = TypeVar("T")
 IN_PARALLEL = 256  # requests of one client: they wait for the broker, and after a `seek` 100 ms to connect again
 _PAUSE_SECONDS = 0.5
 _HOST = r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d{1,5})?"
-_ADMIN_URL = re.compile(rf"https?://{_HOST}(?:/[^@?#\s]*)?")
-_SERVICE_URL = re.compile(rf"pulsar(?:\+ssl)?://{_HOST}(?:,{_HOST})*/?")
+_ADMIN = re.compile(rf"https?://{_HOST}(?:/[^@?#\s]*)?")
+_SERVICE = re.compile(rf"pulsar(?:\+ssl)?://{_HOST}(?:,{_HOST})*/?")
+_ADMIN_URL = "http://host:port or https://host:port, without a user"
+_SERVICE_URL = "pulsar://host:port or pulsar+ssl://host:port, without a user; for tokens there is authTokenEnv"
 
-CONNECTION_OPTIONS: dict[str, OptionType] = {
-    "serviceUrl": TEXT,
-    "adminUrl": TEXT,
+
+def _is_service_url(url: str) -> bool:
+    return _SERVICE.fullmatch(url) is not None and all(int(port) < 65536 for port in re.findall(r":(\d+)", url))
+
+
+CONNECTION_OPTIONS: dict[str, object] = {
+    "serviceUrl": Annotated[str, SECRET, Check(_is_service_url, _SERVICE_URL)],
+    "adminUrl": Annotated[str, SECRET, Check(lambda url: _ADMIN.fullmatch(url) is not None, _ADMIN_URL)],
     "authTokenEnv": TEXT,
     "tlsTrustCertsFilePath": TEXT,
-    "tlsAllowInsecureConnection": TRUTH,
-    "tlsValidateHostname": TRUTH,
-    "operationTimeoutSeconds": SECONDS,
+    "tlsValidateHostname": bool,
+    "operationTimeoutSeconds": Timeout,
 }
 """The options that sources and sinks share."""
 
@@ -56,29 +62,16 @@ class Connection:
     admin_url: str | None = None
     token_env: str | None = None
     trust_certs: str | None = None
-    allow_insecure: bool = False
     validate_hostname: bool = True
     timeout_seconds: float = 60.0
 
     @classmethod
     def of(cls, values: Values, *, timeout_seconds: float) -> Connection:
-        url = values.get("serviceUrl")
-        if (
-            url is None
-            or not _SERVICE_URL.fullmatch(url)
-            or any(int(port) > 65535 for port in re.findall(r":(\d+)", url))
-        ):
-            expected = "pulsar://host:port or pulsar+ssl://host:port, without a user; for tokens there is authTokenEnv"
-            fail("serviceUrl", found="text" if url else "nothing", expected=expected)
-        admin = values.get("adminUrl")
-        if admin is not None and not _ADMIN_URL.fullmatch(admin):
-            fail("adminUrl", found="text", expected="http://host:port or https://host:port, without a user")
         return cls(
-            service_url=url,
-            admin_url=admin,
+            service_url=require(values, "serviceUrl", _SERVICE_URL),
+            admin_url=values.get("adminUrl"),
             token_env=values.get("authTokenEnv"),
             trust_certs=values.get("tlsTrustCertsFilePath"),
-            allow_insecure=values.get("tlsAllowInsecureConnection", False),
             validate_hostname=values.get("tlsValidateHostname", True),
             timeout_seconds=values.get("operationTimeoutSeconds", timeout_seconds),
         )
@@ -92,17 +85,12 @@ class Connection:
         return self.service_url.startswith("pulsar+ssl:")
 
     def token(self) -> str | None:
-        """Return the token from this process's environment."""
         if self.token_env is None:
             return None
-        if not os.environ.get(self.token_env):
-            fail(
-                "authTokenEnv",
-                found=f"{self.token_env!r}, which is not set in this process",
-                expected="an environment variable that driver and executors have when Spark starts "
-                "(spark.executorEnv.NAME)",
-            )
-        return os.environ[self.token_env]
+        if not (token := os.environ.get(self.token_env)):
+            expected = "a variable that driver and executors have when Spark starts (spark.executorEnv.NAME)"
+            fail("authTokenEnv", found=f"{self.token_env!r}, which is not set in this process", expected=expected)
+        return token
 
     def trust(self) -> ssl.SSLContext:
         """Return an SSL context that trusts the named certificates, or else the machine's own."""
@@ -113,14 +101,10 @@ class Connection:
             else:
                 context.load_verify_locations(self.trust_certs)
         except OSError as error:  # errors of TLS are among them
-            fail(
-                "tlsTrustCertsFilePath",
-                found=f"{self.trust_certs!r}, in which this process finds no certificates ({type(error).__name__})",
-                expected="a file of certificates (PEM), on the driver and on every executor",
-            )
-        context.check_hostname = self.validate_hostname and not self.allow_insecure
-        if self.allow_insecure:
-            context.verify_mode = ssl.CERT_NONE
+            found = f"{self.trust_certs!r}, in which this process finds no certificates ({type(error).__name__})"
+            expected = "a file of certificates (PEM), on the driver and on every executor"
+            fail("tlsTrustCertsFilePath", found=found, expected=expected)
+        context.check_hostname = self.validate_hostname
         return context
 
 
@@ -150,7 +134,6 @@ def open_client(connection: Connection) -> pulsar.Client:
         authentication=library.AuthenticationToken(token) if token else None,
         operation_timeout_seconds=max(1, round(connection.timeout_seconds)),
         tls_trust_certs_file_path=connection.trust_certs,
-        tls_allow_insecure_connection=connection.allow_insecure,
         tls_validate_hostname=connection.validate_hostname,
         logger=library.ConsoleLogger(library.LoggerLevel.Error),  # the executor's log; never through Python's own lock
     )
@@ -208,17 +191,15 @@ def client_errors(connection: Connection, topic: str, what: str) -> Iterator[Non
 def transport_error(connection: Connection, topic: str, what: str, error: Exception) -> TransportError:
     kinds = vendor().exceptions
     text = f"{topic}: {what}: {type(error).__name__}"
-    if isinstance(error, kinds.AuthorizationError):
-        return AccessError(f"{text}. The token's role may not do that with this topic", destination=topic)
-    if isinstance(error, kinds.AuthenticationError):
-        return AccessError(f"{text}. {connection.hosts} refuses the token (authTokenEnv)", destination=topic)
+    if isinstance(error, kinds.AuthorizationError | kinds.AuthenticationError):
+        why = "refuses the token (authTokenEnv), or its role lacks the permission"
+        return AccessError(f"{text}. {connection.hosts} {why}", destination=topic)
     if isinstance(error, kinds.Timeout | kinds.ConnectError):
         text = (
             f"{text}. Is a broker running at {connection.hosts}, can this machine reach it, does it accept the token "
-            "(authTokenEnv), and is its certificate trusted (tlsTrustCertsFilePath)?"
+            "(authTokenEnv), and is its certificate trusted (tlsTrustCertsFilePath)? A broker has one port for "
+            "pulsar://, one for pulsar+ssl:// and one for its web service"
         )
-    if isinstance(error, kinds.Timeout):
-        text = f"{text} A broker has one port for pulsar://, one for pulsar+ssl:// and one for its web service"
     wrapped = TransportError(text, destination=topic)
     wrapped.retryable = isinstance(error, kinds.Timeout)
     return wrapped
@@ -229,7 +210,6 @@ def transport_error(connection: Connection, topic: str, what: str, error: Except
 
 @contextlib.contextmanager
 def web_service(connection: Connection) -> Iterator[AdminClient]:
-    """Return its client; converts errors into `TransportError`."""
     token, url = connection.token(), connection.admin_url or ""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
@@ -260,14 +240,12 @@ def ledger_sizes(connection: Connection, partition: str) -> dict[int, int]:
 
 
 def _explained(connection: Connection, error: AdminError) -> TransportError:
-    text = f"adminUrl: {error}"
-    reason = getattr(error.__cause__, "reason", None)
+    text, reason = f"adminUrl: {error}", getattr(error.__cause__, "reason", None)
     if isinstance(reason, ssl.SSLCertVerificationError):
-        host = urllib.parse.urlsplit(connection.admin_url or "").hostname or ""
         return AccessError(
-            f"{text}. The certificate of {host} is not trusted: {reason.verify_message}. tlsTrustCertsFilePath names a "
-            "file with the certificates to trust, on the driver and on every executor; the URL has to name the host as "
-            "they do"
+            f"{text}. The certificate of {urllib.parse.urlsplit(connection.admin_url or '').hostname} is not trusted: "
+            f"{reason.verify_message}. tlsTrustCertsFilePath names a file with the certificates to trust, on the "
+            "driver and on every executor; the URL has to name the host as they do"
         )
     if error.status in (401, 403):  # 401 also for a valid token that lacks the permission
         why = "it refuses the token (authTokenEnv), or the token's role lacks the permission"

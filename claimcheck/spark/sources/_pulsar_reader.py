@@ -9,17 +9,17 @@ import contextlib
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
-from claimcheck.config import Config
 from claimcheck.spark._columns import MAP_TYPE
 from claimcheck.spark.sources._options import AccessError, DataLossError, ForeignMessageError
 from claimcheck.spark.sources._pulsar_client import (
+    IN_PARALLEL,
     Connection,
     check_topic,
     client_errors,
@@ -57,6 +57,7 @@ _BATCH_ROWS = 8192
 _BATCH_BYTES = 8 << 20  # and at most one message more; Spark copes with 16 MiB
 _PER_MESSAGE_BYTES = 100
 
+P = TypeVar("P")
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +78,6 @@ Received = tuple[Position, NativeId, NativeMessage]
 
 
 def from_json(value: Mapping[str, Sequence[int]]) -> Offsets:
-    """Return the offsets of a checkpoint."""
     return {name: (int(ledger), int(entry)) for name, (ledger, entry) in value.items()}
 
 
@@ -104,15 +104,10 @@ class PulsarLog:
     at_end: bool = False
     min_partitions: int = 1
     max_rows: int | None = None
-    max_payload_bytes: int | None = None
-    config: Config = Config()  # noqa: RUF009 - frozen
 
     @property
     def limit(self) -> ReadLimit:
-        """The limit of a trigger; both limits apply, though Spark can express only one."""
-        if self.max_rows is not None:
-            return ReadMaxRows(self.max_rows)
-        return ReadAllAvailable() if self.max_payload_bytes is None else ReadMaxBytes(self.max_payload_bytes)
+        return ReadAllAvailable() if self.max_rows is None else ReadMaxRows(self.max_rows)
 
     def lost(self, partition: str, what: str) -> None:
         """Report that messages were, or may have been, deleted before this query read them."""
@@ -148,23 +143,37 @@ class PulsarLog:
             yield _batch_of(received, topic, schema)
 
     def _end(self, client: pulsar.Client, partition: str) -> Position:
-        with client_errors(self.connection, partition, "reading its last message id"):
-            latest = vendor().MessageId.latest
-            reader = client.create_reader(
-                partition, latest, start_message_id_inclusive=True, receiver_queue_size=1, **unfiltered()
-            )
-            try:
-                if not reader.has_message_available():
-                    return NOTHING
-                message_id: NativeId = reader.read_next(round(self.timeout_seconds * 1000)).message_id()
-                return message_id.ledger_id(), message_id.entry_id()
-            finally:
-                reader.close()
+        with (
+            client_errors(self.connection, partition, "reading its last message id"),
+            contextlib.closing(open_reader(client, partition, None, queue=1)) as reader,
+        ):
+            if not reader.has_message_available():
+                return NOTHING
+            return position_of(reader.read_next(round(self.timeout_seconds * 1000)))
+
+
+def position_of(message: NativeMessage) -> Position:
+    message_id: NativeId = message.message_id()
+    return message_id.ledger_id(), message_id.entry_id()
+
+
+def open_reader(client: pulsar.Client, partition: str, start: Position | None, *, queue: int) -> pulsar.Reader:
+    """Return a reader that begins with an entry, or with the topic's last one; it skips nothing."""
+    first = vendor().MessageId.latest if start is None else message_id_at(partition, start)
+    return client.create_reader(
+        partition, first, start_message_id_inclusive=True, receiver_queue_size=queue, **unfiltered()
+    )
 
 
 def read_messages(client: pulsar.Client, offsets: Range, log: PulsarLog) -> Iterator[Received]:
     """Yield the messages of a range in order, every entry as a whole. Raises as `PulsarLog.batches` does."""
-    reader = _retry_connecting(lambda: _open(client, offsets, log), log)
+
+    def open_() -> pulsar.Reader:
+        with client_errors(log.connection, offsets.partition, "opening a reader"):
+            # The entry that was read last comes again, which proves that nothing after it was deleted.
+            return open_reader(client, offsets.partition, offsets.start, queue=log.queue)
+
+    reader = _retry_connecting(open_, log)
     try:
         if _has_more(reader, offsets, log):
             yield from _until_end(reader, offsets, log)
@@ -173,18 +182,6 @@ def read_messages(client: pulsar.Client, offsets: Range, log: PulsarLog) -> Iter
     finally:
         with contextlib.suppress(vendor().exceptions.PulsarException):
             reader.close()
-
-
-def _open(client: pulsar.Client, offsets: Range, log: PulsarLog) -> pulsar.Reader:
-    with client_errors(log.connection, offsets.partition, "opening a reader"):
-        # Inclusive: the entry that was read last comes again, which proves that nothing after it was deleted.
-        return client.create_reader(
-            offsets.partition,
-            message_id_at(offsets.partition, offsets.start),
-            start_message_id_inclusive=True,
-            receiver_queue_size=log.queue,
-            **unfiltered(),
-        )
 
 
 def _retry_connecting(connect: Callable[[], pulsar.Reader], log: PulsarLog) -> pulsar.Reader:
@@ -256,7 +253,6 @@ _LAST_MILLIS = 253_402_300_799_999  # of the year 9999: Python and Spark's texts
 
 
 def _batch_of(received: Sequence[Received], topic: tuple[str, int], schema: pa.Schema) -> pa.RecordBatch:
-    """Convert messages into a batch of the schema's columns, column by column, which is fastest."""
     import pyarrow as pa
 
     arrays = [_column(field, received, topic) for field in schema]
@@ -310,7 +306,6 @@ def unfiltered() -> dict[str, object]:
 
 
 def check_readable(message: NativeMessage, message_id: NativeId, partition: str) -> None:
-    """Raise for messages that this source does not read."""
     if message.encryption_context() is not None:
         _refuse(message_id, partition, "is encrypted, and this source has no keys")
     if message_id.batch_index() >= 0:  # never in chunks, and its id has fields of the batch
@@ -329,6 +324,102 @@ def _refuse(message_id: NativeId, partition: str, why: str) -> NoReturn:
         "query with startingPosition=latest reads later messages, once there are any",
         destination=partition,
     )
+
+
+# Where a trigger ends ------------------------------------------------------------------------------------------------
+
+_SAMPLE_ROWS = 1000
+_SAMPLED_ROWS = 10_000  # of all partitions together, but at least `_LEAST_ROWS` of each
+_LEAST_ROWS = 50
+_ROUNDS = 4  # each lets partitions with more messages use what the others left; after that the rest is small
+
+
+def limited(client: pulsar.Client, start: Offsets, last: Offsets, log: PulsarLog, limit: int) -> Offsets:
+    """Return where a trigger ends within a number of rows of all partitions together; only a sample is read."""
+    if not last:
+        return last
+    begun = {name: start.get(name, NOTHING) for name in last}
+    sample = min(_SAMPLE_ROWS, max(_LEAST_ROWS, _SAMPLED_ROWS // len(last)))
+    sizes = cache(partial(ledger_sizes, log.connection))
+    queue = max(1, log.queue // min(len(last), IN_PARALLEL))  # as many messages in memory as with one reader
+
+    def end_of(name: str, begin: Position, part: int) -> tuple[Position, int]:
+        shallow = replace(log, queue=max(1, min(queue, part, sample)))
+        offsets, is_first = OffsetRange(name, begin, last[name]), begin == begun[name]
+        with contextlib.closing(_entries(client, offsets, shallow)) as entries:
+            try:
+                return end_within(entries, offsets, part, sizes, sample=sample, is_first=is_first)
+            except ForeignMessageError:
+                if is_first:  # else this trigger ends before it, and the next one fails
+                    raise
+                return begin, 0
+
+    return share(begun, last, limit, end_of, in_parallel)
+
+
+def share(
+    start: Mapping[str, P],
+    last: Mapping[str, P],
+    limit: int,
+    end_of: Callable[[str, P, int], tuple[P, int]],
+    run: Callable[..., Iterable[tuple[P, int]]] = map,
+) -> dict[str, P]:
+    """Find the end of every partition; larger partitions get what smaller ones leave."""
+    ends, ongoing = {name: start[name] for name in last}, list(last)
+    for _ in range(_ROUNDS):
+        part, begun = max(1, limit // len(ongoing)), dict(ends)
+        results = run(lambda name: end_of(name, begun[name], part), ongoing)  # noqa: B023
+        for name, (end, rows) in zip(ongoing, results, strict=True):
+            ends[name], limit = end, max(0, limit - rows)
+        before, ongoing = ongoing, [name for name in ongoing if ends[name] != last[name]]
+        if len(ongoing) in (0, len(before)) or limit < len(ongoing):
+            break
+    return ends
+
+
+def end_within(
+    entries: Iterable[tuple[Position, int]],
+    offsets: Range,
+    limit: int,
+    sizes: Callable[[str], Mapping[int, int]],
+    *,
+    sample: int,
+    is_first: bool,
+) -> tuple[Position, int]:
+    """Return where a partition's share of a trigger ends, and its rows: whole entries, and at first at least one."""
+    # Without entries, the whole range was deleted; later, the next entry is larger than the rest of the limit.
+    end, spent = offsets.end if is_first else offsets.start, 0
+    for number, (position, rows) in enumerate(entries, 1):
+        if spent + rows > limit and (number > 1 or not is_first):
+            break
+        end, spent = position, spent + rows
+        if spent < sample:
+            continue
+        # Extrapolate within the ledger, as if all entries were like those that were read.
+        wanted = max(0, limit - spent) * number // spent
+        is_last = end[0] == offsets.end[0]
+        last = offsets.end[1] if is_last else sizes(offsets.partition).get(end[0], 0) - 1
+        if is_last or end[1] + wanted <= last:
+            more = min(wanted, last - end[1])
+            return (end[0], end[1] + more), spent + more * spent // number
+    return end, spent
+
+
+def _entries(client: pulsar.Client, offsets: Range, log: PulsarLog) -> Generator[tuple[Position, int]]:
+    """Yield the position of each entry, and its rows."""
+    current: Position | None = None
+    rows = 0
+    try:
+        for position, _, _ in read_messages(client, offsets, log):
+            if current is not None and position != current:
+                yield current, rows
+                rows = 0
+            current, rows = position, rows + 1
+    except ForeignMessageError:
+        if current is None:  # else this trigger ends before it, and the next one fails
+            raise
+    if current is not None:
+        yield current, rows
 
 
 # Dividing ranges among tasks ------------------------------------------------------------------------------------------
@@ -362,7 +453,6 @@ def _parts(offsets: Range, spans: Sequence[_Span], count: int) -> list[Range]:
 
 
 def _cut(spans: Sequence[_Span], index: int) -> Position:
-    """Return the position of an entry by its index in a range."""
     for ledger, first, last in spans:
         if index <= last - first:
             return ledger, first + index

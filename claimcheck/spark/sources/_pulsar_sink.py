@@ -7,12 +7,12 @@ failed is deleted at once.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -21,6 +21,7 @@ from claimcheck._validation import fail
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError
 from claimcheck.spark._columns import HEADERS_TYPE, MAP_TYPE, row_source
+from claimcheck.spark._reading import Row
 from claimcheck.spark._worker import claim_check
 from claimcheck.spark.sources._options import RowSendError
 from claimcheck.spark.sources._pulsar_client import Connection, client_errors, client_for, web_service
@@ -128,7 +129,7 @@ class _Sending:
             self._raise()
         properties = {name: _as_text(row, f"header {name!r}", value) or "" for name, value in row.headers}
         key = _as_text(row, "the key", row.key)
-        with self._errors_of(row):
+        try:
             producer = self._producers.get(row.topic)
             if producer is None:
                 producer = self._producers[row.topic] = self._sink.producer(self._client, row.topic)
@@ -138,10 +139,14 @@ class _Sending:
             except BaseException:
                 self._count(-1)
                 raise
+        except ClaimCheckError as error:
+            error.add_note(f"This is {row.source}, for {row.topic}.")
+            raise
+        except vendor().exceptions.PulsarException as error:
+            raise row.error(type(error).__name__) from error
         return 1
 
     def finish(self) -> None:
-        """Wait until every row has its answer."""
         try:
             for producer in self._producers.values():
                 producer.flush()
@@ -174,28 +179,7 @@ class _Sending:
 
     def _raise(self) -> NoReturn:
         row, result = self._failed[0]
-        raise row.error(self._why(row, result.name)) from error_of(result)
-
-    @contextlib.contextmanager
-    def _errors_of(self, row: _Row) -> Iterator[None]:
-        """Add the row to errors."""
-        try:
-            yield
-        except ClaimCheckError as error:
-            error.add_note(f"This is {row.source}, for {row.topic}.")
-            raise
-        except vendor().exceptions.PulsarException as error:
-            raise row.error(self._why(row, type(error).__name__)) from error
-
-    def _why(self, row: _Row, name: str) -> str:
-        if name != "MessageTooBig":
-            return name
-        size, offloads = len(row.value or b""), self._sink.config is not None
-        more = "" if offloads else "; set the option config to offload larger payloads"
-        return (
-            f"{name}: a message of {size} bytes, or the batch that contains it, is larger than the broker accepts. Set "
-            f"the limit with maxMessageBytes, or set adminUrl to read it from the broker{more}"
-        )
+        raise row.error(result.name) from error_of(result)
 
 
 def _as_text(row: _Row, what: str, value: str | bytes | None) -> str | None:
@@ -217,25 +201,22 @@ class _Row:
     value: bytes | None
     key: str | bytes | None
     headers: list[tuple[str, str | bytes]]
-    batch: pa.RecordBatch
-    index: int
+    place: Row
 
     @property
     def source(self) -> str:
-        columns = self.batch.slice(self.index, 1)
-        names = [n for n in ("topic", "partition", "offset", "ledger_id", "entry_id") if n in columns.schema.names]
-        origin = row_source(columns.select(names).to_pylist()[0]) if names else ""
+        origin = row_source(self.place.values())
         return f"row {self.number} of this task" + (f" ({origin})" if origin else "")
 
     def error(self, why: str) -> RowSendError:
         text = f"{self.topic}: {self.source} was not sent: {why}"
+        if why == "MessageTooBig":
+            text += f" ({len(self.value or b'')} bytes, perhaps in a batch). See maxMessageBytes, adminUrl and config"
         return RowSendError(text, destination=self.topic, row=self.number)
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns of a batch that hold the parts of a message."""
-
     places: dict[str, int]
     topic: str | None
 
@@ -259,17 +240,16 @@ class Columns:
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_Row]:
         """Return the rows of a task; raises `RowSendError` at a row without a topic."""
-        number = 0
+        numbers = count()
         for batch in batches:
-            columns = {name: batch.column(place) for name, place in self.places.items()}
+            names, columns = tuple(batch.schema.names), {name: batch.column(at) for name, at in self.places.items()}
             for index in range(batch.num_rows):
                 parts = {name: column[index].as_py() for name, column in columns.items()}
-                topic = self.topic or parts.get("topic") or ""
-                row = _Row(number, topic, parts["value"], parts.get("key"), _headers(parts), batch, index)
+                topic, place = self.topic or parts.get("topic") or "", Row(batch, index, names)
+                row = _Row(next(numbers), topic, parts["value"], parts.get("key"), _headers(parts), place)
                 if not row.topic:
                     raise row.error("its column topic is null, and there is no option topic")
                 yield row
-                number += 1
 
 
 def _headers(parts: dict[str, Any]) -> list[tuple[str, str | bytes]]:

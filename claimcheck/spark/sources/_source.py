@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
 from claimcheck._validation import fail
-from claimcheck.spark.sources._options import COUNT, TEXT, OptionType, Values, choice, parse
+from claimcheck.spark.sources._options import COUNT, TEXT, Values, parse
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,27 +31,23 @@ class OffsetRange(InputPartition, Generic[P]):
 
 
 class Log(Protocol):
-    """The options of a query that reads. Can be pickled."""
+    """The options of a query that reads: what a trigger reads at most, all that is there now, and one range of it."""
 
     @property
-    def limit(self) -> ReadLimit:
-        """What a trigger reads at most."""
+    def limit(self) -> ReadLimit: ...
 
-    def ranges(self) -> Sequence[InputPartition]:
-        """Return all messages that are in the topics now, one range for each partition that is not empty."""
+    def ranges(self) -> Sequence[InputPartition]: ...
 
-    def batches(self, offsets: Any, schema: pa.Schema, /) -> Iterator[pa.RecordBatch]:
-        """Read a range in this process."""
+    def batches(self, offsets: Any, schema: pa.Schema, /) -> Iterator[pa.RecordBatch]: ...
 
 
 class TopicSource(DataSource):
     """Created by Spark on the driver and in workers; opens nothing."""
 
-    relative_paths: ClassVar[bool] = True
     columns: ClassVar[dict[str, str]]
-    read_options: ClassVar[dict[str, OptionType]] = {
+    read_options: ClassVar[dict[str, object]] = {
         "topic": TEXT,
-        "startingPosition": choice("earliest", "latest"),
+        "startingPosition": Literal["earliest", "latest"],
         "maxRowsPerTrigger": COUNT,
     }
 
@@ -62,7 +58,7 @@ class TopicSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         values = parse(self.options, self.read_options)
-        for name in ("maxRowsPerTrigger", "maxPayloadBytesPerTrigger", "subscription"):
+        for name in ("maxRowsPerTrigger", "subscription"):
             if name in values:
                 fail(name, found="a batch query", expected="a streaming query: a batch reads everything")
         if values.get("startingPosition") == "latest":
@@ -114,16 +110,9 @@ def _as_ddl(columns: Mapping[str, str]) -> str:
 
 
 def _checked(schema: StructType, columns: Mapping[str, str]) -> StructType:
-    """Check that a user's schema has some of the columns; raises `ConfigError`."""
-    names = [field.name for field in schema.fields]
-    if not names or len(set(names)) < len(names):
-        fail(
-            "schema",
-            found=", ".join(names) or "no columns",
-            expected=f"some of these columns, each once: {_as_ddl(columns)}",
-        )
-    for field in schema.fields:
-        kind = field.dataType.simpleString()
-        if columns.get(field.name) != kind:
-            fail("schema", found=f"{field.name} {kind}", expected=f"columns among: {_as_ddl(columns)}")
+    """Check that a user's schema has some of the columns, each once."""
+    given = [(field.name, field.dataType.simpleString()) for field in schema.fields]
+    if not given or len(dict(given)) < len(given) or not set(given) <= columns.items():
+        found = ", ".join(f"{name} {kind}" for name, kind in given) or "no columns"
+        fail("schema", found=found, expected=f"some of these columns, each once: {_as_ddl(columns)}")
     return schema
