@@ -188,7 +188,6 @@ PUBLIC: dict[str, list[str]] = {
         "MessageId",
         "MessageTooLargeError",
         "ReceivedMessage",
-        "StaleDeliveryError",
         "TopicStats",
         "UnknownPartitionError",
         "UnknownTopicError",
@@ -207,7 +206,6 @@ PUBLIC: dict[str, list[str]] = {
         "WholeMessageId",
         "ask_limit",
         "deserialize",
-        "listening",
     ],
 }
 

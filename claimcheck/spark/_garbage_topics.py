@@ -282,7 +282,7 @@ class _Local:
         self._broker = broker
 
     def cluster(self) -> str:
-        from claimcheck.transports.local._database import local_cluster
+        from claimcheck.transports.local._broker import local_cluster
 
         return local_cluster(self._broker.database)
 

@@ -45,11 +45,6 @@ _READER = {
     "receive.message.max.bytes": 1_000_000_000,  # a larger record is fetched again and again
 }
 _CHECK = "check that it runs, the address, and the security settings of the client (security.protocol, sasl.*, ssl.*)"
-_REASONS = {
-    "_AUTHENTICATION": "it refuses the user name or the password (sasl.*)",
-    "_RESOLVE": "the name of its host cannot be resolved",
-    "_SSL": "TLS failed, check its certificate and the client's settings (ssl.*)",
-}
 _SECRET = re.compile(r"password|secret|token|pem$|_key$|oauthbearer\.(config|assertion)")
 _log = logging.getLogger(__name__)
 _quiet = logging.getLogger(f"{__name__}.client")  # the client would write to standard error
@@ -127,7 +122,7 @@ class Cluster:
         """Return why no broker answered."""
         self.admin.poll(0)  # notes what happened meanwhile, such as a refused password
         name = self._problems[-1] if self._problems else error.args[0].name()
-        return f"no Kafka broker answered ({name}): {_REASONS.get(name, _CHECK)}"
+        return f"no Kafka broker answered ({name}): {_CHECK}"
 
     # Records ---------------------------------------------------------------------------------------------------
 
@@ -239,11 +234,11 @@ class Topics:
     def of(self, name: str) -> TopicSettings:
         """Return a topic's settings, or the defaults if the broker does not answer; a later call asks it again."""
         if self._admin is not None and not self.knows(name) and self._retry_at.get(name, 0.0) <= self._clock():
-            settings = self._request(self._admin, name)
-            if settings is None:
+            try:
+                self._known[name] = topic_settings(self._admin, name)
+            except vendor().KafkaException as error:
+                _log.warning("%s: failed to read the topic's configuration: %s", name, error.args[0].name())
                 self._retry_at[name] = self._clock() + _RETRY_SECONDS
-            else:
-                self._known[name] = settings
         return self._known.get(name, TopicSettings.of({}))
 
     def limit(self, name: str) -> WireLimit:
@@ -255,33 +250,14 @@ class Topics:
         """Whether `of` needs no request."""
         return self._admin is None or name in self._known
 
-    def check_chunks(self, name: str, size: int | None) -> None:
-        """Check that a topic can hold the chunks of a payload of ``size`` bytes, if the size is known."""
-        topic = self.of(name)
-        if topic.compacted:
+    def check_chunks(self, name: str) -> None:
+        """Check that a topic keeps all chunks of a payload."""
+        if self.of(name).compacted:
             text = f"{name} is compacted and would keep only the last chunk of a payload; use strategy external"
             raise CompactedTopicError(text, destination=name)
-        if topic.retention_bytes is not None and size is not None and size > topic.retention_bytes:
-            _log.warning(
-                "%s: sending %d bytes as chunks to a partition that keeps %d (retention.bytes); the first chunks may "
-                "be deleted before the last one is read", name, size, topic.retention_bytes,
-            )  # fmt: skip
         if self._admin is None and not self._warned:
             self._warned = True
             _log.warning("%s: sending chunks without checking whether the topic is compacted; pass admin=", name)
-
-    def _request(self, admin: AdminClient, name: str) -> TopicSettings | None:
-        try:
-            settings = topic_settings(admin, name)
-        except vendor().KafkaException as error:
-            _log.warning("%s: failed to read the topic's configuration: %s", name, error.args[0].name())
-            return None
-        if (max_bytes := settings.max_message_bytes) is not None and max_bytes < self._max_message_bytes:
-            _log.warning(
-                "%s accepts batches of at most %d bytes, and rejects a larger one as a whole: set the producer's "
-                "batch.size to %d or less", name, max_bytes, max_bytes,
-            )  # fmt: skip
-        return settings
 
 
 # Offsets and groups --------------------------------------------------------------------------------------------
