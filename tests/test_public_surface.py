@@ -167,7 +167,6 @@ PUBLIC: dict[str, list[str]] = {
     "claimcheck.transports.kafka": [
         "AsyncKafkaConsumer",
         "AsyncKafkaProducer",
-        "CompactedTopicError",
         "KafkaConsumer",
         "KafkaMessage",
         "KafkaProducer",

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from claimcheck._send.outbound import Outbound, SendLedger
 from claimcheck._validation import check_cc, check_int, check_type
 from claimcheck._wire.envelope import Envelope, FailedEnvelope
-from claimcheck._wire.headers import is_ours, kafka_overhead
+from claimcheck._wire.headers import WireLimit, is_ours, kafka_overhead
 from claimcheck.transports._common.delegation import RollbackWorker
 from claimcheck.transports.kafka._client import MissingReportError, NativeClient, classify, exception_of, vendor
 from claimcheck.transports.kafka._message import report_of
-from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES, Topics
+from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
-    from confluent_kafka.admin import AdminClient
 
     from claimcheck._client import ClaimCheck
 
@@ -43,7 +42,6 @@ class ProducerOptions(TypedDict, total=False):
     """The options of a `KafkaProducer`, which documents them."""
 
     max_message_bytes: int
-    admin: AdminClient | None
 
 
 class KafkaProducer(NativeClient):
@@ -55,9 +53,8 @@ class KafkaProducer(NativeClient):
     Args:
         producer: A `confluent_kafka.Producer`, not one that serializes.
         cc: A `claimcheck.ClaimCheck`.
-        max_message_bytes: The producer's own ``message.max.bytes``, if it is not the client's default.
-        admin: A `confluent_kafka.admin.AdminClient`, which requests each topic's configuration once, at the first
-            `produce`: the maximum record size, and whether the topic is compacted (then chunks are refused).
+        max_message_bytes: The producer's own ``message.max.bytes``, if it is not the client's default, or the
+            ``max.message.bytes`` of its topics, if that is less.
 
     Raises:
         ConfigError: An argument is out of range or of the wrong type; for an object also a `TypeError`.
@@ -65,23 +62,14 @@ class KafkaProducer(NativeClient):
 
     delegated = NativeClient.delegated | {"init_transactions", "purge", "send_offsets_to_transaction"}
 
-    def __init__(
-        self,
-        producer: Producer,
-        cc: ClaimCheck,
-        *,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
-        admin: AdminClient | None = None,
-    ) -> None:
+    def __init__(self, producer: Producer, cc: ClaimCheck, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         expected = "a confluent_kafka.Producer; serialize values before produce"
         check_type("producer", producer, valid=type(producer) is vendor().Producer, expected=expected)
         check_cc(cc)
         check_int("max_message_bytes", max_message_bytes, minimum=_MIN_LIMIT_BYTES)
-        is_admin = admin is None or hasattr(admin, "describe_configs")
-        check_type("admin", admin, valid=is_admin, expected="a confluent_kafka.admin.AdminClient")
         self._native: Producer = producer
         self._cc = cc
-        self._topics = Topics(admin, max_message_bytes)
+        self._limit = WireLimit(max_message_bytes, kafka_overhead)
         self._header = cc.config.header
         self._first_byte = self._header[0]
         self._produce: Any = producer.produce  # its type forbids some arguments that it accepts
@@ -123,7 +111,6 @@ class KafkaProducer(NativeClient):
         Raises:
             TypeError: The callback is not callable, or the client does not accept another argument. Nothing was sent.
             BufferError: The producer's queue is full, for 60 seconds if the payload was offloaded. Nothing was sent.
-            CompactedTopicError: The payload would be sent as chunks to a compacted topic. Nothing was sent.
             PartialSendError: Some chunks are or may be in the topic; an abort envelope followed them if possible.
             KafkaException: An error of the client, unchanged; the stored payload is deleted if this one is definite.
             ClaimCheckError: The payload could not be offloaded; nothing was sent.
@@ -140,15 +127,10 @@ class KafkaProducer(NativeClient):
                 return
         callback = _checked_callback(callback, on_delivery)
         value = value.encode() if isinstance(value, str) else value
-        if self._is_plain(topic, value, key, headers):
+        if self.sends_plain(topic, value, key, headers):
             self._produce(topic, value, key, partition, callback, callback, timestamp, headers)
         else:
             self._offload(topic, value, key, partition, callback, timestamp, headers)
-
-    def sends_plain(self, topic: str, value: object, key: Key, headers: object) -> bool:
-        """Whether this payload would be sent unchanged, without a request to the broker and without waiting."""
-        known = self._topics.knows(topic) or (value is not None and topic in self._plain_limits)
-        return known and self._is_plain(topic, value, key, headers)
 
     def poll(self, timeout: float | None = -1) -> int:
         """Serve delivery reports, like the client's ``poll``; none is lost after a fatal error."""
@@ -213,8 +195,8 @@ class KafkaProducer(NativeClient):
     def __repr__(self) -> str:
         return f"<KafkaProducer, {len(self)} records without a report>"
 
-    def _is_plain(self, topic: str, value: object, key: Key, headers: object) -> bool:
-        """Whether a payload is small, and no reader would take it for an envelope."""
+    def sends_plain(self, topic: str, value: object, key: Key, headers: object) -> bool:
+        """Whether a payload would be sent unchanged: it is small, and no reader would take it for an envelope."""
         if value is None:
             return True
         if type(value) is not bytes or value.startswith(self._header) or is_ours(headers):
@@ -224,25 +206,22 @@ class KafkaProducer(NativeClient):
     def _plain_limit(self, topic: str) -> int:
         limit = self._plain_limits.get(topic)
         if limit is None:
-            limit = self._cc.threshold(topic, self._topics.limit(topic)) - _MIN_OVERHEAD
-            if self._topics.knows(topic) and len(self._plain_limits) < _MAX_KNOWN_TOPICS:
+            limit = self._cc.threshold(topic, self._limit) - _MIN_OVERHEAD
+            if len(self._plain_limits) < _MAX_KNOWN_TOPICS:
                 self._plain_limits[topic] = limit
         return limit
 
     def _offload(
         self, topic: str, value: Any, key: Key, partition: int, callback: Callback, timestamp: int, headers: Any
     ) -> None:
-        limit = self._topics.limit(topic)
         block = self._cc.outbound(
-            value, destination=topic, key=key, headers=headers, limit=limit, text_key=False, classify=classify
+            value, destination=topic, key=key, headers=headers, limit=self._limit, text_key=False, classify=classify
         )
         out = block.__enter__()
         window = InFlightWindow(
             self._native, self._poller, out.ledger, topic, partition, timestamp, self._window_bytes, self._room_seconds
         )
         try:
-            if out.uuid is not None:
-                self._topics.check_chunks(topic)
             for envelope in out.messages:
                 window.send(envelope)
         except BaseException as error:
