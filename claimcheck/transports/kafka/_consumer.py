@@ -137,8 +137,6 @@ class KafkaConsumer(NativeClient):
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Any]:
         """Wait for up to ``num_messages`` payloads; returns those that came in time. Raises as `poll` does."""
-        if num_messages < 0:
-            return list(self._native.consume(num_messages, timeout))  # raises the client's own error
         return self._receiver.receive(num_messages, timeout) if num_messages else []
 
     def commit(

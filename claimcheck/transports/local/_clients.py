@@ -134,9 +134,9 @@ class ReceivedMessage:
         """
         if isinstance(self.outcome, Resolved):
             return self.outcome.payload
-        if self._retry is not None:
-            return self._retry.get()
-        raise self.outcome.error
+        if self._retry is None:
+            raise self.outcome.error
+        return self._retry.get()
 
     @property
     def positions(self) -> tuple[int, ...]:

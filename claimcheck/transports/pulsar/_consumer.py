@@ -176,6 +176,7 @@ class PulsarConsumer(Receiver):
         Messages after the beginning of such a payload are acknowledged individually. Raises as `acknowledge`.
         """
         outcome = self._outcome_of(message)
+        self._redeliveries.forget(self._place_of(message))
         cumulatively, individually = self._settle_up_to(id_of(message), _topic_of(message), outcome)
         if cumulatively is not None:
             self._native.acknowledge_cumulative(cumulatively)

@@ -42,11 +42,14 @@ class AnyMessageId(Protocol):
     def serialize(self) -> bytes: ...
 
 
+@functools.total_ordering
 class WholeMessageId(Delegated):
     """The id of one payload: the ids of all its messages. The wrappers accept it wherever they take an id.
 
     Pulsar's own id of a chunked message contains only two of them. Acknowledged in another process, it would leave the
     other messages unacknowledged. The methods of a native id return those of the last message.
+
+    On the left of a comparison with a native id it compares by its last message; native ids on the left raise.
 
     Attributes:
         ids: The native ids of all its messages, lowest first; at least one.
@@ -107,6 +110,9 @@ class WholeMessageId(Delegated):
         if isinstance(other, WholeMessageId):
             return list(map(position_of, self.ids)) == list(map(position_of, other.ids))
         return hasattr(other, "ledger_id") and len(self.ids) == 1 and position_of(self.last) == position_of(other)
+
+    def __lt__(self, other: AnyMessageId) -> bool:
+        return position_of(self) < position_of(other) if hasattr(other, "ledger_id") else NotImplemented
 
     def __hash__(self) -> int:
         return hash((self.topic, *map(position_of, self.ids)))
