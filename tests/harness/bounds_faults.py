@@ -9,7 +9,7 @@ from claimcheck._content import coder as _content
 from claimcheck._content.compression import DecompressingReader
 from claimcheck._store import read as _store_read
 from claimcheck._wire.envelope import Literal
-from claimcheck.transports._common import received
+from claimcheck.transports._common import dispatch
 
 
 def _plant(owner: Any, name: str, value: Any) -> None:
@@ -28,12 +28,12 @@ def decodes_at_once() -> None:
     def decoded(cc: Any, content: memoryview, destination: str) -> Literal:
         return Literal(memoryview(cc.opened.unpacker.content(content, destination=destination)))
 
-    _plant(received, "_encoded", decoded)
+    _plant(dispatch, "_encoded", decoded)
 
 
 def decodes_chunks_at_once() -> None:
     """Decode a payload when its last chunk is received."""
-    resolver_of = received.resolver_of
+    resolver_of = dispatch.resolver_of
 
     def eager(*arguments: Any, **options: Any) -> Any:
         resolver = resolver_of(*arguments, **options)

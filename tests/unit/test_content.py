@@ -38,7 +38,7 @@ from claimcheck.errors import (
     StoreUnavailableError,
 )
 from claimcheck.stores.memory import MemoryStore
-from claimcheck.transports._common.received import dispatch
+from claimcheck.transports._common.dispatch import dispatch
 from tests.content_oracle import DATA_KEY, HEADER, KEY, PAYLOAD, UUID, VECTORS, keyed_checksum
 
 pytest.importorskip("cryptography")

@@ -7,7 +7,8 @@ import pytest
 
 import claimcheck
 from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
-from claimcheck.transports._common.received import Prefetch, StoredPayload, dispatch
+from claimcheck.transports._common.dispatch import dispatch
+from claimcheck.transports._common.received import Prefetch, StoredPayload
 
 
 class Source:

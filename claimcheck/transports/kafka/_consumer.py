@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from claimcheck._validation import check_cc, check_type
 from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.transports._common.dead_letters import kept_longer, origin
-from claimcheck.transports._common.received import DEFAULT_THREADS, Prefetch, dispatch, passes_plain, resolver_of
+from claimcheck.transports._common.dispatch import dispatch, passes_plain, resolver_of
+from claimcheck.transports._common.received import DEFAULT_THREADS, Prefetch
 from claimcheck.transports.kafka._client import NativeClient, OffsetStoreError, exception_of, vendor
 from claimcheck.transports.kafka._message import KafkaMessage
 from claimcheck.transports.kafka._partition import Assignment, place

@@ -17,7 +17,7 @@ from claimcheck._validation import check_cc, check_type
 from claimcheck._wire.envelope import Abort, Chunk, Literal, Plain
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.delegation import Closing, Delegated
-from claimcheck.transports._common.received import dispatch, passes_plain, resolver_of
+from claimcheck.transports._common.dispatch import dispatch, passes_plain, resolver_of
 from claimcheck.transports.pulsar._message import (
     AnyMessageId,
     CumulativeAcks,
