@@ -42,7 +42,7 @@ def work(cc: claimcheck.ClaimCheck, source: str, target: str, todo: set[bytes], 
     # All workers use the same id, so a new worker aborts the transaction that a crashed one left open.
     native = Producer({**SERVERS, "transactional.id": f"etl-{source}"})
     reading = Consumer({**SERVERS, **READING, "group.id": f"etl-{source}"})
-    with KafkaProducer(native, cc, admin=AdminClient(SERVERS)) as producer, KafkaConsumer(reading, cc) as consumer:
+    with KafkaProducer(native, cc) as producer, KafkaConsumer(reading, cc) as consumer:
         producer.init_transactions(30)
         consumer.subscribe([source])
         while todo:
@@ -63,7 +63,7 @@ def work(cc: claimcheck.ClaimCheck, source: str, target: str, todo: set[bytes], 
 
 def send(cc: claimcheck.ClaimCheck, topic: str, payloads: dict[bytes, bytes]) -> None:
     """Send the payloads to process."""
-    with KafkaProducer(Producer(SERVERS), cc, admin=AdminClient(SERVERS)) as producer:
+    with KafkaProducer(Producer(SERVERS), cc) as producer:
         for key, payload in payloads.items():
             producer.produce(topic, payload, key)
 

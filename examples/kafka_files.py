@@ -35,7 +35,7 @@ def main(folder: Path, strategy: str) -> None:
         # Small, so that there is something to see. Without it, everything that fits into a record is sent unchanged.
         cc = claimcheck.from_dict({"strategy": strategy, "threshold_bytes": 50_000, "stores": stores})
 
-        with KafkaProducer(Producer({**SERVERS, "enable.idempotence": True}), cc, admin=admin) as producer:
+        with KafkaProducer(Producer({**SERVERS, "enable.idempotence": True}), cc) as producer:
             for path in files:
                 with path.open("rb") as file:
                     producer.produce(topic, file, headers={"path": str(path.relative_to(folder))})

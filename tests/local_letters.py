@@ -45,11 +45,10 @@ def dead_letter(
     with contextlib.suppress(ConfigError):  # with more partitions
         broker.create_topic(topic)
     originals = [broker.fetch(message.topic, message.partition, at, 1)[0] for at in message.positions]
-    partition = broker.partition_for(topic, originals[0].key)
     for each in originals:
         value = kept_longer(cc, each.value, topic=each.topic, dead_letter_topic=topic)
         labels = tuple(origin(each.topic, each.partition, each.offset, reason))
-        append = partial(broker.append, topic, value, key=each.key, partition=partition)
+        append = partial(broker.append, topic, value, key=each.key)
         try:
             append(headers=[*each.headers, *labels])
         except MessageTooLargeError:

@@ -166,7 +166,6 @@ PUBLIC: dict[str, list[str]] = {
     "claimcheck.transports.kafka": [
         "AsyncKafkaConsumer",
         "AsyncKafkaProducer",
-        "CompactedTopicError",
         "KafkaConsumer",
         "KafkaMessage",
         "KafkaProducer",
@@ -187,7 +186,6 @@ PUBLIC: dict[str, list[str]] = {
         "MessageId",
         "MessageTooLargeError",
         "ReceivedMessage",
-        "StaleDeliveryError",
         "TopicStats",
         "UnknownPartitionError",
         "UnknownTopicError",
@@ -206,7 +204,6 @@ PUBLIC: dict[str, list[str]] = {
         "WholeMessageId",
         "ask_limit",
         "deserialize",
-        "listening",
     ],
 }
 

@@ -193,7 +193,7 @@ def examine_settings(config: kafka.TopicSettings, expected: Expectation) -> Iter
         fix = "Reduce segment.ms to an hour, for example, or raise ttl_seconds."
         yield finding("info", "kafka-segment-roll", path, message, fix)
     for severity, message in expected.too_large(config.max_message_bytes or _BROKER_BYTES, kafka.MAX_MESSAGE_BYTES):
-        fix = "Raise max.message.bytes, or lower the option. With auto, pass admin= to KafkaProducer."
+        fix = "Raise max.message.bytes, or lower the option. With auto, pass max_message_bytes= to KafkaProducer."
         yield finding(severity, "kafka-limit", path, message, fix)
 
 

@@ -11,8 +11,7 @@ import claimcheck.transports.kafka._queries as kafka
 import claimcheck.transports.pulsar._queries as pulsar
 from claimcheck.errors import ConfigError
 from claimcheck.transports._common.topics import IncompleteReadError, TopicMessage, topics_to_read
-from claimcheck.transports.local._broker import LocalBroker
-from claimcheck.transports.local._database import local_cluster
+from claimcheck.transports.local._broker import LocalBroker, local_cluster
 from claimcheck.transports.pulsar._queries import full_name
 
 _MESSAGES = 500

@@ -169,8 +169,8 @@ class KafkaDeadLetters:
         native = kafka_client.vendor().Producer(sending, logger=_log)
         # With a producer for dead letters chunks are kept, and their signatures with them.
         self._consumer = KafkaConsumer(consumer, self._reader, dead_letter_producer=native, clock=self._clock)
-        admin = cluster.admin
-        self._senders = Senders(cc, lambda each: KafkaProducer(native, each, max_message_bytes=limit, admin=admin))
+        limit = min(limit, kafka.topic_settings(cluster.admin, target).max_message_bytes or limit)
+        self._senders = Senders(cc, lambda each: KafkaProducer(native, each, max_message_bytes=limit))
 
     def letters(self) -> Iterator[Letter]:
         """Yield the letters of all partitions, in the order in which the broker returns them."""

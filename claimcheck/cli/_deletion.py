@@ -42,8 +42,7 @@ from claimcheck.cli._files import STDIO, check_output, reported
 from claimcheck.config import HEADER
 from claimcheck.errors import ClaimCheckError, ConfigError, ScanNotSupportedError
 from claimcheck.transports.kafka._queries import KafkaTarget
-from claimcheck.transports.local._broker import LocalBroker
-from claimcheck.transports.local._database import is_broker_file
+from claimcheck.transports.local._broker import LocalBroker, is_broker_file
 from claimcheck.transports.pulsar._queries import PulsarTarget
 
 _HINTS = 10

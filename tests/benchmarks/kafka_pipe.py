@@ -43,7 +43,6 @@ class Pipe:
         large: bool = False,
     ) -> None:
         from confluent_kafka import Consumer, Producer, TopicPartition
-        from confluent_kafka.admin import AdminClient
 
         where: dict[str, Any] = {"bootstrap.servers": servers, "log_level": 3}
         self.topic = topic
@@ -53,7 +52,7 @@ class Pipe:
         self.producer: Any = Producer({**where, **sent})
         self.consumer: Any = Consumer({**where, **read})
         if cc is not None:
-            self.producer = KafkaProducer(self.producer, cc, admin=AdminClient(where))
+            self.producer = KafkaProducer(self.producer, cc)
             self.consumer = KafkaConsumer(self.consumer, cc)
 
     def send(self, payload: bytes, count: int = 1) -> None:

@@ -19,7 +19,7 @@ import claimcheck
 from claimcheck._wire.envelope import encode_chunk
 from claimcheck.errors import IncompletePayloadError
 from claimcheck.transports.kafka import KafkaConsumer, _consumer
-from claimcheck.transports.kafka._offsets import CommitMetadata
+from claimcheck.transports.kafka._partition import CommitMetadata
 
 TOPIC = "t"
 MOST_CALLS = 80

@@ -7,8 +7,7 @@ import random
 import pytest
 
 from claimcheck.transports.kafka import KafkaConsumer
-from claimcheck.transports.kafka._offsets import Offsets
-from claimcheck.transports.kafka._partition import ReadyMessage
+from claimcheck.transports.kafka._partition import Offsets, ReadyMessage
 from claimcheck.transports.kafka._receiver import Receiver
 from tests.harness.kafka_callbacks import EVENTS, LAYOUTS, ON_REVOKE, Scenario, scripted
 

@@ -6,7 +6,6 @@ import threading
 
 import confluent_kafka as kafka
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from tests.integration.kafka_aio_rig import Held, consuming, poll, producing, send, soon, stored
 from tests.integration.kafka_rig import (
@@ -338,23 +337,6 @@ def test_a_transaction_takes_offsets_along(lab):
 
     asyncio.run(main())
     assert lab.committed().offset == 2
-
-
-def test_the_loop_goes_on_while_the_broker_is_asked_about_a_topic(lab):
-    async def main():
-        loop = asyncio.get_running_loop()
-
-        class Admin(AdminClient):
-            def describe_configs(self, *args, **kwargs):
-                asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(10)  # never done if it were blocked
-                return super().describe_configs(*args, **kwargs)
-
-        async with producing(lab, wrap={"admin": Admin(lab.servers)}) as producer:
-            await send(producer, lab.topic, None)
-            await send(producer, lab.topic, b"small")
-            await send(producer, lab.topic, content(BIG))
-
-    asyncio.run(main())
 
 
 def test_the_rest_of_the_client(lab):

@@ -8,7 +8,7 @@ import pytest
 from claimcheck._wire.envelope import encode_abort
 from claimcheck.errors import IncompletePayloadError
 from claimcheck.transports.kafka import last_offset
-from claimcheck.transports.kafka._offsets import CommitMetadata
+from claimcheck.transports.kafka._partition import CommitMetadata
 from tests.integration.kafka_rig import (
     LIMIT,
     Clock,

@@ -328,10 +328,6 @@ class TestWhatIsWrapped:
             KafkaConsumer(native, lab.cc, **option)
         native.close()
 
-    def test_an_admin_that_is_none(self, lab):
-        with pytest.raises(TypeError, match="AdminClient"):
-            KafkaProducer(lab.native(), lab.cc, admin=lab.servers)
-
     def test_the_rest_of_the_client_is_there(self, lab):
         consumer, producer = lab.consumer(), lab.producer()
         lab.send_raw(b"one", b"two")

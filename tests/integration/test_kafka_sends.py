@@ -11,7 +11,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 import claimcheck
 from claimcheck.errors import PartialSendError
 from claimcheck.hooks import SendEvent
-from claimcheck.transports.kafka import CompactedTopicError, KafkaProducer
+from claimcheck.transports.kafka import KafkaProducer
 from claimcheck.transports.kafka._client import classify
 from tests.integration.kafka_rig import LIMIT, STRATEGIES, content, nothing_comes, receive, rig, values
 
@@ -350,67 +350,6 @@ class TestReports:
 
         assert values(receive(lab.consumer(), 2)) == [b"first", LARGE]
         assert len(reports) == 1
-
-
-class TestTopics:
-    def test_a_limit_below_the_producers_is_found_where_somebody_may_ask(self, unmade, caplog):
-        unmade.create(max_message_bytes=5000)
-        for strategy in STRATEGIES:
-            producer = unmade.producer(strategy, wrap={"admin": unmade.admin}, batch_size=5000)
-            producer.produce(unmade.topic, content(6000))
-            producer.produce(unmade.topic, content(4900))
-            producer.flush(10)
-
-        assert sorted(len(v) for v in values(receive(unmade.consumer(), 4))) == [4900, 4900, 6000, 6000]
-        assert "batch.size to 5000" in caplog.text
-
-    def test_no_chunks_to_a_compacted_topic_and_pointers_as_ever(self, unmade):
-        unmade.create(cleanup_policy="compact")
-        with pytest.raises(CompactedTopicError):
-            unmade.producer("chunking", wrap={"admin": unmade.admin}).produce(unmade.topic, LARGE, b"k")
-        producer = unmade.producer("external", wrap={"admin": unmade.admin})
-        producer.produce(unmade.topic, LARGE, b"k")
-        producer.produce(unmade.topic, None, b"k")
-        producer.flush(10)
-
-        assert values(receive(unmade.consumer(), 2)) == [LARGE, None]
-
-    def test_without_anybody_to_ask_that_is_said_once(self, lab, caplog):
-        producer = lab.producer("chunking")
-        for _ in range(3):
-            producer.produce(lab.topic, LARGE)
-        producer.flush(10)
-
-        assert caplog.text.count("without checking whether the topic is compacted") == 1
-
-    def test_a_payload_larger_than_what_a_partition_holds_is_warned_of(self, unmade, caplog):
-        unmade.create(retention_bytes=LIMIT)
-        producer = unmade.producer("chunking", wrap={"admin": unmade.admin})
-        producer.produce(unmade.topic, LARGE)
-        producer.flush(10)
-
-        assert f"{len(LARGE)} bytes as chunks to a partition that keeps {LIMIT}" in caplog.text
-
-    def test_a_topic_that_is_not_there_yet(self, unmade, caplog):
-        producer = unmade.producer("external", wrap={"admin": unmade.admin})
-        producer.produce(unmade.topic, LARGE)
-        producer.flush(10)
-
-        assert caplog.text.count("failed to read the topic's configuration: UNKNOWN_TOPIC_OR_PART") == 1
-        assert values(receive(unmade.consumer(), 1)) == [LARGE]
-
-    def test_what_was_not_known_of_it_is_asked_again(self, unmade):
-        """A default limit that was used meanwhile is replaced."""
-        producer, reports = unmade.producer("external", wrap={"admin": unmade.admin}), Reports()
-        now = [0.0]
-        producer._topics._clock = lambda: now[0]
-        assert not producer._topics.of(unmade.topic).compacted
-        unmade.create(max_message_bytes=5000)
-        now[0] = 10.0
-        producer.produce(unmade.topic, content(6000), on_delivery=reports)
-        producer.flush(10)
-
-        assert (reports, stored(unmade)) == ([0], 1)
 
 
 class TestTransactions:

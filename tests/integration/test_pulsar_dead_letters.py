@@ -5,7 +5,6 @@ import pytest
 import redis
 
 from claimcheck.errors import ArgumentTypeError, ConfigError
-from claimcheck.transports.pulsar import listening
 from tests import servers
 from tests.integration.pulsar_rig import LIMIT, STRATEGIES, chunk, content, nothing_comes, pending, receive, rig_on
 
@@ -87,7 +86,7 @@ class TestDeadLetters:
         letter = rig_on(lab, f"{lab.topic}-dlq").consumer().receive(5000)
         assert (letter.data(), letter.properties()["dead-letter-reason"]) == (payload, "no sense in it")
 
-    @pytest.mark.parametrize("by", ["hand", "negative acknowledgement", "listener"])
+    @pytest.mark.parametrize("by", ["hand", "negative acknowledgement"])
     def test_the_payload_stays_readable_in_the_dead_letter_topic(self, lab, by, redis_url):
         stores = {"m": {"type": "redis", "url": redis_url, "ttl_seconds": 60, "key_prefix": f"{lab.topic}:"}}
         signing = {"key_id": "a", "keys": {"a": "0123456789abcdef"}}
@@ -95,14 +94,10 @@ class TestDeadLetters:
         aside = lab.client.create_producer(f"{lab.topic}-dlq")
         lab.producer(cc).send(payload := content(2 * LIMIT), properties={"a": "b"}, partition_key="k")
         wrap = {"dead_letter_producer": aside, "max_redeliveries": 0}
-        if by == "listener":
-            react = listening(lambda consumer, message: consumer.dead_letter(message), cc, dead_letter_producer=aside)
-            lab.subscribe(message_listener=react)
-        elif by == "hand":
-            consumer = lab.consumer(cc=cc, wrap=wrap)
+        consumer = lab.consumer(cc=cc, wrap=wrap)
+        if by == "hand":
             consumer.dead_letter(consumer.receive(5000))
         else:
-            consumer = lab.consumer(cc=cc, wrap=wrap)
             consumer.negative_acknowledge(consumer.receive(5000))
         lab.settled()
 

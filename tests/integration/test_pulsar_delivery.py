@@ -1,56 +1,10 @@
-"""Listeners, seeking and redelivery: payloads are delivered whole."""
-
-import threading
+"""Seeking and redelivery: payloads are delivered whole."""
 
 import pulsar
 import pytest
 
-from claimcheck.transports.pulsar import deserialize, listening
-from tests.integration.pulsar_rig import LIMIT, STRATEGIES, chunk, content, nothing_comes, receive
-
-
-class TestListener:
-    @pytest.mark.parametrize("strategy", STRATEGIES)
-    def test_it_is_given_whole_payloads_and_what_it_raises_ends_nothing(self, lab, strategy, caplog):
-        got, done = [], threading.Event()
-
-        def listener(consumer, message):
-            got.append(message.data())
-            consumer.acknowledge(message)
-            if len(got) == 4:
-                done.set()
-            if len(got) == 2:
-                raise ValueError("no reason")
-
-        lab.subscribe(message_listener=listening(listener, lab.cc))
-        producer = lab.producer(strategy)
-        payloads = [content([10, 3 * LIMIT][i % 2], i) for i in range(4)]
-        for payload in payloads:
-            producer.send(payload)
-
-        assert done.wait(20)
-        assert got == payloads
-        assert "no reason" in caplog.text
-        lab.settled()
-
-    @pytest.mark.parametrize("strategy", STRATEGIES)
-    def test_of_a_reader(self, lab, strategy):
-        got, done = [], threading.Event()
-
-        def listener(reader, message):
-            got.append((type(reader).__name__, message.data()))
-            if len(got) == 3:
-                reader.close()
-                done.set()
-
-        lab.client.create_reader(lab.topic, pulsar.MessageId.earliest, reader_listener=listening(listener, lab.cc))
-        producer = lab.producer(strategy)
-        payloads = [content([10, 3 * LIMIT][i % 2], i) for i in range(3)]
-        for payload in payloads:
-            producer.send(payload)
-
-        assert done.wait(20)
-        assert got == [("PulsarReader", payload) for payload in payloads]
+from claimcheck.transports.pulsar import deserialize
+from tests.integration.pulsar_rig import LIMIT, chunk, content, nothing_comes, receive
 
 
 class TestSeek:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import threading
 
 import pulsar
 import pulsar.asyncio
@@ -10,7 +9,7 @@ import pytest
 
 from claimcheck._wire.envelope import encode_abort
 from claimcheck.errors import ChunkConflictError, ConfigError, IncompletePayloadError
-from claimcheck.transports.pulsar import AsyncPulsarConsumer, AsyncPulsarReader, PulsarReader, listening
+from claimcheck.transports.pulsar import AsyncPulsarConsumer, AsyncPulsarReader, PulsarReader
 from tests import servers
 from tests.clocks import Clock
 from tests.integration.pulsar_rig import (
@@ -85,22 +84,6 @@ class TestBusyTopic:
 
         assert reader.pending_payloads == 0
         assert isinstance(reader.read_next(0).error, IncompletePayloadError)
-
-    def test_of_a_listener(self, lab, head, clock):
-        got, arrived = [], threading.Semaphore(0)
-
-        def listener(consumer, message):
-            got.append((message.data(), consumer.pending_payloads))
-            arrived.release()
-
-        cc = lab.claimcheck("external", chunking={"on_expire": "ack"})
-        lab.subscribe(message_listener=listening(listener, cc, clock=clock))
-        assert arrived.acquire(timeout=20)
-        clock.now += EXPIRED
-        head.send(b"second")
-
-        assert arrived.acquire(timeout=20)
-        assert got == [(b"first", 1), (b"second", 0)]
 
     def test_of_the_asyncio_wrappers(self, lab, head, clock):
         async def main():

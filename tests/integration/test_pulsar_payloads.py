@@ -235,23 +235,20 @@ def test_what_the_sender_is_told_is_the_id_that_the_receiver_has(lab):
     lab.settled()
 
 
-def test_without_a_receiver_queue_the_error_says_what_to_do(lab):
+def test_without_a_receiver_queue_there_are_no_chunks(lab):
     lab.producer("external").send(content(2 * LIMIT))
     consumer = lab.consumer(receiver_queue_size=0)
     assert consumer.receive().data() == content(2 * LIMIT)
 
     lab.producer("chunking").send(content(2 * LIMIT))
-    with pytest.raises(pulsar.exceptions.InvalidConfiguration) as caught:
+    with pytest.raises(pulsar.exceptions.InvalidConfiguration):
         consumer.receive()
-    assert "receiver_queue_size=1" in caught.value.__notes__[0]
 
 
 def test_without_a_receiver_queue_nothing_can_be_read_ahead(lab):
     lab.producer("external").send(content(2 * LIMIT))
     consumer = lab.consumer(receiver_queue_size=0, wrap={"prefetch_bytes": 100 * LIMIT})
-    with pytest.raises(pulsar.exceptions.InvalidConfiguration) as caught:
-        consumer.receive()
-    assert "receiver_queue_size=1" in caught.value.__notes__[0]
+    assert consumer.receive().data() == content(2 * LIMIT)
 
 
 class TestReadAheadByDefault:
@@ -298,7 +295,7 @@ class TestReadAheadByDefault:
     def test_without_a_receiver_queue_it_is_off(self, lab, sent, reads):
         consumer = lab.consumer(receiver_queue_size=0)
         assert [consumer.receive().data() for _ in sent] == sent
-        assert (len(reads), consumer._prefetch.room) == (len(sent), False)
+        assert len(reads) == len(sent)
 
     def test_chunks_and_plain_messages_start_nothing(self, lab):
         consumer = lab.consumer()

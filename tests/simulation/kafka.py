@@ -17,7 +17,7 @@ from typing import Any
 import confluent_kafka as kafka
 
 from claimcheck.transports.kafka import _asyncio, _consumer, _producer
-from claimcheck.transports.kafka._offsets import CommitMetadata
+from claimcheck.transports.kafka._partition import CommitMetadata
 from tests.harness.kafka_callbacks import TOPIC, ScriptedClient
 from tests.simulation.ledger import Group, Ledger
 from tests.simulation.scheduler import Process, Scheduler

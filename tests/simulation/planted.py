@@ -20,8 +20,7 @@ from claimcheck._threads import in_thread
 from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.kafka import _asyncio, _producer
 from claimcheck.transports.kafka._consumer import KafkaConsumer
-from claimcheck.transports.kafka._offsets import Offsets
-from claimcheck.transports.kafka._partition import Assignment, Partition, ReadyMessage
+from claimcheck.transports.kafka._partition import Assignment, Offsets, Partition, ReadyMessage
 from claimcheck.transports.kafka._producer import InFlightWindow
 from claimcheck.transports.kafka._receiver import Receiver
 from claimcheck.transports.pulsar import PulsarConsumer, _receiver
@@ -167,7 +166,8 @@ async def _taken_before_it_is_read(receiver: Any) -> Any:
     async with receiver._one_at_a_time:
         while (message := receiver._blocking.take_ready()) is None:
             await receiver._step()
-    await in_thread(message.read)
+    if message.stored is not None:
+        await in_thread(message.stored.read)
     return message
 
 

@@ -23,7 +23,7 @@ from claimcheck.spark import collect_garbage
 from claimcheck.spark._garbage_topics import WholeTopics
 from claimcheck.spark.sources import register
 from claimcheck.transports.local import LocalBroker, LocalConsumer
-from claimcheck.transports.local._database import local_cluster
+from claimcheck.transports.local._broker import local_cluster
 from tests.local_rig import acknowledge
 
 DAY = 86_400

@@ -15,7 +15,7 @@ from claimcheck._operate.sweep import Sweep
 from claimcheck._store.store import Store
 from claimcheck.errors import ConfigError, StoreError
 from claimcheck.transports.local import LocalBroker
-from claimcheck.transports.local._database import local_cluster
+from claimcheck.transports.local._broker import local_cluster
 
 
 def options_of(kind: str, folder: Path) -> dict[str, object]:

@@ -19,7 +19,7 @@ from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.kafka import AsyncKafkaConsumer, KafkaConsumer, KafkaMessage, KafkaProducer
 from claimcheck.transports.kafka._client import classify
 from claimcheck.transports.kafka._message import message_of, stored_of
-from claimcheck.transports.kafka._offsets import MAX_SPANS, CommitMetadata, Offsets
+from claimcheck.transports.kafka._partition import MAX_SPANS, CommitMetadata, Offsets
 from tests.structure import calls
 
 OFFSETS = st.integers(0, 2**63 - 1)

@@ -30,7 +30,7 @@ from claimcheck.transports.local import (
     UnknownPartitionError,
     UnknownTopicError,
 )
-from claimcheck.transports.local import _database as database
+from claimcheck.transports.local import _broker as database
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_topic_names_that_are_allowed(broker, name):
 
 @pytest.mark.parametrize("name", ["", "x" * 250, "a\0b", "ä", "a b", "a\n", "\ud800", None, b"orders", 7])
 def test_topic_names_that_are_refused_everywhere(broker, name):
-    for call in (broker.create_topic, broker.partitions, broker.stats, broker.partition_for):
+    for call in (broker.create_topic, broker.partitions, broker.stats):
         with pytest.raises(ConfigError, match="topic: found"):
             call(name)
     for call in (lambda: broker.append(name, b"x"), lambda: broker.fetch(name, 0, 0, 1)):
@@ -113,7 +113,6 @@ def test_an_unknown_topic_is_named_with_the_way_to_create_it(broker):
         lambda: broker.append("other", b"x"),
         lambda: broker.fetch("other", 0, 0, 1),
         lambda: broker.partitions("other"),
-        lambda: broker.partition_for("other"),
         lambda: broker.end_offset("other", 0),
         lambda: broker.stats("other"),
     ]
@@ -220,19 +219,20 @@ def test_a_message_does_not_show_its_contents(broker):
 def test_a_key_decides_on_the_partition_for_ever(broker):
     broker.create_topic("many", partitions=7)
     for key in (b"", b"k", b"key-2"):
-        assert broker.append("many", b"", key=key).partition == zlib.crc32(key) % 7 == broker.partition_for("many", key)
-    assert broker.append("many", b"", key="k").partition == broker.partition_for("many", b"k")
+        assert broker.append("many", b"", key=key).partition == zlib.crc32(key) % 7
+    assert broker.append("many", b"", key="k").partition == zlib.crc32(b"k") % 7
 
 
 def test_without_a_key_partitions_are_taken_by_turns_across_processes_and_restarts(broker, path):
     with LocalBroker(path) as other:
         turns = [appender.append("orders", b"").partition for appender in (broker, other, other, broker)]
-        assert [*turns, other.partition_for("orders"), broker.append("orders", b"").partition] == [0, 1, 0, 1, 0, 1]
+        assert [*turns, other.append("orders", b"").partition] == [0, 1, 0, 1, 0]
 
 
-def test_a_given_partition_takes_no_turn(broker):
-    broker.append("orders", b"", partition=0)
-    assert broker.append("orders", b"").partition == 0
+def test_without_a_key_the_partition_with_the_fewest_messages_is_taken(broker):
+    for _ in range(2):
+        broker.append("orders", b"", partition=0)
+    assert [broker.append("orders", b"").partition for _ in range(3)] == [1, 1, 0]
 
 
 def test_offsets_are_dense_in_each_partition_after_refusals_too(broker):
@@ -269,7 +269,6 @@ def test_a_message_that_is_too_large_leaves_nothing(broker):
     with pytest.raises(MessageTooLargeError):
         broker.append("orders", bytes(1 << 20))
     assert broker.stats("orders") == TopicStats(messages=0, bytes=0)
-    assert broker.partition_for("orders") == 0  # not even a turn was taken
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1 << 30])
@@ -404,7 +403,7 @@ def test_a_failure_at_the_very_end_is_told_apart(broker):
 def test_an_error_inside_a_change_undoes_it(broker):
     def change() -> None:
         with broker.database.write() as connection:
-            connection.execute("DELETE FROM topics")
+            connection.execute("DELETE FROM partitions")
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

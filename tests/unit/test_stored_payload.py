@@ -297,12 +297,8 @@ class TestPrefetchByDefault:
             consumer.receive(Plain)
         assert consumer.waiting == []
 
-    @pytest.mark.parametrize("what", ["off", "stopped"])
-    def test_off(self, what):
-        prefetch = Prefetch(0 if what == "off" else None, threads=1)
-        if what == "stopped":
-            prefetch.stop()
-        assert Consumer(prefetch).ahead_after(5) == [0] * 5
+    def test_off(self):
+        assert Consumer(Prefetch(0, threads=1)).ahead_after(5) == [0] * 5
 
 
 class TestWatch:

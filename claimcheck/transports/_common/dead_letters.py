@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import chain
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.envelope import PointerData, decode, is_lookalike
@@ -27,24 +27,13 @@ REASON = "dead-letter-reason"
 _TOPIC, _PARTITION, _OFFSET = "dead-letter-topic", "dead-letter-partition", "dead-letter-offset"
 _LONGEST_REASON = 500
 
-LABELS = frozenset(
-    {REASON, _TOPIC, _PARTITION, _OFFSET, "ORIGIN_MESSAGE_ID", "REAL_TOPIC", "REAL_SUBSCRIPTION"}  # Pulsar's clients
-)
-"""What wrappers, and Pulsar's own clients, add to dead letters."""
-
-ORIGINS = frozenset({_TOPIC, "REAL_TOPIC"})
-"""Those of them with the topic that a dead letter came from."""
-
-COUNT = "redrive-count"
-"""The header or property with the number of times that a dead letter was sent back to its topic."""
-
+_LABELS = {REASON, _TOPIC, _PARTITION, _OFFSET, "ORIGIN_MESSAGE_ID", "REAL_TOPIC", "REAL_SUBSCRIPTION"}
+_ORIGINS = {_TOPIC, "REAL_TOPIC"}  # the names that Pulsar's own clients use
+_COUNT = "redrive-count"
 _PATIENCE_SECONDS = 1e9
 
 P = TypeVar("P")
 V = TypeVar("V")
-
-
-# Lifetime of their payloads ------------------------------------------------------------------------------------------
 
 
 def origin(topic: str, partition: int, offset: int, reason: str) -> Iterator[tuple[str, bytes]]:
@@ -117,13 +106,12 @@ class DeadLetterTopic(Protocol):
 
 
 class EndClock:
-    """A monotonic clock for chunks that do not expire before all letters were received; see `patient`."""
+    """A monotonic clock by which chunks do not expire before all letters were received; see `patient`."""
 
     def __init__(self) -> None:
         self._ahead = 0.0
 
     def __call__(self) -> float:
-        """Return seconds."""
         return time.monotonic() + self._ahead
 
     def end(self) -> None:
@@ -133,27 +121,14 @@ class EndClock:
 
 def patient(cc: ClaimCheck, *, source: str, target: str) -> ClaimCheck:
     """Return a `ClaimCheck` that reads dead letters, of any age."""
-    chunking = replace(
-        cc.config.chunking,
-        expire_after_seconds=_PATIENCE_SECONDS,
-        on_expire="redeliver",
-        on_evict="redeliver",
-        max_redeliveries=0,
-    )
-    signing = cc.config.signing
+    chunking = replace(cc.config.chunking, expire_after_seconds=_PATIENCE_SECONDS, max_redeliveries=0)
+    chunking, signing = replace(chunking, on_expire="redeliver", on_evict="redeliver"), cc.config.signing
     allowed = {pattern: tuple(origins) for pattern, origins in signing.accept_from.items()}
     known = [origins for pattern, origins in allowed.items() if fnmatchcase(canonical(target), canonical(pattern))]
     allowed[source] = (*allowed.get(source, ()), target, *chain.from_iterable(known))
     signing = replace(signing, accept_from=allowed, max_age_seconds=None)
-    return type(cc)(
-        replace(
-            cc.config,
-            chunking=chunking,
-            destinations=(),
-            reads_from=cc.config.readable_from(target),
-            signing=signing,
-        )
-    )
+    stores = cc.config.readable_from(target)
+    return type(cc)(replace(cc.config, chunking=chunking, destinations=(), reads_from=stores, signing=signing))
 
 
 class Senders(Generic[P]):
@@ -188,7 +163,7 @@ def foreign(
     headers: Iterable[tuple[str, str | bytes | None]], target: str, name: Callable[[str], str] = str
 ) -> ForeignLetterError | None:
     """Return why a message with these headers is not a dead letter of a topic; ``None`` if it is one."""
-    values = [value for header, value in headers if header in ORIGINS and value is not None]
+    values = [value for header, value in headers if header in _ORIGINS and value is not None]
     origins = [value if isinstance(value, str) else value.decode("utf-8", "replace") for value in values]
     if name(target) in map(name, origins):
         return None
@@ -199,11 +174,8 @@ def foreign(
 def relabeled(headers: Iterable[tuple[str, V]], encode: Callable[[str], V]) -> list[tuple[str, V]]:
     """Return a letter's headers without those of dead letters, and with the number of redrives."""
     pairs = list(headers)
-    known = next((value for name, value in reversed(pairs) if name == COUNT), None)
-    kept = [(name, value) for name, value in pairs if name not in LABELS and name != COUNT]
-    return [*kept, (COUNT, encode(_next_count(known)))]
-
-
-def _next_count(text: object) -> str:
-    count = text.decode("ascii", "replace") if isinstance(text, bytes) else str(text or 0)
-    return str(int(count) + 1) if count.isascii() and count.isdigit() and len(count) < 10 else "1"
+    known: Any = next((value for name, value in reversed(pairs) if name == _COUNT), None)
+    text = known.decode("ascii", "replace") if isinstance(known, bytes) else str(known)
+    count = int(text) + 1 if text.isascii() and text.isdigit() and len(text) < 10 else 1
+    kept = [(name, value) for name, value in pairs if name not in _LABELS and name != _COUNT]
+    return [*kept, (_COUNT, encode(str(count)))]

@@ -8,8 +8,9 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, ParamSpec, Self, TypeVar
 
+B = TypeVar("B")
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -59,9 +60,10 @@ class Closing:
         self.close()
 
 
-class AsyncClosing:
-    """An asynchronous context manager that awaits `close` on exit."""
+class AsyncWrapper(Delegated, Generic[B]):
+    """The twin of a blocking wrapper on an event loop; an asynchronous context manager that awaits `close` on exit."""
 
+    _blocking: B
     _closing: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
@@ -69,12 +71,16 @@ class AsyncClosing:
 
         If the calling task is cancelled, closing continues in the background; another call waits for it.
         """
-        failed = self._closing is not None and self._closing.done() and _has_failed(self._closing)
-        if self._closing is None or failed:
-            self._closing = asyncio.ensure_future(self._close())
-        await asyncio.shield(self._closing)
+        task = self._closing
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(task)
 
     async def _close(self) -> None:
+        raise NotImplementedError
+
+    def _call(self, work: Callable[[], T]) -> Awaitable[T]:
+        """Call ``work`` in a thread."""
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
@@ -85,22 +91,18 @@ class AsyncClosing:
     ) -> None:
         await self.close()
 
+    def _delegate(self) -> B:
+        return self._blocking
 
-def _has_failed(task: asyncio.Task[None]) -> bool:
-    return task.cancelled() or task.exception() is not None
-
-
-class _Wrapper(Protocol):
-    _blocking: Any
-
-    def _call(self, work: Callable[[], T], /) -> Awaitable[T]: ...
+    def __repr__(self) -> str:
+        return f"<Async{repr(self._blocking)[1:]}"
 
 
 def off_the_loop(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
     """Return a coroutine method with the parameters and the docstring of a blocking one."""
 
     @functools.wraps(method)
-    async def call(self: _Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    async def call(self: AsyncWrapper[Any], /, *args: P.args, **kwargs: P.kwargs) -> R:
         work: Callable[[], R] = functools.partial(getattr(self._blocking, method.__name__), *args, **kwargs)
         return await self._call(work)
 

@@ -14,7 +14,6 @@ from claimcheck.transports._common.received import StoredPayload
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
     from claimcheck._receive.resolver import Resolver
-    from claimcheck._wire.pointer import Pointer
 
 Content = Plain | Literal | StoredPayload | Chunk | Abort | ClaimCheckError
 """A plain message, an escaped payload, one that is read or decoded on access, a chunk, an abort envelope, or an error.
@@ -30,15 +29,13 @@ def dispatch(cc: ClaimCheck, message: bytes, headers: Callable[[], object], *, d
         if not isinstance(envelope, Chunk | Abort):
             signed = headers() if isinstance(envelope, Literal | Encoded) else None
             cc.opened.seal.check_whole(envelope, signed, destination)
-        if isinstance(envelope, Encoded):
-            return _encoded(cc, envelope.content, destination)
-        return envelope
+        return _encoded(cc, envelope.content, destination) if isinstance(envelope, Encoded) else envelope
     except ClaimCheckError as error:
         return error
 
 
 def _encoded(cc: ClaimCheck, content: memoryview, destination: str) -> StoredPayload:
-    """Return the payload of an encoded message, which is decoded on access: many may decompress to a lot of memory."""
+    """Decode on access: many messages may decompress to a lot of memory."""
     unpacker = cc.opened.unpacker
     return StoredPayload(lambda: unpacker.content(content, destination=destination), size=unpacker.size_of(content))
 
@@ -46,18 +43,18 @@ def _encoded(cc: ClaimCheck, content: memoryview, destination: str) -> StoredPay
 def _stored(cc: ClaimCheck, envelope: PointerData, headers: object, destination: str) -> StoredPayload:
     pointer = cc.opened.seal.accept(envelope.data, destination=destination)
     claims, join = hints.declared(headers), cc.opened.messages.join
-    return StoredPayload(lambda: _load(cc, pointer, claims), size=pointer.size or 0, pointer=pointer, join=join)
+
+    def load() -> bytes:
+        payload = cc.read(pointer)
+        hints.check(claims, size=len(payload), checksum=lambda name: digest_of(payload, algorithm=name))
+        return payload
+
+    return StoredPayload(load, size=pointer.size or 0, pointer=pointer, join=join)
 
 
-def _load(cc: ClaimCheck, pointer: Pointer, claims: frozenset[tuple[str, str]]) -> bytes:
-    payload = cc.read(pointer)
-    hints.check(claims, size=len(payload), checksum=lambda name: digest_of(payload, algorithm=name))
-    return payload
-
-
-def resolver_of(cc: ClaimCheck, *, clock: Callable[[], float], max_redeliveries: int | None = None) -> Resolver:
+def resolver_of(cc: ClaimCheck, *, clock: Callable[[], float]) -> Resolver:
     """Return a resolver; the payload of encoded chunks is a `StoredPayload`, which is decoded on access."""
-    resolver = cc.resolver(clock=clock, max_redeliveries=max_redeliveries)
+    resolver = cc.resolver(clock=clock)
     resolver.decode_later = lambda decode, size: StoredPayload(decode, size=size)
     return resolver
 

@@ -6,6 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from claimcheck._threads import IoThreads, Join
 from claimcheck._validation import check_int
@@ -21,41 +23,22 @@ DEFAULT_THREADS = 16
 _MOST_AHEAD = 64  # messages, unless the application sets a limit
 
 
-# Its payload ---------------------------------------------------------------------------------------------------------
+# Payloads on access --------------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class StoredPayload:
     """Reads or decodes a payload at the first `get`, and again after a retryable error."""
 
-    __slots__ = (
-        "_ahead",
-        "_error",
-        "_for_event_loop",
-        "_join",
-        "_load",
-        "_on_get",
-        "_payload",
-        "_pointer",
-        "size",
-    )
-
-    def __init__(
-        self,
-        load: Callable[[], bytes],
-        *,
-        size: int = 0,
-        pointer: Pointer | None = None,
-        join: Callable[[Pointer], Join | None] = lambda _: None,
-    ) -> None:
-        self.size = size
-        self._pointer = pointer
-        self._join = join
-        self._load: Callable[[], bytes] | None = load
-        self._ahead: Future[bytes] | None = None
-        self._payload: bytes | None = None
-        self._error: ClaimCheckError | None = None
-        self._for_event_loop = False
-        self._on_get: Callable[[], None] | None = None
+    _load: Callable[[], bytes] | None
+    size: int = field(default=0, kw_only=True)
+    pointer: Pointer | None = field(default=None, kw_only=True)
+    join: Callable[[Pointer], Join | None] = field(default=lambda _: None, kw_only=True)
+    _ahead: Future[bytes] | None = field(default=None, init=False)
+    _payload: bytes | None = field(default=None, init=False)
+    _error: ClaimCheckError | None = field(default=None, init=False)
+    _for_event_loop: bool = field(default=False, init=False)
+    _on_get: Callable[[], None] | None = field(default=None, init=False)
 
     def get(self) -> bytes:
         """Return the payload; the first call reads it."""
@@ -75,8 +58,8 @@ class StoredPayload:
     def prefetch(self, threads: IoThreads) -> None:
         """Start reading in another thread; `get` waits for the result."""
         if not self.is_read and self._load is not None:
-            join = None if self._pointer is None else self._join(self._pointer)
-            self._ahead = threads.submit(self._load, join=join, request=self._pointer)
+            join = None if self.pointer is None else self.join(self.pointer)
+            self._ahead = threads.submit(self._load, join=join, request=self.pointer)
 
     def watch(self, on_get: Callable[[], None]) -> None:
         """Call a function once the payload is requested, or now if it was."""
@@ -93,13 +76,13 @@ class StoredPayload:
         )
 
     def __repr__(self) -> str:
-        if self._payload is not None:
-            return f"<StoredPayload of {len(self._payload)} bytes, read>"
-        state = "not read" if self._error is None else type(self._error).__name__
+        unread = "not read" if self._error is None else type(self._error).__name__
+        state = unread if self._payload is None else "read"
         return f"<StoredPayload of {self.size or 'unknown'} bytes, {state}>"
 
     def _may_read_again(self, error: ClaimCheckError) -> bool:
-        return error.retryable and not (self._for_event_loop and _is_on_event_loop())
+        is_on_event_loop = asyncio._get_running_loop() is not None
+        return error.retryable and not (self._for_event_loop and is_on_event_loop)
 
     def _read_now(self) -> bytes:
         assert self._load is not None
@@ -132,41 +115,19 @@ class StoredPayload:
             raise
 
 
-def _is_on_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
 # Read-ahead ----------------------------------------------------------------------------------------------------------
 
 
-class Received:
+class Received(Protocol):
     """A message that waits to be delivered; compared by identity."""
-
-    __slots__ = ()
 
     @property
     def held_bytes(self) -> int:
         """Bytes of its payload, in memory now or once it is read."""
-        raise NotImplementedError
 
     @property
     def stored(self) -> StoredPayload | None:
         """Its payload, if that is stored or encoded."""
-        raise NotImplementedError
-
-    @property
-    def is_read(self) -> bool:
-        """Whether the payload is available on an event loop without waiting for a store."""
-        return self.stored is None or self.stored.is_read
-
-    def read(self) -> None:
-        """Read the payload in a thread, for an event loop."""
-        if self.stored is not None:
-            self.stored.read()
 
 
 class Prefetch:
@@ -178,9 +139,8 @@ class Prefetch:
     def __init__(self, max_bytes: int | None, *, threads: int) -> None:
         check_int("prefetch_bytes", max_bytes or 0, minimum=0)
         check_int("prefetch_threads", threads, minimum=1)
-        self.always = bool(max_bytes)
+        self.always = self._is_on = bool(max_bytes)
         self._may_begin = max_bytes is None
-        self._is_on = self.always
         self._max_bytes = DEFAULT_BYTES if max_bytes is None else max_bytes
         self._threads = threads
         self._held = 0
@@ -213,15 +173,12 @@ class Prefetch:
 
     def deliver(self, message: Received) -> None:
         """Note that the application receives a message."""
-        self._follows_pointer = message.stored is not None and message.stored.size > 0
-        if self._may_begin and message.stored is not None and self._follows_pointer:
+        stored = message.stored
+        self._follows_pointer = stored is not None and stored.size > 0
+        if self._may_begin and stored is not None and stored.size:
             self._delivered += 1
-            message.stored.watch(self._note_request)
+            stored.watch(self._note_request)
         self.remove(message)
-
-    def stop(self) -> None:
-        """Never begin: messages cannot be received ahead."""
-        self._may_begin = self._is_on = False
 
     def remove(self, message: Received) -> None:
         """Stop counting a message that was delivered or dropped."""
@@ -241,8 +198,7 @@ class Prefetch:
             pool.close()
 
     def _note_request(self) -> None:
-        self._requested = True
-        self._is_on = self._is_on or self._may_begin
+        self._requested = self._is_on = True
 
     def _begin(self) -> None:
         while self._later and self._held + self._later[0].held_bytes <= self._max_bytes:

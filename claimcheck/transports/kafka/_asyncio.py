@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from claimcheck._threads import in_thread
-from claimcheck.transports._common.delegation import AsyncClosing, Delegated, off_the_loop
+from claimcheck.transports._common.delegation import AsyncWrapper, off_the_loop
 from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.kafka._client import exception_of, native_client
 from claimcheck.transports.kafka._consumer import ConsumerOptions, KafkaConsumer
@@ -37,21 +37,14 @@ T = TypeVar("T")
 AsyncRebalanceCallback = Callable[[Any, list[Any]], Awaitable[object]]
 
 
-class _AsyncWrapper(Delegated, AsyncClosing, Generic[B]):
+class _AsyncWrapper(AsyncWrapper[B]):
     """Base of both wrappers; the methods in ``delegated`` are coroutine functions here."""
 
-    _blocking: B
     _call: Any
 
     @classmethod
     def _delegating(cls, name: str) -> property:
         return property(lambda self: self._later(getattr(self._blocking, name)))
-
-    def __repr__(self) -> str:
-        return f"<Async{repr(self._blocking)[1:]}"
-
-    def _delegate(self) -> B:
-        return self._blocking
 
     def _later(self, found: Any) -> Any:
         """Return the coroutine function for a method; anything else as it is."""
@@ -66,18 +59,13 @@ class AsyncKafkaConsumer(_AsyncWrapper[KafkaConsumer]):
     """Wraps a `confluent_kafka.aio.AIOConsumer` and has its methods; each message that it returns is a whole payload.
 
     Stored payloads are read before a message is returned. Cancelling a receive loses nothing: the next receive returns
-    its messages, and they are not committed before that. Calls wait for each other; a receive makes other calls wait a
-    fraction of a second at most. Calls made by a rebalance callback do not wait.
+    its messages, and they are not committed before that. Calls wait for each other, except those of a rebalance
+    callback; a receive makes other calls wait a fraction of a second at most.
 
     Args:
         consumer: An `AIOConsumer`, with ``enable.auto.offset.store`` set to ``False``.
         cc: A `claimcheck.ClaimCheck` with the writers' stores.
-        options: The options of `KafkaConsumer`; ``dead_letter_producer`` is a blocking one.
-
-    Raises:
-        ConfigError: A number is out of range.
-        OffsetStoreError: The consumer stores offsets itself.
-        ArgumentTypeError: An argument has the wrong type; a `ConfigError` that is also a `TypeError`.
+        options: See `KafkaConsumer`, also for errors; ``dead_letter_producer`` is a blocking one.
     """
 
     delegated = KafkaConsumer.delegated | {"pending_bytes", "pending_payloads"}
@@ -91,25 +79,15 @@ class AsyncKafkaConsumer(_AsyncWrapper[KafkaConsumer]):
         self._reading: tuple[StoredPayload, asyncio.Task[None]] | None = None
 
     async def poll(self, timeout: float = -1) -> Any:
-        """Wait for the next payload. One that cannot be delivered is returned too; its value raises the error.
+        """Wait for the next payload; arguments, result and errors are those of `KafkaConsumer.poll`.
 
-        Args:
-            timeout: Seconds; by default there is no limit. If reading a payload takes longer, a later call returns it.
-
-        Returns:
-            See `KafkaConsumer.poll`.
-
-        Raises:
-            KafkaException: An error of the client.
+        If reading a payload takes longer than ``timeout`` seconds, a later call returns it.
         """
         messages = await self._receive(1, timeout)
         return messages[0] if messages else None
 
     async def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Any]:
-        """Wait for up to ``num_messages`` payloads; returns those that came in time. Raises as `poll` does.
-
-        All of them are in memory together. Several stored ones are read concurrently, within ``prefetch_bytes``.
-        """
+        """Wait for up to ``num_messages`` payloads; returns those that came in time, all of them in memory together."""
         return await self._receive(num_messages, timeout)
 
     commit = off_the_loop(KafkaConsumer.commit)
@@ -166,7 +144,7 @@ class AsyncKafkaConsumer(_AsyncWrapper[KafkaConsumer]):
         while True:
             async with self._calls.exclusive():  # without an await: the caller gets the messages, or they stay queued
                 waiting = receiver.waiting(count)
-                ready = len(list(takewhile(lambda each: each.is_read, waiting)))
+                ready = len(list(takewhile(lambda each: each.stored is None or each.stored.is_read, waiting)))
                 if ready == count or is_last:
                     receiver.begin_call()
                     return receiver.hand_out(ready)
@@ -247,21 +225,15 @@ _running_calls: ContextVar[tuple[set[CallSerializer], ...]] = ContextVar("claimc
 class AsyncKafkaProducer(_AsyncWrapper[KafkaProducer]):
     """Wraps a `confluent_kafka.aio.AIOProducer`, has its methods, and sends payloads that are too large for it.
 
-    Small records go directly into the client's queue, which batches them by its own ``linger.ms``. The buffer of the
-    `AIOProducer`, with its ``batch_size`` and ``buffer_timeout``, is not used. A thread sends the payloads that are
-    stored or sent as chunks.
-
-    Records of one key keep their order if each `produce` is awaited before the next begins, large and small ones alike.
+    Small records go directly into the client's queue, which batches them by its own ``linger.ms``; the buffer of the
+    `AIOProducer` is not used. Records of one key keep their order if each `produce` is awaited before the next begins.
     Records of concurrent tasks have no order.
 
     Args:
-        producer: An `AIOProducer`. Records sent by its own ``produce`` have no order relative to those sent here. With
-            ``delivery.report.only.error`` a delivered record is never reported, so its future never completes.
+        producer: An `AIOProducer`, without ``delivery.report.only.error``: futures of delivered records would never
+            complete.
         cc: A `claimcheck.ClaimCheck`.
-        options: The options of `KafkaProducer`.
-
-    Raises:
-        ConfigError: An argument is out of range or of the wrong type; for an object also a `TypeError`.
+        options: See `KafkaProducer`, also for errors.
     """
 
     delegated = KafkaProducer.delegated
@@ -269,6 +241,7 @@ class AsyncKafkaProducer(_AsyncWrapper[KafkaProducer]):
     def __init__(self, producer: AIOProducer, cc: ClaimCheck, **options: Unpack[ProducerOptions]) -> None:
         self._native: Any = producer
         self._blocking = KafkaProducer(native_client(producer, "Producer"), cc, **options)
+        self._call = self._native._call  # in one of the client's threads
         self._futures = DeliveryFutures(lambda: self._call(lambda: self._blocking.serve(_SERVE_SECONDS)))
         self._in_threads: set[asyncio.Task[None]] = set()
 
@@ -284,12 +257,12 @@ class AsyncKafkaProducer(_AsyncWrapper[KafkaProducer]):
         """Send one payload; takes the arguments of `KafkaProducer.produce` except the callbacks.
 
         When this returns, the payload is stored if necessary, and the record is in the client's queue; if that is full,
-        this waits for room. Cancelling the task abandons a payload that is still being stored or split; it is sent
-        completely, once, or not at all. Cancelling the future changes nothing: its record is in flight.
+        this waits for room. Cancelling the task abandons a payload that is still being stored or split: it is sent
+        completely, once, or not at all. Cancelling the future changes nothing.
 
         Returns:
-            A future of the delivered message: for a payload sent as chunks, a `KafkaMessage` with the lowest offset and
-            ``last_offset``. It raises the errors of `KafkaProducer.produce` and of delivery reports.
+            A future of the delivered message; for chunks a `KafkaMessage` with the lowest offset and ``last_offset``.
+            It raises the errors of `KafkaProducer.produce` and of delivery reports.
 
         Raises:
             TypeError, ValueError, RuntimeError: An argument is wrong, or the producer is closed; nothing was sent.
@@ -308,13 +281,12 @@ class AsyncKafkaProducer(_AsyncWrapper[KafkaProducer]):
 
     async def poll(self, timeout: float = 0) -> int:
         """Serve delivery reports; not needed for futures."""
-        return await self._call(lambda: self._blocking.poll(timeout))
+        return int(await self._call(lambda: self._blocking.poll(timeout)))
 
     async def flush(self, timeout: float = _NO_LIMIT) -> int:
         """Wait until every record has its report, its future is done, and failed sends are rolled back.
 
-        Returns:
-            The number of records without a report on timeout.
+        Returns the number of records without a report on timeout.
         """
         clock = asyncio.get_running_loop().time
         end = clock() + timeout
@@ -328,13 +300,10 @@ class AsyncKafkaProducer(_AsyncWrapper[KafkaProducer]):
         return await self._futures.wait(left())
 
     async def _close(self) -> None:
-        try:
+        async with contextlib.AsyncExitStack() as closing:
+            closing.push_async_callback(asyncio.to_thread, self._blocking.close)
+            closing.push_async_callback(self._native.close)
             await self.flush()
-        finally:
-            try:
-                await self._native.close()
-            finally:
-                await asyncio.to_thread(self._blocking.close)
 
     begin_transaction = off_the_loop(KafkaProducer.begin_transaction)
 
@@ -398,11 +367,6 @@ class AsyncKafkaProducer(_AsyncWrapper[KafkaProducer]):
         if self._in_threads:
             await asyncio.wait(self._in_threads, timeout=None if timeout < 0 else timeout)
 
-    async def _call(self, work: Callable[[], T]) -> T:
-        """Call ``work`` in one of the client's threads."""
-        result: T = await self._native._call(work)
-        return result
-
 
 class DeliveryFutures:
     """The futures of records in flight; serves delivery reports while any of them is open."""
@@ -422,7 +386,11 @@ class DeliveryFutures:
         future = self._loop.create_future()
         self._open.add(future)
         self._none_open.clear()
-        return future, functools.partial(self._delivered, future)
+
+        def delivered(error: KafkaError | None, report: Message) -> None:
+            self._settle(future, None if error is None else exception_of(error), report)
+
+        return future, delivered
 
     @contextlib.contextmanager
     def failing(self, future: asyncio.Future[Any]) -> Iterator[None]:
@@ -460,9 +428,6 @@ class DeliveryFutures:
         finally:
             self._server = None
 
-    def _delivered(self, future: asyncio.Future[Any], error: KafkaError | None, report: Message) -> None:
-        self._settle(future, None if error is None else exception_of(error), report)
-
     def _settle(self, future: asyncio.Future[Any], error: Exception | None, report: Message | None) -> None:
         """Settle a future from any thread; many reports wake the loop once."""
         self._settled.append((future, error, report))
@@ -476,11 +441,7 @@ class DeliveryFutures:
         while self._settled:
             future, error, report = self._settled.popleft()
             self._open.discard(future)
-            if future.done():  # its owner cancelled it
-                continue
-            if error is None:
-                future.set_result(report)
-            else:
-                future.set_exception(error)
+            if not future.done():  # its owner has not cancelled it
+                future.set_result(report) if error is None else future.set_exception(error)
         if not self._open:
             self._none_open.set()

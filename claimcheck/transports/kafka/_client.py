@@ -21,10 +21,6 @@ if TYPE_CHECKING:
         def offset(self) -> int: ...
 
 
-class CompactedTopicError(TransportError):
-    """A payload would be sent as chunks to a compacted topic, which keeps only one of them. Nothing was sent."""
-
-
 class MissingReportError(TransportError):
     """A record has no delivery report, so the outcome of a chunk is unknown."""
 

@@ -6,17 +6,16 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from claimcheck._validation import check_cc, check_type
-from claimcheck._wire.envelope import encode_literal
 from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.transports._common.dead_letters import kept_longer, origin
 from claimcheck.transports._common.dispatch import dispatch, passes_plain, resolver_of
 from claimcheck.transports._common.received import DEFAULT_THREADS, Prefetch
 from claimcheck.transports.kafka._client import NativeClient, OffsetStoreError, exception_of, vendor
 from claimcheck.transports.kafka._message import KafkaMessage
-from claimcheck.transports.kafka._partition import Assignment
+from claimcheck.transports.kafka._partition import Assignment, place
 from claimcheck.transports.kafka._receiver import Receiver
 
 if TYPE_CHECKING:
@@ -47,11 +46,10 @@ class KafkaConsumer(NativeClient):
     record of an incomplete payload. Payloads delivered beyond it are recorded in the commit metadata, so that they are
     not delivered twice.
 
-    Every incomplete payload ends. Its chunks are read again, at most ``chunking.max_redeliveries`` times. If it is
-    still incomplete, it is returned as a message whose value raises `IncompletePayloadError`, and commits move past it.
-    If retention has removed its first records, that happens immediately. ``chunking.on_expire`` and
-    ``on_evict`` change this: ``ack`` skips the chunks, and ``dead_letter`` returns that message without reading them
-    again. The chunks of a payload that its writer aborted are skipped.
+    Every incomplete payload ends. Its chunks are read again, at most ``chunking.max_redeliveries`` times; then it is
+    returned as a message whose value raises `IncompletePayloadError`, and commits move past it.
+    ``chunking.on_expire`` and ``on_evict`` change this: ``ack`` skips the chunks, and ``dead_letter`` returns that
+    message at once. The chunks of a payload that its writer aborted are skipped.
 
     Not thread-safe, like the client's consumer.
 
@@ -63,15 +61,14 @@ class KafkaConsumer(NativeClient):
             automatic commit once the following one is requested.
         dead_letter_producer: A `confluent_kafka.Producer` for `dead_letter`. It is not closed. With it, chunks are in
             memory twice, until the application drops the message.
-        prefetch_bytes: Bytes of stored payloads to read ahead while the current message is processed; 0 for none. By
-            default up to 64 MiB, as many as needed, and only while the application reads the payloads that it receives.
+        prefetch_bytes: Bytes of stored payloads to read ahead; 0 for none. By default up to 64 MiB, and only while the
+            application reads the payloads that it receives.
         prefetch_threads: Payloads to read ahead concurrently.
         clock: Seconds, monotonic.
 
     Raises:
-        ConfigError: A number is out of range.
+        ConfigError: An argument is out of range or of the wrong type; for an object also a `TypeError`.
         OffsetStoreError: The consumer stores offsets itself.
-        ArgumentTypeError: An argument has the wrong type; a `ConfigError` that is also a `TypeError`.
     """
 
     delegated = NativeClient.delegated | {
@@ -101,21 +98,12 @@ class KafkaConsumer(NativeClient):
         self._poll: Any = consumer.poll
         self._cc = cc
         self._dead_letter_producer: Any = dead_letter_producer
-        assignment = Assignment(
-            native=consumer,
-            resolver=resolver_of(cc, clock=clock),
-            decode=partial(dispatch, cc),
-            keeps_chunks=dead_letter_producer is not None,
-            wait_seconds=cc.config.chunking.expire_after_seconds,
-            clock=clock,
-        )
-        self._assignment = assignment
-        self._receiver = Receiver(
-            assignment,
-            prefetch,
-            checked_start=cc.config.header if passes_plain(cc) else b"",
-            stores_offsets=auto_offset_store,
-        )
+        self._assignment = Assignment(
+            consumer, resolver_of(cc, clock=clock), partial(dispatch, cc), clock,
+            keeps_chunks=dead_letter_producer is not None, wait_seconds=cc.config.chunking.expire_after_seconds,
+        )  # fmt: skip
+        header = cc.config.header if passes_plain(cc) else b""
+        self._receiver = Receiver(self._assignment, prefetch, checked_start=header, stores_offsets=auto_offset_store)
 
     def poll(self, timeout: float = -1) -> Any:
         """Wait for the next payload. One that cannot be delivered is returned too; its value raises the error.
@@ -150,8 +138,6 @@ class KafkaConsumer(NativeClient):
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Any]:
         """Wait for up to ``num_messages`` payloads; returns those that came in time. Raises as `poll` does."""
-        if num_messages < 0:
-            return list(self._native.consume(num_messages, timeout))  # raises the client's own error
         return self._receiver.receive(num_messages, timeout) if num_messages else []
 
     def commit(
@@ -167,33 +153,20 @@ class KafkaConsumer(NativeClient):
         Raises:
             KafkaException: An error of the client.
         """
-        if message is not None:
-            offsets = [self._safe_after(message)]
-        elif offsets is not None:
-            offsets = [self._receiver.safe_for(given) for given in offsets]
-        else:
+        if message is None and offsets is None:
             return self._commit_stored(asynchronous)
-        return self._commit(offsets, asynchronous)
+        return self._commit(self._safe(message, offsets), asynchronous)
 
     def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
         """Store an offset for the next automatic commit, but never one past an incomplete payload."""
-        if message is not None:
-            offsets = [self._safe_after(message)]
-        if offsets is None:
-            raise ValueError("store_offsets needs a message or offsets")
-        self._receiver.store([self._receiver.safe_for(given) for given in offsets])
+        self._receiver.store(self._safe(message, offsets))
 
     def dead_letter(self, message: Message, topic: str, *, reason: str = "rejected") -> None:
         """Send a payload's records to a dead-letter topic, and wait until they are in it. Then commit the message.
 
-        The records are unchanged, readable or not, except for a pointer whose payload's lifetime was extended, see
+        The records are unchanged, except for a pointer whose payload's lifetime was extended, see
         ``dead_letter_ttl_seconds``. Each gets the headers ``dead-letter-topic``, ``-partition``, ``-offset`` and
         ``-reason``, unless it is so close to the producer's ``message.max.bytes`` that they do not fit.
-
-        Args:
-            message: As it was received.
-            topic: The dead-letter topic.
-            reason: For the header.
 
         Raises:
             ConfigError: There is no ``dead_letter_producer``.
@@ -203,15 +176,18 @@ class KafkaConsumer(NativeClient):
         if self._dead_letter_producer is None:
             raise ConfigError("there is no dead_letter_producer", path="dead_letter_producer")
         producer, reports = self._dead_letter_producer, list[Any]()
+        on_delivery = partial(_append_error, reports)
         source, partition = str(message.topic()), message.partition() or 0
-        records = _records_of(message, self._cc.config.header)
-        for record in records:
-            value = kept_longer(self._cc, record.value, topic=source, dead_letter_topic=topic)
-            labels = [*record.headers, *origin(source, partition, record.offset, reason)]
-            produce = partial(
-                producer.produce, topic, value, key=record.key, on_delivery=lambda error, _: reports.append(error)
-            )
-            _produce(producer, produce, labels, record.headers)
+        records: tuple[Any, ...] = message.records if isinstance(message, KafkaMessage) else (message,)
+        if not records:
+            text = "the chunks were not kept: pass dead_letter_producer to the consumer that received them"
+            raise ClaimCheckError(text)
+        for each in records:
+            value = kept_longer(self._cc, each.value(), topic=source, dead_letter_topic=topic)
+            headers = list(each.headers() or [])
+            labels = [*headers, *origin(source, partition, each.offset(), reason)]
+            produce = partial(producer.produce, topic, value, key=each.key(), on_delivery=on_delivery)
+            _produce(producer, produce, labels, headers)
         while len(reports) < len(records):
             producer.poll(_POLL_SECONDS)
         for error in filter(None, reports):
@@ -222,12 +198,11 @@ class KafkaConsumer(NativeClient):
 
         Pass the result to `KafkaProducer.send_offsets_to_transaction` unchanged.
         """
-        known = [(each, self._assignment.find(each)) for each in partitions]
+        known = [(each.topic, each.partition) for each in partitions]
+        found = [(source, self._assignment.partitions.get(source)) for source in known]
         return [
-            vendor().TopicPartition(each.topic, each.partition)
-            if partition is None or partition.offsets.position is None
-            else partition.safe(partition.offsets.position)
-            for each, partition in known
+            place(source) if at is None or at.offsets.position is None else at.safe(at.offsets.position)
+            for source, at in found
         ]
 
     def seek(self, partition: TopicPartition) -> None:
@@ -316,8 +291,7 @@ class KafkaConsumer(NativeClient):
     def close(self) -> None:
         """Close the consumer; messages that were not committed are redelivered to other members.
 
-        While an exception propagates, offsets that are not stored yet stay so: the application may have failed on the
-        last message, which then comes again, with those of the last fifth of a second.
+        While an exception propagates, no more offsets are stored: the application may have failed on the last message.
         """
         self.stop_storing_after_error()
         self._receiver.store_offsets()
@@ -344,10 +318,14 @@ class KafkaConsumer(NativeClient):
         if sys.exception() is not None:
             self._receiver.stores_offsets = False  # also for the callback that `close` causes
 
-    def _safe_after(self, message: Any) -> TopicPartition:
-        """Return the offset to commit for a message and all before it."""
-        after = message.next_offset if isinstance(message, KafkaMessage) else message.offset() + 1
-        return self._receiver.safe_for(vendor().TopicPartition(message.topic(), message.partition(), after))
+    def _safe(self, message: Any, offsets: list[TopicPartition] | None) -> list[TopicPartition]:
+        """Return what to commit in place of these offsets, or for a message and all before it."""
+        if message is not None:
+            after = message.next_offset if isinstance(message, KafkaMessage) else message.offset() + 1
+            offsets = [vendor().TopicPartition(message.topic(), message.partition(), after)]
+        if offsets is None:
+            raise ValueError("store_offsets needs a message or offsets")
+        return [self._receiver.safe_for(given) for given in offsets]
 
     def _commit(self, offsets: list[TopicPartition], asynchronous: bool) -> Any:
         commit: Any = self._native.commit  # its overloads distinguish True and False
@@ -367,24 +345,8 @@ class KafkaConsumer(NativeClient):
         return committed
 
 
-class _Record(NamedTuple):
-    """A record as it was received."""
-
-    offset: int
-    value: bytes | None
-    key: bytes | None
-    headers: list[Any]
-
-
-def _records_of(message: Any, header: bytes) -> list[_Record]:
-    if not isinstance(message, KafkaMessage):
-        value = message.value()
-        if value is not None and value.startswith(header):  # it was escaped
-            value = encode_literal(value, header=header)
-        return [_Record(message.offset(), value, message.key(), message.headers() or [])]
-    if not message.records:
-        raise ClaimCheckError("the chunks were not kept: pass dead_letter_producer to the consumer that received them")
-    return [_Record(each.offset(), each.value(), each.key(), list(each.headers() or [])) for each in message.records]
+def _append_error(reports: list[Any], error: Any, _: Any) -> None:
+    reports.append(error)
 
 
 def _produce(producer: Producer, produce: Callable[..., None], labels: list[Any], headers: list[Any]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from claimcheck._receive.resolver import Outcome, Resolved
+from claimcheck._receive.resolver import Failed, Resolved
 from claimcheck._wire import headers as hints
 from claimcheck._wire.envelope import Literal, Plain
 from claimcheck.errors import ClaimCheckError
@@ -19,13 +20,12 @@ if TYPE_CHECKING:
 else:
     Message = object
 
-_SLOTS = ("_problem", "_stored", "last_offset", "next_offset", "records")
-
 
 @functools.cache
 def _message_class() -> type[KafkaMessage]:
     """Return a subclass of `confluent_kafka.Message`, created at first use because the import of the client is lazy."""
-    return type("KafkaMessage", (KafkaMessage, vendor().Message), {"__slots__": _SLOTS})
+    slots = ("_content", "last_offset", "next_offset", "records")
+    return type("KafkaMessage", (KafkaMessage, vendor().Message), {"__slots__": slots})
 
 
 class KafkaMessage(Message):
@@ -48,8 +48,7 @@ class KafkaMessage(Message):
     last_offset: int | None
     next_offset: int
     records: tuple[Record, ...]
-    _stored: StoredPayload | None
-    _problem: ClaimCheckError | None
+    _content: StoredPayload | ClaimCheckError | None  # in place of a value
 
     def value(self, *_: object) -> Any:
         """Return the whole, verified payload; the first call reads a stored one, or decodes an encoded one.
@@ -60,15 +59,15 @@ class KafkaMessage(Message):
         Raises:
             ClaimCheckError: The payload cannot be delivered; a later call may return it if ``error.retryable``.
         """
-        if self._problem is not None:
-            raise self._problem
-        if self._stored is not None:
-            self.set_value(self._stored.get())
+        if isinstance(self._content, ClaimCheckError):
+            raise self._content
+        if self._content is not None:
+            self.set_value(self._content.get())
         return super().value()
 
     def set_value(self, value: object) -> None:
         """Replace the value; from now on `value` returns this one."""
-        self._stored = self._problem = None
+        self._content = None
         super().set_value(value)
 
     @property
@@ -81,7 +80,7 @@ class KafkaMessage(Message):
         return None
 
     def __len__(self) -> int:
-        return super().__len__() if self._stored is None else self._stored.size
+        return self._content.size if isinstance(self._content, StoredPayload) else super().__len__()
 
     def __bool__(self) -> bool:
         return True
@@ -96,7 +95,8 @@ class KafkaMessage(Message):
 
 def stored_of(message: Message) -> StoredPayload | None:
     """Return a message's payload if it is in a store until `KafkaMessage.value` has returned it."""
-    return message._stored if isinstance(message, KafkaMessage) else None
+    content = message._content if isinstance(message, KafkaMessage) else None
+    return content if isinstance(content, StoredPayload) else None
 
 
 def last_offset(message: Message) -> int | None:
@@ -108,52 +108,40 @@ def message_of(native: Record, content: Plain | Literal | StoredPayload | ClaimC
     """Return the message for a record that is neither a chunk nor an abort envelope."""
     if isinstance(content, Plain):
         return native
-    is_error = isinstance(content, ClaimCheckError)
-    message = _like(native, native.headers() if is_error else hints.strip(native.headers()), native.key())
-    if isinstance(content, ClaimCheckError):
-        message._problem = content
-    elif isinstance(content, Literal):
-        message.set_value(bytes(content.payload))
-    else:
-        message._stored = content
-    message.records = (native,)
-    return message
+    headers = native.headers() if isinstance(content, ClaimCheckError) else hints.strip(native.headers())
+    return _like(native, headers, native.key(), content, (native,))
 
 
-def of_chunks(outcome: Outcome) -> KafkaMessage:
+def of_chunks(outcome: Resolved | Failed) -> KafkaMessage:
     """Return the message for a payload that arrived as chunks, or for one that stayed incomplete."""
-    native = min(outcome.handles, key=lambda handle: handle.offset())
-    message = _like(native, outcome.headers, outcome.key)
+    records = sorted(outcome.handles, key=lambda handle: handle.offset())
+    content = outcome.error if isinstance(outcome, Failed) else outcome.payload
+    kept = records if records[0].value() is not None else ()
+    message = _like(records[0], outcome.headers, outcome.key, content, kept)
     message.last_offset = outcome.positions[-1]
-    if native.value() is not None:  # the chunks were kept
-        message.records = tuple(sorted(outcome.handles, key=lambda handle: handle.offset()))
-    if isinstance(outcome, Resolved) and isinstance(outcome.payload, StoredPayload):
-        message._stored = outcome.payload
-    elif isinstance(outcome, Resolved):
-        message.set_value(outcome.payload)
-    else:
-        message._problem = outcome.error or ClaimCheckError("the payload is incomplete")
     return message
 
 
-def report_of(native: Record, key: str | bytes | None, last: int | None) -> KafkaMessage:
-    """Return the delivery report for a payload that was sent as chunks."""
-    message = _like(native, None, key.encode() if isinstance(key, str) else key)
-    message.last_offset = last
+def report_of(reports: list[Any], key: str | bytes | None) -> KafkaMessage:
+    """Return the delivery report for a payload that was sent as chunks; offsets are unknown with ``acks=0``."""
+    reports = sorted(reports, key=lambda each: -1 if each.offset() is None else each.offset())
+    message = _like(reports[0], None, key.encode() if isinstance(key, str) else key, None)
+    message.last_offset = reports[-1].offset()
     return message
 
 
-def _like(native: Record, headers: object, key: object) -> KafkaMessage:
-    """Return a message with a record's metadata and without its value."""
+def _like(native: Record, headers: object, key: object, content: Any, records: Iterable[Record] = ()) -> KafkaMessage:
+    """Return a message with a record's metadata, and with a payload, an error, or nothing as its content."""
     optional: dict[str, Any] = {"headers": headers or None, "key": key, "offset": native.offset()}
     optional |= {"latency": native.latency(), "leader_epoch": native.leader_epoch()}
-    if hasattr(native, "delivery_count"):  # clients that support share groups
-        optional["delivery_count"] = native.delivery_count()
     message = _message_class()(
         topic=native.topic(), partition=native.partition(), timestamp=native.timestamp(),
         **{name: value for name, value in optional.items() if value is not None},
     )  # fmt: skip
     message.last_offset, message.next_offset = native.offset(), (native.offset() or 0) + 1
-    message._stored = message._problem = None
-    message.records = ()
+    message.records, message._content = tuple(records), None
+    if isinstance(content, StoredPayload | ClaimCheckError):
+        message._content = content
+    elif content is not None:
+        message.set_value(bytes(content.payload) if isinstance(content, Literal) else content)
     return message

@@ -1,4 +1,4 @@
-"""One partition of a consumer: its records become messages, and incomplete payloads are read again or reported."""
+"""One partition of a consumer: its offsets, its messages, and incomplete payloads that are read again or reported."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeGuard
 
 from claimcheck._receive.record import Identity, Slot
 from claimcheck._receive.resolver import Dropped, Failed, Outcome, Resolved, Resolver
 from claimcheck._wire.envelope import Abort, Chunk
 from claimcheck.errors import IncompletePayloadError
-from claimcheck.transports._common.received import Received, StoredPayload
+from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.kafka._client import vendor
 from claimcheck.transports.kafka._message import message_of, of_chunks, stored_of
-from claimcheck.transports.kafka._offsets import CommitMetadata, Offsets
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message, TopicPartition
@@ -28,18 +27,115 @@ TIMEOUT_SECONDS = 10.0
 _STUCK_SECONDS = 30.0  # after this time, a record for which the client was sent back will not come any more
 _LOOK_BACK = 16  # records for each missing chunk, because so many payloads may have been sent at once
 _MAX_REPORTED = 10_000
+_METADATA = "claimcheck:1"
+_MAX_CHARACTERS = 4000  # the broker's offset.metadata.max.bytes is 4,096 by default, and counts characters
+MAX_SPANS = 10_000
 
 Source = tuple[str, int]
 
 StartReason = Literal["committed", "sought", "reset"]
 """Reading began at the group's offset, at an offset that the user chose, or where ``auto.offset.reset`` says."""
 
-FirstChunk = Literal["awaited", "reading", "removed"]
-"""State of a payload's first chunk: it may still arrive, the client was sent back for it, or retention removed it."""
+
+@dataclass(frozen=True, slots=True)
+class CommitMetadata:
+    """Committed with an offset: all payloads below ``upto`` were delivered, except for those at ``owed``."""
+
+    upto: int
+    owed: frozenset[int] = frozenset()
+
+    def encode(self) -> str:
+        """Return the text to commit, or an empty one if it would be too long; then payloads are delivered again."""
+        text = f"{_METADATA};{self.upto};{','.join(map(str, sorted(self.owed)))}"
+        return text if len(text) <= _MAX_CHARACTERS else ""
+
+    @classmethod
+    def decode(cls, text: str | None) -> Self | None:
+        """Parse commit metadata; returns ``None`` if it is not ours."""
+        name, _, rest = (text or "").rstrip("\0").partition(";")  # other clients see librdkafka's NUL
+        upto, _, owed = rest.partition(";")
+        if name != _METADATA or not upto.isdecimal():
+            return None
+        return cls(int(upto), frozenset(int(offset) for offset in owed.split(",") if offset.isdecimal()))
 
 
 @dataclass(slots=True, eq=False)
-class ReadyMessage(Received):
+class Offsets:
+    """The offsets of a partition while it is assigned."""
+
+    start: int | None = None
+    read: int | None = None  # the next one that the client returns
+    went_back: bool = False  # the client was sent there, and has not returned a record since
+    taken: int = 0  # after the last record that became a message
+    position: int | None = None  # after everything that was delivered
+    changed: bool = False  # since offsets were stored
+    stored: TopicPartition | None = None
+    skip_below: int = 0  # delivered, except for what begins at one of `undelivered`
+    undelivered: set[int] = field(default_factory=set)
+    spans: list[tuple[int, int]] = field(default_factory=list)  # last and first offset of delivered messages
+    _done_before: int = 0
+
+    def restore(self, metadata: CommitMetadata | None) -> None:
+        """Continue where an earlier owner stopped; an incomplete payload held back its commit."""
+        if metadata is not None:
+            self.skip_below = self._done_before = metadata.upto
+            self.undelivered = set(metadata.owed)
+            self.read, self.went_back = self.start, True
+
+    def go_back(self, offset: int) -> None:
+        """Record that the client was sent back to an offset; delivered payloads will be skipped."""
+        self.skip_below = max(self.skip_below, self.taken, self.start or 0)
+        self.read, self.went_back = offset, True
+
+    def received(self, offset: int) -> None:
+        self.read, self.went_back = offset + 1, False
+
+    @property
+    def is_rereading(self) -> bool:
+        return self.read is not None and self.read < self.skip_below
+
+    def delivered_plain(self, offset: int) -> None:
+        """Record that a record was delivered as soon as the client returned it."""
+        self.read = self.taken = self.position = offset + 1
+        self.changed = True
+
+    def delivered(self, first: int, last: int) -> None:
+        self.changed = True
+        self.undelivered.discard(first)
+        self.position = max(last + 1, self.position or 0, self._done_before)
+        if first < last:
+            self.spans.append((last, first))
+            if len(self.spans) > MAX_SPANS:  # nothing is committed: deliver twice rather than grow without bound
+                (late, early), (later, earlier), *rest = self.spans
+                self.spans = [(max(late, later), min(early, earlier)), *rest]
+
+    def skipped(self, offset: int) -> None:
+        """Record that a record became no message; the position moves past it if everything before was delivered."""
+        if self.position is not None and self.taken <= self.position <= offset and not self.is_rereading:
+            self.taken = self.position = offset + 1
+            self.changed = True
+
+    def safe(self, upto: int, unsettled: int | None) -> int:
+        """Return the highest offset that may be committed."""
+        bounds = [upto, *(first for last, first in self.spans if last >= upto)]
+        if unsettled is not None:
+            bounds.append(unsettled)
+        at = self.start if self.read is None else self.read
+        if at is not None and at < self.skip_below:  # reading again: chunks further on are not in memory yet
+            bounds.append(at)
+        return min(bounds)
+
+    def metadata(self, upto: int, waiting: Iterable[int] = ()) -> CommitMetadata:
+        """Return the metadata to commit with an offset below ``upto``, when payloads wait to be read again."""
+        return CommitMetadata(upto, frozenset(first for first in self.undelivered.union(waiting) if first < upto))
+
+    def forget_below(self, upto: int) -> None:
+        if self.spans:
+            self.spans = [span for span in self.spans if span[0] >= upto]
+
+
+@dataclass(slots=True, eq=False)
+class ReadyMessage:
     """A message that is ready for the caller."""
 
     partition: Partition | None
@@ -50,25 +146,23 @@ class ReadyMessage(Received):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of its payload, in memory now or once it is read."""
         return len(self.message)
 
     @property
     def stored(self) -> StoredPayload | None:
-        """Its payload, if that is stored or encoded."""
         return stored_of(self.message)
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class Assignment:
     """The partitions of a consumer, and what they share. For one thread."""
 
     native: Consumer
     resolver: Resolver
     decode: Callable[..., Any]
+    clock: Callable[[], float]
     keeps_chunks: bool
     wait_seconds: float
-    clock: Callable[[], float]
     partitions: dict[Source, Partition] = field(default_factory=dict)
     busy: bool = False
     _no_request_before: float = -math.inf
@@ -84,7 +178,6 @@ class Assignment:
         return partition
 
     def find(self, at: TopicPartition) -> Partition | None:
-        """Return a partition, or ``None`` if it is not assigned and no record of it arrived."""
         return self.partitions.get((at.topic, at.partition))
 
     def begin(self, at: TopicPartition, reason: StartReason) -> None:
@@ -96,7 +189,6 @@ class Assignment:
         partition.offsets.restore(CommitMetadata.decode(at.metadata))
 
     def end(self, revoked: Iterable[Source]) -> None:
-        """Forget partitions."""
         for source in revoked:
             self.resolver.clear(source)
             self.partitions.pop(source, None)
@@ -145,11 +237,6 @@ class Partition:
     It *reads*; it *looks back* for the first chunk of a payload that begins before the group's offset; or it *rereads*
     a payload whose chunks were dropped, for which other dropped payloads *wait*.
     """
-
-    __slots__ = (
-        "_current", "_low", "_missing_first", "_reason", "_reported", "_searched", "_shared", "offsets", "rereads",
-        "source",
-    )  # fmt: skip
 
     def __init__(self, shared: Assignment, source: Source, reason: StartReason = "reset") -> None:
         self.source = source
@@ -232,7 +319,6 @@ class Partition:
         return ReadyMessage(self, of_chunks(outcome), first, last, kept)
 
     def _wants(self, first: int, last: int, payload: Identity | None = None) -> bool:
-        """Whether a payload is still to be delivered."""
         reread = self.rereads.get(payload) if payload is not None else None
         skip_below = reread.skip_below if reread else self.offsets.skip_below
         return last >= skip_below or first in self.offsets.undelivered
@@ -284,8 +370,8 @@ class Partition:
             self._missing_first.add(payload)
         return payload in self._missing_first
 
-    def _find_first(self, chunk: Chunk, offset: int) -> FirstChunk:
-        """Look for the first chunk of a payload, once before the group's offset."""
+    def _find_first(self, chunk: Chunk, offset: int) -> Literal["awaited", "reading", "removed"]:
+        """Look for a payload's first chunk, once before the group's offset, unless retention removed it."""
         start, reach = self.offsets.start or 0, _LOOK_BACK * (chunk.position + 64)
         if self._reason == "sought" or offset >= start + reach:
             return "awaited"
@@ -314,7 +400,7 @@ class Partition:
             return []
         reread = self.rereads.get(payload)
         since = reread.dropped.since if reread else None  # with it, the chunks that were dropped before are settled
-        error = _first_removed(payload, self._low or 0, seen=1, total=count)
+        error = _first_removed(payload, self._low or 0, 1, count)
         return [self._report(Failed(source=self.source, slots=[slot], identity=payload, since=since, error=error))]
 
     # Rereading
@@ -371,7 +457,7 @@ class Partition:
         """Report a payload that was to be read again, but now begins below the low watermark."""
         failure = self.rereads[payload].dropped.as_failed()
         seen, total = (getattr(failure.error, name, None) for name in ("seen", "total"))
-        return self._report(replace(failure, error=_first_removed(payload, low, seen=seen, total=total)))
+        return self._report(replace(failure, error=_first_removed(payload, low, seen, total)))
 
     def _was_overtaken(self, offset: int) -> bool:
         """Whether retention removed records before the client, which was sent back, could read them."""
@@ -406,6 +492,6 @@ def _is_incomplete(outcome: Outcome) -> TypeGuard[Failed]:
     return isinstance(outcome, Failed) and isinstance(outcome.error, IncompletePayloadError)
 
 
-def _first_removed(payload: Identity, low: int, *, seen: int | None, total: int | None) -> IncompletePayloadError:
+def _first_removed(payload: Identity, low: int, seen: int | None, total: int | None) -> IncompletePayloadError:
     text = f"retention removed the first records of {payload.uuid}: its partition begins at offset {low} now"
     return IncompletePayloadError(text, uuid=payload.uuid, seen=seen, total=total)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -12,28 +12,17 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from claimcheck._send.outbound import Outbound, SendLedger
 from claimcheck._validation import check_cc, check_int, check_type
-from claimcheck._wire import headers as hints
 from claimcheck._wire.envelope import Envelope, FailedEnvelope
-from claimcheck._wire.headers import kafka_overhead
+from claimcheck._wire.headers import WireLimit, is_ours, kafka_overhead
 from claimcheck.transports._common.delegation import RollbackWorker
-from claimcheck.transports.kafka._client import (
-    MissingReportError,
-    NativeClient,
-    classify,
-    exception_of,
-    vendor,
-)
+from claimcheck.transports.kafka._client import MissingReportError, NativeClient, classify, exception_of, vendor
 from claimcheck.transports.kafka._message import report_of
-from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES, Topics
+from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
-    from confluent_kafka.admin import AdminClient
 
     from claimcheck._client import ClaimCheck
-    from claimcheck.transports.kafka._client import Record
-
-_log = logging.getLogger(__name__)
 
 _NOT_PLAIN = 1 << 62  # larger than every limit
 _MAX_KNOWN_TOPICS = 10_000
@@ -53,23 +42,19 @@ class ProducerOptions(TypedDict, total=False):
     """The options of a `KafkaProducer`, which documents them."""
 
     max_message_bytes: int
-    admin: AdminClient | None
 
 
 class KafkaProducer(NativeClient):
     """Wraps a `confluent_kafka.Producer`, has its methods, and sends payloads that are too large for it.
 
     Thread-safe. Partitioning, compression, idempotence and transactions remain those of the producer. `poll` and
-    `flush` serve delivery reports, and so does `produce` while the chunks of a payload wait for room or their
-    partition.
+    `flush` serve delivery reports, and so does `produce` while the chunks of a payload wait.
 
     Args:
         producer: A `confluent_kafka.Producer`, not one that serializes.
         cc: A `claimcheck.ClaimCheck`.
-        max_message_bytes: The producer's own ``message.max.bytes``, if it is not the client's default.
-        admin: A `confluent_kafka.admin.AdminClient`, which requests each topic's configuration once: the maximum record
-            size, whether the topic is compacted (then chunks are refused), and how much it retains. The first `produce`
-            to each topic waits for the response.
+        max_message_bytes: The producer's own ``message.max.bytes``, if it is not the client's default, or the
+            ``max.message.bytes`` of its topics, if that is less.
 
     Raises:
         ConfigError: An argument is out of range or of the wrong type; for an object also a `TypeError`.
@@ -77,23 +62,14 @@ class KafkaProducer(NativeClient):
 
     delegated = NativeClient.delegated | {"init_transactions", "purge", "send_offsets_to_transaction"}
 
-    def __init__(
-        self,
-        producer: Producer,
-        cc: ClaimCheck,
-        *,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
-        admin: AdminClient | None = None,
-    ) -> None:
+    def __init__(self, producer: Producer, cc: ClaimCheck, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         expected = "a confluent_kafka.Producer; serialize values before produce"
         check_type("producer", producer, valid=type(producer) is vendor().Producer, expected=expected)
         check_cc(cc)
         check_int("max_message_bytes", max_message_bytes, minimum=_MIN_LIMIT_BYTES)
-        is_admin = admin is None or hasattr(admin, "describe_configs")
-        check_type("admin", admin, valid=is_admin, expected="a confluent_kafka.admin.AdminClient")
         self._native: Producer = producer
         self._cc = cc
-        self._topics = Topics(admin, max_message_bytes)
+        self._limit = WireLimit(max_message_bytes, kafka_overhead)
         self._header = cc.config.header
         self._first_byte = self._header[0]
         self._produce: Any = producer.produce  # its type forbids some arguments that it accepts
@@ -124,24 +100,19 @@ class KafkaProducer(NativeClient):
         Args:
             topic: The topic.
             value: ``str``, bytes-like, or a readable binary file; ``None`` is a tombstone.
-            key: Chunks of a payload without a key have its uuid as their key, which spreads payloads over partitions;
-                readers remove it again.
+            key: Chunks of a payload without a key have its uuid as their key, which readers remove.
             partition: By default the producer's partitioner chooses.
-            callback: Called once by `poll` or `flush`, with an error or ``None``, and with a report of the record's
-                position: for chunks the lowest offset, once the last chunk has its report. The report's value is the
-                envelope, and ``None`` for chunks. Never called for errors that this method raises.
-            on_delivery: Used if there is no ``callback``, and ignored otherwise.
+            callback: Called once by `poll` or `flush`, with an error or ``None``, and a report: for chunks with the
+                lowest offset and no value, else with the envelope. Never called for errors that this method raises.
+            on_delivery: Used if there is no ``callback``.
             timestamp: Milliseconds since 1970; by default now.
             headers: A mapping or a list of pairs. Names beginning with ``claimcheck-`` are reserved.
 
         Raises:
             TypeError: The callback is not callable, or the client does not accept another argument. Nothing was sent.
-            BufferError: The producer's queue is full, for 60 seconds if the payload was offloaded; nothing was sent,
-                and nothing is stored.
-            CompactedTopicError: The payload would be sent as chunks to a compacted topic. Nothing was sent.
+            BufferError: The producer's queue is full, for 60 seconds if the payload was offloaded. Nothing was sent.
             PartialSendError: Some chunks are or may be in the topic; an abort envelope followed them if possible.
-            KafkaException: An error of the client, unchanged. If the record was definitely not sent, the stored payload
-                was deleted.
+            KafkaException: An error of the client, unchanged; the stored payload is deleted if this one is definite.
             ClaimCheckError: The payload could not be offloaded; nothing was sent.
         """
         if headers is None and type(value) is bytes and value and value[0] != self._first_byte:
@@ -156,15 +127,10 @@ class KafkaProducer(NativeClient):
                 return
         callback = _checked_callback(callback, on_delivery)
         value = value.encode() if isinstance(value, str) else value
-        if self._is_plain(topic, value, key, headers):
+        if self.sends_plain(topic, value, key, headers):
             self._produce(topic, value, key, partition, callback, callback, timestamp, headers)
         else:
             self._offload(topic, value, key, partition, callback, timestamp, headers)
-
-    def sends_plain(self, topic: str, value: object, key: Key, headers: object) -> bool:
-        """Whether this payload would be sent unchanged, without a request to the broker and without waiting."""
-        known = self._topics.knows(topic) or (value is not None and topic in self._plain_limits)
-        return known and self._is_plain(topic, value, key, headers)
 
     def poll(self, timeout: float | None = -1) -> int:
         """Serve delivery reports, like the client's ``poll``; none is lost after a fatal error."""
@@ -197,12 +163,7 @@ class KafkaProducer(NativeClient):
         self._transaction = []
 
     def commit_transaction(self, timeout: float = -1) -> None:
-        """Flush and commit.
-
-        Raises:
-            KafkaException: An error of the client. If the transaction can be retried or has to be aborted, the retry or
-                the abort decides whether the stored payloads are kept; otherwise they are kept.
-        """
+        """Flush and commit. After an error of the client, a retry or an abort decides about the stored payloads."""
         self._poller.flush(timeout)
         try:
             self._native.commit_transaction(timeout)
@@ -234,37 +195,33 @@ class KafkaProducer(NativeClient):
     def __repr__(self) -> str:
         return f"<KafkaProducer, {len(self)} records without a report>"
 
-    def _is_plain(self, topic: str, value: object, key: Key, headers: object) -> bool:
-        """Whether a payload is small, and no reader would take it for an envelope."""
+    def sends_plain(self, topic: str, value: object, key: Key, headers: object) -> bool:
+        """Whether a payload would be sent unchanged: it is small, and no reader would take it for an envelope."""
         if value is None:
             return True
-        if type(value) is not bytes or value.startswith(self._header) or hints.is_ours(headers):
+        if type(value) is not bytes or value.startswith(self._header) or is_ours(headers):
             return False
         return len(value) + kafka_overhead(key, headers) - _MIN_OVERHEAD <= self._plain_limit(topic)
 
     def _plain_limit(self, topic: str) -> int:
         limit = self._plain_limits.get(topic)
         if limit is None:
-            limit = self._cc.threshold(topic, self._topics.limit(topic)) - _MIN_OVERHEAD
-            if self._topics.knows(topic) and len(self._plain_limits) < _MAX_KNOWN_TOPICS:
+            limit = self._cc.threshold(topic, self._limit) - _MIN_OVERHEAD
+            if len(self._plain_limits) < _MAX_KNOWN_TOPICS:
                 self._plain_limits[topic] = limit
         return limit
 
     def _offload(
         self, topic: str, value: Any, key: Key, partition: int, callback: Callback, timestamp: int, headers: Any
     ) -> None:
-        limit = self._topics.limit(topic)
         block = self._cc.outbound(
-            value, destination=topic, key=key, headers=headers, limit=limit, text_key=False, classify=classify
+            value, destination=topic, key=key, headers=headers, limit=self._limit, text_key=False, classify=classify
         )
         out = block.__enter__()
         window = InFlightWindow(
-            native=self._native, poller=self._poller, ledger=out.ledger, topic=topic, partition=partition,
-            timestamp=timestamp, window_bytes=self._window_bytes, room_seconds=self._room_seconds,
-        )  # fmt: skip
+            self._native, self._poller, out.ledger, topic, partition, timestamp, self._window_bytes, self._room_seconds
+        )
         try:
-            if out.uuid is not None:
-                self._topics.check_chunks(topic, len(value) if hasattr(value, "__len__") else None)
             for envelope in out.messages:
                 window.send(envelope)
         except BaseException as error:
@@ -276,13 +233,12 @@ class KafkaProducer(NativeClient):
 
     def _completed(self, key: Key, out: Outbound, window: InFlightWindow, callback: Callback) -> None:
         """Called in the thread that serves the producer."""
+        report: Message | None
         if window.error is None:
             if self._transaction is not None and (rollback := out.release_undo()) is not None:
                 self._transaction.append(rollback)
             out.finish()
-            report: Message | None = (
-                window.first() if out.uuid is None else report_of(window.first(), key, window.last_offset())
-            )
+            report = out.ledger.results[0] if out.uuid is None else report_of(out.ledger.results, key)
         else:
             self._rollbacks.submit(lambda: self._failed(out, window))
             report = window.failed
@@ -317,16 +273,21 @@ class Poller:
 
     def poll(self, seconds: float) -> int:
         """Serve events for up to ``seconds`` (negative: no limit); returns their number."""
-        count = self.quietly(seconds)
-        self._raise_pending()
+        try:  # as `quietly`, with a call less
+            count = self._native.poll(seconds)
+        except Exception as error:
+            self._keep(error)
+            count = 0
+        if self._pending is not None:
+            self._raise_pending()
         return count
 
     def flush(self, seconds: float) -> int:
         """Serve until every record has its report or time is up; returns the number of records without one."""
-        end = None if seconds < 0 else self._clock() + seconds
+        end = math.inf if seconds < 0 else self._clock() + seconds
         self.quietly(0)
-        while (left := len(self._native)) and (end is None or self._clock() < end):
-            self.quietly(_POLL_SECONDS if end is None else min(_POLL_SECONDS, max(0.0, end - self._clock())))
+        while (left := len(self._native)) and self._clock() < end:
+            self.quietly(min(_POLL_SECONDS, max(0.0, end - self._clock())))
         self._raise_pending()
         return left
 
@@ -335,10 +296,13 @@ class Poller:
         try:
             return self._native.poll(seconds)
         except Exception as error:
-            if isinstance(error, SystemError) and "without setting an exception" in str(error):
-                raise KeyboardInterrupt from error
-            self._pending = self._pending or error
+            self._keep(error)
             return 0
+
+    def _keep(self, error: Exception) -> None:
+        if isinstance(error, SystemError) and "without setting an exception" in str(error):
+            raise KeyboardInterrupt from error
+        self._pending = self._pending or error
 
     def _raise_pending(self) -> None:
         error, self._pending = self._pending, None
@@ -346,7 +310,7 @@ class Poller:
             raise error
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False)
 class InFlightWindow:
     """Sends the records of one payload, and records their outcomes in a ledger."""
 
@@ -389,15 +353,6 @@ class InFlightWindow:
         if done:
             on_complete()
 
-    def first(self) -> Record:
-        """Return the report with the lowest offset, or the first report if offsets are unknown (``acks=0``)."""
-        report: Record = min(self.ledger.results, key=lambda each: -1 if each.offset() is None else each.offset())
-        return report
-
-    def last_offset(self) -> int | None:
-        """Return the highest offset."""
-        return max((each.offset() for each in self.ledger.results if each.offset() is not None), default=None)
-
     def _wait_while(self, busy: Callable[[], bool]) -> None:
         while True:
             if self.ledger.error is not None:
@@ -405,10 +360,8 @@ class InFlightWindow:
             if not busy():
                 return
             if not self.poller.quietly(_STEP_SECONDS) and not len(self.native) and busy():
-                raise MissingReportError(
-                    "a record has no delivery report, which chunks need: unset delivery.report.only.error",
-                    destination=self.topic,
-                )
+                text = "a record has no delivery report, which chunks need: unset delivery.report.only.error"
+                raise MissingReportError(text, destination=self.topic)
 
     def _produce(self, envelope: Envelope, data: bytes | None, size: int) -> None:
         deadline = None

@@ -9,16 +9,15 @@ import logging
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from claimcheck._wire.headers import WireLimit, kafka_overhead
 from claimcheck.errors import ConfigError, TransportError, import_vendor
 from claimcheck.transports._common.topics import IncompleteReadError
-from claimcheck.transports.kafka._client import CompactedTopicError, vendor
+from claimcheck.transports.kafka._client import vendor
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -31,7 +30,6 @@ MAX_MESSAGE_BYTES = 1_000_000
 
 SECONDS = 30.0
 _REQUEST_SECONDS = 10.0
-_RETRY_SECONDS = 5.0  # until the settings of a topic are requested again
 _RECORDS = 500
 _MS = 1000
 _NO_GROUP = "GROUP_AUTHORIZATION_FAILED"  # a consumer that never joins its group can ignore it
@@ -45,13 +43,7 @@ _READER = {
     "receive.message.max.bytes": 1_000_000_000,  # a larger record is fetched again and again
 }
 _CHECK = "check that it runs, the address, and the security settings of the client (security.protocol, sasl.*, ssl.*)"
-_REASONS = {
-    "_AUTHENTICATION": "it refuses the user name or the password (sasl.*)",
-    "_RESOLVE": "the name of its host cannot be resolved",
-    "_SSL": "TLS failed, check its certificate and the client's settings (ssl.*)",
-}
 _SECRET = re.compile(r"password|secret|token|pem$|_key$|oauthbearer\.(config|assertion)")
-_log = logging.getLogger(__name__)
 _quiet = logging.getLogger(f"{__name__}.client")  # the client would write to standard error
 _quiet.addHandler(logging.NullHandler())
 _quiet.propagate = False
@@ -127,7 +119,7 @@ class Cluster:
         """Return why no broker answered."""
         self.admin.poll(0)  # notes what happened meanwhile, such as a refused password
         name = self._problems[-1] if self._problems else error.args[0].name()
-        return f"no Kafka broker answered ({name}): {_REASONS.get(name, _CHECK)}"
+        return f"no Kafka broker answered ({name}): {_CHECK}"
 
     # Records ---------------------------------------------------------------------------------------------------
 
@@ -221,67 +213,6 @@ def topic_settings(admin: AdminClient, topic: str) -> TopicSettings:
     resource = module.ConfigResource(module.ResourceType.TOPIC, topic)
     entries = admin.describe_configs([resource], request_timeout=_REQUEST_SECONDS)[resource].result()
     return TopicSettings.of({name: entry.value for name, entry in entries.items()})
-
-
-class Topics:
-    """Requests the configuration of each topic once."""
-
-    def __init__(
-        self, admin: AdminClient | None, max_message_bytes: int, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._admin = admin
-        self._max_message_bytes = max_message_bytes
-        self._known: dict[str, TopicSettings] = {}
-        self._retry_at: dict[str, float] = {}
-        self._clock = clock
-        self._warned = False
-
-    def of(self, name: str) -> TopicSettings:
-        """Return a topic's settings, or the defaults if the broker does not answer; a later call asks it again."""
-        if self._admin is not None and not self.knows(name) and self._retry_at.get(name, 0.0) <= self._clock():
-            settings = self._request(self._admin, name)
-            if settings is None:
-                self._retry_at[name] = self._clock() + _RETRY_SECONDS
-            else:
-                self._known[name] = settings
-        return self._known.get(name, TopicSettings.of({}))
-
-    def limit(self, name: str) -> WireLimit:
-        """Return the limit of one record of a topic."""
-        allowed = self.of(name).max_message_bytes or self._max_message_bytes
-        return WireLimit(min(allowed, self._max_message_bytes), kafka_overhead)
-
-    def knows(self, name: str) -> bool:
-        """Whether `of` needs no request."""
-        return self._admin is None or name in self._known
-
-    def check_chunks(self, name: str, size: int | None) -> None:
-        """Check that a topic can hold the chunks of a payload of ``size`` bytes, if the size is known."""
-        topic = self.of(name)
-        if topic.compacted:
-            text = f"{name} is compacted and would keep only the last chunk of a payload; use strategy external"
-            raise CompactedTopicError(text, destination=name)
-        if topic.retention_bytes is not None and size is not None and size > topic.retention_bytes:
-            _log.warning(
-                "%s: sending %d bytes as chunks to a partition that keeps %d (retention.bytes); the first chunks may "
-                "be deleted before the last one is read", name, size, topic.retention_bytes,
-            )  # fmt: skip
-        if self._admin is None and not self._warned:
-            self._warned = True
-            _log.warning("%s: sending chunks without checking whether the topic is compacted; pass admin=", name)
-
-    def _request(self, admin: AdminClient, name: str) -> TopicSettings | None:
-        try:
-            settings = topic_settings(admin, name)
-        except vendor().KafkaException as error:
-            _log.warning("%s: failed to read the topic's configuration: %s", name, error.args[0].name())
-            return None
-        if (max_bytes := settings.max_message_bytes) is not None and max_bytes < self._max_message_bytes:
-            _log.warning(
-                "%s accepts batches of at most %d bytes, and rejects a larger one as a whole: set the producer's "
-                "batch.size to %d or less", name, max_bytes, max_bytes,
-            )  # fmt: skip
-        return settings
 
 
 # Offsets and groups --------------------------------------------------------------------------------------------

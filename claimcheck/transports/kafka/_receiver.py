@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from claimcheck.transports._common.received import Prefetch
 from claimcheck.transports.kafka._client import vendor
 from claimcheck.transports.kafka._message import KafkaMessage
-from claimcheck.transports.kafka._offsets import CommitMetadata, Offsets
 from claimcheck.transports.kafka._partition import (
     TIMEOUT_SECONDS,
     Assignment,
+    CommitMetadata,
+    Offsets,
     Partition,
     ReadyMessage,
     StartReason,
@@ -46,12 +47,7 @@ class Receiver:
     """Receives for a consumer. For one thread."""
 
     def __init__(
-        self,
-        assignment: Assignment,
-        prefetch: Prefetch,
-        *,
-        checked_start: bytes,
-        stores_offsets: bool,
+        self, assignment: Assignment, prefetch: Prefetch, *, checked_start: bytes, stores_offsets: bool
     ) -> None:
         self.assignment = assignment
         self.partitions = assignment.partitions
@@ -144,7 +140,6 @@ class Receiver:
         return offsets
 
     def take(self, native: Record) -> None:
-        """Take a record; the messages that it completes are added to the queue."""
         self._take_all([native])
 
     def begin_call(self) -> None:
@@ -195,7 +190,6 @@ class Receiver:
         return ready.message
 
     def _records(self, count: int, seconds: float) -> list[Record]:
-        """Wait for up to ``count`` records."""
         if count != 1:
             return self._consume(count, seconds)
         native = self._poll(seconds)
@@ -260,7 +254,6 @@ class Receiver:
         return [self._start(each, committed.get((each.topic, each.partition))) for each in assigned]
 
     def begin(self, starts: Iterable[Start]) -> None:
-        """Track partitions that were assigned, from where they start."""
         for start in starts:
             self.assignment.begin(start.known, start.reason)
 
@@ -313,8 +306,7 @@ class Receiver:
         """Store offsets for the next automatic commit."""
         self._native.store_offsets(offsets=offsets)
         for each in offsets:
-            partition = self.assignment.find(each)
-            if partition is not None:
+            if (partition := self.assignment.find(each)) is not None:
                 partition.offsets.stored = each
 
     def store_offsets(self) -> None:

@@ -2,23 +2,20 @@
 
 from claimcheck.transports.local._broker import (
     MESSAGE_OVERHEAD_BYTES,
-    LocalBroker,
-    LocalMessage,
-    MessageId,
-    TopicStats,
-)
-from claimcheck.transports.local._clients import LocalConsumer, LocalProducer, ReceivedMessage
-from claimcheck.transports.local._database import (
     BrokerBusyError,
     BrokerClosedError,
     BrokerCommitError,
     BrokerStorageError,
     GroupTakenOverError,
+    LocalBroker,
+    LocalMessage,
+    MessageId,
     MessageTooLargeError,
-    StaleDeliveryError,
+    TopicStats,
     UnknownPartitionError,
     UnknownTopicError,
 )
+from claimcheck.transports.local._clients import LocalConsumer, LocalProducer, ReceivedMessage
 
 __all__ = [
     "MESSAGE_OVERHEAD_BYTES",
@@ -34,7 +31,6 @@ __all__ = [
     "MessageId",
     "MessageTooLargeError",
     "ReceivedMessage",
-    "StaleDeliveryError",
     "TopicStats",
     "UnknownPartitionError",
     "UnknownTopicError",

@@ -1,16 +1,23 @@
-"""The embedded broker and its messages: topics with partitions in one SQLite file, for processes of one machine.
+"""The embedded broker: topics with partitions in one SQLite file, for processes of one machine.
 
 It is made for demonstrations, tests and single machines. It refuses large messages as other brokers do, keeps every
 message until its file is deleted, and does not interpret messages.
+
+The file is in WAL mode: readers never wait for a writer, and writers wait for each other. A committed change survives
+the crash of any process; after a loss of power the last few changes may be missing (``synchronous=NORMAL``), but the
+file is intact. WAL needs shared memory: every process has to run on the machine that has the disk.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import sqlite3
+import threading
 import time
+import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,23 +26,82 @@ from typing import NamedTuple
 from claimcheck._validation import check_int, fail
 from claimcheck._wire import headers as hints
 from claimcheck._wire.buffers import Buffer, as_view
+from claimcheck.errors import TransportError
 from claimcheck.transports._common.delegation import Closing
-from claimcheck.transports.local._database import (
-    Database,
-    MessageTooLargeError,
-    UnknownPartitionError,
-    UnknownTopicError,
-)
 
 MESSAGE_OVERHEAD_BYTES = 32
 """What every message counts towards the size limit in addition to its value, key and headers."""
 
-Headers = Mapping[str, str | bytes] | Sequence[tuple[str, str | bytes]]
-"""A mapping, or pairs in order with duplicates allowed; ``str`` values are encoded as UTF-8."""
+BUSY_TIMEOUT_SECONDS = 30.0
+"""How long a change waits for other processes before it fails with `BrokerBusyError`."""
+
+_APPLICATION_ID = 0x636C6303  # "clc" and the version of the tables: distinguishes the files from other SQLite files
+_WAL_ATTEMPTS = 100
+_WAL_PAUSE_SECONDS = 0.05
 
 _NAME = re.compile(r"[A-Za-z0-9._/:-]{1,249}")
 _MAX_PARTITIONS = 10_000
 _LARGEST_LIMIT = 1 << 29  # SQLite itself refuses rows of 10**9 bytes
+
+_TABLES = (
+    "CREATE TABLE broker (id TEXT NOT NULL)",
+    """CREATE TABLE partitions (
+        topic TEXT NOT NULL, partition INTEGER NOT NULL, next_offset INTEGER NOT NULL DEFAULT 0,
+        bytes INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (topic, partition)
+    ) WITHOUT ROWID""",
+    """CREATE TABLE messages (
+        id INTEGER PRIMARY KEY, topic TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL,
+        timestamp REAL NOT NULL, key BLOB, headers TEXT NOT NULL, value BLOB, UNIQUE (topic, partition, offset)
+    )""",
+    """CREATE TABLE positions (
+        grp TEXT NOT NULL, topic TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL,
+        owner TEXT NOT NULL, PRIMARY KEY (grp, topic, partition)
+    ) WITHOUT ROWID""",
+)
+
+_inherited: list[sqlite3.Connection] = []  # SQLite forbids even closing a parent's connection in a forked child
+
+Headers = Mapping[str, str | bytes] | Sequence[tuple[str, str | bytes]]
+"""A mapping, or pairs in order with duplicates allowed; ``str`` values are encoded as UTF-8."""
+
+
+class MessageTooLargeError(TransportError):
+    """The message exceeds the broker's limit; nothing was written. ``size`` and ``limit`` are bytes."""
+
+
+class UnknownTopicError(TransportError):
+    """The topic does not exist; nothing was changed."""
+
+
+class UnknownPartitionError(TransportError):
+    """The topic has no such ``partition``, only 0 to ``partitions`` - 1; nothing was changed."""
+
+    partition: int | None = None
+    partitions: int | None = None
+
+
+class GroupTakenOverError(TransportError):
+    """Another consumer of the group was opened, or the group was deleted; nothing was changed."""
+
+
+class BrokerClosedError(TransportError):
+    """The broker or the consumer was closed; nothing was changed."""
+
+
+class BrokerStorageError(TransportError):
+    """The broker's file, ``path``, cannot be used; the current change was not made."""
+
+    path: str | None = None
+
+
+class BrokerBusyError(BrokerStorageError):
+    """Another process locked the file for too long; the current change was not made."""
+
+    retryable = True
+
+
+class BrokerCommitError(BrokerStorageError):
+    """The disk failed during a commit; whether the change was made is unknown."""
 
 
 class MessageId(NamedTuple):
@@ -67,7 +133,7 @@ class TopicStats(NamedTuple):
 
 
 class LocalBroker(Closing):
-    """Topics in one SQLite file. Opened at first use; threads may share it, and a forked child may use it.
+    """Topics in one SQLite file, opened at first use. Threads may share it, and a forked child may use it.
 
     Args:
         path: The file; created if it does not exist. Its folder must exist, on a local disk of this machine.
@@ -103,30 +169,22 @@ class LocalBroker(Closing):
         check_name("topic", name)
         check_int("partitions", partitions, minimum=1, maximum=_MAX_PARTITIONS)
         with self.database.write() as db:
-            row = db.execute("SELECT partitions FROM topics WHERE topic = ?", (name,)).fetchone()
-            if row is None:
-                db.execute("INSERT INTO topics (topic, partitions) VALUES (?, ?)", (name, partitions))
+            if not (existing := _count(db, name)):
                 rows = ((name, partition) for partition in range(partitions))
                 db.executemany("INSERT INTO partitions (topic, partition) VALUES (?, ?)", rows)
-            elif row[0] != partitions:
-                fail("partitions", found=str(partitions), expected=f"{row[0]}, which topic {name} has and keeps")
+            elif existing != partitions:
+                fail("partitions", found=str(partitions), expected=f"{existing}, which topic {name} has and keeps")
 
     def topics(self) -> list[str]:
         """Return the names of all topics, sorted."""
         with self.database.read() as db:
-            return [name for (name,) in db.execute("SELECT topic FROM topics ORDER BY topic")]
+            return [name for (name,) in db.execute("SELECT DISTINCT topic FROM partitions ORDER BY topic")]
 
     def partitions(self, topic: str) -> int:
         """Return the number of partitions, which are numbered from 0; raises `UnknownTopicError`."""
         check_name("topic", topic)
         with self.database.read() as db:
-            return _partitions_and_turn(db, topic)[0]
-
-    def partition_for(self, topic: str, key: Buffer | str | None = None) -> int:
-        """Choose a partition as `append` does, to send several messages to the same one."""
-        stored_key = encode_message(topic, None, key, None).key
-        with self.database.write() as db:
-            return _choose_partition(db, topic, stored_key)
+            return _partitions(db, topic)
 
     def append(
         self,
@@ -144,7 +202,7 @@ class LocalBroker(Closing):
             value: The message; ``None`` is a tombstone.
             key: Equal keys have the same partition; ``str`` is encoded as UTF-8.
             headers: A mapping or pairs; order and duplicates are kept.
-            partition: From 0; by default chosen by the key, or each in turn without a key.
+            partition: From 0; by default chosen by the key, or without a key the one with the fewest messages.
 
         Raises:
             BrokerCommitError: The disk failed during the commit; whether the message was appended is unknown.
@@ -154,18 +212,15 @@ class LocalBroker(Closing):
         """
         message = encode_message(topic, value, key, headers)
         if message.size > self.max_message_bytes:
-            text = (
-                f"a message of {message.size} bytes for {topic} is over the broker's limit of {self.max_message_bytes}"
-                f" (value, key, headers and {MESSAGE_OVERHEAD_BYTES} bytes of framing); offload or chunk the payload"
-            )
-            raise MessageTooLargeError(text, destination=topic, size=message.size, limit=self.max_message_bytes)
+            size, limit = message.size, self.max_message_bytes
+            text = f"a message of {size} bytes for {topic} is over the broker's limit of {limit}: offload the payload"
+            raise MessageTooLargeError(text, destination=topic, size=size, limit=limit)
         with self.database.write() as db:
             if partition is None:
                 partition = _choose_partition(db, topic, message.key)
             offset = _end_offset(db, topic, partition)
-            columns = "topic, partition, offset, timestamp, key, headers, value"
             row = (topic, partition, offset, self.clock(), message.key, message.headers, message.value)
-            db.execute(f"INSERT INTO messages ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            db.execute("INSERT INTO messages VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", row)
             grown = "UPDATE partitions SET next_offset = next_offset + 1, bytes = bytes + ?"
             db.execute(f"{grown} WHERE topic = ? AND partition = ?", (message.size, topic, partition))
         return MessageId(topic, partition, offset)
@@ -205,8 +260,8 @@ class LocalBroker(Closing):
     def stats(self, topic: str) -> TopicStats:
         """Return the totals of a topic; raises `UnknownTopicError`."""
         self.partitions(topic)  # raises where there is no such topic
+        query = "SELECT sum(next_offset), sum(bytes) FROM partitions WHERE topic = ?"
         with self.database.read() as db:
-            query = "SELECT sum(next_offset), sum(bytes) FROM partitions WHERE topic = ?"
             return TopicStats(*db.execute(query, (topic,)).fetchone())
 
     def close(self) -> None:
@@ -234,25 +289,29 @@ def read_messages(
         yield LocalMessage(topic, partition, at, value, key, headers, timestamp)
 
 
-def _partitions_and_turn(db: sqlite3.Connection, topic: str) -> tuple[int, int]:
-    row: tuple[int, int] | None
-    row = db.execute("SELECT partitions, turn FROM topics WHERE topic = ?", (topic,)).fetchone()
-    if row is None:
-        raise UnknownTopicError(f"there is no topic {topic}; create it with create_topic({topic!r})", destination=topic)
-    return row
+def _count(db: sqlite3.Connection, topic: str) -> int:
+    """Return the number of a topic's partitions; 0 if there is no such topic."""
+    row = db.execute("SELECT max(partition) FROM partitions WHERE topic = ?", (topic,)).fetchone()
+    return 0 if row[0] is None else int(row[0]) + 1
+
+
+def _partitions(db: sqlite3.Connection, topic: str) -> int:
+    if not (partitions := _count(db, topic)):
+        text = f"there is no topic {topic}; create it with create_topic({topic!r})"
+        raise UnknownTopicError(text, destination=topic)
+    return partitions
 
 
 def _choose_partition(db: sqlite3.Connection, topic: str, key: bytes | None) -> int:
-    partitions, turn = _partitions_and_turn(db, topic)
+    partitions = _partitions(db, topic)
     if key is not None:
         return zlib.crc32(key) % partitions
-    # The turn is kept in the file, so that many short-lived producers use all partitions equally.
-    db.execute("UPDATE topics SET turn = ? WHERE topic = ?", ((turn + 1) % partitions, topic))
-    return turn
+    query = "SELECT partition FROM partitions WHERE topic = ? ORDER BY next_offset, partition LIMIT 1"
+    return int(db.execute(query, (topic,)).fetchone()[0])
 
 
 def _end_offset(db: sqlite3.Connection, topic: str, partition: int) -> int:
-    partitions, _ = _partitions_and_turn(db, topic)
+    partitions = _partitions(db, topic)
     if not isinstance(partition, int) or not 0 <= partition < partitions:
         text = f"topic {topic} has no partition {partition!r}, only 0 to {partitions - 1}"
         raise UnknownPartitionError(text, destination=topic, partition=partition, partitions=partitions)
@@ -261,12 +320,12 @@ def _end_offset(db: sqlite3.Connection, topic: str, partition: int) -> int:
 
 
 class _StoredMessage(NamedTuple):
-    """A valid message in the form in which it is stored; ``size`` counts towards the limit."""
+    """A valid message in the form in which it is stored."""
 
     key: bytes | None
     headers: str  # JSON, with a character for each byte of a value
     value: Buffer | None
-    size: int
+    size: int  # as the limit counts it
 
 
 def encode_message(topic: str, value: object, key: object, headers: object) -> _StoredMessage:
@@ -291,3 +350,146 @@ def encode_message(topic: str, value: object, key: object, headers: object) -> _
 
 def _as_bytes(value: object) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(as_view(value))
+
+
+# The file -------------------------------------------------------------------------------------------------------------
+
+
+def is_broker_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a broker has created a file; it is only read, and not by SQLite."""
+    with open(path, "rb") as file:
+        header = file.read(72)
+    return header[:16] == b"SQLite format 3\0" and header[68:] == _APPLICATION_ID.to_bytes(4, "big")
+
+
+def local_cluster(database: Database) -> str:
+    """Return the name of a broker, which no other one has."""
+    with database.read() as db:
+        return f"local:{db.execute('SELECT id FROM broker').fetchone()[0]}"
+
+
+class Database:
+    """A connection to the file: opened at first use, shared by threads, and safe in a forked child."""
+
+    _connection: sqlite3.Connection | None
+
+    def __init__(self, path: str | os.PathLike[str], *, sleep: Callable[[float], None]) -> None:
+        self.path = os.path.abspath(path)
+        self._sleep = sleep
+        self._closed = False
+        self._reset()
+
+    def read(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
+        """Return a context manager with a connection that sees one snapshot of the file."""
+        return self._transaction("DEFERRED")
+
+    def write(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
+        """Return a context manager that commits all changes together, or rolls them back if the block raises."""
+        return self._transaction("IMMEDIATE")
+
+    def close(self) -> None:
+        """Close the connection; the file is kept. Closing twice is harmless."""
+        self._leave_parents_connection()
+        with self._lock:
+            self._closed = True
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+
+    __del__ = close
+
+    @contextlib.contextmanager
+    def _transaction(self, mode: str) -> Iterator[sqlite3.Connection]:
+        self._leave_parents_connection()
+        with self._lock, _mapped_errors(self.path):
+            if self._closed:
+                raise BrokerClosedError(f"the broker on {self.path} was closed; create a new LocalBroker for it")
+            if self._connection is None:
+                self._connection = _connect(self.path, self._sleep)
+            db = self._connection
+            db.execute(f"BEGIN {mode}")
+            try:
+                yield db
+            except BaseException:
+                _roll_back(db)
+                raise
+            try:
+                db.execute("COMMIT")
+            except sqlite3.Error as error:
+                _roll_back(db)
+                text = f"{self.path}: a commit failed ({error}); whether the change was made is unknown"
+                raise BrokerCommitError(text, path=self.path) from error
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._connection = None
+
+    def _leave_parents_connection(self) -> None:
+        if self._pid != os.getpid():
+            if self._connection is not None:
+                _inherited.append(self._connection)
+            self._reset()  # the lock, too: a thread that only exists in the parent may have held it
+
+
+def _connect(path: str, sleep: Callable[[float], None]) -> sqlite3.Connection:
+    with contextlib.suppress(OSError):  # SQLite would create it readable to all; it reports what is wrong itself
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False)
+    try:
+        if _pragma(db, "application_id") != _APPLICATION_ID:
+            _create_tables(db, path)
+        _enable_wal(db, path, sleep)
+        db.execute("PRAGMA synchronous=NORMAL")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _create_tables(db: sqlite3.Connection, path: str) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    if _pragma(db, "application_id") != _APPLICATION_ID:  # no other process has created them meanwhile
+        if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            text = f"{path} is a SQLite file of another application, or of another version of claimcheck"
+            raise BrokerStorageError(text, path=path)
+        for statement in _TABLES:
+            db.execute(statement)
+        db.execute("INSERT INTO broker (id) VALUES (?)", (str(uuid.uuid4()),))
+        db.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+    db.execute("COMMIT")
+
+
+def _enable_wal(db: sqlite3.Connection, path: str, sleep: Callable[[float], None]) -> None:
+    for _ in range(_WAL_ATTEMPTS):  # changing the mode does not wait for locks as other statements do
+        with contextlib.suppress(sqlite3.OperationalError):
+            if _pragma(db, "journal_mode=WAL") == "wal":
+                return
+        sleep(_WAL_PAUSE_SECONDS)
+    text = f"{path} is locked, or on a file system without shared memory; put it on a local disk"
+    raise BrokerStorageError(text, path=path)
+
+
+def _pragma(db: sqlite3.Connection, text: str) -> object:
+    row: tuple[object, ...] = db.execute(f"PRAGMA {text}").fetchone()
+    return row[0]
+
+
+def _roll_back(db: sqlite3.Connection) -> None:
+    # SQLite has often rolled back by itself; a failure here must not hide the first error.
+    with contextlib.suppress(sqlite3.Error):
+        db.rollback()
+
+
+@contextlib.contextmanager
+def _mapped_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_BUSY:
+            raise BrokerBusyError(f"{path} was locked by another process for too long; try again", path=path) from error
+        text = f"{path} cannot be used as the file of a broker: {error}"
+        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY):
+            text += "; its folder has to exist, and both have to be writable, also to read"
+        raise BrokerStorageError(text, path=path) from error

@@ -10,6 +10,7 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from claimcheck._content.source import Payload
@@ -25,6 +26,8 @@ from claimcheck.transports._common.delegation import Closing
 from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.local._broker import (
     MESSAGE_OVERHEAD_BYTES,
+    BrokerClosedError,
+    GroupTakenOverError,
     Headers,
     LocalBroker,
     LocalMessage,
@@ -33,7 +36,6 @@ from claimcheck.transports.local._broker import (
     encode_message,
     read_messages,
 )
-from claimcheck.transports.local._database import BrokerClosedError, GroupTakenOverError, StaleDeliveryError
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
@@ -83,24 +85,10 @@ class LocalProducer:
         """
         encode_message(topic, None, key, headers)  # raises before anything is stored
         with self._cc.outbound(
-            payload,
-            destination=topic,
-            key=key,
-            headers=headers,
-            limit=self._limit,
-            text_key=False,
-            classify=classify,
+            payload, destination=topic, key=key, headers=headers, limit=self._limit, text_key=False, classify=classify
         ) as out:
-            if partition is None and out.total > 1:  # by the sender's key: that of the chunks may be generated
-                partition = self._broker.partition_for(topic, key)
-            return out.send(
-                lambda each: self._broker.append(
-                    topic, each.data, key=each.key, headers=each.headers, partition=partition
-                )
-            )
-
-    def __repr__(self) -> str:
-        return f"<LocalProducer on {self._broker!r}>"
+            append = partial(self._broker.append, topic, partition=partition)  # chunks have one key, so one partition
+            return out.send(lambda each: append(each.data, key=each.key, headers=each.headers))
 
 
 classify = classifier({("claimcheck", "TransportError"): frozenset(), ("claimcheck", "BrokerCommitError"): NEVER})
@@ -117,8 +105,8 @@ class ReceivedMessage:
     """One payload, or the error in its place. A chunked payload is one message, with the offset of its first chunk.
 
     Attributes:
-        key: As it was sent; ``None`` if there was none, also for chunks.
-        headers: As they were sent, in order, without hints of claimcheck.
+        key: As it was sent.
+        headers: As they were sent.
         timestamp: Seconds since 1970 when the message, or its first chunk, was appended.
         redelivery_count: How often this consumer negatively acknowledged it before, from 0.
         error: Why there was no payload when the message was received; ``None`` if there was one.
@@ -146,9 +134,9 @@ class ReceivedMessage:
         """
         if isinstance(self.outcome, Resolved):
             return self.outcome.payload
-        if self._retry is not None:
-            return self._retry.get()
-        raise self.outcome.error
+        if self._retry is None:
+            raise self.outcome.error
+        return self._retry.get()
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -232,17 +220,15 @@ class LocalConsumer(Closing):
     def ack(self, message: ReceivedMessage) -> None:
         """Acknowledge a payload with all its chunks: the group's position moves to the oldest one that is not.
 
+        Does nothing if a seek came in between, which decides what is delivered next.
+
         Raises:
-            StaleDeliveryError: The message was received before a seek; nothing was acknowledged.
             GroupTakenOverError: Another consumer of the group was opened; nothing was acknowledged.
             BrokerClosedError: The consumer or the broker was closed; nothing was acknowledged.
         """
-        if self._is_stale(message):
-            where = f"offset {message.offset} of partition {message.partition} of {message.topic}"
-            text = f"{where} was received before a seek, which decides what is delivered next; it was not acknowledged"
-            raise StaleDeliveryError(text, destination=message.topic)
-        self._settle(message.outcome)
-        self._commit()
+        if not self._is_stale(message):
+            self._settle(message.outcome)
+            self._commit()
 
     def nack(self, message: ReceivedMessage) -> None:
         """Negatively acknowledge a payload with all its chunks: it is redelivered, unless a seek came in between.
@@ -359,18 +345,10 @@ class LocalConsumer(Closing):
         first: LocalMessage = min(outcome.slots, key=lambda slot: slot.position).handle.message
         error = outcome.error if isinstance(outcome, Failed) else None
         may_retry = error is not None and error.retryable and outcome.identity is None
-        return ReceivedMessage(
-            first.topic,
-            first.partition,
-            first.offset,
-            outcome.key,
-            outcome.headers,
-            first.timestamp,
-            max(delivery.redelivery_count for delivery in outcome.handles),
-            error,
-            outcome,
-            StoredPayload(lambda: self._read_again(first)) if may_retry else None,
-        )
+        count = max(delivery.redelivery_count for delivery in outcome.handles)
+        retry = StoredPayload(lambda: self._read_again(first)) if may_retry else None
+        place = (first.topic, first.partition, first.offset)
+        return ReceivedMessage(*place, outcome.key, outcome.headers, first.timestamp, count, error, outcome, retry)
 
     def _read_again(self, message: LocalMessage) -> bytes:
         original = self._original(message)

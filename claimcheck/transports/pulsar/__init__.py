@@ -1,7 +1,7 @@
 """Apache Pulsar: wrappers for the client's producers, consumers and readers that take payloads of any size."""
 
 from claimcheck.transports.pulsar._asyncio import AsyncPulsarConsumer, AsyncPulsarProducer, AsyncPulsarReader
-from claimcheck.transports.pulsar._consumer import PulsarConsumer, SharedSubscriptionError, listening
+from claimcheck.transports.pulsar._consumer import PulsarConsumer, SharedSubscriptionError
 from claimcheck.transports.pulsar._message import PulsarMessage, WholeMessageId, deserialize
 from claimcheck.transports.pulsar._producer import PulsarProducer
 from claimcheck.transports.pulsar._queries import ask_limit
@@ -14,7 +14,6 @@ __all__ = [
     "PulsarMessage",
     "PulsarProducer",
     "PulsarReader",
-    "listening",
     # the same for pulsar.asyncio
     "AsyncPulsarConsumer",
     "AsyncPulsarProducer",

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from claimcheck._send.outbound import in_background
 from claimcheck._threads import in_thread
 from claimcheck._validation import check_type
 from claimcheck.errors import ClaimCheckError
-from claimcheck.transports._common.delegation import AsyncClosing, Delegated, off_the_loop
+from claimcheck.transports._common.delegation import AsyncWrapper, off_the_loop
 from claimcheck.transports.pulsar._consumer import ConsumerOptions, PulsarConsumer
 from claimcheck.transports.pulsar._message import PulsarMessage, WholeMessageId
 from claimcheck.transports.pulsar._producer import ProducerOptions, PulsarProducer, SendOptions, checked_options
@@ -31,19 +31,13 @@ R = TypeVar("R", bound=PulsarConsumer | PulsarReader)
 T = TypeVar("T")
 
 
-class _AsyncWrapper(Delegated, AsyncClosing, Generic[B]):
+class _AsyncWrapper(AsyncWrapper[B]):
     """Base of the three wrappers."""
 
     delegated = frozenset({"topic"})
 
     def __init__(self, wrapper: B) -> None:
         self._blocking = wrapper
-
-    def _delegate(self) -> B:
-        return self._blocking
-
-    def __repr__(self) -> str:
-        return f"<Async{repr(self._blocking)[1:]}"
 
     async def _call(self, work: Callable[[], T]) -> T:
         with _asyncio_errors():
@@ -56,9 +50,9 @@ class _AsyncWrapper(Delegated, AsyncClosing, Generic[B]):
 class _AsyncReceiver(_AsyncWrapper[R]):
     """Receives native messages one at a time; the blocking wrapper turns them into payloads.
 
-    Everything that a call waits for continues when it is cancelled: the client would lose the message of a cancelled
-    ``receive``. A payload stays in the queue of the blocking wrapper until a call returns it, in order, so that a
-    cancelled call loses nothing and a cumulative acknowledgement never covers it.
+    What a call waits for continues when it is cancelled: the client would lose the message of a cancelled ``receive``.
+    A payload stays in the queue of the blocking wrapper until a call returns it, in order, so that a cancelled call
+    loses nothing and a cumulative acknowledgement never covers it.
     """
 
     delegated = _AsyncWrapper.delegated | {"pending_bytes", "pending_payloads"}
@@ -127,8 +121,8 @@ class _AsyncReceiver(_AsyncWrapper[R]):
             self._reads.pop(message).cancel()
         ready = queue[: self._calls]
         for message in ready:
-            if message not in self._reads:
-                self._reads[message] = asyncio.ensure_future(in_thread(message.read))
+            if message not in self._reads and (stored := message.stored) is not None and not stored.is_read:
+                self._reads[message] = asyncio.ensure_future(in_thread(stored.read))
         return ready
 
     def _take_received(self) -> None:
@@ -138,7 +132,7 @@ class _AsyncReceiver(_AsyncWrapper[R]):
                 done, self._working = self._working, None
                 done.result()
             return
-        work = self._blocking.tick if self._blocking.tick_is_due else None
+        work = self._blocking.tick if self._blocking.seconds_to_tick == 0 else None
         if self._receiving is not None and self._receiving.done():
             received, self._receiving = self._receiving, None
             if received.cancelled():
@@ -168,13 +162,12 @@ class AsyncPulsarConsumer(_AsyncReceiver[PulsarConsumer]):
     """Wraps a `pulsar.asyncio.Consumer`: each message that it returns is a whole payload, already read.
 
     Several receives at once read their payloads concurrently and return them in the order of the topic. Cancelling a
-    receive loses nothing: the next one returns its message. Usable with ``async with``, which closes it.
+    receive loses nothing: the next one returns its message.
 
     Args:
         consumer: A `pulsar.asyncio.Consumer`.
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
-        options: See `PulsarConsumer`; ``prefetch_bytes`` is 0 by default: call `receive` in several tasks to read
-            several payloads. ``dead_letter_producer`` is a blocking one, from a `pulsar.Client`.
+        options: See `PulsarConsumer`; ``prefetch_bytes`` is 0 by default. ``dead_letter_producer`` is a blocking one.
     """
 
     delegated = _AsyncReceiver.delegated | {"consumer_name", "redeliver_unacknowledged_messages", "subscription_name"}
@@ -205,7 +198,7 @@ class AsyncPulsarConsumer(_AsyncReceiver[PulsarConsumer]):
 class AsyncPulsarReader(_AsyncReceiver[PulsarReader]):
     """Wraps a `pulsar.asyncio.Reader`: each message that it returns is a whole payload, already read.
 
-    Cancelling a call loses nothing: the next one returns its message. Usable with ``async with``, which closes it.
+    Cancelling a call loses nothing: the next one returns its message.
 
     Args:
         reader: A `pulsar.asyncio.Reader`.
@@ -231,17 +224,12 @@ class AsyncPulsarReader(_AsyncReceiver[PulsarReader]):
 class AsyncPulsarProducer(_AsyncWrapper[PulsarProducer]):
     """Wraps a `pulsar.asyncio.Producer`, and sends payloads of any size.
 
-    Small messages are passed to the client directly; payloads that are stored or cut into chunks are sent in a thread.
-    Payloads are stored concurrently, but passed to the client in the order of the `send` calls. Usable with
-    ``async with``, which closes it.
+    Payloads are stored concurrently, but passed to the client in the order of the `send` calls.
 
     Args:
         producer: A `pulsar.asyncio.Producer`.
         cc: A `claimcheck.ClaimCheck`.
-        options: See `PulsarProducer`.
-
-    Raises:
-        ConfigError: An argument is out of range or of the wrong type; for an object also a `TypeError`.
+        options: See `PulsarProducer`, also for errors.
     """
 
     delegated = _AsyncWrapper.delegated | {"is_connected", "last_sequence_id", "producer_name"}

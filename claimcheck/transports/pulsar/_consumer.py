@@ -1,31 +1,22 @@
-"""Receives payloads of any size from a consumer of the Pulsar client: redelivery limits, dead letters, listeners."""
+"""Receives payloads of any size from a consumer of the Pulsar client, with redelivery limits and dead letters."""
 
 from __future__ import annotations
 
 import logging
 import re
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict
 
 from claimcheck._receive.resolver import Dropped, Outcome
 from claimcheck._validation import check_cc, check_int, check_type
 from claimcheck.errors import ClaimCheckError, ConfigError, TransportError
 from claimcheck.transports._common.dead_letters import REASON, kept_longer
 from claimcheck.transports._common.received import DEFAULT_THREADS, Prefetch
-from claimcheck.transports.pulsar._message import (
-    Place,
-    Position,
-    PulsarMessage,
-    id_of,
-    natives,
-    nowhere,
-    position_of,
-)
+from claimcheck.transports.pulsar._message import Place, PulsarMessage, id_of, natives, nowhere, position_of
 from claimcheck.transports.pulsar._queries import vendor
-from claimcheck.transports.pulsar._receiver import PulsarReader, Receiver, blocking
+from claimcheck.transports.pulsar._receiver import Receiver
 from claimcheck.transports.pulsar._send import without_schema
 
 if TYPE_CHECKING:
@@ -40,12 +31,8 @@ _ORIGIN_ID, _ORIGIN_TOPIC = "ORIGIN_MESSAGE_ID", "REAL_TOPIC"  # the names that 
 _REASON_CHARACTERS = 300
 _PARTITION = re.compile(r"-partition-\d+$")
 _SHARED = (
-    "cannot assemble chunks on a Shared subscription, where each may go to another consumer: subscribe Key_Shared, "
-    "Failover or Exclusive, or send pointers (strategy external, for example to a store of type pulsar-topic)"
-)
-_MAY_BE_SHARED = (
-    "cannot assemble chunks on a subscription that may be Shared, where each may go to another consumer: pass "
-    "consumer_type=pulsar.ConsumerType.KeyShared if it is Key_Shared, or send pointers (strategy external)"
+    "cannot assemble chunks on a subscription that may be Shared, where each may go to another consumer: send pointers "
+    "(strategy external), or subscribe Key_Shared and pass consumer_type=pulsar.ConsumerType.KeyShared"
 )
 
 
@@ -54,7 +41,7 @@ class SharedSubscriptionError(TransportError):
 
 
 class ConsumerOptions(TypedDict, total=False):
-    """The options of a `PulsarConsumer`; see there."""
+    """See `PulsarConsumer`."""
 
     consumer_type: pulsar.ConsumerType | None
     start_message_id_inclusive: bool
@@ -70,28 +57,27 @@ class PulsarConsumer(Receiver):
 
     A chunk is acknowledged with its payload and never before; a negative acknowledgement redelivers all of its chunks.
 
-    Every incomplete payload ends. When it expires or is evicted it is negatively acknowledged, and redelivered after
-    the consumer's ``negative_ack_redelivery_delay_ms``, unless ``chunking.on_expire`` or ``on_evict`` is different.
-    After ``chunking.max_redeliveries`` redeliveries, or ``max_redeliveries`` if that is less, its messages go to the
-    dead-letter topic if there is a ``dead_letter_producer``. Otherwise, or if that fails, they are returned as one
-    message whose data raises `IncompletePayloadError`; acknowledge it to end the redeliveries.
+    Every incomplete payload ends. When it expires or is evicted it is redelivered after the consumer's
+    ``negative_ack_redelivery_delay_ms``, unless ``chunking.on_expire`` or ``on_evict`` is different. After
+    ``chunking.max_redeliveries`` redeliveries, or ``max_redeliveries`` if that is less, its messages go to the
+    ``dead_letter_producer``. Without one, or if that fails, they are returned as one message whose data raises
+    `IncompletePayloadError`; acknowledge it to end the redeliveries.
 
     Chunks need a subscription on which one consumer receives all of them: Exclusive, Failover or Key_Shared. Do not set
-    the consumer's own ``dead_letter_policy``, which would split payloads; pass ``dead_letter_producer`` here.
+    the consumer's own ``dead_letter_policy``, which would split payloads.
 
     Args:
         consumer: A `pulsar.Consumer`, without a message listener. To receive chunks or read ahead, it needs a
-            ``receiver_queue_size`` of at least 1; otherwise the client raises `pulsar.InvalidConfiguration`.
+            ``receiver_queue_size`` of at least 1.
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
-        consumer_type: The type that it was subscribed with. Without it, chunks are refused on a subscription that could
-            be Shared, which the client cannot distinguish from Key_Shared.
+        consumer_type: The type that it was subscribed with; required for chunks on a Key_Shared subscription, which the
+            client cannot distinguish from a Shared one.
         start_message_id_inclusive: The value that it was subscribed with; determines where `seek` goes.
         dead_letter_producer: A `pulsar.Producer` for payloads that were redelivered too often. It is not closed. With
-            it, chunks are in memory twice until they are settled. With ``dead_letter_ttl_seconds`` in the
-            configuration, the lifetime of a stored payload is extended before its message is sent.
+            it, chunks are in memory twice until they are settled.
         max_redeliveries: How often a payload is redelivered, from 0; by default a negatively acknowledged payload is
-            redelivered without limit. Redeliveries of an incomplete payload count, too. On Exclusive and Failover
-            subscriptions, where the broker does not count, this object does, for the last 10,000 payloads.
+            redelivered without limit. On Exclusive and Failover subscriptions, where the broker does not count, this
+            object does, for the last 10,000 payloads.
         prefetch_bytes: Bytes of stored payloads to read ahead, in order; 0 for none. By default up to 64 MiB
             of up to 64 messages, and only while the application reads the payloads that it receives.
         prefetch_threads: How many payloads are read ahead concurrently.
@@ -102,13 +88,7 @@ class PulsarConsumer(Receiver):
             ``dead_letter_producer``.
     """
 
-    delegated = Receiver.delegated | {
-        "consumer_name",
-        "get_last_message_id",
-        "pause_message_listener",
-        "resume_message_listener",
-        "subscription_name",
-    }
+    delegated = Receiver.delegated | {"consumer_name", "get_last_message_id", "subscription_name"}
 
     def __init__(
         self,
@@ -129,10 +109,14 @@ class PulsarConsumer(Receiver):
         self._prefetch = Prefetch(prefetch_bytes, threads=prefetch_threads)
         if dead_letter_producer is None and max_redeliveries is not None:
             raise ConfigError("max_redeliveries needs a dead_letter_producer", path="max_redeliveries")
-        self._dead_letters = None if dead_letter_producer is None else _unwrapped(dead_letter_producer)
+        if (dead_letters := dead_letter_producer) is not None:
+            native = isinstance(dead_letters, vendor().Producer)
+            check_type("dead_letter_producer", dead_letters, valid=native, expected="an unwrapped pulsar.Producer")
+            dead_letters = without_schema(dead_letters)
+        self._dead_letters = dead_letters
         self._redeliveries = RedeliveryTracker(max_redeliveries)
         self._consumer_type = consumer_type
-        self._refusal: list[ClaimCheckError | None] = []  # of chunks, once it is known
+        self._refuses_chunks: bool | None = None  # not known yet
         super().__init__(consumer, consumer.receive, cc, clock, inclusive=start_message_id_inclusive)
         self.keeps_natives = self._dead_letters is not None
 
@@ -141,11 +125,8 @@ class PulsarConsumer(Receiver):
     def receive(self, timeout_millis: int | None = None) -> PulsarMessage:
         """Wait for the next payload. If it cannot be delivered, the message's `data` raises the error.
 
-        Args:
-            timeout_millis: By default there is no limit.
-
         Raises:
-            pulsar.Timeout: No payload was received in time.
+            pulsar.Timeout: No payload was received in ``timeout_millis``; by default there is no limit.
             Exception: The client's own error.
         """
         self._prefetch.begin_receive()
@@ -182,7 +163,7 @@ class PulsarConsumer(Receiver):
             self._redeliveries.forget(place)
             self._settle_own(place)
         if isinstance(message, PulsarMessage) and message.outcome is None:
-            self._native.acknowledge(message.native)
+            self._native.acknowledge(*message.natives)
             return
         for native in natives(id_of(message)):
             self._native.acknowledge(native)
@@ -192,30 +173,19 @@ class PulsarConsumer(Receiver):
     def acknowledge_cumulative(self, message: AnyMessage) -> None:
         """Acknowledge everything up to a payload, but no message of a payload that is incomplete or not settled.
 
-        Messages after the beginning of such a payload are acknowledged individually.
-
-        Args:
-            message: See `acknowledge`.
-
-        Raises:
-            Exception: The client's own error, for example on a Shared subscription.
+        Messages after the beginning of such a payload are acknowledged individually. Raises as `acknowledge`.
         """
-        message_id, source = id_of(message), _topic_of(message)
-        cumulatively, individually = self._settle_up_to(message_id, source, self._outcome_of(message))
-        topic = source or self.topic()
+        outcome = self._outcome_of(message)
+        self._redeliveries.forget(self._place_of(message))
+        cumulatively, individually = self._settle_up_to(id_of(message), _topic_of(message), outcome)
         if cumulatively is not None:
             self._native.acknowledge_cumulative(cumulatively)
-            self._redeliveries.forget_up_to(topic, position_of(cumulatively))
         for native in individually:
             self._native.acknowledge(native)
-            self._redeliveries.forget((topic, position_of(native)))
         self.tick()
 
     def negative_acknowledge(self, message: AnyMessage) -> None:
-        """Request the redelivery of a payload with all its messages, after the consumer's delay.
-
-        After ``max_redeliveries`` redeliveries it goes to the dead-letter topic instead. Raises as `acknowledge`.
-        """
+        """Request the redelivery of a payload after the consumer's delay; after ``max_redeliveries`` dead-letter it."""
         place = self._place_of(message)
         if isinstance(message, PulsarMessage):
             count = self._redeliveries.too_many(place, message.redelivery_count())
@@ -269,13 +239,8 @@ class PulsarConsumer(Receiver):
 
     def _take_available(self) -> bool:
         try:
-            self.take(self._receive_within(0))
-        except vendor().Timeout:
-            return False
-        except vendor().InvalidConfiguration:  # receiver_queue_size=0
-            if self._prefetch.always:
-                raise
-            self._prefetch.stop()
+            self.take(self._native.receive(0))
+        except (vendor().Timeout, vendor().InvalidConfiguration):  # nothing is there, or receiver_queue_size=0
             return False
         return True
 
@@ -349,24 +314,21 @@ class PulsarConsumer(Receiver):
         return _topic_of(message) or self.topic(), position_of(natives(id_of(message))[0])
 
     def _refusal_of_chunks(self, topic: str) -> ClaimCheckError | None:
-        """Return why chunks cannot be assembled on this subscription; ``None`` if they can."""
-        if not self._refusal:
-            self._refusal.append(self._shared_error(topic))
-        return self._refusal[0]
+        if self._refuses_chunks is None:
+            self._refuses_chunks = self._is_shared(topic)
+        return SharedSubscriptionError(_SHARED) if self._refuses_chunks else None
 
-    def _shared_error(self, topic: str) -> ClaimCheckError | None:
+    def _is_shared(self, topic: str) -> bool:
         """Test the subscription: those of several consumers refuse cumulative acknowledgements, here of nothing."""
         pulsar = vendor()
-        if self._consumer_type == pulsar.ConsumerType.Shared:
-            return SharedSubscriptionError(_SHARED)
         if self._consumer_type is None:
             try:
                 self._native.acknowledge_cumulative(nowhere(topic))
             except pulsar.exceptions.CumulativeAcknowledgementNotAllowedError:
-                return SharedSubscriptionError(_MAY_BE_SHARED)
+                return True
             except pulsar.exceptions.PulsarException as error:
                 _log.debug("cannot determine the type of the subscription: %s", error)
-        return None
+        return bool(self._consumer_type == pulsar.ConsumerType.Shared)
 
 
 def _topic_of(message: AnyMessage) -> str | None:
@@ -384,7 +346,6 @@ class RedeliveryTracker:
     def __init__(self, maximum: int | None) -> None:
         self._maximum = maximum
         self._counts: OrderedDict[Place, int] = OrderedDict()
-        self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
         return bool(self._counts)
@@ -395,9 +356,7 @@ class RedeliveryTracker:
         return count if self._maximum is not None and count >= self._maximum else None
 
     def add(self, place: Place) -> None:
-        if self._maximum is None:
-            return
-        with self._lock:
+        if self._maximum is not None:
             self._counts[place] = self._counts.pop(place, 0) + 1
             if len(self._counts) > _REMEMBERED:
                 self._counts.popitem(last=False)
@@ -405,64 +364,5 @@ class RedeliveryTracker:
     def forget(self, place: Place) -> None:
         self._counts.pop(place, None)
 
-    def forget_up_to(self, topic: str, position: Position) -> None:
-        """Forget all payloads of a topic that begin at or before a position."""
-        with self._lock:
-            for place in [place for place in self._counts if place[0] == topic and place[1] <= position]:
-                del self._counts[place]
-
     def clear(self) -> None:
-        with self._lock:
-            self._counts.clear()
-
-
-def _unwrapped(producer: pulsar.Producer) -> pulsar.Producer:
-    native = isinstance(producer, vendor().Producer)
-    check_type("dead_letter_producer", producer, valid=native, expected="an unwrapped pulsar.Producer")
-    return without_schema(producer)
-
-
-# Listeners ---------------------------------------------------------------------------------------------------------
-
-
-def listening(
-    listener: Callable[[Any, PulsarMessage], object], cc: ClaimCheck, **options: Unpack[ConsumerOptions]
-) -> Callable[[Any, Any], None]:
-    """Return the ``message_listener`` of a native consumer, or the ``reader_listener`` of a native reader.
-
-    The client's thread calls the listener for each payload. Its exceptions are logged; they neither acknowledge the
-    message nor have it redelivered. Chunks that have waited too long expire when the next message is received.
-
-    Args:
-        listener: Receives a `PulsarConsumer`, for acknowledgements, or a `PulsarReader`, and the payload.
-        cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
-        options: See `PulsarConsumer`; for a reader only those that `PulsarReader` has, too.
-    """
-    receiver: PulsarConsumer | PulsarReader | None = None
-    lock = threading.Lock()
-
-    def native_listener(native: Any, message: pulsar.Message) -> None:
-        nonlocal receiver
-        with lock:
-            if receiver is None:
-                receiver = _receiver_of(native, message._schema, cc, options)
-            try:
-                receiver.take(message)
-            except Exception:
-                _log.exception("failed to process a message")
-            while (payload := receiver.take_ready()) is not None:
-                try:
-                    listener(receiver, payload)
-                except Exception:
-                    _log.exception("the listener failed on %s", payload)
-
-    return native_listener
-
-
-def _receiver_of(native: Any, schema: pulsar.schema.Schema, cc: ClaimCheck, options: Any) -> Any:
-    """Wrap what the client passes to a listener: a consumer without its schema, also for a reader."""
-    native._schema = schema
-    if not hasattr(native._consumer, "read_next"):
-        return PulsarConsumer(native, cc, **{"prefetch_bytes": 0, **options})
-    native._reader = native._consumer
-    return PulsarReader(blocking("Reader", native), cc, **options)
+        self._counts.clear()

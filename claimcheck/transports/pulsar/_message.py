@@ -13,7 +13,7 @@ from claimcheck._receive.resolver import Outcome
 from claimcheck._wire import headers as hints
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, TransportError
 from claimcheck.transports._common.delegation import Delegated
-from claimcheck.transports._common.received import Received, StoredPayload
+from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.pulsar._queries import vendor
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ class WholeMessageId(Delegated):
             start = len(_MARK) + 2 + length
             topic = data[len(_MARK) + 2 : start].decode()
             ids = tuple(_native(topic, *fields) for fields in _ID.iter_unpack(data[start:]))
-        except (struct.error, UnicodeDecodeError) as error:
-            raise TransportError("not a serialized WholeMessageId") from error
+        except (struct.error, UnicodeDecodeError):
+            ids, topic = (), ""
         if not ids or not data.startswith(_MARK):
             raise TransportError("not a serialized WholeMessageId")
         return WholeMessageId(ids, topic)
@@ -112,9 +112,7 @@ class WholeMessageId(Delegated):
         return hasattr(other, "ledger_id") and len(self.ids) == 1 and position_of(self.last) == position_of(other)
 
     def __lt__(self, other: AnyMessageId) -> bool:
-        if not hasattr(other, "ledger_id"):
-            return NotImplemented
-        return position_of(self) < position_of(other)
+        return position_of(self) < position_of(other) if hasattr(other, "ledger_id") else NotImplemented
 
     def __hash__(self) -> int:
         return hash((self.topic, *map(position_of, self.ids)))
@@ -180,16 +178,10 @@ def _native(topic: str, partition: int, ledger: int, entry: int, batch_index: in
 
 _METADATA = frozenset(
     {
-        "event_timestamp",
-        "message_id",
-        "ordering_key",
-        "producer_name",
-        "publish_timestamp",
-        "redelivery_count",
-        "schema_version",
-        "topic_name",
+        "event_timestamp", "message_id", "ordering_key", "producer_name", "publish_timestamp", "redelivery_count",
+        "schema_version", "topic_name",
     }
-)
+)  # fmt: skip
 
 
 class MessageMetadata:
@@ -212,40 +204,30 @@ def _int_schema_version(native: pulsar.Message) -> int:
     return int(getattr(native._message, "int_schema_version", int)())
 
 
-class PulsarMessage(Delegated, Received):
+class PulsarMessage(Delegated):
     """One received payload. Its methods are those of `pulsar.Message`; for chunks, keys and times are the first one's.
 
     `data` and `value` raise the error of *this* payload, so that the receiver can acknowledge it, negatively
     acknowledge it or dead-letter it. Other messages are not affected.
 
-    Args:
-        native: The native message; ``None`` for chunks, which are in the outcome.
-        schema: The consumer's.
-        payload: The payload, if it is neither stored nor bad.
-        stored: A payload in a store.
-        outcome: Of a payload in chunks.
-        error: Why there is no payload.
+    Attributes:
+        outcome: Of a payload in chunks; ``None`` for any other.
     """
 
     delegated = _METADATA
 
-    __slots__ = ("_error", "_native", "_payload", "_schema", "_stored", "outcome")
+    __slots__ = ("_content", "_native", "_schema", "outcome")
 
     def __init__(
         self,
-        native: pulsar.Message,
+        native: pulsar.Message | MessageMetadata,
         schema: pulsar.schema.Schema,
-        payload: bytes | None = None,
-        *,
-        stored: StoredPayload | None = None,
+        content: bytes | StoredPayload | ClaimCheckError,
         outcome: Outcome | None = None,
-        error: ClaimCheckError | None = None,
     ) -> None:
-        self._native = native
+        self._native: Any = native  # for chunks, of the first
         self._schema = schema
-        self._payload = payload
-        self._stored = stored
-        self._error = error
+        self._content = content
         self.outcome = outcome
 
     def data(self) -> bytes:
@@ -258,17 +240,14 @@ class PulsarMessage(Delegated, Received):
             ClaimCheckError: There is no payload; the error has the reason, and a later call may return it if
                 ``error.retryable``. The message still has to be acknowledged, or negatively acknowledged.
         """
-        if self._payload is not None:
-            return self._payload
-        if self._stored is not None:
-            return self._stored.get()
-        raise self._error or ClaimCheckError("this message has no payload")
+        content = self._content
+        if isinstance(content, ClaimCheckError):
+            raise content
+        return content.get() if isinstance(content, StoredPayload) else content
 
     def value(self) -> Any:
         """Return the payload, decoded by the consumer's schema. Raises the errors of `data` and of the schema."""
-        if self.has_null_value():
-            return self._native.value()
-        return self._schema.decode_message(self)
+        return self._native.value() if self.has_null_value() else self._schema.decode_message(self)
 
     @property
     def error(self) -> ClaimCheckError | None:
@@ -287,28 +266,20 @@ class PulsarMessage(Delegated, Received):
 
     def properties(self) -> dict[str, str]:
         """The sender's properties, without the ``claimcheck-`` headers."""
-        if self.outcome is None:
-            return dict(hints.strip(self._native.properties()))
-        return dict(self.outcome.headers)
+        return dict(hints.strip(self._native.properties()) if self.outcome is None else self.outcome.headers)
 
     def partition_key(self) -> str:
         """The sender's key, empty without one."""
         return str(self._native.partition_key() if self.outcome is None else self.outcome.key or "")
 
-    def topic_name(self) -> str:
-        """The topic's full name, with its partition."""
-        return str(self._delegate().topic_name())
-
     def redelivery_count(self) -> int:
         """How often it was redelivered, by the broker's count; for chunks, the highest."""
-        if self.outcome is None:
-            return int(self._native.redelivery_count())
-        return max(int(handle.redelivery_count()) for handle in self.outcome.handles)
+        handles = (self._native,) if self.outcome is None else self.outcome.handles
+        return max(int(handle.redelivery_count()) for handle in handles)
 
     def int_schema_version(self) -> int:
         """The schema version as a number, for schemas that decode this message."""
-        native = self._delegate()
-        return native.int_schema_version() if self.outcome is not None else _int_schema_version(native)
+        return _int_schema_version(self._native) if self.outcome is None else self._native.int_schema_version()
 
     def has_null_value(self) -> bool:
         """Whether it is a tombstone."""
@@ -321,22 +292,18 @@ class PulsarMessage(Delegated, Received):
     @property
     def is_incomplete(self) -> bool:
         """Whether its messages did not complete a payload and are not redelivered again."""
-        return self.outcome is not None and isinstance(self._error, IncompletePayloadError)
+        return self.outcome is not None and isinstance(self._content, IncompletePayloadError)
 
     @property
     def stored(self) -> StoredPayload | None:
         """Its payload, if that is stored or encoded."""
-        return self._stored
+        return self._content if isinstance(self._content, StoredPayload) else None
 
     @property
     def held_bytes(self) -> int:
         """Bytes of its payload, in memory now or once it is read."""
-        return len(self._payload or b"") if self.stored is None else self.stored.size
-
-    @property
-    def native(self) -> pulsar.Message | None:
-        """The native message; ``None`` for chunks."""
-        return self._native
+        content = self._content
+        return len(content) if isinstance(content, bytes) else content.size if isinstance(content, StoredPayload) else 0
 
     @property
     def natives(self) -> tuple[pulsar.Message, ...]:
@@ -344,14 +311,8 @@ class PulsarMessage(Delegated, Received):
         return (self._native,) if self.outcome is None else tuple(handle.native for handle in self.outcome.handles)
 
     def __repr__(self) -> str:
-        state = f"failed: {type(self._error).__name__}" if self._error else "received"
+        state = f"failed: {type(self._content).__name__}" if isinstance(self._content, Exception) else "received"
         return f"<PulsarMessage {self.message_id()} of {self.topic_name()}, {state}>"
-
-    def _delegate(self) -> Any:
-        """Return the native message; for chunks, the metadata of the first."""
-        if self.outcome is None:
-            return self._native
-        return min(self.outcome.slots, key=lambda slot: slot.position).handle
 
 
 # Cumulative acknowledgement -------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ _FIXED_BYTES = 10 + 7 + 7 + 3 + 12  # sequence id, publish time, uncompressed si
 
 
 class ProducerOptions(TypedDict, total=False):
-    """The options of a `PulsarProducer`; see there."""
+    """See `PulsarProducer`."""
 
     max_message_bytes: int
     deadline_seconds: float
@@ -68,10 +68,9 @@ class PulsarProducer(Delegated, Closing):
     Args:
         producer: A `pulsar.Producer`.
         cc: A `claimcheck.ClaimCheck`.
-        max_message_bytes: The limit of the broker or the topic for one message, if it is not Pulsar's default;
-            `ask_limit` returns it. Subtract 1 KiB if the producer encrypts: its keys are sent with every message.
-        deadline_seconds: Time limit for the broker's answer to one message; more than the producer's
-            ``send_timeout_millis``.
+        max_message_bytes: The limit of the broker or the topic for one message, if it is not Pulsar's default of 5 MiB;
+            `ask_limit` returns it. Subtract 1 KiB if the producer encrypts.
+        deadline_seconds: For the broker's answer to one message; more than the producer's ``send_timeout_millis``.
 
     Raises:
         ConfigError: An argument is out of range or of the wrong type; for an object also a `TypeError`.
@@ -125,9 +124,8 @@ class PulsarProducer(Delegated, Closing):
             properties: Names beginning with ``claimcheck-`` are reserved.
             partition_key: Chunks of a payload without one have its uuid as their key, which readers remove.
             options: ``ordering_key``, ``sequence_id``, ``replication_clusters``, ``disable_replication``,
-                ``event_timestamp``, ``deliver_at`` and ``deliver_after``, by name. The lifetime of a stored payload
-                begins at its delivery. Chunks cannot have a delivery time, or a sequence id: the broker would filter
-                out all but one.
+                ``event_timestamp``, ``deliver_at`` and ``deliver_after``, by name. Chunks cannot have a delivery time
+                or a sequence id. The lifetime of a stored payload begins at its delivery.
 
         Returns:
             A native id; a `WholeMessageId` for chunks.
@@ -135,9 +133,7 @@ class PulsarProducer(Delegated, Closing):
         Raises:
             ChunkArgumentError: An argument that chunks cannot have. Nothing was sent.
             PartialSendError: Some chunks are or may be in the topic; an abort envelope followed if it could be sent.
-            SendDeadlineError: No answer in time; the message may be in the topic. Close this producer: until then the
-                broker keeps dropping the connection that it shares with the client's other producers. For chunks it is
-                the ``__cause__`` of the `PartialSendError`.
+            SendDeadlineError: No answer in time; the message may be in the topic. Close this producer.
             pulsar.AlreadyClosed: This producer was closed; nothing was stored.
             Exception: The client's own error, unchanged; the stored payload is deleted if the send definitely failed.
             ClaimCheckError: The payload could not be offloaded; nothing was sent.
@@ -163,11 +159,10 @@ class PulsarProducer(Delegated, Closing):
 
         The payload is stored before this returns; chunks are passed to the client as earlier ones are acknowledged. The
         client's thread calls the callback once, with a `pulsar.Result` and the id; an exception in it is logged. If the
-        broker does not answer, it is called with ``Result.Timeout`` after ``deadline_seconds``.
+        broker does not answer, the result is ``Timeout`` after ``deadline_seconds``.
 
         Raises:
-            ChunkArgumentError: As `send`. After this and any other `ClaimCheckError` nothing was sent, and the callback
-                is not called.
+            ClaimCheckError: As `send`. Nothing was sent, and the callback is not called.
         """
         checked = checked_options(options) if options else {}
         if not checked and (plain := self._plain(content, properties, partition_key)) is not None:
@@ -190,36 +185,23 @@ class PulsarProducer(Delegated, Closing):
         if self._closed:  # a definite refusal, where the client's own error leaves the outcome unknown
             raise error_of(vendor().Result.AlreadyClosed)
         block = self._cc.outbound(
-            self._encode(content),
-            destination=self._topic,
-            key=key,
-            headers=properties,
-            limit=self._limit_for(options) if options else self._limit,
-            text_key=True,
-            classify=classify,
+            self._encode(content), destination=self._topic, key=key, headers=properties,
+            limit=self._limit_for(options) if options else self._limit, text_key=True, classify=classify,
             delay_seconds=delay_seconds(options),
-        )
+        )  # fmt: skip
         return PayloadSend(self._bounded, self._rollbacks, block.__enter__(), options)
 
     def sends_plain(self, content: object, properties: dict[str, str] | None, partition_key: str | None) -> bool:
-        """Return whether this payload would be sent unchanged, without any I/O besides the client's."""
+        """Whether this payload would be sent unchanged, without any I/O besides the client's."""
         return self._plain(content, properties, partition_key) is not None
 
     def flush(self) -> None:
-        """Wait until all sent messages are in the topic, and failed payloads are rolled back.
-
-        Raises:
-            SendDeadlineError: A message has no answer; the client sends nothing after it.
-            Exception: The client's own error.
-        """
+        """Wait until all sent messages are in the topic, and failed payloads are rolled back. Raises as `send`."""
         self._bounded.flush()
         self._rollbacks.wait()
 
     def close(self) -> None:
-        """Flush and close. Without the flush, the client would report failures for messages that reach the topic.
-
-        Does not flush if a message has had no answer in time.
-        """
+        """Flush, unless a message has had no answer in time, and close."""
         self._closed = True
         try:
             self._bounded.close()

@@ -1,8 +1,7 @@
 """What a Pulsar cluster says: topics, policies, subscriptions, and the messages from one entry to another.
 
-The web service (the admin REST API) has the topics that exist, where they end, and their policies. Messages come from
-readers, which receive unacknowledged, retained and delayed messages alike. Nothing here acknowledges a message or
-creates a topic.
+The web service (the admin REST API) has the topics that exist, where they end, and their policies; messages come from
+readers. Nothing here acknowledges a message or creates a topic.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ NOTHING: Entry = -1, -1
 SECONDS = 30
 _TIMEOUT_SECONDS = 10.0
 _MAX_BYTES = 16 << 20
-_MAX_TEXT = 2000
 _PAUSE_SECONDS = 0.5
 _QUEUE = 100
 _DISABLED = (405, 412)  # topic-level policies are turned off
@@ -226,14 +224,13 @@ def _is_quiet(admin: AdminClient, name: str, deadline: float) -> bool:
 class AdminError(TransportError):
     """The web service did not answer a request, or refused it."""
 
-    def __init__(self, text: str, *, status: int | None = None, reason: str = "") -> None:
+    def __init__(self, text: str, *, status: int | None = None) -> None:
         super().__init__(text)
         self.status = status
-        self.reason = reason
 
 
 class AdminClient:
-    """Requests to one web service. Certificates and host names are verified."""
+    """Reads from one web service. Certificates and host names are verified."""
 
     def __init__(
         self,
@@ -264,39 +261,26 @@ class AdminClient:
 
     def get(self, path: str) -> Any:
         """Return the decoded JSON at a path below ``/admin/v2/``; ``None`` for an empty response or a 404."""
-        try:
-            body = self.send("GET", path)
-            return json.loads(body) if body.strip() else None
-        except AdminError as error:
-            if error.status == 404:
-                return None
-            raise
-        except ValueError as error:
-            raise AdminError(f"the web service did not answer {path}: {type(error).__name__}") from error
-
-    def send(self, method: str, path: str, body: object = None) -> bytes:
-        """Send a request to a path below ``/admin/v2/``, with a body as JSON, and return the response."""
-        data = None if body is None else json.dumps(body).encode()
-        headers = self._headers if method == "GET" else {"Content-Type": "application/json", **self._headers}
-        request = urllib.request.Request(f"{self._url}/admin/v2/{path}", data, headers, method=method)
+        request = urllib.request.Request(f"{self._url}/admin/v2/{path}", headers=self._headers)
         try:
             with self._opener.open(request, timeout=self._timeout_seconds) as response:
                 self.date = response.headers["Date"]
-                return bytes(response.read(_MAX_BYTES))
+                body = response.read(_MAX_BYTES)
+            return json.loads(body) if body.strip() else None
         except urllib.error.HTTPError as error:
-            with error:
-                self.date = error.headers["Date"]
-                reason = _reason(error)
-            raise AdminError(self._refused(path, error), status=error.code, reason=reason) from error
+            error.close()
+            self.date = error.headers["Date"]
+            if error.code == 404:
+                return None
+            raise AdminError(self._refused(path, error), status=error.code) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise AdminError(f"the web service did not answer {path}: {type(error).__name__}") from error
 
     def max_message_bytes(self, topic: str) -> int:
         """Return the limit of one message: the broker's, or the topic's if that is less. Raises as `get`."""
-        path = "brokers/configuration/runtime"
-        settings = self.get(path)
+        settings = self.get("brokers/configuration/runtime")
         if settings is None:
-            raise AdminError(f"the web service did not answer {path} (404)", status=404)
+            raise AdminError("the web service does not know the broker's configuration (404)", status=404)
         broker = int(settings["maxMessageSize"])
         return min(broker, int(self.get(f"{topic_path(topic)}/maxMessageSize") or broker))
 
@@ -321,13 +305,12 @@ class AdminClient:
 def ask_limit(
     admin_url: str, topic: str, *, headers: Mapping[str, str] | None = None, ca_file: str | None = None
 ) -> int:
-    """Return a broker's limit for one message: its own, or the topic's if that is less. Verifies certificates.
+    """Return a broker's limit for one message, in bytes: its own, or the topic's if that is less.
 
     Args:
         admin_url: The web service, for example ``http://localhost:8080``.
         topic: With or without its ``persistent://tenant/namespace/``.
-        headers: Sent with the request, for example ``{"Authorization": "Bearer ..."}``; never to another host, even if
-            the web service redirects there.
+        headers: For example ``{"Authorization": "Bearer ..."}``; never sent to another host, even after a redirect.
         ca_file: CA certificates (PEM) to trust; by default the system's.
 
     Raises:
@@ -368,24 +351,10 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         allowed = ("https",) if req.full_url.startswith("https:") else ("http", "https")
         if urllib.parse.urlsplit(newurl).scheme not in allowed:
             raise urllib.error.HTTPError(req.full_url, code, "redirected from https to http", headers, fp)
-        redirected: urllib.request.Request | None
-        if code in (307, 308):  # to the broker that owns the topic; urllib follows them for GET only
-            redirected = urllib.request.Request(newurl, req.data, dict(req.headers), method=req.get_method())
-        else:
-            redirected = super().redirect_request(req, fp, code, msg, headers, newurl)
+        redirected = super().redirect_request(req, fp, code, msg, headers, newurl)
         if redirected is not None and _origin(newurl) != _origin(req.full_url):
-            redirected.headers = {name: text for name, text in redirected.headers.items() if name == "Content-type"}
+            redirected.headers = {}
         return redirected
-
-
-def _reason(error: urllib.error.HTTPError) -> str:
-    """Return the reason in an error's body, which is usually JSON."""
-    body = b""
-    with contextlib.suppress(OSError, http.client.HTTPException):
-        body = error.read(_MAX_TEXT)
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        return str(json.loads(body)["reason"])
-    return body.decode("utf-8", "replace").strip() or "no reason given"
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:

@@ -6,19 +6,18 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from claimcheck._receive.resolver import Dropped, Failed, Outcome, Resolved
 from claimcheck._validation import check_cc, check_type
-from claimcheck._wire.envelope import Abort, Chunk
+from claimcheck._wire.envelope import Abort, Chunk, Literal, Plain
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.delegation import Closing, Delegated
 from claimcheck.transports._common.dispatch import dispatch, passes_plain, resolver_of
-from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.pulsar._message import (
     AnyMessageId,
     CumulativeAcks,
@@ -44,10 +43,6 @@ TICK_SECONDS = 1.0  # how late chunks may expire
 _BUSY_SECONDS = 1.0  # how long to exceed the timeout while messages are received, but no payload
 _SMALL_BYTES = 1 << 17  # copying them takes less time than calling a thread
 _REMEMBERED = 10_000  # incomplete payloads that a reader reported
-_NO_QUEUE = (
-    "with receiver_queue_size=0 the client cannot wait with a timeout, which it has to while chunks are held or "
-    "payloads are read ahead: subscribe with receiver_queue_size=1 or more"
-)
 
 Arrival = PulsarMessage | Dropped
 """A payload for the application, or messages that became no payload and the action to take on them."""
@@ -65,13 +60,6 @@ class Receiver(Delegated, Closing, ABC):
 
     A chunk is in the resolver until its payload is complete or dropped. A complete payload waits in the queue, and is
     *delivered* from the moment at which it was completed until it is settled.
-
-    Args:
-        native: A native consumer or reader.
-        receive: Waits for a native message, for a number of milliseconds or without a time limit.
-        cc: A `claimcheck.ClaimCheck`.
-        clock: Seconds, monotonic.
-        inclusive: Whether a seek to a message makes that message the next one.
     """
 
     delegated = frozenset({"topic", "is_connected"})
@@ -142,19 +130,18 @@ class Receiver(Delegated, Closing, ABC):
         self.forget()
         self._forget_history()
 
-    # For listeners and asyncio ---------------------------------------------------------------------------------
+    # Taking messages -------------------------------------------------------------------------------------------
 
     def take(self, native: pulsar.Message) -> None:
         """Take a native message; `take_ready` returns the payloads that it completed."""
         self._act(self._arrivals_of(native))
-        if self.tick_is_due:
+        if self.seconds_to_tick == 0:
             self.tick()
 
     def take_plain(self, native: pulsar.Message) -> bool:
         """Take a small native message that is its own payload, without I/O; the caller calls `tick` when it is due."""
-        plain = self._plain(native)
-        if plain is not None:
-            self._act((plain,))
+        if (plain := self._plain(native)) is not None:
+            self._keep(plain)
         return plain is not None
 
     def take_ready(self) -> PulsarMessage | None:
@@ -163,16 +150,12 @@ class Receiver(Delegated, Closing, ABC):
 
     def take_read(self) -> PulsarMessage | None:
         """Return the next payload that is complete if it is read; ``None`` if it is not, or there is none."""
-        return self.take_ready() if self._ready and self._ready[0].is_read else None
+        stored = self._ready[0].stored if self._ready else None
+        return self.take_ready() if stored is None or stored.is_read else None
 
     def waiting(self) -> list[PulsarMessage]:
         """Return the payloads that are complete, without removing them."""
         return list(self._ready.copy())
-
-    @property
-    def tick_is_due(self) -> bool:
-        """Whether chunks are held and their expiry was not checked for a while."""
-        return self.seconds_to_tick == 0
 
     @property
     def seconds_to_tick(self) -> float | None:
@@ -215,20 +198,11 @@ class Receiver(Delegated, Closing, ABC):
             return
         pause = TICK_SECONDS if left is None else max(0.0, min(left, TICK_SECONDS))
         try:
-            native = self._receive_within(int(pause * 1000))
+            self.take(self._receive(int(pause * 1000)))
         except vendor().Timeout:
             self.tick()
             if until is not None and not self._ready and self._clock() >= until:
                 raise
-        else:
-            self.take(native)
-
-    def _receive_within(self, millis: int) -> pulsar.Message:
-        try:
-            return self._receive(millis)
-        except vendor().InvalidConfiguration as error:
-            error.add_note(_NO_QUEUE)
-            raise
 
     def _act(self, arrivals: Iterable[Arrival]) -> None:
         for arrival in arrivals:
@@ -264,11 +238,8 @@ class Receiver(Delegated, Closing, ABC):
                 return self._chunk(native, content)
             content = refusal
         self._note(native)
-        if isinstance(content, ClaimCheckError):
-            return (PulsarMessage(native, self._schema, error=content),)
-        if isinstance(content, StoredPayload):
-            return (PulsarMessage(native, self._schema, stored=content),)
-        return (PulsarMessage(native, self._schema, bytes(content.payload)),)
+        payload = bytes(content.payload) if isinstance(content, Plain | Literal) else content
+        return (PulsarMessage(native, self._schema, payload),)
 
     def _is_accepted(self, native: pulsar.Message) -> bool:
         """Whether a plain message is delivered; a tombstone always is."""
@@ -280,8 +251,7 @@ class Receiver(Delegated, Closing, ABC):
         if self._behind:
             message_id = native.message_id()
             with self._lock:
-                behind = self._behind.get(native.topic_name())
-                if behind is not None:
+                if (behind := self._behind.get(native.topic_name())) is not None:
                     behind.received(position_of(message_id), message_id)
 
     def _chunk(self, native: pulsar.Message, envelope: Chunk | Abort) -> Sequence[Arrival]:
@@ -295,15 +265,9 @@ class Receiver(Delegated, Closing, ABC):
             self._settle(self._outcome_at(place), acked=False)
             self._previous = native
             outcomes = self._resolver.feed(
-                *place,
-                None,
-                headers=native.properties(),
-                key=native.partition_key(),
-                handle=handle,
-                writer=native.producer_name(),
-                envelope=envelope,
-                destination=topic,
-            )
+                *place, None, headers=native.properties(), key=native.partition_key(), handle=handle,
+                writer=native.producer_name(), envelope=envelope, destination=topic,
+            )  # fmt: skip
             return self._arrivals(outcomes)
 
     def _note_batch(self, place: Place, message_id: pulsar.MessageId) -> None:
@@ -319,14 +283,12 @@ class Receiver(Delegated, Closing, ABC):
         return [outcome if isinstance(outcome, Dropped) else self._deliver(outcome) for outcome in outcomes]
 
     def _deliver(self, outcome: Resolved | Failed) -> PulsarMessage:
-        error = outcome.error if isinstance(outcome, Failed) else None
-        payload = outcome.payload if isinstance(outcome, Resolved) else None
         # The payload belongs to the caller, who may free it before it is settled.
         kept = replace(outcome, payload=None) if isinstance(outcome, Resolved) else outcome
         self._delivered.update(dict.fromkeys(_places(kept), _Delivery(kept, kept.positions[-1])))
-        if isinstance(payload, StoredPayload):
-            return PulsarMessage(None, self._schema, outcome=kept, stored=payload)
-        return PulsarMessage(None, self._schema, outcome=kept, payload=payload, error=error)
+        first = min(outcome.slots, key=lambda slot: slot.position).handle
+        content = outcome.error if isinstance(outcome, Failed) else outcome.payload
+        return PulsarMessage(first, self._schema, content, kept)
 
     def _report(self, dropped: Dropped) -> PulsarMessage:
         """Return a message for the application whose data raises the error, for messages that became no payload."""
@@ -352,8 +314,7 @@ class Receiver(Delegated, Closing, ABC):
     def _settle_own(self, place: Place) -> None:
         """Forget a message that is its own payload and was acknowledged or negatively acknowledged."""
         with self._lock:
-            behind = self._behind.get(place[0])
-            if behind is not None:
+            if (behind := self._behind.get(place[0])) is not None:
                 behind.forget(place[1])
 
     def _delivery_of(self, message_id: object) -> _Delivery | None:
@@ -406,7 +367,7 @@ def _places(outcome: Outcome) -> list[Place]:
 
 
 class ReaderOptions(TypedDict, total=False):
-    """The options of a `PulsarReader`; see there."""
+    """See `PulsarReader`."""
 
     start_message_id_inclusive: bool
     clock: Callable[[], float]
@@ -415,9 +376,9 @@ class ReaderOptions(TypedDict, total=False):
 class PulsarReader(Receiver):
     """Wraps a `pulsar.Reader` and has its methods; each message that it returns is a whole payload.
 
-    A reader that starts in the middle of a payload's chunks does not return that payload. Readers cannot have chunks
-    redelivered: a payload that is still incomplete after ``chunking.expire_after_seconds``, or is evicted, is returned
-    once, as a message whose data raises `IncompletePayloadError`, unless ``on_expire`` or ``on_evict`` is ``ack``.
+    A payload that is still incomplete after ``chunking.expire_after_seconds``, or is evicted, is returned once, as a
+    message whose data raises `IncompletePayloadError`, unless ``on_expire`` or ``on_evict`` is ``ack``. One in the
+    middle of whose chunks the reader starts is not returned.
 
     Args:
         reader: A `pulsar.Reader`, without a listener.
@@ -439,17 +400,14 @@ class PulsarReader(Receiver):
     ) -> None:
         check_type("reader", reader, valid=hasattr(reader, "_reader"), expected="a pulsar.Reader")
         check_cc(cc)
-        self._reported: OrderedDict[object, None] = OrderedDict()
+        self._reported: dict[object, None] = {}
         super().__init__(reader, reader.read_next, cc, clock, inclusive=start_message_id_inclusive)
 
     def read_next(self, timeout_millis: int | None = None) -> PulsarMessage:
         """Wait for the next payload. If it cannot be delivered, the message's `data` raises the error.
 
-        Args:
-            timeout_millis: By default there is no limit.
-
         Raises:
-            pulsar.Timeout: No payload was received in time.
+            pulsar.Timeout: No payload was received in ``timeout_millis``; by default there is no limit.
         """
         return self._wait(timeout_millis)
 
@@ -483,12 +441,12 @@ class PulsarReader(Receiver):
         known = outcome.identity in self._reported
         self._reported[outcome.identity] = None
         if len(self._reported) > _REMEMBERED:
-            self._reported.popitem(last=False)
+            del self._reported[next(iter(self._reported))]
         return not known
 
 
-def blocking(kind: Literal["Consumer", "Producer", "Reader"], native: Any) -> Any:
-    """Wrap the inner object of an asyncio or listener object into the blocking client's class ``kind``."""
+def blocking(kind: str, native: Any) -> Any:
+    """Wrap the inner object of an asyncio object into the blocking client's class ``kind``."""
     blocking = getattr(vendor(), kind)()
     inner = f"_{kind.lower()}"
     setattr(blocking, inner, getattr(native, inner))

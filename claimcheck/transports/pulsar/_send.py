@@ -61,9 +61,9 @@ classify = classifier(
 class SendDeadlineError(TransportError):
     """The broker did not answer in time; the message may be in the topic, and its stored payload is kept.
 
-    If the *topic* has a lower limit than the producer knows about, the Pulsar client retries forever without reporting
-    an error. The producer is unusable then. Close it: until then the broker keeps dropping the connection that it
-    shares with the client's other producers. For a payload in chunks this is the ``__cause__`` of a `PartialSendError`.
+    The topic may have a lower limit than the producer knows about: the client retries forever then. Close the producer:
+    until then the broker keeps dropping the connection that it shares with the client's other producers. For a payload
+    in chunks this is the ``__cause__`` of a `PartialSendError`.
     """
 
     retryable = True
@@ -155,7 +155,7 @@ class BoundedProducer:
         if self._thread is None:
             self._start()
         elif len(watched) > self._forget_at:
-            self._forget_called()
+            self._oldest_open()
             self._forget_at = len(watched) + _KEPT
 
     def lose(self) -> None:
@@ -215,16 +215,11 @@ class BoundedProducer:
             pause = self._seconds if ticket is None else max(0.0, min(ticket.due - self._clock(), self._seconds))
 
     def _oldest_open(self) -> Ticket | None:
-        self._forget_called()
-        try:
-            return self._watched[0]
-        except IndexError:
-            return None
-
-    def _forget_called(self) -> None:
+        """Return the oldest ticket that was not called, and forget those before it."""
         with self._lock:
             while self._watched and not self._watched[0].open:
                 self._watched.popleft()
+            return self._watched[0] if self._watched else None
 
 
 def _flush_in_thread(producer: pulsar.Producer) -> Future[None]:
@@ -268,17 +263,13 @@ class InFlightWindow:
     """Sends messages and records their results in a ledger."""
 
     def __init__(
-        self,
-        producer: BoundedProducer,
-        options: Mapping[str, object] | None = None,
-        ledger: SendLedger | None = None,
+        self, producer: BoundedProducer, options: Mapping[str, object] | None = None, ledger: SendLedger | None = None
     ) -> None:
         self._producer = producer
         self._options = options or {}
         self._ledger = ledger or SendLedger()
         self._changed = threading.Condition()
         self._in_flight: dict[int, int] = {}  # sizes
-        self._again: list[tuple[int, Envelope, int]] = []  # rejected by a full queue, with the number in flight then
         self._closed = False
         self.on_finished: Callable[[], None] = lambda: None
         self.launched = 0
@@ -290,7 +281,8 @@ class InFlightWindow:
         with self._changed:
             self._wait(lambda: not self._in_flight or sum(self._in_flight.values()) <= room)
             number = self._ledger.launched()
-        self._launch(number, envelope)
+        while not self._is_passed(number, envelope):
+            continue
         self.launched += 1
 
     def wait(self) -> list[pulsar.MessageId]:
@@ -313,13 +305,18 @@ class InFlightWindow:
         if done:
             self.on_finished()
 
-    def _launch(self, number: int, envelope: Envelope) -> None:
-        kept = [envelope]  # a full queue is reported before `send` returns; then the next chunk reuses the memory
+    def _is_passed(self, number: int, envelope: Envelope) -> bool:
+        """Pass a message to the client; returns false once there is room again in a queue that was full of ours."""
+        is_passing, is_rejected = True, False
 
         def callback(result: pulsar.Result, message_id: pulsar.MessageId) -> None:
-            self._record(number, kept, result, message_id)
+            nonlocal is_rejected  # reported before the client's call returns
+            is_rejected = is_passing and others > 0 and result.name == _QUEUE_IS_FULL
+            if not is_rejected:
+                self._record(number, result, message_id)
 
         with self._changed:
+            others = len(self._in_flight)
             self._in_flight[number] = len(envelope.data or b"")
         try:
             self._send(envelope, callback)
@@ -328,8 +325,14 @@ class InFlightWindow:
                 self._in_flight.pop(number, None)
                 self._ledger.failed(number, error)
             raise
-        finally:
-            kept.clear()
+        is_passing = False
+        if is_rejected:
+            with self._changed:
+                del self._in_flight[number]
+                self._ledger.postponed(number)
+                self._wait(lambda: len(self._in_flight) < others)
+                self._ledger.resumed(number)
+        return not is_rejected
 
     def _send(self, envelope: Envelope, callback: SendCallback) -> None:
         """Pass one message to the client, which accepts only ``bytes``."""
@@ -338,16 +341,12 @@ class InFlightWindow:
             data = bytes(data)
         self._producer.send_async(data, callback, envelope.headers, envelope.key, **self._options)
 
-    def _record(self, number: int, kept: list[Envelope], result: pulsar.Result, message_id: pulsar.MessageId) -> None:
+    def _record(self, number: int, result: pulsar.Result, message_id: pulsar.MessageId) -> None:
         """Record a result, in the client's thread: an exception here would end the process."""
-        envelope = next(iter(kept), None)
         with self._changed:
             self._in_flight.pop(number, None)
             if result.name == "Ok":  # several times as fast as a comparison of the members
                 self._ledger.acknowledged(number, message_id)
-            elif result.name == _QUEUE_IS_FULL and envelope and self._in_flight and not self._closed:
-                self._again.append((number, envelope, len(self._in_flight)))
-                self._ledger.postponed(number)
             else:
                 self.result = self.result or result
                 self._ledger.failed(number, self._producer.error_of(result))
@@ -357,35 +356,17 @@ class InFlightWindow:
             self.on_finished()
 
     def _wait(self, ready: Callable[[], bool]) -> None:
-        while True:
-            if self._ledger.error is not None:
-                raise self._ledger.error
-            if self._again and len(self._in_flight) < self._again[0][2]:  # one of ours has its result: there is room
-                self._retry()
-            elif ready() and not self._again:
-                return
-            else:
-                self._changed.wait()
-
-    def _retry(self) -> None:
-        number, envelope, _ = self._again.pop(0)
-        self._ledger.resumed(number)
-        self._changed.release()  # the client may call back before it returns
-        try:
-            self._launch(number, envelope)
-        finally:
-            self._changed.acquire()
+        while self._ledger.error is None and not ready():
+            self._changed.wait()
+        if self._ledger.error is not None:
+            raise self._ledger.error
 
 
 class PayloadSend(InFlightWindow):
     """One payload. Call either `launch_all` and `finish`, or `launch_for`, once."""
 
     def __init__(
-        self,
-        producer: BoundedProducer,
-        rollbacks: RollbackWorker,
-        out: Outbound,
-        options: Mapping[str, object],
+        self, producer: BoundedProducer, rollbacks: RollbackWorker, out: Outbound, options: Mapping[str, object]
     ) -> None:
         super().__init__(producer, options, out.ledger)
         self._rollbacks = rollbacks
@@ -423,13 +404,10 @@ class PayloadSend(InFlightWindow):
     def _launch_all(self) -> None:
         refused = [name for name in _NOT_FOR_CHUNKS if name in self._options]
         if refused and self._out.uuid is not None:
-            raise ChunkArgumentError(
-                f"{', '.join(refused)}: not possible for a payload in {self._out.total} chunks; use strategy external"
-            )
+            text = f"{', '.join(refused)}: not possible for a payload in {self._out.total} chunks"
+            raise ChunkArgumentError(f"{text}; use strategy external")
         for envelope in self._out.messages:
             self.launch(envelope)
-        with self._changed:
-            self._wait(lambda: True)  # until the client has accepted all
 
     @contextlib.contextmanager
     def _breaking_off(self) -> Iterator[None]:

@@ -155,7 +155,7 @@ class KafkaBroker:
         native = vendor().Producer({**self._conf, **own}, logger=_quiet)
         if mode == "native":
             return _KafkaTestProducer(native, topic)
-        return _KafkaTestProducer(KafkaProducer(native, cc, max_message_bytes=limit, admin=self._admin), topic)
+        return _KafkaTestProducer(KafkaProducer(native, cc, max_message_bytes=limit), topic)
 
     def consumer(
         self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None

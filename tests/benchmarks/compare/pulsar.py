@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import re
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +19,7 @@ from claimcheck.transports.pulsar._message import _native as native_id
 from claimcheck.transports.pulsar._message import id_of, natives
 from claimcheck.transports.pulsar._queries import (
     MAX_MESSAGE_BYTES,
+    AdminClient,
     AdminError,
     PulsarTarget,
     full_name,
@@ -23,6 +27,7 @@ from claimcheck.transports.pulsar._queries import (
     partitions_of,
     split_partition,
     topic_path,
+    trusting,
     vendor,
 )
 from claimcheck.transports.pulsar._send import error_of
@@ -47,6 +52,40 @@ _RANGE = re.compile(r"\((-?\d+):(-?\d+)\.\.(-?\d+):(-?\d+)\]")
 def connect(address: BrokerAddress) -> PulsarBroker:
     """Return a connection. Raises `CompareError` if no broker answers."""
     return PulsarBroker(address)
+
+
+class _RefusedError(AdminError):
+    """A request was refused, with the reason that the broker gives."""
+
+    reason = ""
+
+
+class _WebService(AdminClient):
+    """The web service of a broker, with the requests that change something."""
+
+    def send(self, method: str, path: str, body: object = None) -> bytes:
+        """Send a request to a path below ``/admin/v2/``, with a body as JSON, and return the response."""
+        url, data = f"{self._url}/admin/v2/{path}", None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", **self._headers}
+        for _ in range(3):
+            request = urllib.request.Request(url, data, headers, method=method)
+            try:
+                with self._opener.open(request, timeout=self._timeout_seconds) as response:
+                    return bytes(response.read())
+            except urllib.error.HTTPError as error:
+                with error:
+                    text = error.read().decode("utf-8", "replace")
+                if error.code in (307, 308):  # to the broker that owns the topic; urllib follows them for GET only
+                    url, headers = error.headers["Location"], {"Content-Type": "application/json"}
+                    continue
+                refused = _RefusedError(f"the web service did not answer {path} ({error.code})", status=error.code)
+                with contextlib.suppress(ValueError, TypeError, KeyError):
+                    text = str(json.loads(text)["reason"])
+                refused.reason = text.strip()[:_MAX_TEXT] or "no reason given"
+                raise refused from error
+            except OSError as error:
+                raise AdminError(f"the web service did not answer {path}: {type(error).__name__}") from error
+        raise AdminError(f"the web service did not answer {path}: too many redirects")
 
 
 class PulsarBroker:
@@ -74,7 +113,9 @@ class PulsarBroker:
             listener_name=options.get("listener_name"),
         )
         with _explained("answer"):
-            self._admin = target.admin(seconds=_SECONDS)
+            trust = trusting(target.ca_file, option="tls_trust_certs_file_path")
+            url, headers = target.admin_url or "", target.headers
+            self._admin = _WebService(url, headers=headers, trust=trust, timeout_seconds=_SECONDS)
             if self._admin.get(f"persistent/{self._namespace}") is None:
                 raise CompareError(f"there is no namespace {self._namespace}: create it, or use another one")
             self._version = self._told("brokers/version").strip('" \n')
@@ -333,7 +374,7 @@ def _explained(what: str, *, allowed: int | None = None) -> Iterator[None]:
             advice = "check --admin-url, and the token's permissions"
             if error.status == 405:
                 advice = "enable topicLevelPoliciesEnabled on the broker"
-            reason = error.reason[:_MAX_TEXT] or str(error)
+            reason = getattr(error, "reason", str(error))
             raise CompareError(f"the broker did not {what} ({error.status}): {reason}: {advice}") from error
     except ConfigError as error:
         raise CompareError(str(error)) from error

@@ -18,7 +18,7 @@ from claimcheck._store.contract import StoreContext
 from claimcheck._wire.envelope import encode_pointer
 from claimcheck.transports._common.topics import topics_not_read, topics_to_read
 from claimcheck.transports.local import LocalBroker
-from claimcheck.transports.local._database import local_cluster
+from claimcheck.transports.local._broker import local_cluster
 from tests.local_rig import acknowledge
 from tests.unit.cli.rig import ok, run
 
