@@ -8,27 +8,25 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol, cast, runtime_checkable
 
-from claimcheck._content.encryption import DataKey
 from claimcheck._registry import KEY_PROVIDERS, check_unresolved, load_class, resolved_options
 from claimcheck._validation import Option, Problems, Timeout, fail, options_of
 from claimcheck.config import ENCRYPTION_KEY_BYTES, EncryptionConfig, encryption_key, expand
 from claimcheck.errors import ClaimCheckError, ConfigError, IntegrityError, StoreUnavailableError, import_vendor
 
-V = TypeVar("V")
-
 _PATH = "encryption"
 _GROUP = "claimcheck.key_providers"
 _KEPT_KEYS = 1000
 _KEPT_SECONDS = 300.0
-_REFUSED_SECONDS = 10.0
 _NONCE_BYTES = 12
 _MAX_WRAPPED_BYTES = 16 << 10  # readers refuse a longer header of a payload
 _BYTES = (bytes, bytearray, memoryview)
@@ -80,13 +78,11 @@ class LocalKeys:
         self._keys = keys
 
     def wrap(self, data_key: bytes, *, key_id: str, context: Mapping[str, str]) -> bytes:
-        """Encrypt a data key."""
         nonce = os.urandom(_NONCE_BYTES)
         sealed: bytes = self._cipher(key_id).encrypt(nonce, data_key, _associated_data(key_id, context))
         return nonce + sealed
 
     def unwrap(self, wrapped: bytes, *, key_id: str, context: Mapping[str, str]) -> bytes:
-        """Decrypt a data key."""
         cipher, invalid_tag = self._cipher(key_id), _vendor("cryptography.exceptions").InvalidTag
         nonce, sealed = wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:]
         try:
@@ -121,13 +117,11 @@ class AwsKms:
         self._timeout_seconds = timeout_seconds
 
     def wrap(self, data_key: bytes, *, key_id: str, context: Mapping[str, str]) -> bytes:
-        """Encrypt a data key."""
         answer = self._call("encrypt", key_id, Plaintext=data_key, EncryptionContext=dict(context))
         wrapped: bytes = answer["CiphertextBlob"]
         return wrapped
 
     def unwrap(self, wrapped: bytes, *, key_id: str, context: Mapping[str, str]) -> bytes:
-        """Decrypt a data key."""
         answer = self._call("decrypt", key_id, CiphertextBlob=wrapped, EncryptionContext=dict(context))
         key: bytes = answer["Plaintext"]
         return key
@@ -162,7 +156,6 @@ class AwsKms:
 
 
 def _refuse(operation: str, key_id: str, error: Any) -> NoReturn:
-    """Raise the error for a response of KMS."""
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     path = f"encryption.keys.{key_id}"
@@ -192,24 +185,14 @@ def _is_bytes(answer: object, least: int, most: int) -> bool:
     return isinstance(answer, _BYTES) and least <= len(answer) <= most
 
 
-class _Recent(Generic[V]):
-    """Values that are kept for some seconds, and the newest ones only. Not thread-safe."""
+@dataclass(frozen=True, slots=True)
+class DataKey:
+    key: bytes = field(repr=False)
+    key_id: str
+    wrapped: bytes = field(repr=False)
 
-    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
-        self._seconds = seconds
-        self._clock = clock
-        self._entries = OrderedDict[Hashable, tuple[float, V]]()  # the oldest first
-
-    def get(self, name: Hashable) -> V | None:
-        oldest = self._clock() - self._seconds
-        while self._entries and next(iter(self._entries.values()))[0] <= oldest:
-            self._entries.popitem(last=False)
-        return self._entries[name][1] if name in self._entries else None
-
-    def put(self, name: Hashable, value: V) -> None:
-        if len(self._entries) >= _KEPT_KEYS:
-            self._entries.popitem(last=False)
-        self._entries[name] = (self._clock(), value)
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a data key cannot be pickled: it is secret")
 
 
 class DataKeys:
@@ -219,8 +202,8 @@ class DataKeys:
         self._config = config
         self._lock = threading.Lock()
         self._provider: KeyProvider | None = None
-        self._opened = _Recent[bytes](_KEPT_SECONDS, clock)
-        self._refused = _Recent[str](_REFUSED_SECONDS, clock)  # a forged message must not call the service each time
+        self._clock = clock
+        self._opened = OrderedDict[Hashable, tuple[float, bytes]]()  # the oldest first
 
     def __repr__(self) -> str:
         return f"<DataKeys of {self._config.provider!r}, key_id {self._config.key_id!r}>"
@@ -253,7 +236,6 @@ class DataKeys:
         return {"provider": self._config.provider, **self._opened_provider().describe()}
 
     def new(self, context: Mapping[str, str]) -> DataKey:
-        """Return a data key for a new payload."""
         key_id, key = self._config.key_id, os.urandom(ENCRYPTION_KEY_BYTES)
         if key_id is None:
             fail(f"{_PATH}.key_id", found="nothing", expected="the id of the key that encrypts new payloads")
@@ -264,32 +246,25 @@ class DataKeys:
             raise ConfigError(f"{self._returned(key_id, wrapped)} for a wrapped data key, {expected}", path=_PATH)
         return DataKey(key, key_id, bytes(wrapped))
 
-    def check_known(self, key_id: str) -> None:
-        """Raise an `IntegrityError` if a payload was encrypted with a key that is not configured."""
-        if key_id not in self._config.keys:
-            text = f"the payload was encrypted with the key {key_id[:100]!r}, which is not configured here"
-            raise IntegrityError(f"{text}. If that key still exists, add it to {_PATH}.keys")
-
     def open(self, key_id: str, wrapped: bytes, context: Mapping[str, str]) -> bytes:
         """Return the data key of a stored payload. All arguments are untrusted."""
-        entry = (key_id, wrapped, *context.items())
+        entry, now = (key_id, wrapped, *context.items()), self._clock()
         with self._lock:
-            key, refusal = self._opened.get(entry), self._refused.get(entry)
-        if refusal is not None:
-            raise IntegrityError(refusal)
-        if key is None:
-            try:
-                key = self._unwrapped(key_id, wrapped, context)
-            except IntegrityError as error:
-                with self._lock:
-                    self._refused.put(entry, str(error))
-                raise
-            with self._lock:
-                self._opened.put(entry, key)
+            opened, key = self._opened.get(entry, (-math.inf, b""))
+        if opened + _KEPT_SECONDS > now:
+            return key
+        key = self._unwrapped(key_id, wrapped, context)
+        with self._lock:
+            self._opened.pop(entry, None)
+            self._opened[entry] = now, key
+            while len(self._opened) > _KEPT_KEYS or next(iter(self._opened.values()))[0] + _KEPT_SECONDS <= now:
+                self._opened.popitem(last=False)
         return key
 
     def _unwrapped(self, key_id: str, wrapped: bytes, context: Mapping[str, str]) -> bytes:
-        self.check_known(key_id)
+        if key_id not in self._config.keys:
+            text = f"the payload was encrypted with the key {key_id[:100]!r}, which is not configured here"
+            raise IntegrityError(f"{text}. If that key still exists, add it to {_PATH}.keys")
         with self._errors(key_id, "decrypt a data key", other=IntegrityError):
             key = self._opened_provider().unwrap(wrapped, key_id=key_id, context=context)
         if not _is_bytes(key, ENCRYPTION_KEY_BYTES, ENCRYPTION_KEY_BYTES):

@@ -13,9 +13,9 @@ No I/O. The AES of ``cryptography`` releases the GIL.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from typing import Any
 
 from claimcheck._wire.buffers import Buffer, Reader, as_view
 from claimcheck.errors import import_vendor
@@ -35,29 +35,6 @@ _PLAIN_BYTES = _SEGMENT_BYTES - _TAG_BYTES  # the plaintext of a segment; the fi
 
 class Forged(ValueError):  # noqa: N818 - named after the finding
     """A ciphertext is not authentic: changed, truncated, extended, or of another key or other associated data."""
-
-
-@dataclass(frozen=True, slots=True)
-class DataKey:
-    """A key that encrypts payloads."""
-
-    key: bytes = field(repr=False)
-    key_id: str
-    wrapped: bytes = field(repr=False)
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a data key cannot be pickled: it is secret")
-
-
-class Keys(Protocol):
-    """Makes and unwraps data keys: `claimcheck._content.data_keys.DataKeys`."""
-
-    @property
-    def key_id(self) -> str | None: ...
-
-    def new(self, context: Mapping[str, str]) -> DataKey: ...
-
-    def open(self, key_id: str, wrapped: bytes, context: Mapping[str, str]) -> bytes: ...
 
 
 def ciphertext_bytes(plaintext_bytes: int) -> int:
@@ -123,7 +100,6 @@ class DecryptingReader:
         associated_data: bytes,
         start: int = 0,
         stop: int | None = None,
-        stream_header: bytes | None = None,
     ) -> None:
         total = plaintext_bytes(size)
         self._position, self._stop = start, total if stop is None else stop
@@ -133,7 +109,6 @@ class DecryptingReader:
         self._size = size
         self._key = key
         self._associated_data = associated_data
-        self._header = stream_header
         self._number = _segment_of(start)
         # An empty payload has one segment to verify; any other empty range has none.
         self._end = _segment_of(self._stop - 1) + 1 if start < self._stop else int(not total)
@@ -142,7 +117,6 @@ class DecryptingReader:
         self._sealed = self._plain = self._rest = memoryview(b"")
 
     def readinto(self, buffer: memoryview, /) -> int:
-        """Fill the beginning of a buffer; returns the number of bytes, 0 only at the end."""
         while not len(self._rest):
             if self._number >= self._end:
                 return 0
@@ -155,7 +129,6 @@ class DecryptingReader:
         return count
 
     def close(self) -> None:
-        """Close the opened range."""
         source, self._source = self._source, None
         self._number, self._rest = self._end, memoryview(b"")
         if source is not None:
@@ -181,24 +154,16 @@ class DecryptingReader:
 
     def _open(self) -> Reader:
         """Open the range of the ciphertext, and the stream header before it if that is elsewhere."""
-        if self._header is None and self._number:
-            source = self._open_range(0, HEADER_BYTES)
-            try:
+        if self._number:
+            with closing(self._open_range(0, HEADER_BYTES)) as source:
                 self._begin(source)
-            finally:
-                source.close()
-        begin = self._number * _SEGMENT_BYTES
-        if not self._number and self._header is not None:
-            begin = HEADER_BYTES
-        self._source = self._open_range(begin, min(self._end * _SEGMENT_BYTES, self._size))
+        self._source = self._open_range(self._number * _SEGMENT_BYTES, min(self._end * _SEGMENT_BYTES, self._size))
         return self._source
 
     def _begin(self, source: Reader) -> _Cipher:
-        if self._header is None:
-            header = memoryview(bytearray(HEADER_BYTES))
-            _fill(source, header)
-            self._header = bytes(header)
-        self._cipher = _Cipher(self._key, self._header, self._associated_data)
+        header = memoryview(bytearray(HEADER_BYTES))
+        _fill(source, header)
+        self._cipher = _Cipher(self._key, bytes(header), self._associated_data)
         return self._cipher
 
     def _sealed_segment(self, source: Reader, number: int) -> memoryview:
@@ -217,7 +182,6 @@ class DecryptingReader:
 
 
 def _segment_of(position: int) -> int:
-    """Return the number of the segment with this byte of the plaintext."""
     return (position + HEADER_BYTES) // _PLAIN_BYTES
 
 
@@ -243,7 +207,6 @@ class _Cipher:
         self._aes: Any = import_vendor(_AEAD, extra="encryption").AESGCM(derived)
 
     def encrypt_into(self, number: int, is_last: bool, plain: Buffer, sealed: memoryview) -> None:
-        """Encrypt one segment into a buffer of its size."""
         nonce = self._nonce(number, is_last)
         if hasattr(self._aes, "encrypt_into"):
             self._aes.encrypt_into(nonce, plain, None, sealed)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeAlias
 
 from claimcheck._content.coder import Unpacker
 from claimcheck._store.store import Store
-from claimcheck._threads import Join, awaitable, interruptible, io_threads
+from claimcheck._threads import Pipelined, awaitable, interruptible, io_threads
 from claimcheck._validation import check_int
 from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.envelope import Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
@@ -72,8 +72,7 @@ class Work:
     run: Callable[[], Buffer | None]
     blocks: bool = False
     size: int | None = 0
-    join: Join | None = None
-    request: object = None
+    pipelined: Pipelined | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ class MessageReader:
         if isinstance(envelope, PointerData):
             pointer = self.seal.accept(envelope.data, destination=destination)
             run = functools.partial(self.read, pointer)
-            return Work(run, blocks=True, size=pointer.size, join=self.join(pointer), request=pointer)
+            return Work(run, blocks=True, size=pointer.size, pipelined=self.pipelined(pointer))
         blocks = isinstance(envelope, Encoded)
         size = self.unpacker.size_of(envelope.content) if isinstance(envelope, Encoded) else len(memoryview(message))
         return Work(lambda: self._payload(envelope, destination), blocks=blocks, size=size)
@@ -144,13 +143,13 @@ class MessageReader:
         except UNUSABLE as error:
             raise unusable(name, pointer.key, error) from error
 
-    def join(self, pointer: Pointer) -> Join | None:
+    def pipelined(self, pointer: Pointer) -> Pipelined | None:
         """Return what reads a payload together with others; ``None`` if it is read alone, or must not be read."""
         try:
             store = self.opened.get(self.seal.store_name(pointer))
         except PointerRejectedError:  # the error of this message alone, when it is read
             return None
-        return None if store is None else store._join(pointer)
+        return None if store is None else store.pipelined_read(pointer)
 
     def _whole(self, message: Buffer, headers: object, destination: str | None) -> Whole:
         """Decode a message that is a whole payload, and check its signature, except for that of a pointer."""
@@ -330,7 +329,7 @@ class _Window:
         taken = self._pending.popleft()
         self._bytes -= taken.size
         # Those that are requested together are added together, too.
-        least = self._concurrency - 1 if taken.work.join is None else self._concurrency // 2
+        least = self._concurrency - 1 if taken.work.pipelined is None else self._concurrency // 2
         self._is_refilled = self._is_refilled or len(self._pending) <= least
         self._begin()
         return taken.future.result()
@@ -349,10 +348,7 @@ class _Window:
         if not self._bytes or self._bytes + last.size <= self._max_bytes:
             message, work, stop = last.message, last.work, self._stop
             last.future = io_threads().submit(
-                lambda: interruptible(stop, _resolution, message, work),
-                size=last.size,
-                join=work.join,
-                request=work.request,
+                lambda: interruptible(stop, _resolution, message, work), size=last.size, pipelined=work.pipelined
             )
             last.is_started = True
             self._bytes += last.size

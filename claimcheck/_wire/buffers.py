@@ -53,7 +53,6 @@ class PieceReader:
         self._skip = start
 
     def readinto(self, buffer: memoryview, /) -> int:
-        """Copy from the current piece, or from the next one."""
         while not len(self._rest):
             if not self._next():
                 return 0
@@ -128,7 +127,6 @@ def as_view(payload: object, *, expected: str = _PAYLOAD) -> memoryview:
 
 
 def writable_view(buffer: Buffer) -> memoryview:
-    """Return a flat view of a writable buffer."""
     try:
         view = memoryview(buffer)
         if not view.readonly:

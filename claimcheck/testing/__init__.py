@@ -306,8 +306,8 @@ class FaultyStore(Store):
     def _scan(self, after: str | None) -> Iterable[StoreEntry]:
         return self._store()._scan(after)
 
-    def _now(self, entries: Sequence[StoreEntry]) -> Iterable[tuple[StoreEntry, StoreEntry | None]]:
-        return self._store()._now(entries)
+    def _stat(self, entry: StoreEntry) -> StoreEntry | None:
+        return self._store()._stat(entry)
 
     def _discard(self, entries: Sequence[StoreEntry]) -> Iterable[Deletion]:
         for entry in entries:

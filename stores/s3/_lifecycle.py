@@ -16,8 +16,6 @@ _NONE = {"NoSuchLifecycleConfiguration", "NoSuchLifecycleConfigurationError"}
 
 @dataclass(frozen=True, slots=True)
 class LifecycleRule:
-    """A rule for one prefix."""
-
     bucket: str
     prefix: str
     days: int
@@ -29,7 +27,6 @@ class LifecycleRule:
         return f"claimcheck:{self.prefix}"[:255]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the rule as the SDK takes it."""
         return {
             "ID": self.name,
             "Status": "Enabled",
@@ -64,7 +61,6 @@ def rule_for(
 
 
 def rules_of(store: S3Store) -> list[dict[str, Any]]:
-    """Return all rules of the store's bucket."""
     return list(_configuration(store)[0])
 
 

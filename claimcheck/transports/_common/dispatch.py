@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from claimcheck._wire import headers as hints
@@ -45,8 +46,9 @@ def _encoded(cc: ClaimCheck, content: memoryview, destination: str) -> StoredPay
 
 def _stored(cc: ClaimCheck, envelope: PointerData, headers: object, destination: str) -> StoredPayload:
     pointer = cc.opened.seal.accept(envelope.data, destination=destination)
-    claims, join = hints.declared(headers), cc.opened.messages.join
-    return StoredPayload(lambda: _load(cc, pointer, claims), size=pointer.size or 0, pointer=pointer, join=join)
+    claims, messages = hints.declared(headers), cc.opened.messages
+    load = partial(_load, cc, pointer, claims)
+    return StoredPayload(load, size=pointer.size or 0, pipelined=lambda: messages.pipelined(pointer))
 
 
 def _load(cc: ClaimCheck, pointer: Pointer, claims: frozenset[tuple[str, str]]) -> bytes:

@@ -7,9 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from claimcheck._threads import IoThreads, Join
+from claimcheck._threads import IoThreads, Pipelined
 from claimcheck._validation import check_int
-from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import ClaimCheckError
 
 DEFAULT_BYTES = 64 << 20
@@ -27,29 +26,13 @@ _MOST_AHEAD = 64  # messages, unless the application sets a limit
 class StoredPayload:
     """Reads or decodes a payload at the first `get`, and again after a retryable error."""
 
-    __slots__ = (
-        "_ahead",
-        "_error",
-        "_for_event_loop",
-        "_join",
-        "_load",
-        "_on_get",
-        "_payload",
-        "_pointer",
-        "size",
-    )
+    __slots__ = ("_ahead", "_error", "_for_event_loop", "_load", "_on_get", "_payload", "_pipelined", "size")
 
     def __init__(
-        self,
-        load: Callable[[], bytes],
-        *,
-        size: int = 0,
-        pointer: Pointer | None = None,
-        join: Callable[[Pointer], Join | None] = lambda _: None,
+        self, load: Callable[[], bytes], *, size: int = 0, pipelined: Callable[[], Pipelined | None] = lambda: None
     ) -> None:
         self.size = size
-        self._pointer = pointer
-        self._join = join
+        self._pipelined = pipelined
         self._load: Callable[[], bytes] | None = load
         self._ahead: Future[bytes] | None = None
         self._payload: bytes | None = None
@@ -75,8 +58,7 @@ class StoredPayload:
     def prefetch(self, threads: IoThreads) -> None:
         """Start reading in another thread; `get` waits for the result."""
         if not self.is_read and self._load is not None:
-            join = None if self._pointer is None else self._join(self._pointer)
-            self._ahead = threads.submit(self._load, join=join, request=self._pointer)
+            self._ahead = threads.submit(self._load, pipelined=self._pipelined())
 
     def watch(self, on_get: Callable[[], None]) -> None:
         """Call a function once the payload is requested, or now if it was."""
