@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    import asyncio
     from concurrent.futures import Future
 
 IO_THREADS = 128
@@ -209,9 +208,8 @@ async def in_thread(
     handover = _Handover(function, undo)
     running = io_threads().submit(handover.run, size=size, pipelined=pipelined)
     try:
-        return await awaitable(running)
+        return await asyncio.wrap_future(running)
     except asyncio.CancelledError:
-        running.cancel()  # if it has not started
         for result in handover.abandon():
             await asyncio.shield(asyncio.wrap_future(io_threads().submit(functools.partial(undo, result))))
         if not running.done():  # in a thread of the loop, for which `asyncio.run` waits
@@ -219,63 +217,6 @@ async def in_thread(
             if to_the_end:
                 await asyncio.shield(ended)
         raise
-
-
-class _Arrivals:
-    """Passes results from threads to an event loop. It wakes the loop once for all that are there."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self._arrived: deque[tuple[asyncio.Future[Any], Future[Any]]] = deque()
-        self._is_waking = False
-
-    def awaitable(self, running: Future[R]) -> asyncio.Future[R]:
-        future: asyncio.Future[R] = self.loop.create_future()
-        running.add_done_callback(lambda done: self._add(future, done))
-        return future
-
-    def _add(self, future: asyncio.Future[Any], done: Future[Any]) -> None:
-        self._arrived.append((future, done))
-        if not self._is_waking:
-            self._is_waking = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self.loop.call_soon_threadsafe(self._deliver)
-
-    def _deliver(self) -> None:
-        self._is_waking = False  # before it looks: what comes later wakes the loop again
-        try:
-            for _ in range(len(self._arrived)):
-                _copy(*self._arrived.popleft())
-        finally:
-            if self._arrived:
-                self.loop.call_soon(self._deliver)
-
-
-def _copy(future: asyncio.Future[Any], done: Future[Any]) -> None:
-    """Copy a result or an error, unless the task was cancelled."""
-    if future.done():
-        return
-    if done.cancelled():
-        future.cancel()
-    elif (error := done.exception()) is not None:
-        future.set_exception(error)
-        future.exception()  # marks it as retrieved: a task that awaits it gets it all the same
-    else:
-        future.set_result(done.result())
-
-
-_arrivals = threading.local()  # of the loop that runs in this thread
-
-
-def awaitable(running: Future[R]) -> asyncio.Future[R]:
-    """Same as `asyncio.wrap_future`, with fewer wake-ups; its cancellation does not cancel ``running``."""
-    import asyncio
-
-    loop, arrivals = asyncio.get_running_loop(), getattr(_arrivals, "of_loop", None)
-    if arrivals is None or arrivals.loop is not loop:
-        arrivals = _arrivals.of_loop = _Arrivals(loop)
-    future: asyncio.Future[R] = arrivals.awaitable(running)
-    return future
 
 
 class _Handover(Generic[R]):

@@ -179,10 +179,11 @@ class RedisStore(Store):
         if create or self._server.is_cluster:
             self._store_segments(pointer, source.pieces(segment_bytes), None, create=create)
         elif source.size is not None and source.size <= self.pipelined_bytes:
-            reply = self._pipelined_reply(pointer)
-            segment = source.take_all()
-            if reply is None and self._reply(pointer, segment) is None:
+            segment = source.take_all() if source.view is None else source.view
+            if self._reply(pointer, segment) is None:
                 self._store_segments(pointer, [segment], None)
+            if not source.taken:
+                source.take_all()
         else:
             try:
                 borrowed = self._server.borrow("")
@@ -209,12 +210,11 @@ class RedisStore(Store):
         if not size:
             return PieceReader(unsized_segments(self._server, self, pointer), start=start)
         if not start and stop == size <= self.pipelined_bytes and pointer.segments == 1:
-            value = self._pipelined_reply(pointer)
-            value = self._reply(pointer, None) if value is None else value
-            if value == b"":
-                raise self.missing(pointer, "segment 0 of 1")
-            if value is not None:
+            value = self._reply(pointer, None)
+            if value:
                 return PieceReader((value,))
+            if value is not None:
+                raise self.missing(pointer, "segment 0 of 1")
         return SegmentReader(self._server, self, pointer, start, size if stop is None else stop)
 
     # Small payloads -------------------------------------------------------------------------------------------------
@@ -229,17 +229,12 @@ class RedisStore(Store):
             self._sent.commands = None
             commands.close()
 
-    def _pipelined_reply(self, pointer: Pointer) -> bytes | None:
-        """Return the reply to a command that was sent together with others; ``None`` if it has to be sent."""
-        commands = self._sent.commands
-        if commands is not None:
-            for number in range(commands.answered, len(self._sent.pointers)):
-                if self._sent.pointers[number] is pointer:
-                    return commands.receive(number)
-        return None
-
     def _reply(self, pointer: Pointer, segment: memoryview | None) -> bytes | None:
-        """Read or write the only segment with one system call; ``None`` if that did not work."""
+        """Read or write the only segment, alone or together with others; ``None`` if that did not work."""
+        if (commands := self._sent.commands) is not None:
+            for number in range(commands.answered, len(self._sent.pointers)):
+                if self._sent.pointers[number] is pointer and (reply := commands.receive(number)) is not None:
+                    return reply
         return self._small([(pointer, segment)]).receive(0)
 
     def _small(self, requests: Sequence[tuple[Pointer, memoryview | None]]) -> SmallCommands:

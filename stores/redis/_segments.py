@@ -42,7 +42,7 @@ class _Span(NamedTuple):
 
 def small_command(pointer: Pointer) -> tuple[str, ...]:
     """Return the command that reads the only, small segment of a payload: one byte more shows that it is larger."""
-    return "GETRANGE", segment_key(pointer, 0), "0", str(pointer.size)
+    return "GETRANGE", f"{pointer.key}-0", "0", str(pointer.size)
 
 
 def wrong_size(store: StoreContract, pointer: Pointer, expected: int | str, actual: int) -> IntegrityError:

@@ -226,7 +226,7 @@ class Borrowed:
         self._kept = kept
         self._connection = pool.get_connection()
 
-    @property
+    @functools.cached_property
     def socket(self) -> socket.socket | None:
         """Its socket, plain or TLS, to read large replies without a copy; ``None`` if redis-py has another kind."""
         sock = getattr(self._connection, "_sock", None)
@@ -263,12 +263,12 @@ class Borrowed:
 
 
 def packed(command: tuple[object, ...]) -> bytes:
-    """Return a command as it is sent; its arguments are bytes, text or numbers."""
-    parts: list[Buffer] = [b"*%d\r\n" % len(command)]
+    """Return a command as it is sent; its arguments are views, text or numbers."""
+    parts: list[Buffer] = [b"*%d" % len(command)]
     for argument in command:
-        data = argument if isinstance(argument, (bytes, memoryview)) else str(argument).encode()
-        parts += (b"$%d\r\n" % len(data), data, b"\r\n")
-    return b"".join(parts)
+        data = argument if type(argument) is memoryview else str(argument).encode()
+        parts += (b"\r\n$%d\r\n" % len(data), data)
+    return b"".join((*parts, b"\r\n"))
 
 
 @functools.cache
@@ -368,7 +368,7 @@ class Replies:
     def value(self, size: int) -> bytes:
         """Return a small value; an empty one if it does not exist."""
         head = b"$%d\r\n" % size
-        if self.is_idle:
+        if self._next == len(self._received):  # between two values
             self._received, self._next = self._socket.recv(self._at_once), 0
         start = self._next + len(head)
         if self._received.startswith(head, self._next) and self._received.startswith(b"\r\n", start + size):
