@@ -15,7 +15,6 @@ from typing import TypeVar
 
 import claimcheck._content.compression as compression
 import claimcheck._content.encryption as aead
-from claimcheck._content.data_keys import DataKeys
 from claimcheck._content.header import (
     AEAD,
     ALGORITHM,
@@ -75,7 +74,7 @@ class Encoding:
 
     destination: str
     compression: CompressionConfig | None = None
-    keys: DataKeys | None = None
+    keys: aead.Keys | None = None
 
     def unique(self, identity: uuid.UUID) -> uuid.UUID:
         """Return the uuid of attempts whose content has the same size."""
@@ -140,7 +139,7 @@ class Encoding:
         return compression.compress(pieces, codec=codec, level=level, size=payload.size)
 
 
-def _new_stream(header: ContentHeader, keys: DataKeys) -> Stream:
+def _new_stream(header: ContentHeader, keys: aead.Keys) -> Stream:
     new = keys.new(header.key_context)
     return Stream(replace(header, encryption=ALGORITHM, key_id=new.key_id, wrapped_key=new.wrapped), new.key)
 
@@ -174,7 +173,7 @@ class ContentReader:
         self,
         open_range: OpenRange,
         expected: Expected,
-        keys: DataKeys | None,
+        keys: aead.Keys | None,
         *,
         fail: Callable[[str], Exception],
         start: int = 0,
@@ -279,7 +278,7 @@ def _skip(reader: Reader, count: int) -> None:
 class ContentCoder:
     """Encodes and decodes payloads as a configuration says. Holds the data keys of this process."""
 
-    def __init__(self, config: Config | None = None, keys: DataKeys | None = None) -> None:
+    def __init__(self, config: Config | None = None, keys: aead.Keys | None = None) -> None:
         self.keys = keys
         encryption = EncryptionConfig() if config is None else config.encryption
         self.requires_encryption = bool(encryption.require)

@@ -15,9 +15,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, cast, runtime_checkable
 
+from claimcheck._content.encryption import DataKey
 from claimcheck._registry import KEY_PROVIDERS, check_unresolved, load_class, resolved_options
 from claimcheck._validation import Option, Problems, Timeout, fail, options_of
 from claimcheck.config import ENCRYPTION_KEY_BYTES, EncryptionConfig, encryption_key, expand
@@ -183,16 +183,6 @@ def _associated_data(key_id: str, context: Mapping[str, str]) -> bytes:
 
 def _is_bytes(answer: object, least: int, most: int) -> bool:
     return isinstance(answer, _BYTES) and least <= len(answer) <= most
-
-
-@dataclass(frozen=True, slots=True)
-class DataKey:
-    key: bytes = field(repr=False)
-    key_id: str
-    wrapped: bytes = field(repr=False)
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a data key cannot be pickled: it is secret")
 
 
 class DataKeys:

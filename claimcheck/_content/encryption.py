@@ -13,9 +13,10 @@ No I/O. The AES of ``cryptography`` releases the GIL.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol
 
 from claimcheck._wire.buffers import Buffer, Reader, as_view
 from claimcheck.errors import import_vendor
@@ -35,6 +36,27 @@ _PLAIN_BYTES = _SEGMENT_BYTES - _TAG_BYTES  # the plaintext of a segment; the fi
 
 class Forged(ValueError):  # noqa: N818 - named after the finding
     """A ciphertext is not authentic: changed, truncated, extended, or of another key or other associated data."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataKey:
+    key: bytes = field(repr=False)
+    key_id: str
+    wrapped: bytes = field(repr=False)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a data key cannot be pickled: it is secret")
+
+
+class Keys(Protocol):
+    """Makes and unwraps data keys: `claimcheck._content.data_keys.DataKeys`."""
+
+    @property
+    def key_id(self) -> str | None: ...
+
+    def new(self, context: Mapping[str, str]) -> DataKey: ...
+
+    def open(self, key_id: str, wrapped: bytes, context: Mapping[str, str]) -> bytes: ...
 
 
 def ciphertext_bytes(plaintext_bytes: int) -> int:
