@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
+    import asyncio
     from concurrent.futures import Future
 
 IO_THREADS = 128
@@ -217,6 +218,12 @@ async def in_thread(
             if to_the_end:
                 await asyncio.shield(ended)
         raise
+
+
+def retrieved(future: asyncio.Future[R]) -> asyncio.Future[R]:
+    """Mark an error of a future as retrieved: it is raised all the same where the result is."""
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return future
 
 
 class _Handover(Generic[R]):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeAlias
 
 from claimcheck._content.coder import Unpacker
 from claimcheck._store.store import Store
-from claimcheck._threads import Pipelined, interruptible, io_threads
+from claimcheck._threads import Pipelined, interruptible, io_threads, retrieved
 from claimcheck._validation import check_int
 from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.envelope import Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
@@ -32,7 +32,6 @@ from claimcheck.errors import (
 )
 
 if TYPE_CHECKING:
-    import asyncio
     from concurrent.futures import Future
 
 Whole = Plain | Literal | PointerData | Encoded
@@ -216,13 +215,14 @@ async def aresolve_many(
     errors: list[Exception] = []
     source: AsyncIterator[Message] | None = _as_async(messages, errors)
     end, following, awaited, arrived = object(), None, None, None
+    waiting = list[asyncio.Future[Any]]()
     with closing(_Window(prepare, concurrency, max_bytes)) as window:
         try:
             while source is not None or window.head is not None:
                 if source is not None and following is None and not window.is_full:
-                    following = asyncio.ensure_future(_next(source, end))
+                    following = retrieved(asyncio.ensure_future(_next(source, end)))
                 if (head := window.head) is not awaited:
-                    awaited, arrived = head, _awaitable(head)
+                    awaited, arrived = head, None if head is None else retrieved(asyncio.wrap_future(head))
                 waiting = [each for each in (following, arrived) if each is not None]
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 if following is not None and following.done():
@@ -234,31 +234,12 @@ async def aresolve_many(
                 while (head := window.head) is not None and head.done():
                     yield window.take()
         finally:
-            await _stop(arrived, following)
+            for each in waiting:
+                each.cancel()
+            if waiting:
+                await asyncio.wait(waiting)  # until the source is no longer in use
     if errors:
         raise errors[0]
-
-
-def _awaitable(head: Future[Resolution] | None) -> asyncio.Future[Resolution] | None:
-    import asyncio
-
-    if head is None:
-        return None
-    arrived = asyncio.wrap_future(head)
-    arrived.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved: `take` raises it
-    return arrived
-
-
-async def _stop(arrived: asyncio.Future[Resolution] | None, following: asyncio.Future[Any] | None) -> None:
-    import asyncio
-
-    if arrived is not None:
-        arrived.cancel()
-    if following is not None:
-        following.cancel()
-        await asyncio.wait([following])  # until the source is no longer in use
-        if not following.cancelled():
-            following.exception()  # marks it as retrieved
 
 
 async def _next(source: AsyncIterator[Message], end: object) -> Any:
