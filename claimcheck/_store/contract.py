@@ -86,8 +86,6 @@ class StoreContract(ABC):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.is_seekable = cls._open is not StoreContract._open
-        if cls._read in (StoreContract._read, _no_read):
-            cls._read = StoreContract._read if cls.is_seekable else _no_read  # type: ignore[method-assign]
 
     # To implement ----------------------------------------------------------------------------------------------
 
@@ -108,6 +106,8 @@ class StoreContract(ABC):
 
         Not needed if `_open` is implemented.
         """
+        if not self.is_seekable:
+            raise NotImplementedError(f"{type(self).__name__} implements neither _read nor _open")
         with closing(self._open(pointer, 0, pointer.size)) as reader:
             yield from pieces_of(reader)
 
@@ -334,12 +334,6 @@ class StoreContract(ABC):
             store=pointer.store,
             key=pointer.key,
         )
-
-
-@abstractmethod  # type: ignore[misc]
-def _no_read(self: StoreContract, pointer: Pointer) -> Iterable[Buffer]:
-    """Replaces `_read` in classes that implement neither it nor `_open`, which makes them abstract."""
-    raise NotImplementedError
 
 
 def _segments_of(pointer: Pointer) -> int:
