@@ -13,8 +13,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NoReturn, Protocol, cast, runtime_checkable
 
 from claimcheck._content.encryption import DataKey
@@ -181,10 +180,6 @@ def _associated_data(key_id: str, context: Mapping[str, str]) -> bytes:
     return json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _is_bytes(answer: object, least: int, most: int) -> bool:
-    return isinstance(answer, _BYTES) and least <= len(answer) <= most
-
-
 class DataKeys:
     """Makes and unwraps data keys. Thread-safe; the provider is created at first use."""
 
@@ -229,12 +224,8 @@ class DataKeys:
         key_id, key = self._config.key_id, os.urandom(ENCRYPTION_KEY_BYTES)
         if key_id is None:
             fail(f"{_PATH}.key_id", found="nothing", expected="the id of the key that encrypts new payloads")
-        with self._errors(key_id, "encrypt a data key", other=ConfigError):
-            wrapped = self._opened_provider().wrap(key, key_id=key_id, context=context)
-        if not _is_bytes(wrapped, 1, _MAX_WRAPPED_BYTES):
-            expected = f"expected 1 to {_MAX_WRAPPED_BYTES} bytes"
-            raise ConfigError(f"{self._returned(key_id, wrapped)} for a wrapped data key, {expected}", path=_PATH)
-        return DataKey(key, key_id, bytes(wrapped))
+        wrapped = self._call("wrap", key, key_id, context, (1, _MAX_WRAPPED_BYTES), ConfigError)
+        return DataKey(key, key_id, wrapped)
 
     def open(self, key_id: str, wrapped: bytes, context: Mapping[str, str]) -> bytes:
         """Return the data key of a stored payload. All arguments are untrusted."""
@@ -255,28 +246,31 @@ class DataKeys:
         if key_id not in self._config.keys:
             text = f"the payload was encrypted with the key {key_id[:100]!r}, which is not configured here"
             raise IntegrityError(f"{text}. If that key still exists, add it to {_PATH}.keys")
-        with self._errors(key_id, "decrypt a data key", other=IntegrityError):
-            key = self._opened_provider().unwrap(wrapped, key_id=key_id, context=context)
-        if not _is_bytes(key, ENCRYPTION_KEY_BYTES, ENCRYPTION_KEY_BYTES):
-            text = f"{self._returned(key_id, key)} for a data key, expected {ENCRYPTION_KEY_BYTES} bytes"
-            raise IntegrityError(f"{text}: it is not of claimcheck")
-        return bytes(key)
+        sizes = (ENCRYPTION_KEY_BYTES, ENCRYPTION_KEY_BYTES)
+        return self._call("unwrap", wrapped, key_id, context, sizes, IntegrityError)
 
-    def _returned(self, key_id: str, answer: object) -> str:
-        found = f"{len(answer)} bytes" if isinstance(answer, _BYTES) else f"an object of type {type(answer).__name__}"
-        return f"{_PATH}.keys.{key_id}: the provider {self._config.provider!r} returned {found}"
-
-    @contextmanager
-    def _errors(self, key_id: str, what: str, *, other: type[ClaimCheckError]) -> Iterator[None]:
-        """Translate exceptions of a third-party provider."""
+    def _call(
+        self,
+        method: str,
+        data: bytes,
+        key_id: str,
+        context: Mapping[str, str],
+        sizes: tuple[int, int],
+        other: type[ClaimCheckError],
+    ) -> bytes:
+        """Call the provider; translates its exceptions, and refuses what is not bytes of these sizes."""
+        text = f"{_PATH}.keys.{key_id}: the provider {self._config.provider!r}"
         try:
-            yield
+            answer: object = getattr(self._opened_provider(), method)(data, key_id=key_id, context=context)
         except ClaimCheckError:
             raise
         except Exception as error:
             kind = StoreUnavailableError if isinstance(error, (ConnectionError, TimeoutError)) else other
-            text = f"{_PATH}.keys.{key_id}: the provider {self._config.provider!r} could not {what}"
-            raise kind(f"{text}: {type(error).__name__}") from error
+            raise kind(f"{text} could not {method} a data key: {type(error).__name__}") from error
+        if isinstance(answer, _BYTES) and sizes[0] <= len(answer) <= sizes[1]:
+            return bytes(answer)
+        found = f"{len(answer)} bytes" if isinstance(answer, _BYTES) else f"an object of type {type(answer).__name__}"
+        raise other(f"{text} returned {found} from {method}, expected {sizes[0]} to {sizes[1]} bytes")
 
     def _opened_provider(self) -> KeyProvider:
         with self._lock:

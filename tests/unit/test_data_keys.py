@@ -322,7 +322,7 @@ LONGEST = 16 << 10
 @pytest.mark.parametrize(("size", "found"), [(-1, "type str"), (0, "0 bytes"), (LONGEST + 1, "16385 bytes")])
 def test_a_wrapped_key_that_readers_could_not_use_is_refused_before_anything_is_stored(tmp_path, size, found):
     disk = {"type": "filesystem", "path": str(tmp_path)}
-    refused = pytest.raises(ConfigError, match=f"Sized' returned .*{found} for a wrapped data key")
+    refused = pytest.raises(ConfigError, match=f"Sized' returned .*{found} from wrap")
     with claimcheck.from_dict({"stores": {"disk": disk}, "encryption": sized(wrapped_bytes=size)}) as cc, refused:
         cc.store("disk").write(b"payload", destination="orders")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
