@@ -14,7 +14,7 @@ from claimcheck._receive.resolver import Dropped, Failed, Resolved, Resolver
 from claimcheck._send.outbound import Outbound
 from claimcheck._send.strategy import Strategy
 from claimcheck._store.listing import Deletion, StoreEntry
-from claimcheck._store.store import RangeStore, Store
+from claimcheck._store.store import Store
 from claimcheck._wire.envelope import Envelope
 from claimcheck._wire.headers import WireLimit
 from claimcheck._wire.pointer import Pointer
@@ -70,7 +70,6 @@ __all__ = [
     # extension points
     "HEADER",
     "KeyProvider",
-    "RangeStore",
     "Store",
     "Strategy",
     "WireLimit",

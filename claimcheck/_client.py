@@ -263,7 +263,7 @@ class ClaimCheck:
         run: Callable[[], Any] = work.run
         if not work.blocks:
             return run()  # type: ignore[no-any-return]
-        return await in_thread(run, size=work.size or 0, join=work.join, request=work.request)
+        return await in_thread(run, size=work.size or 0, pipelined=work.pipelined)
 
     def resolve_many(
         self,

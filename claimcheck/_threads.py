@@ -9,8 +9,9 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     import asyncio
@@ -22,9 +23,9 @@ IO_THREADS = 128
 IO_BYTES = 256 << 20
 """The most bytes of payloads that these calls read at the same time; a larger payload is read while no other is."""
 
-_MOST_JOINED = 32  # calls
-_JOINED_BYTES = 1 << 20
-_JOINED_THREADS = 4  # that share the calls that wait: with more, most calls run alone, at twice the cost
+_MOST_PIPELINED = 32  # calls
+_PIPELINED_BYTES = 1 << 20
+_PIPELINED_THREADS = 4  # that share the calls that wait: with more, most calls run alone, at twice the cost
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,44 +54,23 @@ def interruptible(stop: threading.Event, function: Callable[P, R], *args: P.args
         STOP.reset(token)
 
 
-class Replies(Protocol):
-    """The replies to requests that were sent together."""
+class Pipelined(NamedTuple):
+    """A request that may be sent together with those of other calls that wait at the same time.
 
-    @property
-    def is_broken(self) -> bool: ...
+    ``send`` sends several of them, and raises nothing. The calls run in its context, each waiting for its own reply.
+    """
 
-    def receive(self, number: int) -> bytes | None:
-        """Return the reply with a number, after those before it; ``None`` if the request has to be sent again."""
-
-    def close(self) -> None:
-        """Release the connection."""
-
-
-Join: TypeAlias = Callable[[Sequence[Any]], Replies]
-"""Sends several requests together."""
-
-_joined = threading.local()
-
-
-def joined(request: object) -> bytes | None:
-    """Return the reply to a request that was sent together with others; ``None`` if it has to be sent."""
-    if getattr(_joined, "request", None) is not request:
-        return None
-    _joined.request = None
-    reply: bytes | None = _joined.receive()
-    return reply
+    send: Callable[[Sequence[Any]], AbstractContextManager[object]]
+    request: object
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A call that waits for a thread."""
-
     future: Future[Any]
     run: Callable[[], object]
     size: int
-    join: Join | None
+    send: Callable[[Sequence[Any]], AbstractContextManager[object]] | None
     request: object
-    receive: Callable[[], bytes | None] | None = None
 
 
 class IoThreads:
@@ -106,14 +86,12 @@ class IoThreads:
         self._running = self._bytes = 0
         self._woken = 0  # threads that run, and have not taken a call yet
 
-    def submit(
-        self, function: Callable[[], R], *, size: int = 0, join: Join | None = None, request: object = None
-    ) -> Future[R]:
+    def submit(self, function: Callable[[], R], *, size: int = 0, pipelined: Pipelined | None = None) -> Future[R]:
         """Call a function in a thread. Cancelling the future removes a call that has not started."""
         from concurrent.futures import Future
 
         context, future = contextvars.copy_context(), Future[R]()
-        call = _Call(future, lambda: context.run(function), size, join, request)
+        call = _Call(future, lambda: context.run(function), size, *(pipelined or (None, None)))
         with self._lock:
             self._waiting.append(call)
             try:
@@ -130,9 +108,9 @@ class IoThreads:
         self._executor.shutdown(wait=False)
 
     def _wake(self) -> None:
-        """Wake threads for the calls that may run. One at a time for calls that join: more of them arrive meanwhile."""
+        """Wake threads for the calls that may run. One at a time for pipelined calls: more of them arrive meanwhile."""
         while self._running < self._threads and self._next_may_run():
-            if self._woken >= (len(self._waiting) if self._waiting[0].join is None else 1):
+            if self._woken >= (len(self._waiting) if self._waiting[0].send is None else 1):
                 break
             self._executor.submit(self._work)
             self._running += 1
@@ -147,32 +125,25 @@ class IoThreads:
         return not size or not self._bytes or self._bytes + size <= self._max_bytes
 
     def _take(self) -> list[_Call]:
-        """Remove the next call from the queue, and those that join it."""
         if not self._next_may_run():
             return []
-        join, calls, size = self._waiting[0].join, list[_Call](), 0
-        most = 1 if join is None else min(_MOST_JOINED, -(-len(self._waiting) // _JOINED_THREADS))
-        while len(calls) < most and self._next_may_run() and self._waiting[0].join == join:
-            call = self._waiting.popleft()
-            calls.append(call)
+        send, calls, size = self._waiting[0].send, list[_Call](), 0
+        most = 1 if send is None else min(_MOST_PIPELINED, -(-len(self._waiting) // _PIPELINED_THREADS))
+        while len(calls) < most and size < _PIPELINED_BYTES and self._next_may_run() and self._waiting[0].send == send:
+            calls.append(call := self._waiting.popleft())
             self._bytes += call.size
             size += call.size
-            if size >= _JOINED_BYTES:
-                break
         return calls
 
     def _work(self) -> None:
-        """Run calls until there are none for this thread."""
         with self._lock:
             self._woken -= 1
         while calls := self._next():
-            again = list[_Call]()
             try:
-                again = _run(calls)
+                _run(calls)
             finally:
                 with self._lock:
                     self._bytes -= sum(call.size for call in calls)
-                    self._waiting.extendleft(reversed(again))
 
     def _next(self) -> list[_Call]:
         """Return the next calls for a thread that has none, which ends if there are none."""
@@ -184,48 +155,22 @@ class IoThreads:
         return calls
 
 
-def _run(calls: list[_Call]) -> list[_Call]:
-    """Run calls one after the other; returns those for which no reply arrives, which need threads of their own."""
-    join = calls[0].join
+def _run(calls: list[_Call]) -> None:
     # Before anything is sent: what a cancelled call has sent, it has to undo.
-    calls = [call for call in calls if call.receive or call.future.set_running_or_notify_cancel()]
-    if join is None or len(calls) < 2:
+    calls = [call for call in calls if call.future.set_running_or_notify_cancel()]
+    send = calls[0].send if len(calls) > 1 else None
+    with contextlib.nullcontext() if send is None else send([call.request for call in calls]):
         for call in calls:
             _complete(call)
-        return []
-    try:
-        replies = join([call.request for call in calls])
-    except Exception:  # each call finds out by itself what is wrong
-        for call in calls:
-            call.receive, call.join = _no_reply, None
-        return calls
-    for number, call in enumerate(calls):
-        call.receive, call.join = functools.partial(replies.receive, number), None
-    try:
-        for number, call in enumerate(calls):
-            if replies.is_broken:
-                return calls[number:]
-            _complete(call)
-    finally:
-        replies.close()
-    return []
-
-
-def _no_reply() -> None:
-    """Stand for a reply to a request that has to be sent again."""
 
 
 def _complete(call: _Call) -> None:
-    """Run a call and set its result or its error."""
-    _joined.request, _joined.receive = call.request if call.receive else None, call.receive
     try:
         result = call.run()
     except BaseException as error:
         call.future.set_exception(error)
     else:
         call.future.set_result(result)
-    finally:
-        _joined.request = _joined.receive = None
 
 
 _io: list[IoThreads] = []
@@ -233,7 +178,6 @@ _io_lock = threading.Lock()
 
 
 def io_threads() -> IoThreads:
-    """Return the threads of this process."""
     with _io_lock:
         if not _io:
             _io.append(IoThreads())
@@ -257,19 +201,16 @@ async def in_thread(
     size: int = 0,
     undo: Callable[[R], None] = lambda _: None,
     to_the_end: bool = False,
-    join: Join | None = None,
-    request: object = None,
+    pipelined: Pipelined | None = None,
 ) -> R:
-    """Call a blocking function in one of the `io_threads`."""
     import asyncio  # a third of the whole import time
     from concurrent.futures import wait
 
     handover = _Handover(function, undo)
-    running = io_threads().submit(handover.run, size=size, join=join, request=request)
+    running = io_threads().submit(handover.run, size=size, pipelined=pipelined)
     try:
-        return await awaitable(running)
+        return await asyncio.wrap_future(running)
     except asyncio.CancelledError:
-        running.cancel()  # if it has not started
         for result in handover.abandon():
             await asyncio.shield(asyncio.wrap_future(io_threads().submit(functools.partial(undo, result))))
         if not running.done():  # in a thread of the loop, for which `asyncio.run` waits
@@ -279,61 +220,9 @@ async def in_thread(
         raise
 
 
-class _Arrivals:
-    """Passes results from threads to an event loop. It wakes the loop once for all that are there."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self._arrived: deque[tuple[asyncio.Future[Any], Future[Any]]] = deque()
-        self._is_waking = False
-
-    def awaitable(self, running: Future[R]) -> asyncio.Future[R]:
-        """Return a future of the loop with the result of one of a thread."""
-        future: asyncio.Future[R] = self.loop.create_future()
-        running.add_done_callback(lambda done: self._add(future, done))
-        return future
-
-    def _add(self, future: asyncio.Future[Any], done: Future[Any]) -> None:
-        self._arrived.append((future, done))
-        if not self._is_waking:
-            self._is_waking = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self.loop.call_soon_threadsafe(self._deliver)
-
-    def _deliver(self) -> None:
-        self._is_waking = False  # before it looks: what comes later wakes the loop again
-        try:
-            for _ in range(len(self._arrived)):
-                _copy(*self._arrived.popleft())
-        finally:
-            if self._arrived:
-                self.loop.call_soon(self._deliver)
-
-
-def _copy(future: asyncio.Future[Any], done: Future[Any]) -> None:
-    """Copy a result or an error, unless the task was cancelled."""
-    if future.done():
-        return
-    if done.cancelled():
-        future.cancel()
-    elif (error := done.exception()) is not None:
-        future.set_exception(error)
-        future.exception()  # marks it as retrieved: a task that awaits it gets it all the same
-    else:
-        future.set_result(done.result())
-
-
-_arrivals = threading.local()  # of the loop that runs in this thread
-
-
-def awaitable(running: Future[R]) -> asyncio.Future[R]:
-    """Same as `asyncio.wrap_future`, with fewer wake-ups; its cancellation does not cancel ``running``."""
-    import asyncio
-
-    loop, arrivals = asyncio.get_running_loop(), getattr(_arrivals, "of_loop", None)
-    if arrivals is None or arrivals.loop is not loop:
-        arrivals = _arrivals.of_loop = _Arrivals(loop)
-    future: asyncio.Future[R] = arrivals.awaitable(running)
+def retrieved(future: asyncio.Future[R]) -> asyncio.Future[R]:
+    """Mark an error of a future as retrieved: it is raised all the same where the result is."""
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
     return future
 
 

@@ -76,7 +76,6 @@ ENDPOINT = Check(_is_endpoint, "http://host[:port] or https://host[:port]")
 
 
 def part_size(source: Source, limit: int, *, part: int) -> int:
-    """Return the size of the parts in which to send a payload."""
     largest = limit if source.size is None else source.size
     return max(part, -(-largest // _MAX_PARTS))
 

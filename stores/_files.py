@@ -24,7 +24,6 @@ _ANY_DIRECTORY = -100  # AT_FDCWD: the path is absolute
 _NO_FALLOCATE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _FOLDER = re.compile(r"(?:\d{4}-\d{2}-\d{2}/)?[0-9a-f]{2}/")
-TOKEN_CHARACTERS = 8
 _TOKEN = re.compile(r"[0-9a-f]{8}")
 UUID_CHARACTERS = 36
 FRESH = "."  # before the uuid of a key with a time
@@ -33,8 +32,7 @@ _DAY_MS = 86_400_000
 PARTIAL_SUFFIX = ".partial"
 """The suffix of the hidden file that a payload is written to first; an old one is left from a writer that died."""
 
-WHOLE_BYTES = 1 << 20
-"""Files up to this size are read by one system call."""
+_WHOLE_BYTES = 1 << 20  # files up to this size are read by one system call
 
 
 def open_without_links(path: str, flags: int, mode: int = 0) -> int | None:
@@ -86,7 +84,6 @@ class FileReader:
         self._ended = False
 
     def readinto(self, buffer: memoryview, /) -> int:
-        """Fill the beginning of a buffer."""
         if self._ended:
             return 0
         count = os.preadv(self._descriptor, [buffer], self._position)
@@ -95,14 +92,13 @@ class FileReader:
 
     def whole(self, size: int) -> bytes | None:
         """Return the file if it has exactly ``size`` bytes, and these are few; otherwise ``None``."""
-        if self._position or size > WHOLE_BYTES:
+        if self._position or size > _WHOLE_BYTES:
             return None
         content = os.pread(self._descriptor, size + 1, 0)
         self._ended = len(content) == size
         return content if self._ended else None
 
     def close(self) -> None:
-        """Close the file."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -123,7 +119,6 @@ def reserve(descriptor: int, size: int | None) -> None:
 
 
 def fsync_directory(path: Path) -> None:
-    """Write a directory's entries to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -161,8 +156,8 @@ def is_fresh(key: str) -> bool:
     return key[-UUID_CHARACTERS - 1 : -UUID_CHARACTERS] == FRESH
 
 
-def partial_name(name: str, token: str | None = None) -> str:
-    return f".{name}.{token or secrets.token_hex(TOKEN_CHARACTERS // 2)}{PARTIAL_SUFFIX}"
+def partial_name(name: str) -> str:
+    return f".{name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}"
 
 
 def version_of(status: os.stat_result) -> str:
@@ -200,7 +195,6 @@ def _is_partial(key: str) -> bool:
 
 
 def entry_of(parent: str, file: os.DirEntry[str]) -> StoreEntry | None:
-    """Return the entry of one file; ``None`` for one that is not the store's."""
     key, known = f"{parent}{file.name}", parse_in(parent, file.name)
     if known is None and not _is_partial(key):
         return None

@@ -74,11 +74,9 @@ class Slots:
 
     @property
     def single(self) -> bool:
-        """Whether each payload has one connection."""
         return self.connections == 1 or bool(self.is_fast)
 
     def note(self, count: int, seconds: float) -> None:
-        """Note how long one connection took to move bytes."""
         self.is_fast = count >= seconds * _FAST
 
     def take(self, size: int = 0, *, spare: int = 0, always: bool = False) -> bool:
@@ -98,7 +96,6 @@ class Slots:
         return free
 
     def leave(self) -> None:
-        """Return a slot."""
         with self._lock:
             self.active -= 1
 
@@ -123,7 +120,6 @@ class _Measured:
         return count
 
     def close(self) -> None:
-        """Close the reader."""
         self._reader.close()
 
 
@@ -348,7 +344,6 @@ class TransferPolicy:
 
     @property
     def single_put_bytes(self) -> int:
-        """The largest payload that is sent in one request."""
         if self._single is not None:
             return self._single
         return _SINGLE_PUT_BYTES if self.puts.single else _MIN_PARTS_BYTES - 1
@@ -358,7 +353,6 @@ class TransferPolicy:
         return max(1, min(self.puts.connections, self.puts.memory // part_bytes))
 
     def put_part_bytes(self, size: int | None) -> int:
-        """Return the size of the parts of a payload that is sent in parts."""
         if self._part is not None:
             return self._part
         if size is None or self.puts.connections == 1:

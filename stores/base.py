@@ -7,7 +7,7 @@ Subclass `Store` and name the class in the configuration: ``type: "mypackage:Tap
 from claimcheck._content.source import Payload, Source
 from claimcheck._store.contract import StoreContext
 from claimcheck._store.listing import Deletion, StoreEntry
-from claimcheck._store.store import RangeStore, Store
+from claimcheck._store.store import Store
 from claimcheck._wire.buffers import PieceReader, Reader
 from claimcheck._wire.pointer import Pointer
 
@@ -16,7 +16,6 @@ __all__ = [
     "Payload",
     "PieceReader",
     "Pointer",
-    "RangeStore",
     "Reader",
     "Source",
     "Store",

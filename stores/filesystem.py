@@ -10,7 +10,7 @@ import re
 import stat
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -25,9 +25,7 @@ from claimcheck.stores._common import bounds, ranges
 from claimcheck.stores._files import (
     FRESH,
     PARTIAL_SUFFIX,
-    TOKEN_CHARACTERS,
     UUID_CHARACTERS,
-    WHOLE_BYTES,
     FileReader,
     entry_of,
     folder_for,
@@ -93,8 +91,6 @@ class FilesystemStore(Store):
 
     max_key_bytes = 255  # the longest file name on all common file systems
 
-    _whole_bytes = WHOLE_BYTES
-
     def __init__(
         self,
         *,
@@ -131,9 +127,8 @@ class FilesystemStore(Store):
         return parse_in(f"{folder}{slash}", name)
 
     def _write(self, pointer: Pointer, source: Source) -> None:
-        token = pointer.key[-TOKEN_CHARACTERS:] if is_fresh(pointer.key) else None  # no other write has this key
         try:
-            self._store(pointer, source, link_new if self._is_exclusive(pointer) else os.replace, token)
+            self._store(pointer, source, link_new if self._is_exclusive(pointer) else os.replace)
         except FileExistsError as error:
             text = f"{pointer.key!r} is taken: another attempt has written it"
             raise KeyTakenError(text, key=pointer.key) from error
@@ -141,10 +136,10 @@ class FilesystemStore(Store):
     def _rewrite(self, pointer: Pointer, source: Source) -> None:
         self._store(pointer, source, os.replace)
 
-    def _store(self, pointer: Pointer, source: Source, publish: Callable[..., None], token: str | None = None) -> None:
-        """Write a hidden file, with a random part in its name by default, and give it its name with ``publish``."""
+    def _store(self, pointer: Pointer, source: Source, publish: Callable[..., None]) -> None:
+        """Write a hidden file, with a random part in its name, and give it its name with ``publish``."""
         folder, name = pointer.key.rpartition("/")[::2]
-        partial = partial_name(name, token)
+        partial = partial_name(name)
         path, directory, descriptor = self._create(folder, partial)
         try:
             try:
@@ -234,21 +229,12 @@ class FilesystemStore(Store):
         return directory
 
     def _opened_in(self, parent: int, name: str, *, create: bool) -> int:
-        try:
-            return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
-        except FileNotFoundError:
-            if not create:
-                raise
-            self._make_folder(name, parent)
-            return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
-
-    def _make_folder(self, name: str, directory: int) -> None:
-        try:
-            os.mkdir(name, _search_mode(self._mode), dir_fd=directory)
-        except FileExistsError:
-            return
-        if self._mode & 0o077:  # the umask may have taken permissions away, never the owner's own
-            os.chmod(name, _search_mode(self._mode), dir_fd=directory)
+        if create:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, _search_mode(self._mode), dir_fd=parent)
+                if self._mode & 0o077:  # the umask may have taken permissions away, never the owner's own
+                    os.chmod(name, _search_mode(self._mode), dir_fd=parent)
+        return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
 
     def _create(self, folder: str, name: str) -> tuple[str, int | None, int]:
         """Open a new file."""
@@ -390,10 +376,6 @@ class FilesystemStore(Store):
         """Return the time of a new file, which a file server sets."""
         with tempfile.NamedTemporaryFile(dir=self._root, prefix=".", suffix=PARTIAL_SUFFIX) as file:
             return os.fstat(file.fileno()).st_mtime
-
-    def _now(self, entries: Sequence[StoreEntry]) -> Iterable[tuple[StoreEntry, StoreEntry | None]]:
-        """Compare nothing yet: `_discard` does that for each file at the last moment."""
-        return ((entry, entry) for entry in entries)
 
     def _discard(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
         for folder, group in itertools.groupby(entries, key=lambda entry: entry.key.rstrip("/").rpartition("/")[0]):

@@ -29,8 +29,6 @@ class MemoryStore(Store):
         ttl_seconds: Written into pointers and keys; `claimcheck.ClaimCheck.sweep` deletes payloads by it.
     """
 
-    _whole_bytes = 1 << 20
-
     def __init__(self, *, space: str = "default", ttl_seconds: Seconds | None = None) -> None:
         with _LOCK:
             self._payloads = _SPACES.setdefault(space, {})

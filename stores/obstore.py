@@ -14,8 +14,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, NamedTuple
-from urllib.parse import urlsplit
+from typing import Annotated, Any
 
 from claimcheck._content.source import Source
 from claimcheck._store.listing import Deletion, KeyLifetime, StoreEntry
@@ -50,8 +49,6 @@ _KINDS: tuple[tuple[str, type[StoreError]], ...] = (
 )
 _GONE = {None, "404", "NoSuchKey", "NotFound", "BlobNotFound"}  # the object, not its bucket or the credentials
 _CODE = re.compile(r"<Code>([^<]+)</Code>")
-_XML = re.compile(r"<\?xml|<Error")
-_MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
 _STATUS = re.compile(r"status code: (\d{3})")
 _NEVER_CONNECTED = re.compile(r"\bkind: Connect\b")
 _RETRIES = re.compile(r"after ([1-9]\d*) retries")
@@ -68,31 +65,9 @@ def kind_of_error(error: Exception) -> type[StoreError] | None:
     return ERROR_CODES.get(code or "")
 
 
-def words_of(error: Exception) -> str:
-    """Return the text of an error of obstore without XML and details of its libraries."""
-    text = str(error)
-    code, message = _CODE.search(text), _MESSAGE.search(text)
-    if code is not None:
-        head = _XML.split(text)[0].strip(" :")
-        return ": ".join(filter(None, (head, code[1], message and message[1])))
-    if "//169.254." in text:
-        return "no credentials in the environment, and no metadata service of a cloud"
-    return text.partition("\n")[0]
-
-
 def never_arrived(error: BaseException | None) -> bool:
     """Whether a request that failed with this error had no effect."""
     return _code_of(error) in NOT_ADMITTED or _NEVER_CONNECTED.search(str(error)) is not None
-
-
-def knows_no_conditions(error: Exception) -> bool:
-    """Whether the server does not support the condition of a request."""
-    return _code_of(error) in NOT_KNOWN or type(error).__name__ == "NotSupportedError"
-
-
-def was_sent_again(error: Exception) -> bool:
-    """Whether a request was retried before this error: the first attempt may have succeeded."""
-    return _RETRIES.search(str(error)) is not None
 
 
 def _code_of(error: BaseException | None) -> str | None:
@@ -101,16 +76,13 @@ def _code_of(error: BaseException | None) -> str | None:
     return match[1] if match else None
 
 
-_CLASSES = {
-    "s3": "S3Store",
-    "gs": "GCSStore",
-    "az": "AzureStore",
-    "memory": "MemoryStore",
-}
+_CLASSES = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore", "memory": "MemoryStore"}
+_PLACE = re.compile(r"(?P<scheme>s3|gs|az|memory)://(?P<bucket>[^/?#@:\[\]]*)(?P<path>/[^?#]*)?")
 # The environment may have an address, too, and the second of these has precedence over the first.
 _ENDPOINT_KEYS = {"s3": ("endpoint", "aws_endpoint_url_s3"), "gs": ("base_url",), "az": ("endpoint",)}
 _CONNECT_TIMEOUT = timedelta(seconds=5)
-_MAX_RETRIES = 2
+# The default of ten retries in three minutes would hide an unreachable server for too long.
+_BACKOFF = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2}
 
 _PIECE_BYTES = 256 << 10  # of a download: larger pieces would only be joined from what the network delivers
 _WHOLE_BYTES = 1 << 20  # objects up to this size are read in one call
@@ -127,85 +99,10 @@ Objects = Any
 """One of obstore's stores, whose types are only known if it is installed."""
 
 
-class Place(NamedTuple):
-    """A parsed URL."""
-
-    scheme: str
-    bucket: str = ""
-    prefix: str = ""
-
-    @classmethod
-    def parse(cls, url: str) -> Place:
-        """Parse a URL."""
-        parts = urlsplit(url)
-        plain = not (parts.query or parts.fragment or "@" in parts.netloc or ":" in parts.netloc)
-        if not plain or parts.scheme not in _CLASSES or bool(parts.netloc) == (parts.scheme == "memory"):
-            raise ValueError("not a supported URL")
-        prefix = folder(parts.path)
-        if not is_key_prefix(prefix) or "//" in prefix:
-            raise ValueError("not a valid key prefix")
-        return cls(parts.scheme, parts.netloc, prefix)
-
-    def __str__(self) -> str:
-        return f"{self.scheme}://{self.bucket}/{self.prefix}"
-
-    @property
-    def takes_endpoint(self) -> bool:
-        """Whether it is on a server whose address can be configured."""
-        return self.scheme in _ENDPOINT_KEYS
-
-
-def connect(
-    place: Place, endpoint_url: str | None, region_name: str | None, tls_ca_file: str | None, timeout_seconds: float
-) -> Objects:
-    """Return one of obstore's stores."""
-    kind = getattr(import_vendor("obstore.store", extra="obstore"), _CLASSES[place.scheme])
-    check_process()
-    if place.scheme == "memory":
-        return _memory()
-    config = _config(place, endpoint_url, region_name)
-    return kind(
-        place.bucket,
-        config=config,
-        client_options=_client(timeout_seconds, tls_ca_file),
-        retry_config=_retries(timeout_seconds),
-    )
-
-
 @functools.cache
 def _memory() -> Objects:
     """Return the memory store that all stores of this process share."""
     return import_vendor("obstore.store", extra="obstore").MemoryStore()
-
-
-def _config(place: Place, endpoint_url: str | None, region_name: str | None) -> dict[str, Any]:
-    config: dict[str, Any] = {}
-    if place.scheme == "s3":
-        # The checksum covers every byte: a SHA-256 of each body for its signature would take ten times as long.
-        config |= {"unsigned_payload": True, "disable_bulk_delete": True}
-        config |= {"region": region_name} if region_name else {}
-    if endpoint_url:
-        config |= dict.fromkeys(_ENDPOINT_KEYS[place.scheme], endpoint_url)
-        config |= {"virtual_hosted_style_request": False} if place.scheme == "s3" else {}
-    return config
-
-
-def _client(timeout_seconds: float, tls_ca_file: str | None) -> dict[str, Any]:
-    authorities = {"root_certificate": Path(tls_ca_file).read_bytes()} if tls_ca_file else {}
-    return {
-        **authorities,
-        "allow_http": True,
-        "connect_timeout": _CONNECT_TIMEOUT,
-        "read_timeout": timedelta(seconds=timeout_seconds),
-        "timeout": timedelta(days=1),  # for a whole request: a reader may be slow
-        "user_agent": "claimcheck",
-    }
-
-
-def _retries(timeout_seconds: float) -> dict[str, Any]:
-    """Return options for retries: the default of ten in three minutes would hide an unreachable server for too long."""
-    backoff = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2}
-    return {"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(seconds=timeout_seconds), "backoff": backoff}
 
 
 def check_process() -> None:
@@ -219,16 +116,19 @@ def check_process() -> None:
         )
 
 
-def _is_url(url: str) -> bool:
-    try:
-        Place.parse(url)
-    except ValueError:
-        return False
-    return True
+def _parsed(url: str) -> tuple[str, str, str] | None:
+    """Return scheme, bucket and prefix; ``None`` if they are not valid."""
+    match = _PLACE.fullmatch(url)
+    if match is None or bool(match["bucket"]) == (match["scheme"] == "memory"):
+        return None
+    prefix = folder(match["path"] or "")
+    return (match["scheme"], match["bucket"], prefix) if is_key_prefix(prefix) and "//" not in prefix else None
 
 
-URL = Check(_is_url, "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or memory:///prefix")
-"""For an option with the URL of a bucket."""
+_URL = Check(
+    lambda url: _parsed(url) is not None,
+    "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or memory:///prefix",
+)
 
 
 class ObstoreStore(Store):
@@ -260,7 +160,7 @@ class ObstoreStore(Store):
     def __init__(
         self,
         *,
-        url: Annotated[str, URL],
+        url: Annotated[str, _URL],
         endpoint_url: Annotated[str, ENDPOINT] | None = None,
         region_name: str | None = None,
         ttl_seconds: Seconds | None = None,
@@ -269,21 +169,19 @@ class ObstoreStore(Store):
         timeout_seconds: Timeout = 60,
     ) -> None:
         check_arguments(ObstoreStore, url=url, endpoint_url=endpoint_url)
-        self._place = Place.parse(url)
-        if endpoint_url and not self._place.takes_endpoint:
-            fail("endpoint_url", found="text", expected=f"nothing: {self._place.scheme}: has no server")
-        endpoint_url, region_name = endpoint_url or None, region_name or None
-        self._connect = partial(connect, self._place, endpoint_url, region_name, tls_ca_file, timeout_seconds)
-        self._tls_ca_file = tls_ca_file
+        self._scheme, self._bucket, self.prefix = _parsed(url) or ("", "", "")
+        if endpoint_url and self._scheme not in _ENDPOINT_KEYS:
+            fail("endpoint_url", found="text", expected=f"nothing: {self._scheme}: has no server")
+        self._endpoint_url, self._region_name = endpoint_url or None, region_name or None
+        self._tls_ca_file, self._timeout = tls_ca_file, timedelta(seconds=timeout_seconds)
         self._transfers = TransferPolicy(transfer_bytes)
         self._conditional = True  # until the server does not support it
         self._lock = threading.Lock()
         self._client: tuple[int, Objects] | None = None
-        self.prefix = self._place.prefix
         self.ttl_seconds = ttl_seconds
 
     def __repr__(self) -> str:
-        return f"<ObstoreStore {self.name!r} at {self._place}>"
+        return f"<ObstoreStore {self.name!r} at {self._scheme}://{self._bucket}/{self.prefix}>"
 
     def close(self) -> None:
         """Close the connections; the next use makes new ones."""
@@ -306,7 +204,7 @@ class ObstoreStore(Store):
         self._store(pointer, source, conditional=False)
 
     def _store(self, pointer: Pointer, source: Source, *, conditional: bool) -> None:
-        keep = bytes if self._place.scheme == "memory" else memoryview  # it would keep the caller's own buffer
+        keep = bytes if self._scheme == "memory" else memoryview  # it would keep the caller's own buffer
         with self._transfers.upload(source.size) as single:
             if single:
                 self._put(pointer, keep(whole(source)), conditional=conditional)
@@ -325,9 +223,9 @@ class ObstoreStore(Store):
         try:
             put(mode="create")
         except Exception as error:
-            if kind_of_error(error) is KeyTakenError and was_sent_again(error):
+            if kind_of_error(error) is KeyTakenError and _RETRIES.search(str(error)):
                 return  # created by the first attempt, whose response was lost
-            if not knows_no_conditions(error):
+            if _code_of(error) not in NOT_KNOWN and type(error).__name__ != "NotSupportedError":
                 _wait_if_lost(error)
                 raise
             put()
@@ -383,7 +281,7 @@ class ObstoreStore(Store):
                 raise
 
     def _scan(self, after: str | None) -> Iterator[StoreEntry]:
-        resumes = self._place.scheme in _SORTED
+        resumes = self._scheme in _SORTED
         offset, prefix = after if resumes else None, self.prefix.rstrip("/") or None
         pages: Any = _obstore().list(self._objects(), prefix, offset=offset, chunk_size=_LIST_KEYS)
         listed: Iterator[Any] = _in_this_process(pages)
@@ -412,25 +310,15 @@ class ObstoreStore(Store):
         try:
             _obstore().delete(self._objects(), [entry.key for entry in entries])
         except Exception:  # of one of them, which is not named
-            yield from map(self._discard_one, entries)
+            yield from super()._discard(entries)
             return
         yield from (Deletion(entry, "deleted") for entry in entries)
-
-    def _discard_one(self, entry: StoreEntry) -> Deletion:
-        try:
-            self._delete(Pointer(key=entry.key))
-        except Exception as error:
-            return self._failed(entry, error)
-        return Deletion(entry, "deleted")
 
     def _wrote_nothing(self, error: BaseException) -> bool:
         return super()._wrote_nothing(error) or never_arrived(error.__cause__)
 
     def _translate(self, error: Exception) -> type[StoreError] | None:
         return kind_of_error(error) or super()._translate(error)
-
-    def _words(self, error: Exception) -> str:
-        return words_of(error)
 
     def _objects(self) -> Objects:
         """Return the obstore of this process."""
@@ -440,6 +328,35 @@ class ObstoreStore(Store):
             with self._lock:
                 self._client = client = os.getpid(), self._connect()
         return client[1]
+
+    def _connect(self) -> Objects:
+        kind = getattr(import_vendor("obstore.store", extra="obstore"), _CLASSES[self._scheme])
+        check_process()
+        if self._scheme == "memory":
+            return _memory()
+        config: dict[str, Any] = {}
+        if self._scheme == "s3":
+            # The checksum covers every byte: a SHA-256 of each body for its signature would take ten times as long.
+            config |= {"unsigned_payload": True, "disable_bulk_delete": True}
+            config |= {"region": self._region_name} if self._region_name else {}
+            config |= {"virtual_hosted_style_request": False} if self._endpoint_url else {}
+        if self._endpoint_url:
+            config |= dict.fromkeys(_ENDPOINT_KEYS[self._scheme], self._endpoint_url)
+        client: dict[str, Any] = {
+            "allow_http": True,
+            "connect_timeout": _CONNECT_TIMEOUT,
+            "read_timeout": self._timeout,
+            "timeout": timedelta(days=1),  # for a whole request: a reader may be slow
+            "user_agent": "claimcheck",
+        }
+        if self._tls_ca_file:
+            client["root_certificate"] = Path(self._tls_ca_file).read_bytes()
+        return kind(
+            self._bucket,
+            config=config,
+            client_options=client,
+            retry_config={"max_retries": 2, "retry_timeout": self._timeout, "backoff": _BACKOFF},
+        )
 
 
 def _obstore() -> ModuleType:

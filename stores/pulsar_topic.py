@@ -13,7 +13,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
@@ -23,7 +23,7 @@ from claimcheck._store.store import Store
 from claimcheck._validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail
 from claimcheck._wire.envelope import Envelope
 from claimcheck._wire.pointer import Pointer
-from claimcheck.errors import ConfigError, PayloadTooLargeError, StoreError, StoreUnavailableError, import_vendor
+from claimcheck.errors import PayloadTooLargeError, StoreError, StoreUnavailableError, import_vendor
 from claimcheck.stores._common import ENDPOINT, CaFile, check_ca_file
 from claimcheck.transports.pulsar._queries import AdminClient, AdminError, policy, trusting
 from claimcheck.transports.pulsar._send import BoundedProducer, InFlightWindow, SendDeadlineError
@@ -170,16 +170,20 @@ class PulsarTopicStore(Store):
         """Yield the payload's chunks in order. Skips duplicates and chunks of other payloads."""
         early: dict[int, bytes] = {}  # chunks after the one that is next
         for wanted in range(pointer.segments):
-            gap = Gap(messages=self._max_gap_messages, size=self._max_gap_bytes, seconds=self._timeout_seconds)
+            messages, size, deadline = 0, 0, time.monotonic() + self._timeout_seconds
             while wanted not in early:
+                if messages > self._max_gap_messages or size > self._max_gap_bytes or time.monotonic() > deadline:
+                    gap = (
+                        f"not within {self._max_gap_messages} messages, {self._max_gap_bytes} bytes and timeout_seconds"
+                    )
+                    raise self.missing(pointer, f"chunk {wanted} of {pointer.segments} ({gap} after the previous one)")
                 message = self._next(pointer, reader, wanted)
                 number = _number(message, key)
                 if wanted == 0 and (number != 0 or _place(message.message_id()) != _place(first)):
                     raise self.missing(pointer)
                 if wanted <= number < pointer.segments:
                     early.setdefault(number, message.data())
-                if number != wanted and not gap.take(len(message.data())):
-                    raise self.missing(pointer, f"chunk {wanted} of {pointer.segments} ({gap})")
+                messages, size = messages + 1, size + len(message.data())
             yield early.pop(wanted)
 
     def _next(self, pointer: Pointer, reader: pulsar.Reader, wanted: int) -> pulsar.Message:
@@ -221,8 +225,7 @@ class PulsarTopicStore(Store):
                 tls_trust_certs_file_path=self._tls_ca_file,
                 tls_validate_hostname=True,
             )
-        path, found, expected = f"stores.{self.name}.url", "an address that the client cannot read", _URL.expected
-        raise ConfigError(f"{path}: found {found}, expected {expected}", path=path, found=found, expected=expected)
+        return fail(f"stores.{self.name}.url", found="an address that the client cannot read", expected=_URL.expected)
 
     def _make_producer(self, client: pulsar.Client) -> BoundedProducer:
         try:
@@ -241,25 +244,15 @@ class PulsarTopicStore(Store):
         """Check, once, that the topic retains messages for as long as a payload has to be readable."""
         if seconds <= self._known_retention:
             return
-        if not self._admin_url:
-            _log.warning(
-                "store %r: cannot check that topic %s retains messages for %g s; set admin_url to check it",
-                self.name,
-                self._topic,
-                seconds,
-            )
-            self._known_retention = seconds
-            return
-        policy = self._retention(self._admin_url)
-        minutes, megabytes = policy.get("retentionTimeInMinutes", 0), policy.get("retentionSizeInMB", 0)
-        if not megabytes or (minutes != -1 and minutes * 60 < seconds):
-            raise ConfigError(
-                f"stores.{self.name}.topic: {self._topic} retains messages for {minutes} minutes and {megabytes} MB, "
-                f"but payloads have to be readable for {seconds:g} s: set a longer retention or a shorter lifetime",
-                path=f"stores.{self.name}.topic",
-                found=f"{minutes} minutes, {megabytes} MB",
-                expected=f"at least {seconds:g} s, and -1 MB",
-            )
+        if self._admin_url:
+            policy = self._retention(self._admin_url)
+            minutes, megabytes = policy.get("retentionTimeInMinutes", 0), policy.get("retentionSizeInMB", 0)
+            if not megabytes or (minutes != -1 and minutes * 60 < seconds):
+                found = f"a retention of {minutes} minutes and {megabytes} MB"
+                fail(f"stores.{self.name}.topic", found=found, expected=f"at least {seconds:g} s, and -1 MB")
+        else:
+            text = "store %r: cannot check that topic %s retains messages for %g s; set admin_url to check it"
+            _log.warning(text, self.name, self._topic, seconds)
         self._known_retention = seconds
 
     def _retention(self, admin_url: str) -> dict[str, int]:
@@ -281,30 +274,6 @@ class PulsarTopicStore(Store):
         if isinstance(error, SendDeadlineError) or (type(error).__module__ == "_pulsar" and name not in refused):
             return StoreUnavailableError
         return super()._translate(error)
-
-
-class Gap:
-    """Limits what a reader skips between two chunks of a payload."""
-
-    def __init__(
-        self, *, messages: int, size: int, seconds: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._messages, self._size, self._seconds = messages, size, seconds
-        self._clock, self._start = clock, clock()
-        self._taken_messages = self._taken_bytes = 0
-
-    def take(self, size: int) -> bool:
-        """Skip a message of ``size`` bytes; return whether the gap is still within its limits."""
-        self._taken_messages += 1
-        self._taken_bytes += size
-        late = self._clock() - self._start > self._seconds
-        return self._taken_messages <= self._messages and self._taken_bytes <= self._size and not late
-
-    def __str__(self) -> str:
-        return (
-            f"not within {self._messages} messages, {self._size} bytes and timeout_seconds {self._seconds:g} after the "
-            "previous one"
-        )
 
 
 def _number(message: pulsar.Message, key: str) -> int:

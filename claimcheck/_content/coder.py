@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import TypeVar
 
 import claimcheck._content.compression as compression
@@ -17,10 +18,11 @@ import claimcheck._content.encryption as aead
 from claimcheck._content.header import (
     AEAD,
     ALGORITHM,
+    MAX_HEADER_BYTES,
+    PREFIX_BYTES,
     ContentHeader,
     Damaged,
     Expected,
-    NotContent,
     read_header,
 )
 from claimcheck._content.source import Source
@@ -37,7 +39,6 @@ OpenRange = Callable[[int, int], Reader]
 """Opens a range of the content: its first byte, and the one after its last."""
 
 _IN_MEMORY_BYTES = 4 << 20  # payloads up to this size are encoded at once, so that their stored size is known
-_HEADER_BYTES = 1024  # of most headers, and of the first range that is read for one
 _SAMPLE_BYTES = 64 << 10
 _SPARE_BYTES = 128 << 10  # content may be larger than its payload by this and by
 _SPARE_FRACTION = 128  # this fraction: header, tags, incompressible blocks
@@ -90,9 +91,13 @@ class Encoding:
         stored_as: str = "",
         before: bytes = b"",
         like: Stream | None = None,
-        digests: dict[bytes, bytes] | None = None,
+        is_shared: bool = False,
     ) -> PieceSource:
-        """Return a payload's content, which is encoded while it is written."""
+        """Return a payload's content, which is encoded while it is written.
+
+        Attempts that share an identity encrypt it as ``like``, that of the first one, with a salt that depends on the
+        payload.
+        """
         codec = self.compression.codec if self.compression else None
         header = ContentHeader(
             id=unique.hex,
@@ -105,10 +110,9 @@ class Encoding:
         plain, stream = self._compressed(payload), like
         if self.keys is not None:
             stream = stream or _new_stream(header, self.keys)
-            if digests is not None:
+            if is_shared:
                 plain = list(plain)
-                is_constant = payload.view is not None and isinstance(payload.view.obj, bytes)
-                stream = _same_stream(header, stream, plain, digests if is_constant else {})
+                stream = _same_stream(header, stream, plain)
             header = stream.header
             body: Iterable[Buffer] = aead.encrypt(
                 plain, key=stream.key, associated_data=header.associated_data, stream_header=stream.salt
@@ -116,9 +120,9 @@ class Encoding:
         else:
             body = plain
         start = before + header.encode()
-        pieces = _with_header(start, body)
+        pieces = chain([start], body)
         is_small = payload.view is not None and len(payload.view) <= _IN_MEMORY_BYTES
-        if is_small or (digests is not None and codec is not None):
+        if is_small or (is_shared and codec is not None):
             content = PieceSource(b"".join(pieces), size=None, checksum=payload.algorithm)
         else:
             known = codec is None and payload.size is not None
@@ -140,27 +144,19 @@ def _new_stream(header: ContentHeader, keys: aead.Keys) -> Stream:
     return Stream(replace(header, encryption=ALGORITHM, key_id=new.key_id, wrapped_key=new.wrapped), new.key)
 
 
-def _same_stream(header: ContentHeader, stream: Stream, plain: Iterable[Buffer], digests: dict[bytes, bytes]) -> Stream:
+def _same_stream(header: ContentHeader, stream: Stream, plain: Iterable[Buffer]) -> Stream:
     """Return a stream whose salt is determined by the data key and by what is encrypted."""
     found = stream.header
     if replace(header, encryption=ALGORITHM, key_id=found.key_id, wrapped_key=found.wrapped_key) != found:
         raise Damaged("it was written as the content of another payload")
-    start = found.associated_data
-    if start not in digests:
-        digest = hashlib.sha256(start)
-        for piece in plain:
-            digest.update(piece)
-        digests[start] = digest.digest()
-    salt = hmac.digest(aead.sub_key(stream.key, b"claimcheck stream"), digests[start], "sha512")
+    digest = hashlib.sha256(found.associated_data)
+    for piece in plain:
+        digest.update(piece)
+    salt = hmac.digest(aead.sub_key(stream.key, b"claimcheck stream"), digest.digest(), "sha512")
     known = bytes([aead.HEADER_BYTES]) + salt[: aead.HEADER_BYTES - 1]
     if stream.salt not in (None, known):
         raise Damaged("it is the content of another payload with the same identity")
     return replace(stream, salt=known)
-
-
-def _with_header(header: bytes, body: Iterable[Buffer]) -> Iterator[Buffer]:
-    yield header
-    yield from body
 
 
 def keyed_checksum(sha256: str, data_key: bytes, header: ContentHeader) -> str:
@@ -198,7 +194,6 @@ class ContentReader:
         return self._guarded(lambda: self._reader.readinto(buffer))
 
     def keyed(self, sha256: str) -> str:
-        """Return the keyed checksum of an encrypted payload, from its SHA-256."""
         return keyed_checksum(sha256, self._key, self.header)
 
     def close(self) -> None:
@@ -220,11 +215,12 @@ class ContentReader:
 
     def _begin(self, start: int) -> Reader:
         size = self._expected.bytes
-        first, begin = self._read_header([size] if start == 0 else [min(size, _HEADER_BYTES), size])
+        first = self._open(0, size if start == 0 else min(size, PREFIX_BYTES + MAX_HEADER_BYTES))
+        self.header, begin = read_header(first)
         is_encrypted = self.header.encryption is not None
         self._expected.check(self.header, body=aead.plaintext_bytes(size - begin) if is_encrypted else size - begin)
         body = first if start == 0 else None
-        if self.header.encryption is not None:
+        if is_encrypted:
             reader = self._decrypting(body, begin, 0 if self.header.codec else start)
         else:
             reader = body or self._open(begin if self.header.codec else begin + start, size)
@@ -233,19 +229,6 @@ class ContentReader:
         reader = self._decompressing(reader)
         _skip(reader, start)
         return reader
-
-    def _read_header(self, stops: list[int]) -> tuple[Reader, int]:
-        """Read the header from the first range that has all of it; returns the range and the size of the header."""
-        first = self._open(0, stops[0])
-        try:
-            self.header, begin = read_header(first)
-        except NotContent:
-            raise
-        except Damaged:
-            if len(stops) == 1:
-                raise
-            return self._read_header(stops[1:])
-        return first, begin
 
     def _decrypting(self, body: Reader | None, begin: int, start: int) -> Reader:
         header, bodies = self.header, [body] if body else []
@@ -316,7 +299,8 @@ class ContentCoder:
 
     def decode(self, content: memoryview, *, chunks: str | None = None, limit: int) -> tuple[bytes, ContentHeader]:
         """Return the payload of content in messages, and its header."""
-        expected = Expected(bytes=len(content), id=chunks and uuid.UUID(chunks).hex)
+        fields = {"store": "", "stored_as": ""} | ({"id": uuid.UUID(chunks).hex} if chunks else {})
+        expected = Expected(len(content), None, fields)
         reader = ContentReader(
             lambda start, stop: PieceReader([content[start:stop]]), expected, self.keys, fail=_broken
         )
@@ -362,7 +346,6 @@ class Unpacker:
         self._check_origin = check_origin
 
     def content(self, content: memoryview, uuid: str | None = None, *, destination: str | None) -> bytes:
-        """Return the payload of an encoded envelope."""
         payload, header = self._coder.decode(content, chunks=uuid, limit=self._limit)
         if header.encryption is not None and self._check_origin is not None:
             self._check_origin(header.destination, destination)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from types import ModuleType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from claimcheck._wire.buffers import Buffer, Reader, as_view
 from claimcheck.errors import import_vendor
@@ -75,12 +75,11 @@ class DecompressingReader:
 
     def __init__(self, source: Reader, *, codec: str, size: int) -> None:
         self._source = source
-        self._decoder: _Decoder = (_ZstdDecoder if codec == "zstd" else _Lz4Decoder)(source)
+        self._decoder: _ZstdDecoder | _Lz4Decoder = (_ZstdDecoder if codec == "zstd" else _Lz4Decoder)(source)
         self._size = size
         self._left = size
 
     def readinto(self, buffer: memoryview, /) -> int:
-        """Fill the beginning of a buffer."""
         if not self._size:
             self._fail("an empty payload is never compressed")
         body = buffer[: max(0, self._left - 1)]
@@ -94,7 +93,6 @@ class DecompressingReader:
         return count
 
     def close(self) -> None:
-        """Close the compressed stream."""
         self._source.close()
 
     def _last_byte(self) -> int:
@@ -112,15 +110,9 @@ class DecompressingReader:
         raise Damaged(f"the compressed stream is not that of a payload of {self._size} bytes: {why}")
 
 
-class _Decoder(Protocol):
-    def readinto(self, buffer: memoryview, /) -> int:
-        """Fill the beginning of a buffer; returns 0 only at the end of the frame or of the stream."""
-
-    def ended(self) -> bool:
-        """Whether the frame is complete, without further content, and was the end of the stream."""
-
-
 class _ZstdDecoder:
+    """`readinto` returns 0 only at the end of the frame, which is the end of the stream if it has `ended`."""
+
     def __init__(self, source: Reader) -> None:
         zstd = _zstd()
         self._error = zstd.ZstdError

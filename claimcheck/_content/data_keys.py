@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Generic, NoReturn, Protocol, TypeVar, cast, runtime_checkable
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NoReturn, Protocol, cast, runtime_checkable
 
 from claimcheck._content.encryption import DataKey
 from claimcheck._registry import KEY_PROVIDERS, check_unresolved, load_class, resolved_options
@@ -22,13 +22,10 @@ from claimcheck._validation import Option, Problems, Timeout, fail, options_of
 from claimcheck.config import ENCRYPTION_KEY_BYTES, EncryptionConfig, encryption_key, expand
 from claimcheck.errors import ClaimCheckError, ConfigError, IntegrityError, StoreUnavailableError, import_vendor
 
-V = TypeVar("V")
-
 _PATH = "encryption"
 _GROUP = "claimcheck.key_providers"
 _KEPT_KEYS = 1000
 _KEPT_SECONDS = 300.0
-_REFUSED_SECONDS = 10.0
 _NONCE_BYTES = 12
 _MAX_WRAPPED_BYTES = 16 << 10  # readers refuse a longer header of a payload
 _BYTES = (bytes, bytearray, memoryview)
@@ -80,13 +77,11 @@ class LocalKeys:
         self._keys = keys
 
     def wrap(self, data_key: bytes, *, key_id: str, context: Mapping[str, str]) -> bytes:
-        """Encrypt a data key."""
         nonce = os.urandom(_NONCE_BYTES)
         sealed: bytes = self._cipher(key_id).encrypt(nonce, data_key, _associated_data(key_id, context))
         return nonce + sealed
 
     def unwrap(self, wrapped: bytes, *, key_id: str, context: Mapping[str, str]) -> bytes:
-        """Decrypt a data key."""
         cipher, invalid_tag = self._cipher(key_id), _vendor("cryptography.exceptions").InvalidTag
         nonce, sealed = wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:]
         try:
@@ -121,13 +116,11 @@ class AwsKms:
         self._timeout_seconds = timeout_seconds
 
     def wrap(self, data_key: bytes, *, key_id: str, context: Mapping[str, str]) -> bytes:
-        """Encrypt a data key."""
         answer = self._call("encrypt", key_id, Plaintext=data_key, EncryptionContext=dict(context))
         wrapped: bytes = answer["CiphertextBlob"]
         return wrapped
 
     def unwrap(self, wrapped: bytes, *, key_id: str, context: Mapping[str, str]) -> bytes:
-        """Decrypt a data key."""
         answer = self._call("decrypt", key_id, CiphertextBlob=wrapped, EncryptionContext=dict(context))
         key: bytes = answer["Plaintext"]
         return key
@@ -162,7 +155,6 @@ class AwsKms:
 
 
 def _refuse(operation: str, key_id: str, error: Any) -> NoReturn:
-    """Raise the error for a response of KMS."""
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     path = f"encryption.keys.{key_id}"
@@ -188,30 +180,6 @@ def _associated_data(key_id: str, context: Mapping[str, str]) -> bytes:
     return json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _is_bytes(answer: object, least: int, most: int) -> bool:
-    return isinstance(answer, _BYTES) and least <= len(answer) <= most
-
-
-class _Recent(Generic[V]):
-    """Values that are kept for some seconds, and the newest ones only. Not thread-safe."""
-
-    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
-        self._seconds = seconds
-        self._clock = clock
-        self._entries = OrderedDict[Hashable, tuple[float, V]]()  # the oldest first
-
-    def get(self, name: Hashable) -> V | None:
-        oldest = self._clock() - self._seconds
-        while self._entries and next(iter(self._entries.values()))[0] <= oldest:
-            self._entries.popitem(last=False)
-        return self._entries[name][1] if name in self._entries else None
-
-    def put(self, name: Hashable, value: V) -> None:
-        if len(self._entries) >= _KEPT_KEYS:
-            self._entries.popitem(last=False)
-        self._entries[name] = (self._clock(), value)
-
-
 class DataKeys:
     """Makes and unwraps data keys. Thread-safe; the provider is created at first use."""
 
@@ -219,8 +187,8 @@ class DataKeys:
         self._config = config
         self._lock = threading.Lock()
         self._provider: KeyProvider | None = None
-        self._opened = _Recent[bytes](_KEPT_SECONDS, clock)
-        self._refused = _Recent[str](_REFUSED_SECONDS, clock)  # a forged message must not call the service each time
+        self._clock = clock
+        self._opened = OrderedDict[Hashable, tuple[float, bytes]]()  # the oldest first
 
     def __repr__(self) -> str:
         return f"<DataKeys of {self._config.provider!r}, key_id {self._config.key_id!r}>"
@@ -253,65 +221,56 @@ class DataKeys:
         return {"provider": self._config.provider, **self._opened_provider().describe()}
 
     def new(self, context: Mapping[str, str]) -> DataKey:
-        """Return a data key for a new payload."""
         key_id, key = self._config.key_id, os.urandom(ENCRYPTION_KEY_BYTES)
         if key_id is None:
             fail(f"{_PATH}.key_id", found="nothing", expected="the id of the key that encrypts new payloads")
-        with self._errors(key_id, "encrypt a data key", other=ConfigError):
-            wrapped = self._opened_provider().wrap(key, key_id=key_id, context=context)
-        if not _is_bytes(wrapped, 1, _MAX_WRAPPED_BYTES):
-            expected = f"expected 1 to {_MAX_WRAPPED_BYTES} bytes"
-            raise ConfigError(f"{self._returned(key_id, wrapped)} for a wrapped data key, {expected}", path=_PATH)
-        return DataKey(key, key_id, bytes(wrapped))
-
-    def check_known(self, key_id: str) -> None:
-        """Raise an `IntegrityError` if a payload was encrypted with a key that is not configured."""
-        if key_id not in self._config.keys:
-            text = f"the payload was encrypted with the key {key_id[:100]!r}, which is not configured here"
-            raise IntegrityError(f"{text}. If that key still exists, add it to {_PATH}.keys")
+        wrapped = self._call("wrap", key, key_id, context, (1, _MAX_WRAPPED_BYTES), ConfigError)
+        return DataKey(key, key_id, wrapped)
 
     def open(self, key_id: str, wrapped: bytes, context: Mapping[str, str]) -> bytes:
         """Return the data key of a stored payload. All arguments are untrusted."""
-        entry = (key_id, wrapped, *context.items())
+        entry, now = (key_id, wrapped, *context.items()), self._clock()
         with self._lock:
-            key, refusal = self._opened.get(entry), self._refused.get(entry)
-        if refusal is not None:
-            raise IntegrityError(refusal)
-        if key is None:
-            try:
-                key = self._unwrapped(key_id, wrapped, context)
-            except IntegrityError as error:
-                with self._lock:
-                    self._refused.put(entry, str(error))
-                raise
-            with self._lock:
-                self._opened.put(entry, key)
+            opened, key = self._opened.get(entry, (-math.inf, b""))
+        if opened + _KEPT_SECONDS > now:
+            return key
+        key = self._unwrapped(key_id, wrapped, context)
+        with self._lock:
+            self._opened.pop(entry, None)
+            self._opened[entry] = now, key
+            while len(self._opened) > _KEPT_KEYS or next(iter(self._opened.values()))[0] + _KEPT_SECONDS <= now:
+                self._opened.popitem(last=False)
         return key
 
     def _unwrapped(self, key_id: str, wrapped: bytes, context: Mapping[str, str]) -> bytes:
-        self.check_known(key_id)
-        with self._errors(key_id, "decrypt a data key", other=IntegrityError):
-            key = self._opened_provider().unwrap(wrapped, key_id=key_id, context=context)
-        if not _is_bytes(key, ENCRYPTION_KEY_BYTES, ENCRYPTION_KEY_BYTES):
-            text = f"{self._returned(key_id, key)} for a data key, expected {ENCRYPTION_KEY_BYTES} bytes"
-            raise IntegrityError(f"{text}: it is not of claimcheck")
-        return bytes(key)
+        if key_id not in self._config.keys:
+            text = f"the payload was encrypted with the key {key_id[:100]!r}, which is not configured here"
+            raise IntegrityError(f"{text}. If that key still exists, add it to {_PATH}.keys")
+        sizes = (ENCRYPTION_KEY_BYTES, ENCRYPTION_KEY_BYTES)
+        return self._call("unwrap", wrapped, key_id, context, sizes, IntegrityError)
 
-    def _returned(self, key_id: str, answer: object) -> str:
-        found = f"{len(answer)} bytes" if isinstance(answer, _BYTES) else f"an object of type {type(answer).__name__}"
-        return f"{_PATH}.keys.{key_id}: the provider {self._config.provider!r} returned {found}"
-
-    @contextmanager
-    def _errors(self, key_id: str, what: str, *, other: type[ClaimCheckError]) -> Iterator[None]:
-        """Translate exceptions of a third-party provider."""
+    def _call(
+        self,
+        method: str,
+        data: bytes,
+        key_id: str,
+        context: Mapping[str, str],
+        sizes: tuple[int, int],
+        other: type[ClaimCheckError],
+    ) -> bytes:
+        """Call the provider; translates its exceptions, and refuses what is not bytes of these sizes."""
+        text = f"{_PATH}.keys.{key_id}: the provider {self._config.provider!r}"
         try:
-            yield
+            answer: object = getattr(self._opened_provider(), method)(data, key_id=key_id, context=context)
         except ClaimCheckError:
             raise
         except Exception as error:
             kind = StoreUnavailableError if isinstance(error, (ConnectionError, TimeoutError)) else other
-            text = f"{_PATH}.keys.{key_id}: the provider {self._config.provider!r} could not {what}"
-            raise kind(f"{text}: {type(error).__name__}") from error
+            raise kind(f"{text} could not {method} a data key: {type(error).__name__}") from error
+        if isinstance(answer, _BYTES) and sizes[0] <= len(answer) <= sizes[1]:
+            return bytes(answer)
+        found = f"{len(answer)} bytes" if isinstance(answer, _BYTES) else f"an object of type {type(answer).__name__}"
+        raise other(f"{text} returned {found} from {method}, expected {sizes[0]} to {sizes[1]} bytes")
 
     def _opened_provider(self) -> KeyProvider:
         with self._lock:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
@@ -39,8 +40,6 @@ class Forged(ValueError):  # noqa: N818 - named after the finding
 
 @dataclass(frozen=True, slots=True)
 class DataKey:
-    """A key that encrypts payloads."""
-
     key: bytes = field(repr=False)
     key_id: str
     wrapped: bytes = field(repr=False)
@@ -123,7 +122,6 @@ class DecryptingReader:
         associated_data: bytes,
         start: int = 0,
         stop: int | None = None,
-        stream_header: bytes | None = None,
     ) -> None:
         total = plaintext_bytes(size)
         self._position, self._stop = start, total if stop is None else stop
@@ -133,7 +131,6 @@ class DecryptingReader:
         self._size = size
         self._key = key
         self._associated_data = associated_data
-        self._header = stream_header
         self._number = _segment_of(start)
         # An empty payload has one segment to verify; any other empty range has none.
         self._end = _segment_of(self._stop - 1) + 1 if start < self._stop else int(not total)
@@ -142,7 +139,6 @@ class DecryptingReader:
         self._sealed = self._plain = self._rest = memoryview(b"")
 
     def readinto(self, buffer: memoryview, /) -> int:
-        """Fill the beginning of a buffer; returns the number of bytes, 0 only at the end."""
         while not len(self._rest):
             if self._number >= self._end:
                 return 0
@@ -155,7 +151,6 @@ class DecryptingReader:
         return count
 
     def close(self) -> None:
-        """Close the opened range."""
         source, self._source = self._source, None
         self._number, self._rest = self._end, memoryview(b"")
         if source is not None:
@@ -181,24 +176,16 @@ class DecryptingReader:
 
     def _open(self) -> Reader:
         """Open the range of the ciphertext, and the stream header before it if that is elsewhere."""
-        if self._header is None and self._number:
-            source = self._open_range(0, HEADER_BYTES)
-            try:
+        if self._number:
+            with closing(self._open_range(0, HEADER_BYTES)) as source:
                 self._begin(source)
-            finally:
-                source.close()
-        begin = self._number * _SEGMENT_BYTES
-        if not self._number and self._header is not None:
-            begin = HEADER_BYTES
-        self._source = self._open_range(begin, min(self._end * _SEGMENT_BYTES, self._size))
+        self._source = self._open_range(self._number * _SEGMENT_BYTES, min(self._end * _SEGMENT_BYTES, self._size))
         return self._source
 
     def _begin(self, source: Reader) -> _Cipher:
-        if self._header is None:
-            header = memoryview(bytearray(HEADER_BYTES))
-            _fill(source, header)
-            self._header = bytes(header)
-        self._cipher = _Cipher(self._key, self._header, self._associated_data)
+        header = memoryview(bytearray(HEADER_BYTES))
+        _fill(source, header)
+        self._cipher = _Cipher(self._key, bytes(header), self._associated_data)
         return self._cipher
 
     def _sealed_segment(self, source: Reader, number: int) -> memoryview:
@@ -217,7 +204,6 @@ class DecryptingReader:
 
 
 def _segment_of(position: int) -> int:
-    """Return the number of the segment with this byte of the plaintext."""
     return (position + HEADER_BYTES) // _PLAIN_BYTES
 
 
@@ -243,7 +229,6 @@ class _Cipher:
         self._aes: Any = import_vendor(_AEAD, extra="encryption").AESGCM(derived)
 
     def encrypt_into(self, number: int, is_last: bool, plain: Buffer, sealed: memoryview) -> None:
-        """Encrypt one segment into a buffer of its size."""
         nonce = self._nonce(number, is_last)
         if hasattr(self._aes, "encrypt_into"):
             self._aes.encrypt_into(nonce, plain, None, sealed)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import binascii
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from claimcheck._wire import pointer as pointers
@@ -32,6 +33,9 @@ AEAD = "aead:"
 Writers that sign add a `claimcheck._wire.digest.keyed` one instead.
 """
 
+PREFIX_BYTES = 8
+"""The magic number and the size of the header, which are before it."""
+
 MAX_HEADER_BYTES = 64 << 10
 """A longer header is not read."""
 
@@ -46,14 +50,8 @@ class Damaged(ValueError):  # noqa: N818 - named after the finding
     """Content that is not what its header or its pointer says."""
 
 
-class NotContent(Damaged):
-    """Bytes without the header of encoded content."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentHeader:
-    """The header of encoded content."""
-
     id: str
     size: int | None
     destination: str = ""
@@ -110,59 +108,40 @@ def read_header(source: Reader) -> tuple[ContentHeader, int]:
     """Read a header from the beginning of content; returns it with its size in bytes."""
     start = bytearray(_PREFIX.size)
     if fill(source, memoryview(start)) < len(start):
-        raise NotContent("it does not begin with the header of encoded content")
+        raise Damaged("it does not begin with the header of encoded content")
     magic, size = _PREFIX.unpack(start)
     if magic == _FIRST_MAGIC:
-        raise NotContent("it was compressed or encrypted before claimcheck 0.2, which this version does not read")
+        raise Damaged("it was compressed or encrypted before claimcheck 0.2, which this version does not read")
     if magic != _MAGIC or not 0 < size <= MAX_HEADER_BYTES:
-        raise NotContent("it does not begin with the header of encoded content")
+        raise Damaged("it does not begin with the header of encoded content")
     data = bytearray(size)
     if fill(source, memoryview(data)) < size:
         raise Damaged("it ends within its header")
     return ContentHeader.parse(bytes(data)), _PREFIX.size + size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Expected:
-    """What a pointer, or the chunks, say about content; its header must agree."""
+    """What a pointer, or the chunks, say about content: its size, that of its payload, and fields of its header."""
 
     bytes: int
-    size: int | None = None
-    id: str | None = None
-    destination: str | None = None
-    codec: str | None = ""
-    encryption: str | None = ""
-    store: str = ""
-    stored_as: str = ""
+    size: int | None
+    fields: Mapping[str, str | None]
 
     @classmethod
     def by(cls, pointer: Pointer, *, stored_as: str) -> Expected:
         """Return what a pointer says; ``stored_as`` is its key, without what a log appended to it."""
-        encrypted, declared = pointer.encryption is not None, pointer.checksum or ""
-        return cls(
-            bytes=pointer.stored_bytes or 0,
-            size=pointer.size,
-            id=declared.removeprefix(AEAD) if encrypted and not declared.startswith(KEYED) else None,
-            destination=(pointer.destination or "") if encrypted else None,
-            codec=pointer.codec,
-            encryption=pointer.encryption,
-            store=pointer.store or "",
-            stored_as=stored_as,
-        )
+        fields = {"codec": pointer.codec, "encryption": pointer.encryption}
+        fields |= {"store": pointer.store or "", "stored_as": stored_as}
+        if pointer.encryption is not None:
+            fields["destination"] = pointer.destination or ""
+            if not (pointer.checksum or "").startswith(KEYED):
+                fields["id"] = (pointer.checksum or "").removeprefix(AEAD)
+        return cls(pointer.stored_bytes or 0, pointer.size, fields)
 
     def check(self, header: ContentHeader, *, body: int) -> None:
         """Compare them with a header and with the size of the decrypted body; raises ``ValueError``."""
-        size = self.size if header.size is None else header.size
-        agrees = {
-            "id": self.id in (None, header.id),
-            "size": header.size in (None, self.size) or self.size is None,
-            "stored size": header.codec is not None or size in (None, body),
-            "destination": self.destination in (None, header.destination),
-            "codec": self.codec in ("", header.codec),
-            "encryption": self.encryption in ("", header.encryption),
-            "store": self.store == header.store,
-            "key": self.stored_as == header.stored_as,
-        }
-        wrong = [name for name, same in agrees.items() if not same]
-        if wrong:
-            raise Damaged(f"it was written as the content of another payload: its {wrong[0]} differs")
+        size = header.size if self.size is None else self.size
+        wrong = [name for name, value in self.fields.items() if getattr(header, name) != value]
+        if wrong or header.size not in (None, size) or (header.codec is None and size not in (None, body)):
+            raise Damaged(f"it was written as the content of another payload: its {[*wrong, 'size'][0]} differs")

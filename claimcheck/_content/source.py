@@ -55,21 +55,13 @@ def _file_bytes(file: Any) -> int | None:
         if not hasattr(file, "seekable") or not file.seekable():
             return None
         here = file.tell()
-        end = _end_of(file)
+        end = file.seek(0, io.SEEK_END)
         file.seek(here)
-    except (OSError, ValueError, AttributeError) as exc:
-        raise PayloadError(f"the payload's file cannot be used: {exc}") from exc
-    return None if end is None else max(0, int(end - here))
-
-
-def _end_of(file: Any) -> int | None:
-    """Return the end of a file; ``None`` for kernel files that can seek, but not to their end."""
-    try:
-        return cast(int, file.seek(0, io.SEEK_END))
-    except OSError as error:
-        if error.errno == errno.EINVAL:
-            return None
-        raise
+    except (OSError, ValueError, AttributeError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EINVAL:
+            return None  # a file of the kernel, which can seek, but not to its end
+        raise PayloadError(f"the payload's file cannot be used: {error}") from error
+    return max(0, int(end - here))
 
 
 class Source:
@@ -114,11 +106,6 @@ class Source:
         self._digest.update(self._last)
         self._last = _NOTHING
         return self._digest.text()
-
-    @property
-    def drained(self) -> bool:
-        """Whether all bytes were returned."""
-        return self.size is not None and self.taken == self.size
 
     def __iter__(self) -> Iterator[memoryview]:
         return self.pieces(_PIECE_BYTES)
@@ -174,19 +161,6 @@ class Source:
         self._last = _NOTHING
         if self._digest.in_background:
             self._digest.close()
-
-    def again(self) -> Source:
-        """Return a source of the same payload, which is in memory, to read it once more.
-
-        A checksum that is complete is not computed again, unless the caller can change the bytes meanwhile.
-        """
-        whole = cast(memoryview, self.view)
-        again = Source(whole, limit=len(whole), checksum=self.algorithm)
-        if self.drained and self._checksummed and isinstance(whole.obj, bytes):
-            self._digest.update(self._last)
-            self._last = _NOTHING
-            again._digest, again._checksummed = self._digest, False
-        return again
 
     def take_all(self) -> memoryview:
         """Return the whole payload; a file is read into memory. Raises the same errors as `pieces`."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeAlias
 
 from claimcheck._content.coder import Unpacker
 from claimcheck._store.store import Store
-from claimcheck._threads import Join, awaitable, interruptible, io_threads
+from claimcheck._threads import Pipelined, interruptible, io_threads, retrieved
 from claimcheck._validation import check_int
 from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.envelope import Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
@@ -70,8 +70,8 @@ class Work:
     run: Callable[[], Buffer | None]
     blocks: bool = False
     size: int | None = 0
-    join: Join | None = None
-    request: object = None
+    pipelined: Pipelined | None = None
+    pointer: Pointer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class MessageReader:
         if isinstance(envelope, PointerData):
             pointer = self.seal.accept(envelope.data, destination=destination)
             run = functools.partial(self.read, pointer)
-            return Work(run, blocks=True, size=pointer.size, join=self.join(pointer), request=pointer)
+            return Work(run, blocks=True, size=pointer.size, pipelined=self.pipelined(pointer), pointer=pointer)
         blocks = isinstance(envelope, Encoded)
         size = self.unpacker.size_of(envelope.content) if isinstance(envelope, Encoded) else len(memoryview(message))
         return Work(lambda: self._payload(envelope, destination), blocks=blocks, size=size)
@@ -141,13 +141,13 @@ class MessageReader:
         except UNUSABLE as error:
             raise unusable(name, pointer.key, error) from error
 
-    def join(self, pointer: Pointer) -> Join | None:
+    def pipelined(self, pointer: Pointer) -> Pipelined | None:
         """Return what reads a payload together with others; ``None`` if it is read alone, or must not be read."""
         try:
             store = self.opened.get(self.seal.store_name(pointer))
         except PointerRejectedError:  # the error of this message alone, when it is read
             return None
-        return None if store is None else store._join(pointer)
+        return None if store is None else store.pipelined_read(pointer)
 
     def _whole(self, message: Buffer, headers: object, destination: str | None) -> Whole:
         """Decode a message that is a whole payload, and check its signature, except for that of a pointer."""
@@ -213,13 +213,14 @@ async def aresolve_many(
     errors: list[Exception] = []
     source: AsyncIterator[Message] | None = _as_async(messages, errors)
     end, following, awaited, arrived = object(), None, None, None
+    waiting = list[asyncio.Future[Any]]()
     with closing(_Window(prepare, concurrency, max_bytes)) as window:
         try:
             while source is not None or window.head is not None:
                 if source is not None and following is None and not window.is_full:
-                    following = asyncio.ensure_future(_next(source, end))
+                    following = retrieved(asyncio.ensure_future(_next(source, end)))
                 if (head := window.head) is not awaited:
-                    awaited, arrived = head, None if head is None else awaitable(head)
+                    awaited, arrived = head, None if head is None else retrieved(asyncio.wrap_future(head))
                 waiting = [each for each in (following, arrived) if each is not None]
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 if following is not None and following.done():
@@ -231,11 +232,10 @@ async def aresolve_many(
                 while (head := window.head) is not None and head.done():
                     yield window.take()
         finally:
-            if following is not None:
-                following.cancel()
-                await asyncio.wait([following])  # until the source is no longer in use
-                if not following.cancelled():
-                    following.exception()  # marks it as retrieved
+            for each in waiting:
+                each.cancel()
+            if waiting:
+                await asyncio.wait(waiting)  # until the source is no longer in use
     if errors:
         raise errors[0]
 
@@ -327,7 +327,7 @@ class _Window:
         taken = self._pending.popleft()
         self._bytes -= taken.size
         # Those that are requested together are added together, too.
-        least = self._concurrency - 1 if taken.work.join is None else self._concurrency // 2
+        least = self._concurrency - 1 if taken.work.pipelined is None else self._concurrency // 2
         self._is_refilled = self._is_refilled or len(self._pending) <= least
         self._begin()
         return taken.future.result()
@@ -346,10 +346,7 @@ class _Window:
         if not self._bytes or self._bytes + last.size <= self._max_bytes:
             message, work, stop = last.message, last.work, self._stop
             last.future = io_threads().submit(
-                lambda: interruptible(stop, _resolution, message, work),
-                size=last.size,
-                join=work.join,
-                request=work.request,
+                lambda: interruptible(stop, _resolution, message, work), size=last.size, pipelined=work.pipelined
             )
             last.is_started = True
             self._bytes += last.size

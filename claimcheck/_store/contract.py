@@ -18,7 +18,6 @@ from claimcheck._content.coder import ContentCoder, encoding_problem
 from claimcheck._content.source import Source
 from claimcheck._store.listing import CLAIM, Deletion, KeyLifetime, StoreEntry, parse_name, with_lifetime
 from claimcheck._texts import duration, time_text
-from claimcheck._threads import Replies
 from claimcheck._validation import without_secrets
 from claimcheck._wire.buffers import Buffer, PieceReader, Reader, pieces_of
 from claimcheck._wire.digest import algorithm_of
@@ -43,7 +42,6 @@ MAX_SEGMENTS = 1_000_000
 
 _MAX_KEY_BYTES = 1024
 _UNWATCHED = nullcontext()
-_LARGE_BYTES = 64 << 20  # a smaller payload is not the reason why there is no memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +80,12 @@ class StoreContract(ABC):
     pointer_version: int = 2
     reads_v1: bool = False
     context: StoreContext = StoreContext()
-    joined_bytes: int = 0  # the largest payload for `_request` and `_send`; 0 if they are not implemented
+    pipelined_bytes: int = 0  # the largest payload for `_pipelined`; 0 if it is not implemented
     is_seekable: ClassVar[bool] = False
-    _whole_bytes: ClassVar[int] = 0  # the largest payload that readers return with `PieceReader.whole`
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.is_seekable = cls._open is not StoreContract._open
-        if cls._read in (StoreContract._read, _no_read):
-            cls._read = StoreContract._read if cls.is_seekable else _no_read  # type: ignore[method-assign]
 
     # To implement ----------------------------------------------------------------------------------------------
 
@@ -111,6 +106,8 @@ class StoreContract(ABC):
 
         Not needed if `_open` is implemented.
         """
+        if not self.is_seekable:
+            raise NotImplementedError(f"{type(self).__name__} implements neither _read nor _open")
         with closing(self._open(pointer, 0, pointer.size)) as reader:
             yield from pieces_of(reader)
 
@@ -149,7 +146,7 @@ class StoreContract(ABC):
     def _stat(self, entry: StoreEntry) -> StoreEntry | None:
         """Return an entry as it is now, with the same ``version`` if it is unchanged; ``None`` if it is gone.
 
-        Needed for entries that can be written again under the same key.
+        Needed for payloads that can be written again under the same key. Called from several threads.
         """
         return entry
 
@@ -159,10 +156,6 @@ class StoreContract(ABC):
         Override it where the medium has a clock that may differ from this machine's. Errors count as ``None``.
         """
         return None
-
-    def _now(self, entries: Sequence[StoreEntry]) -> Iterable[tuple[StoreEntry, StoreEntry | None]]:
-        """Yield each entry, and the same one as it is now."""
-        return ((entry, entry if entry.is_immutable else self._stat(entry)) for entry in entries)
 
     def _discard(self, entries: Sequence[StoreEntry]) -> Iterable[Deletion]:
         """Delete up to 1,000 entries that are as they were listed, and yield the result of each.
@@ -192,12 +185,11 @@ class StoreContract(ABC):
         """Return the key that `_write` was called with; override it if `_write` returns another one."""
         return key
 
-    def _request(self, pointers: Sequence[Pointer]) -> Replies:
-        """Request several payloads in one round trip. Called only for payloads of up to ``joined_bytes``."""
-        raise NotImplementedError
+    def _pipelined(self, requests: Sequence[tuple[Pointer, memoryview | None]]) -> AbstractContextManager[object]:
+        """Send reads, and writes of these bytes, in one round trip, and raise nothing.
 
-    def _send(self, writes: Sequence[tuple[Pointer, memoryview]]) -> Replies:
-        """Send several payloads in one round trip. A reply is not ``None`` if its payload is stored."""
+        `_open` and `_write` are called with the same pointers in this context, and wait for the replies.
+        """
         raise NotImplementedError
 
     def _reach(self) -> None:  # noqa: B027 - with most media `_write` fails soon enough
@@ -221,10 +213,6 @@ class StoreContract(ABC):
         if isinstance(error, (ConnectionError, TimeoutError)):
             return StoreUnavailableError
         return None
-
-    def _words(self, error: Exception) -> str:
-        """Return the message of a vendor's error."""
-        return str(error)
 
     def _new_key(self, destination: str, unique: uuid.UUID) -> str:
         return f"{self.prefix}{slug(destination)}-{unique}"
@@ -348,12 +336,6 @@ class StoreContract(ABC):
         )
 
 
-@abstractmethod  # type: ignore[misc]
-def _no_read(self: StoreContract, pointer: Pointer) -> Iterable[Buffer]:
-    """Replaces `_read` in classes that implement neither it nor `_open`, which makes them abstract."""
-    raise NotImplementedError
-
-
 def _segments_of(pointer: Pointer) -> int:
     if pointer.version == 1 and pointer.size is None:
         return pointer.segments
@@ -387,28 +369,15 @@ def untrusted(store: StoreContract, pointer: Pointer, why: str) -> IntegrityErro
 
 def translated(store: StoreContract, error: Exception, pointer: Pointer, operation: str) -> StoreError:
     """Return the error of this library for a medium's error."""
-    if isinstance(error, MemoryError) and operation == "read" and (pointer.size or 0) > _LARGE_BYTES:
-        return _no_memory(store, pointer)
     kind = store._translate(error) or StoreError
     if kind is PayloadNotFoundError and operation == "read":
         return store.missing(pointer)
     if kind in (PayloadNotFoundError, PayloadTooLargeError) or (kind is IntegrityError and operation != "read"):
         kind = StoreError
-    why = without_secrets(store._words(error))[:400]
+    why = " ".join(without_secrets(str(error)).split())[:400]
     what = f"{operation} of {pointer.key!r}" if pointer.key else operation
     text = f"store {store.name!r}: {what} failed: {type(error).__name__}: {why}"
     return kind(text, store=store.name, key=pointer.key)
-
-
-def _no_memory(store: StoreContract, pointer: Pointer) -> PayloadTooLargeError:
-    text = f"store {store.name!r}: {pointer.key!r} of {pointer.size} bytes does not fit into the memory of this process"
-    return PayloadTooLargeError(
-        f"{text}: open it as a file, or lower limits.max_payload_bytes",
-        store=store.name,
-        key=pointer.key,
-        size=pointer.size,
-        limit=store.context.max_payload_bytes,
-    )
 
 
 class Translated:

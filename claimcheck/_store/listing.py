@@ -47,8 +47,6 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class KeyLifetime:
-    """What a key says about the lifetime of its payload."""
-
     created_ms: int | None = None
     lifetime_ms: int | None = None
     is_known: bool = False
@@ -57,7 +55,6 @@ class KeyLifetime:
 def with_lifetime(
     key: str, unique: uuid.UUID, *, created_ms: int, expires_ms: int | None, fresh: bool, max_bytes: int
 ) -> str:
-    """Return a new key with a lifetime in front of its uuid."""
     tail = f"-{{{unique}}}" if key.endswith("}") else f"-{unique}"
     moment = _moment(created_ms // 1000)
     if not key.endswith(tail) or moment is None:
@@ -146,16 +143,7 @@ class StoreEntry:
         position: str | None = None,
         version: str = "",
     ) -> StoreEntry:
-        """Return the entry of a payload.
-
-        Args:
-            key: Its key.
-            known: What the key says.
-            size: Stored bytes.
-            stored_ms: When the medium last stored it.
-            position: Where to continue.
-            version: Compared before it is deleted; ``stored_ms`` if empty.
-        """
+        """Return the entry of a payload, which the medium last stored at ``stored_ms``: that is also its version."""
         created = stored_ms if known.created_ms is None else known.created_ms
         expires = None if created is None or known.lifetime_ms is None else created + known.lifetime_ms
         return cls(

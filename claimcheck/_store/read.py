@@ -17,7 +17,7 @@ from claimcheck._store.contract import (
     too_long,
     untrusted,
 )
-from claimcheck._threads import STOP, check_interrupt, joined
+from claimcheck._threads import STOP, check_interrupt
 from claimcheck._wire.buffers import STEP_BYTES, Buffer, FreshBytes, PieceReader, Reader, fill, lend_to, writable_view
 from claimcheck._wire.digest import Digest, algorithm_of, begin
 from claimcheck._wire.pointer import KEYED, Pointer, changed
@@ -39,8 +39,6 @@ T = TypeVar("T")
 
 
 class ReadableStore(StoreContract):
-    """The methods of `Store` that read."""
-
     def read(self, pointer: Pointer) -> bytes:
         """Return the payload, complete and verified.
 
@@ -126,8 +124,7 @@ class ReadableStore(StoreContract):
     def _content(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
         """Open a range of a payload: that of the stored bytes, if they are not encoded."""
         if pointer.stored_bytes is None:
-            reply = joined(pointer) if self.joined_bytes else None
-            return self._open(pointer, start, stop) if reply is None else PieceReader((reply,))
+            return self._open(pointer, start, stop)
         stored = changed(pointer, size=pointer.stored_bytes, stored_bytes=None, codec=None, encryption=None)
         return ContentReader(
             lambda first, last: self._open(stored, first, last),
@@ -181,7 +178,6 @@ class VerifiedReader:
         self.is_verified = False
 
     def begin(self) -> None:
-        """Open the payload."""
         self._operation.__enter__()
         self._has_begun = True
         self._source = self._store._content(self._pointer, 0, self._size)
@@ -286,15 +282,12 @@ class PayloadFile(io.RawIOBase):
         self._run_bytes = 0
 
     def readable(self) -> bool:
-        """Always true."""
         return True
 
     def seekable(self) -> bool:
-        """Whether the store can read from any position."""
         return self._can_seek
 
     def tell(self) -> int:
-        """Return the position in bytes from the start."""
         return self._position if self._can_seek else super().tell()
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
@@ -317,7 +310,6 @@ class PayloadFile(io.RawIOBase):
         return self._guarded(self._rest)
 
     def close(self) -> None:
-        """Stop reading, and release the store's resources."""
         self._release(None)
         super().close()
 
@@ -411,7 +403,6 @@ def _is_confirmed(store: ReadableStore, pointer: Pointer) -> bool:
 
 
 def _up_to(source: Reader, size: int, *, is_confirmed: bool) -> bytes:
-    """Return the next bytes of a source, fewer if it ends earlier."""
     if size > TRUSTED_BYTES and not is_confirmed:
         return _grown(source, size)
     with FreshBytes(size) as fresh:

@@ -27,13 +27,14 @@ from claimcheck._store.contract import Translated
 from claimcheck._store.listing import Deletion, StoreEntry, destination_of
 from claimcheck._store.read import ReadableStore
 from claimcheck._store.write import StoreWrite, WritableStore
-from claimcheck._threads import Join, Replies, in_thread
+from claimcheck._threads import Pipelined, in_thread
 from claimcheck._validation import Seconds, check_value
 from claimcheck._wire.buffers import Buffer, as_view
 from claimcheck._wire.pointer import Pointer, is_key
 from claimcheck.errors import ClaimCheckError, PayloadError, PointerRejectedError
 
 _DELETE_BATCH = 1000  # as in S3's DeleteObjects
+_STAT_THREADS = 16  # in which entries are compared once more before they are deleted
 _IN_MEMORY_BYTES = 8 << 20
 _COPY_BYTES = 1 << 20
 
@@ -198,11 +199,10 @@ class Store(ReadableStore, WritableStore):
 
     async def awrite(self, payload: Payload, *, destination: str = "", limit: int | None = None) -> Pointer:
         """Same as `write`. After a cancellation, what was stored is deleted at once, and the file is not in use."""
-        if self.joined_bytes and not is_file(payload) and 0 < len(as_view(payload)) <= self.joined_bytes:
+        if not is_file(payload) and 0 < len(as_view(payload)) <= self.pipelined_bytes:
             write = StoreWrite(self, payload, destination=destination, limit=limit)
-            size = write.plain_bytes
-            join = self._send_all if size else None
-            return await in_thread(write.run, size=size, undo=self.rollback, join=join, request=write)
+            pipelined = None if write.request is None else Pipelined(self._pipelined, write.request)
+            return await in_thread(write.run, undo=self.rollback, size=len(as_view(payload)), pipelined=pipelined)
         return await in_thread(
             lambda: self.write(payload, destination=destination, limit=limit),
             undo=self.rollback,
@@ -212,7 +212,7 @@ class Store(ReadableStore, WritableStore):
     async def aread(self, pointer: Pointer) -> bytes:
         """Same as `read`. After a cancellation the read stops soon and closes its connection."""
         size = getattr(pointer, "size", None) or 0
-        return await in_thread(lambda: self.read(pointer), size=size, join=self._join(pointer), request=pointer)
+        return await in_thread(lambda: self.read(pointer), size=size, pipelined=self.pipelined_read(pointer))
 
     async def aextend(self, pointer: Pointer, ttl_seconds: float, *, destination: str | None = None) -> Pointer:
         """Same as `extend`. After a cancellation no copy stays in the store."""
@@ -236,16 +236,13 @@ class Store(ReadableStore, WritableStore):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
 
-    def _send_all(self, writes: Sequence[StoreWrite]) -> Replies:
-        return self._send([write.command() for write in writes])
-
-    def _join(self, pointer: Pointer) -> Join | None:
-        """Return what requests this payload together with others; ``None`` if it is read alone."""
-        is_small = isinstance(pointer, Pointer) and 0 < (pointer.size or 0) <= self.joined_bytes
+    def pipelined_read(self, pointer: Pointer) -> Pipelined | None:
+        """Return the request for a payload that may be read together with others; ``None`` for any other."""
+        is_small = isinstance(pointer, Pointer) and 0 < (pointer.size or 0) <= self.pipelined_bytes
         if is_small and pointer.segments == 1 and pointer.stored_bytes is None:
             with contextlib.suppress(PointerRejectedError):  # nothing is requested for it; its own call raises
                 self.check(pointer)
-                return self._request
+                return Pipelined(self._pipelined, (pointer, None))
         return None
 
     def _extend(self, pointer: Pointer, ttl_seconds: float, destination: str | None) -> Pointer:
@@ -279,15 +276,20 @@ class Store(ReadableStore, WritableStore):
             self.reject(Pointer(key=entry.key), "scope", "is not the key of an entry of this store")
 
     def _delete_unchanged(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
-        unchanged = []
         with Translated(self, Pointer(key=self.prefix), "delete"):
-            for entry, now in self._now(entries):
+            changeable = [entry for entry in entries if entry.kind == "payload" and not entry.is_immutable]
+            unchanged = [entry for entry in entries if entry.kind == "leftover" or entry.is_immutable]
+            for entry, now in zip(changeable, self._stat_all(changeable), strict=True):
                 if now is not None and now.version == entry.version:
                     unchanged.append(entry)
                 else:
                     yield Deletion(entry, "gone" if now is None else "changed")
             yield from self._discard(unchanged)
 
+    def _stat_all(self, entries: Sequence[StoreEntry]) -> list[StoreEntry | None]:
+        if not entries:
+            return []
+        from concurrent.futures import ThreadPoolExecutor  # as slow to import as asyncio
 
-RangeStore = Store
-"""Alias of `Store`; formerly the base class of stores that implement ``_open``."""
+        with ThreadPoolExecutor(min(_STAT_THREADS, len(entries)), thread_name_prefix="claimcheck-stat") as threads:
+            return list(threads.map(self._stat, entries))

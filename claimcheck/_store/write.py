@@ -11,7 +11,6 @@ from claimcheck._content.coder import Encoding, Stream, keyed_checksum
 from claimcheck._content.header import AEAD, ALGORITHM, Damaged
 from claimcheck._content.source import Payload, Source
 from claimcheck._store.contract import StoreContract, Translated, untrusted
-from claimcheck._threads import joined
 from claimcheck._validation import MAX_SECONDS, Seconds, check_value, fail
 from claimcheck._wire.pointer import Pointer, changed, created
 from claimcheck.config import canonical
@@ -27,8 +26,6 @@ _log = logging.getLogger(__name__)
 
 
 class WritableStore(StoreContract):
-    """The method of `Store` that writes."""
-
     def write(
         self,
         payload: Payload,
@@ -126,7 +123,6 @@ class StoreWrite:
         if self._encoding is not None and identity is not None:
             identity = self._encoding.unique(identity)
         self._unique = identity or store.context.new_uuid()
-        self._digests: dict[bytes, bytes] | None = {} if self._shared else None
         self._encrypted_as: Stream | None = None
         self._is_reached = False
         self._draft = self._drafted(destination, min_ttl_seconds)
@@ -134,17 +130,12 @@ class StoreWrite:
         self._check_draft()
 
     @property
-    def plain_bytes(self) -> int:
-        """Size of a payload that is in memory and is stored as it is; 0 for any other."""
-        return len(self._payload.view) if self._encoding is None and self._payload.view is not None else 0
-
-    def command(self) -> tuple[Pointer, memoryview]:
-        """Return the pointer and the bytes to store, for a store that sends several writes together."""
-        assert self._payload.view is not None
-        return self._draft, self._payload.view
+    def request(self) -> tuple[Pointer, memoryview] | None:
+        """What `StoreContract._pipelined` may send of a payload that is in memory and stored as it is."""
+        view = self._payload.view
+        return None if view is None or self._encoding is not None else (self._draft, view)
 
     def run(self) -> Pointer:
-        """Write the payload; raises as `Store.write`."""
         store = self._store
         try:
             with store.operation("write", self._draft, self._payload.size):
@@ -181,18 +172,11 @@ class StoreWrite:
 
     def _write_or_undo(self) -> Pointer:
         try:
-            return self._pointer(self._written(self._write if self._store.joined_bytes else self._store._write))
+            return self._pointer(self._written(self._store._write))
         except BaseException as error:
             if self._is_reached:
                 self._store._undo(_stored(self._store, self._draft, self._content.taken), error)
             raise
-
-    def _write(self, draft: Pointer, content: Source) -> str | None:
-        """Write the payload, unless it was sent together with others, and is stored."""
-        if joined(self) is None:
-            return self._store._write(draft, content)
-        content.take_all()
-        return None
 
     def _write_or_find(self, retries: int = 2) -> Pointer:
         """Write what another attempt may have written, or may be writing now. Nothing is deleted on failure."""
@@ -201,7 +185,7 @@ class StoreWrite:
         try:
             return self._pointer(self._written(self._store._write))
         except KeyTakenError:
-            self._payload = self._payload.again()
+            self._payload = self._store._limited(self._payload.view, None)
         try:
             if self._draft.expires_ms is not None or self._draft.encryption is not None:
                 return self._pointer(self._written(self._store._rewrite, like=self._stream()))
@@ -249,7 +233,7 @@ class StoreWrite:
                 store=draft.store or "",
                 stored_as=draft.key,
                 like=like,
-                digests=self._digests,
+                is_shared=self._shared,
             )
         except Damaged as error:
             raise untrusted(self._store, draft, str(error)) from error
@@ -282,7 +266,6 @@ class StoreWrite:
 def _stored(
     store: StoreContract, draft: Pointer, size: int, *, key: str | None = None, checksum: str | None = None
 ) -> Pointer:
-    """Return the pointer to what is stored, as it is stored."""
     piece = store.segment_bytes if store.segment_bytes and size > store.segment_bytes else None
     segments = -(-size // piece) if piece else 1
     return changed(draft, key=key or draft.key, size=size, segments=segments, segment_bytes=piece, checksum=checksum)

@@ -19,6 +19,7 @@ STEP_BYTES = 256 << 10
 """Bytes per read: few enough to be in the processor's cache still when they are checksummed."""
 
 _PAYLOAD = "a payload must be bytes-like or a readable binary file"
+_NOTHING = memoryview(b"")
 _PIECE_BYTES = 1 << 20
 _ZEROED_BELOW_BYTES = 256 << 10  # zeroing them takes no longer than the call through ctypes
 _HUGE_FROM_BYTES = 32 << 20  # from here on every allocation is new to the process, and its pages are touched one by one
@@ -49,11 +50,10 @@ class PieceReader:
     def __init__(self, pieces: Iterable[Buffer], *, start: int = 0) -> None:
         self._pieces = iter(pieces)
         self._piece: Buffer = b""
-        self._rest = memoryview(b"")
+        self._rest = _NOTHING
         self._skip = start
 
     def readinto(self, buffer: memoryview, /) -> int:
-        """Copy from the current piece, or from the next one."""
         while not len(self._rest):
             if not self._next():
                 return 0
@@ -66,12 +66,12 @@ class PieceReader:
         """Return the first piece, uncopied, if it has exactly ``size`` bytes."""
         if not self._next() or type(self._piece) is not bytes or not len(self._rest) == len(self._piece) == size:
             return None
-        self._rest = memoryview(b"")
+        self._rest = _NOTHING
         return self._piece
 
     def close(self) -> None:
         """End the iteration, which releases the store's resources."""
-        self._piece, self._rest = b"", memoryview(b"")
+        self._piece, self._rest = b"", _NOTHING
         close = getattr(self._pieces, "close", None)
         self._pieces = iter(())
         if close is not None:
@@ -79,10 +79,10 @@ class PieceReader:
 
     def _next(self) -> bool:
         for piece in self._pieces:
-            view = as_view(piece)
-            skipped = min(self._skip, len(view))
-            self._skip -= skipped
-            self._piece, self._rest = piece, view[skipped:]
+            self._piece, self._rest = piece, as_view(piece)
+            if self._skip:
+                skipped = min(self._skip, len(self._rest))
+                self._skip, self._rest = self._skip - skipped, self._rest[skipped:]
             return True
         return False
 
@@ -128,7 +128,6 @@ def as_view(payload: object, *, expected: str = _PAYLOAD) -> memoryview:
 
 
 def writable_view(buffer: Buffer) -> memoryview:
-    """Return a flat view of a writable buffer."""
     try:
         view = memoryview(buffer)
         if not view.readonly:

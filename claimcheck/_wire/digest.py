@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from claimcheck._wire import checksum
 from claimcheck.errors import import_vendor
@@ -28,21 +28,6 @@ CRYPTOGRAPHIC = frozenset({"sha256"})
 _BACKGROUND_FROM_BYTES = 4 << 20  # a thread takes about as long to start as a few hundred KiB to hash
 _BATCH_BYTES = 512 << 10
 _BATCHES = 2  # that a thread may lie behind
-
-
-class Digest(Protocol):
-    """A digest of the bytes that passed so far."""
-
-    in_background: bool
-
-    def update(self, piece: Buffer, *, stable: bool = True) -> None:
-        """Add bytes. ``stable`` bytes do not change before the next call of `text` or `close`; others are copied."""
-
-    def text(self) -> str:
-        """Return the digest as pointers and headers carry it, ``algorithm:hex``. More bytes may follow."""
-
-    def close(self) -> None:
-        """Stop; no piece is in use afterwards."""
 
 
 def algorithm_of(text: str) -> str | None:
@@ -79,17 +64,18 @@ class Crc32:
         self._value = value
 
     def update(self, piece: Buffer, *, stable: bool = True) -> None:
+        """Add bytes. ``stable`` bytes do not change before the next call of `text` or `close`; others are copied."""
         self._value = checksum.crc32(piece, self._value)
 
     def append(self, crc32: int, size: int) -> None:
-        """Add bytes by their own CRC-32 and number."""
         self._value = checksum.crc32_combine(self._value, crc32, size)
 
     def text(self) -> str:
+        """Return the digest as pointers and headers carry it, ``algorithm:hex``. More bytes may follow."""
         return f"crc32:{self._value:08x}"
 
     def close(self) -> None:
-        pass
+        """Stop; no piece is in use afterwards."""
 
 
 class _Hash:
@@ -107,6 +93,10 @@ class _Hash:
 
     def close(self) -> None:
         pass
+
+
+Digest: TypeAlias = Crc32 | _Hash
+"""A digest of the bytes that passed so far."""
 
 
 class _Background(_Hash):

@@ -125,24 +125,20 @@ def is_lookalike(data: Buffer, *, header: bytes = HEADER) -> bool:
 
 
 def encode_literal(payload: Buffer, *, header: bytes = HEADER) -> bytes:
-    """Escape a payload that begins with HEADER."""
     return b"".join((header, b"\x00", as_view(payload)))
 
 
 def encode_chunk(uuid: str, position: int, count: int, piece: Buffer, *, header: bytes = HEADER) -> bytes:
-    """Encode one chunk."""
     identity = uuid.encode("ascii", "replace")
     _check_chunk(identity, position, count)
     return b"".join((header, b"\x01", _CHUNK.pack(identity, position, count), piece))
 
 
 def encode_pointer(data: bytes, *, header: bytes = HEADER) -> bytes:
-    """Encode the pointer bytes of a store."""
     return b"".join((header, b"\x02", data))
 
 
 def encode_abort(uuid: str, *, header: bytes = HEADER) -> bytes:
-    """Encode an abort marker for the chunks of ``uuid``."""
     return b"".join((header, b"\x03", uuid.encode("ascii")))
 
 

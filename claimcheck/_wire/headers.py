@@ -177,7 +177,6 @@ def kafka_overhead(key: object, headers: object) -> int:
 
 
 def _field_bytes(value: object) -> int:
-    """Return the bytes of a value with its length."""
     n = len(value) if type(value) is str and value.isascii() else byte_length(value)
     return n + 1 if n < 64 else n + _varint_bytes(n)
 

@@ -138,7 +138,6 @@ def slug(destination: str) -> str:
 
 
 def is_key_prefix(prefix: str) -> bool:
-    """Whether keys with this prefix pass `is_key`."""
     return is_key(f"{prefix}x") and len(prefix.encode()) <= MAX_PREFIX_BYTES
 
 
@@ -152,7 +151,6 @@ def is_key(key: str) -> bool:
 
 
 def encode(pointer: Pointer) -> bytes:
-    """Encode a pointer in its own version."""
     if pointer.version == 1:
         return b"\x01" + _V1.pack(pointer.segments) + pointer.key.encode()
     if pointer.extra:
@@ -173,7 +171,6 @@ def encode_signed(pointer: Pointer, *, key_id: str, secret: bytes) -> bytes:
 
 
 def decode(data: bytes, *, max_bytes: int = MAX_POINTER_BYTES) -> Pointer:
-    """Decode pointer bytes of any supported version."""
     if len(data) > max_bytes:
         text = f"pointer of {len(data)} bytes, but limits.max_pointer_bytes is {max_bytes}"
         raise PointerRejectedError(text, reason="size")
@@ -188,7 +185,6 @@ def decode(data: bytes, *, max_bytes: int = MAX_POINTER_BYTES) -> Pointer:
 
 
 def verify(pointer: Pointer, *, secrets: Mapping[str, bytes], require: bool) -> None:
-    """Verify the signature."""
     if pointer.mac is None:
         if require:
             _refuse(pointer, "is not signed, but signing.require is true")
@@ -217,7 +213,6 @@ def mac_of(body: Mapping[str, object], secret: bytes, *, domain: bytes = b"\x02"
 
 
 def same_mac(expected: str, found: str) -> bool:
-    """Compare two signatures in constant time."""
     return hmac.compare_digest(expected.encode(), found.encode())
 
 

@@ -30,6 +30,7 @@ StatementKind = Literal["chunks", "abort", "literal", "encoded"]
 """What a statement is about."""
 
 Facts = Mapping[str, str | int]
+Refuse = Callable[[str, str], NoReturn]  # with a reason in one word, and why
 
 _DOMAIN = b"claimcheck-signature\x00"  # no pointer begins with it: a pointer's mac never fits a statement
 _PLAIN = "a plain message has no signature, but signing.require_envelope is true"
@@ -54,7 +55,6 @@ class Seal:
 
     @property
     def signs(self) -> bool:
-        """Whether this process signs what it writes."""
         return self._config.signing.key_id is not None
 
     def sign(self, pointer: Pointer) -> bytes:
@@ -67,7 +67,6 @@ class Seal:
         return pointers.encode(pointer)
 
     def bound(self, pointer: Pointer, destination: str) -> Pointer:
-        """Return a pointer for another destination."""
         name = canonical(destination)
         if pointer.encryption is not None and pointer.destination != name:
             written = f"for {pointer.destination!r}" if pointer.destination else "without a destination"
@@ -95,10 +94,10 @@ class Seal:
         """Decode untrusted pointer bytes, and check their signature and their destination."""
         pointer = pointers.decode(data, max_bytes=self._config.limits.max_pointer_bytes)
         signing = self._config.signing
+        refuse = functools.partial(_reject, pointer)
         if pointer.version == 1 and signing.keys:
-            _reject(pointer, "signature", "has version 1, which has no signature, but signing.keys is configured")
+            refuse("signature", "has version 1, which has no signature, but signing.keys is configured")
         if signing.require or pointer.mac is not None:
-            refuse = functools.partial(_reject, pointer, "signature")
             try:
                 pointers.verify(pointer, secrets=self._secrets_or(refuse), require=bool(signing.require))
             except ClaimCheckError as error:  # anyone can cause it, and error reports show local variables
@@ -107,9 +106,7 @@ class Seal:
         if signing.require:
             self._check_checksum(pointer)
         if pointer.mac is not None and signing.keys and not anywhere:
-            problem = self._origin_problem(pointer.destination, pointer.created_ms, destination)
-            if problem is not None:
-                _reject(pointer, *problem)
+            self._check_bound(refuse, pointer.destination, pointer.created_ms, destination)
         elif pointer.encryption is not None and not anywhere:
             self.check_origin(pointer.destination or "", destination, what=f"the pointer to {pointer.key[:200]!r}")
         if destination is not None and pointer.version != 1 and self._config.destinations:
@@ -120,12 +117,12 @@ class Seal:
         """Check that a plain message or an escaped payload is accepted; any other envelope is not checked."""
         if isinstance(envelope, envelopes.Plain) and self._config.signing.require_envelope:
             raise PointerRejectedError(_PLAIN, reason="envelope")
-        if isinstance(envelope, envelopes.Literal) and self._config.signing.keys:
-            facts: Facts = {"size": len(envelope.payload), "checksum": sha256_of(envelope.payload)}
-            self._check("literal", hints.signature(headers), "an escaped payload", destination, facts)
-        if isinstance(envelope, envelopes.Encoded) and self._config.signing.keys:
-            facts = {"size": len(envelope.content), "checksum": sha256_of(envelope.content)}
-            self._check("encoded", hints.signature(headers), "an encrypted message", destination, facts)
+        if not self._config.signing.keys:
+            return
+        if isinstance(envelope, envelopes.Literal):
+            self._check_bytes("literal", envelope.payload, headers, "an escaped payload", destination)
+        if isinstance(envelope, envelopes.Encoded):
+            self._check_bytes("encoded", envelope.content, headers, "an encrypted message", destination)
 
     def check_origin(self, bound: str, read_from: str | None, *, what: str = "an encrypted payload") -> None:
         """Check that a payload that was encrypted for one destination is accepted from another; raises as `accept`."""
@@ -156,7 +153,6 @@ class Seal:
         self._check("chunks", signatures, f"the payload {uuid} in chunks", destination, facts)
 
     def store_name(self, pointer: Pointer) -> str:
-        """Return the name of the store that a pointer belongs to."""
         name = self._v1_store(pointer) if pointer.version == 1 else pointer.store
         if name is None or name not in self._config.stores:
             _reject(pointer, "store", f"names the store {name!r}, which is not configured here", name)
@@ -166,60 +162,65 @@ class Seal:
 
     # Internals -------------------------------------------------------------------------------------------------
 
-    def _check(
-        self,
-        kind: StatementKind,
-        texts: Iterable[str],
-        what: str,
-        destination: str | None,
-        facts: Facts,
+    def _check_bytes(
+        self, kind: StatementKind, data: memoryview, headers: object, what: str, destination: str | None
     ) -> None:
-        signing, found = self._config.signing, list(texts)
+        facts: Facts = {"size": len(data), "checksum": sha256_of(data)}
+        self._check(kind, hints.signature(headers), what, destination, facts)
+
+    def _check(
+        self, kind: StatementKind, texts: Iterable[str], what: str, destination: str | None, facts: Facts
+    ) -> None:
+        signing, found, refuse = self._config.signing, list(texts), functools.partial(_refuse, what)
         if signing.keys and signing.require and not found:
-            _refuse(what, "signature", "is not signed, but signing.require is true")
+            refuse("signature", "is not signed, but signing.require is true")
         expected = {"kind": kind, **facts}
         for text in found if signing.keys else ():
             try:
-                body = self._verified(text, what)
+                body = self._verified(text, refuse)
             except ClaimCheckError as error:
                 clear_frames(error)
                 raise
             if {name: body.get(name) for name in expected} != expected:
-                _refuse(what, "signature", "differs from what was signed: it was changed, or has another's signature")
-            problem = self._origin_problem(body.get("destination"), body.get("created"), destination)
-            if problem is not None:
-                _refuse(what, *problem)
+                refuse("signature", "differs from what was signed: it was changed, or has another's signature")
+            self._check_bound(refuse, body.get("destination"), body.get("created"), destination)
 
-    def _verified(self, text: str, what: str) -> dict[str, Any]:
-        """Return the fields of a statement, whose signature is valid."""
-        refuse = functools.partial(_refuse, what, "signature")
+    def _verified(self, text: str, refuse: Refuse) -> dict[str, Any]:
         body, secrets = _parsed(text), self._secrets_or(refuse)
         key_id, mac = body.get("key_id"), body.get("mac")
         if not isinstance(key_id, str) or not isinstance(mac, str):
-            refuse("has a damaged signature")
+            refuse("signature", "has a damaged signature")
         if key_id not in secrets:
-            refuse(f"was signed with the key {key_id[:200]!r}, which is not in signing.keys")
+            refuse("signature", f"was signed with the key {key_id[:200]!r}, which is not in signing.keys")
         if not pointers.same_mac(pointers.mac_of(body, secrets[key_id], domain=_DOMAIN), mac):
-            refuse("does not match its signature: it was changed, or signed with another secret")
+            refuse("signature", "does not match its signature: it was changed, or signed with another secret")
         return body
 
-    def _origin_problem(self, bound: object, created_ms: object, read_from: str | None) -> tuple[str, str] | None:
-        """Return the reason and the text if a signed message must not be accepted where, or when, it was read."""
+    def _check_bound(self, refuse: Refuse, bound: object, created_ms: object, read_from: str | None) -> None:
+        """Refuse a signed message that must not be accepted where, or when, it was read."""
         signing = self._config.signing
         if signing.bind_destination:
             if not isinstance(bound, str):
-                return "destination", (
+                refuse(
+                    "destination",
                     "is signed, but its signature names no destination: an earlier release wrote it, or it was sealed "
-                    "without one; signing.bind_destination: false accepts it"
+                    "without one; signing.bind_destination: false accepts it",
                 )
             if read_from is None:
-                return "destination", (
+                refuse(
+                    "destination",
                     f"was sent to {bound!r}, and it is not known where it was read from: pass destination=, or "
-                    "set signing.bind_destination: false"
+                    "set signing.bind_destination: false",
                 )
             if not self._accepts(bound, canonical(read_from)):
-                return "destination", _elsewhere(bound, canonical(read_from))
-        return self._age_problem(created_ms)
+                refuse("destination", _elsewhere(bound, canonical(read_from)))
+        if signing.max_age_seconds is None:
+            return
+        if type(created_ms) is not int:
+            refuse("age", "has no time in its signature, but signing.max_age_seconds is set")
+        age = self._clock() - created_ms / 1000
+        if age > signing.max_age_seconds:
+            refuse("age", f"was signed {age:.0f} s ago, but signing.max_age_seconds is {signing.max_age_seconds:g}")
 
     def _accepts(self, bound: str, name: str) -> bool:
         """Whether messages that were sent to ``bound`` are accepted from ``name``."""
@@ -229,17 +230,6 @@ class Seal:
             if fnmatchcase(name, canonical(pattern))
             for origin in origins
         )
-
-    def _age_problem(self, created_ms: object) -> tuple[str, str] | None:
-        limit = self._config.signing.max_age_seconds
-        if limit is None:
-            return None
-        if type(created_ms) is not int:
-            return "age", "has no time in its signature, but signing.max_age_seconds is set"
-        age = self._clock() - created_ms / 1000
-        if age > limit:
-            return "age", f"was signed {age:.0f} s ago, but signing.max_age_seconds is {limit:g}"
-        return None
 
     def _check_checksum(self, pointer: Pointer) -> None:
         """Reject a checksum that other bytes may have, too: the signature would not bind what is in the store."""
@@ -255,7 +245,7 @@ class Seal:
             why = f"names the store {pointer.store!r}, which is not listed in reads_from of this destination"
             _reject(pointer, "store", why, pointer.store)
 
-    def _secrets_or(self, refuse: Callable[[str], NoReturn]) -> dict[str, bytes]:
+    def _secrets_or(self, refuse: Refuse) -> dict[str, bytes]:
         try:
             return self._secrets
         except ConfigError as error:
@@ -263,7 +253,7 @@ class Seal:
                 raise
             # This process reads unsigned messages: a signed one that it cannot verify is an error of that message.
             try:
-                refuse(f"has a signature that cannot be checked here: {error}")
+                refuse("signature", f"has a signature that cannot be checked here: {error}")
             except PointerRejectedError as rejected:
                 raise rejected from error
 

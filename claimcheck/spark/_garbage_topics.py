@@ -144,8 +144,7 @@ class WholeTopics:
             with _pulsar(self) as broker:
                 yield broker
         else:
-            from claimcheck.transports.local._broker import LocalBroker
-            from claimcheck.transports.local._database import local_cluster
+            from claimcheck.transports.local._broker import LocalBroker, local_cluster
 
             with LocalBroker(self.options["path"]) as local:
                 places = [(name, number) for name in self.names for number in range(local.partitions(name))]

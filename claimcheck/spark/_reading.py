@@ -229,7 +229,7 @@ def resolving(
     """Return the job that resolves a message; ``instead`` may return another result for a pointer."""
     try:
         work = cc.opened.messages.work(message, headers, destination)
-        if not isinstance(pointer := work.request, Pointer):
+        if (pointer := work.pointer) is None:
             return Job((item, None), partial(outcome_of, work.run), work.size)
         result = instead(pointer)
     except ClaimCheckError as error:

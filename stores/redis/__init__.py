@@ -6,22 +6,22 @@ the memory. A payload is therefore stored in segments of a little under 1 MiB. T
 
 from __future__ import annotations
 
+import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from claimcheck._content.source import Source
-from claimcheck._store.contract import Translated, too_long
+from claimcheck._store.contract import Translated
 from claimcheck._store.listing import KEY_PREFIX, Deletion, StoreEntry
 from claimcheck._store.store import Store
-from claimcheck._threads import Replies
 from claimcheck._validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail
 from claimcheck._wire.buffers import PieceReader, Reader
 from claimcheck._wire.pointer import Pointer, slug
 from claimcheck.errors import IntegrityError, ScanNotSupportedError, StoreError, StoreUnavailableError, import_vendor
 from claimcheck.stores._common import CaFile
-from claimcheck.stores.redis._replies import SmallCommands
 from claimcheck.stores.redis._segments import (
     SegmentReader,
     SegmentWriter,
@@ -31,12 +31,12 @@ from claimcheck.stores.redis._segments import (
     unsized_segments,
 )
 from claimcheck.stores.redis._server import (
+    NOT_REACHED,
     SMALL_BYTES,
     Address,
     Borrowed,
-    FirstSegment,
-    Keyspace,
     RedisServer,
+    SmallCommands,
     packed,
     segment_key,
     tls_options,
@@ -52,8 +52,11 @@ _MAX_V1_SEGMENTS = 100_000  # a pointer of version 1 is never signed, and does n
 _CONNECT_SECONDS = 5
 _V1_PREFIX = "kafka-over-redis-"
 _ANY = "-"  # there is no version: the expiry is compared
+_GONE = -2  # a reply of PTTL
+_SCAN_KEYS = 1000
+_WINDOW = 100
+_SPECIAL = "\\*?[]"  # in a pattern
 _SAME_MS = 1000  # the server returns the remaining time, which passes meanwhile
-_NOT_REACHED = "_claimcheck_not_reached"  # an attribute of errors
 
 # Error classes by redis-py's, first match wins; any other error is a StoreError.
 _ERRORS: tuple[tuple[str, type[StoreError]], ...] = (
@@ -66,10 +69,6 @@ _ERRORS: tuple[tuple[str, type[StoreError]], ...] = (
     ("TryAgainError", StoreUnavailableError),
     ("RedisClusterException", StoreUnavailableError),  # no node of a cluster answers
 )
-
-
-A = TypeVar("A")
-T = TypeVar("T")
 
 
 def _is_url(url: str) -> bool:
@@ -85,6 +84,13 @@ _URL = Check(
     "redis://[user:password@]host[:port][/database], rediss://..., unix://path, redis+cluster://host:port[,...] or "
     "redis+sentinel://host:port[,...]/service[/database], percent-encoded",
 )
+
+
+class _Sent(threading.local):
+    """What this thread has sent together."""
+
+    commands: SmallCommands | None = None
+    pointers: Sequence[Pointer] = ()
 
 
 class RedisStore(Store):
@@ -107,8 +113,6 @@ class RedisStore(Store):
         timeout_seconds: Timeout for one reply of the server.
     """
 
-    _whole_bytes = SMALL_BYTES
-
     def __init__(
         self,
         *,
@@ -129,7 +133,8 @@ class RedisStore(Store):
         elif tls_ca_file:
             fail("tls_ca_file", found="an address without TLS", expected="one that begins with rediss")
         self._server = RedisServer(self._address, options, name=lambda: self.name)
-        self.joined_bytes = 0 if self._server.is_cluster else min(SMALL_BYTES, segment_bytes)
+        self.pipelined_bytes = 0 if self._server.is_cluster else min(SMALL_BYTES, segment_bytes)
+        self._sent = _Sent()
         self.ttl_seconds = ttl_seconds
         self.segment_bytes = segment_bytes
         self.prefix = key_prefix
@@ -160,7 +165,7 @@ class RedisStore(Store):
             self._server.borrow("").give_back()
 
     def _wrote_nothing(self, error: BaseException) -> bool:
-        return super()._wrote_nothing(error) or getattr(error.__cause__, _NOT_REACHED, False)
+        return super()._wrote_nothing(error) or getattr(error.__cause__, NOT_REACHED, False)
 
     def _write(self, pointer: Pointer, source: Source) -> None:
         self._store(pointer, source, create=self._is_exclusive(pointer))
@@ -171,18 +176,21 @@ class RedisStore(Store):
     def _store(self, pointer: Pointer, source: Source, *, create: bool = False) -> None:
         """Write the segments; with ``create``, only if there is no first one."""
         segment_bytes = self.segment_bytes or _SEGMENT_BYTES
-        is_small = source.size is not None and source.size <= min(SMALL_BYTES, segment_bytes)
         if create or self._server.is_cluster:
             self._store_segments(pointer, source.pieces(segment_bytes), None, create=create)
-        elif not is_small:
-            borrowed = self._connection(self._server.borrow, "")
+        elif source.size is not None and source.size <= self.pipelined_bytes:
+            segment = source.take_all() if source.view is None else source.view
+            if self._reply(pointer, segment) is None:
+                self._store_segments(pointer, [segment], None)
+            if not source.taken:
+                source.take_all()
+        else:
+            try:
+                borrowed = self._server.borrow("")
+            except Exception as error:
+                setattr(error, NOT_REACHED, True)
+                raise
             self._store_segments(pointer, source.pieces(segment_bytes), borrowed)
-        elif not self._store_small(pointer, segment := source.take_all()):
-            self._store_segments(pointer, [segment], None)
-
-    def _store_small(self, pointer: Pointer, segment: memoryview) -> bool:
-        """Write the only segment with one system call; return whether that worked. Otherwise it is sent again."""
-        return self._connection(self._send, [(pointer, segment)]).receive(0) is not None
 
     def _store_segments(
         self, pointer: Pointer, segments: Iterable[memoryview], borrowed: Borrowed | None, *, create: bool = False
@@ -197,48 +205,44 @@ class RedisStore(Store):
         finally:
             writer.abandon()
 
-    def _connection(self, borrow: Callable[[A], T], argument: A) -> T:
-        """Return a connection. If there is none, nothing was written, and `_delete` would only wait again."""
-        try:
-            return borrow(argument)
-        except Exception as error:
-            setattr(error, _NOT_REACHED, True)
-            raise
-
     def _open(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
-        if pointer.size is None or not pointer.size:
-            return PieceReader(self._segments(pointer), start=start)
-        reader = SegmentReader(
-            self._server,
-            pointer,
-            start,
-            pointer.size if stop is None else stop,
-            missing=lambda what: self.missing(pointer, what),
-            wrong=lambda expected, actual: self._wrong(pointer, expected, actual),
-        )
-        reader.begin()
-        return reader
-
-    def _request(self, pointers: Sequence[Pointer]) -> Replies:
-        sizes = [pointer.size or 0 for pointer in pointers]
-        commands = [packed(small_command(segment_key(each, 0), each.size or 0)) for each in pointers]
-        return SmallCommands(
-            self._server, commands, sizes, missing=lambda n: self.missing(pointers[n], "segment 0 of 1")
-        )
-
-    def _send(self, writes: Sequence[tuple[Pointer, memoryview]]) -> Replies:
-        return SmallCommands(self._server, [packed(set_command(pointer, 0, view)) for pointer, view in writes])
-
-    def _segments(self, pointer: Pointer) -> Iterator[bytes]:
         size = pointer.size
-        return unsized_segments(
-            self._server,
-            pointer,
-            limit=self.context.max_payload_bytes if size is None else size,
-            missing=lambda what: self.missing(pointer, what),
-            empty=lambda: self._wrong(pointer, "at least 1", 0),
-            too_large=lambda n: too_long(self, pointer, n) if size is None else self._wrong(pointer, size, n),
-        )
+        if not size:
+            return PieceReader(unsized_segments(self._server, self, pointer), start=start)
+        if not start and stop == size <= self.pipelined_bytes and pointer.segments == 1:
+            value = self._reply(pointer, None)
+            if value:
+                return PieceReader((value,))
+            if value is not None:
+                raise self.missing(pointer, "segment 0 of 1")
+        return SegmentReader(self._server, self, pointer, start, size if stop is None else stop)
+
+    # Small payloads -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _pipelined(self, requests: Sequence[tuple[Pointer, memoryview | None]]) -> Iterator[None]:
+        commands = self._small(requests)
+        self._sent.commands, self._sent.pointers = commands, [pointer for pointer, _ in requests]
+        try:
+            yield
+        finally:
+            self._sent.commands = None
+            commands.close()
+
+    def _reply(self, pointer: Pointer, segment: memoryview | None) -> bytes | None:
+        """Read or write the only segment, alone or together with others; ``None`` if that did not work."""
+        if (commands := self._sent.commands) is not None:
+            for number in range(commands.answered, len(self._sent.pointers)):
+                if self._sent.pointers[number] is pointer and (reply := commands.receive(number)) is not None:
+                    return reply
+        return self._small([(pointer, segment)]).receive(0)
+
+    def _small(self, requests: Sequence[tuple[Pointer, memoryview | None]]) -> SmallCommands:
+        commands, sizes = list[bytes](), list[int]()
+        for pointer, view in requests:
+            commands.append(packed(small_command(pointer) if view is None else set_command(pointer, 0, view)))
+            sizes.append(pointer.size or 0)  # a pointer has none yet while its payload is written
+        return SmallCommands(self._server, commands, sizes)
 
     def _delete(self, pointer: Pointer) -> None:
         for first in range(0, pointer.segments, _DELETE_KEYS):
@@ -250,9 +254,7 @@ class RedisStore(Store):
         now_ms = int(self.context.clock() * 1000)
         expires_ms = now_ms + int(ttl_seconds * 1000)
         with Translated(self, pointer, "extend"):
-            all_expire = extend_segments(
-                self._server, pointer, expires_ms, now_ms=now_ms, missing=lambda what: self.missing(pointer, what)
-            )
+            all_expire = extend_segments(self._server, self, pointer, expires_ms, now_ms=now_ms)
         if not all_expire and pointer.version == 1:
             return pointer
         if not all_expire:
@@ -272,45 +274,59 @@ class RedisStore(Store):
         if self.pointer_version == 1:
             text = f"store {self.name!r}: keys of pointers of version 1 are shared with other programs, and not listed"
             raise ScanNotSupportedError(text, store=self.name)
-        for found in Keyspace(self._server, self.prefix).first_segments(after):
-            entry = self._entry(found)
-            if entry is not None:
-                yield entry
+        start, _, cursor = (after or "").rpartition(" ")
+        for name, client in self._server.nodes():
+            if name >= start:
+                yield from self._scan_node(name, client, int(cursor or 0) if name == start else 0)
 
-    def _entry(self, found: FirstSegment) -> StoreEntry | None:
-        known = self._lifetime_of(found.key)
-        if known is None:
-            return None
-        size = found.size if found.size < (self.segment_bytes or _SEGMENT_BYTES) else None
-        entry = StoreEntry.of(found.key, known, size=size, position=found.position, version=_ANY)
-        if found.ttl_ms is None:
-            return entry
-        expires = int(self.context.clock() * 1000) + found.ttl_ms
-        return replace(entry, expires_ms=max(expires, entry.expires_ms or 0), has_lifetime=True)
+    def _scan_node(self, name: str, client: Any, cursor: int) -> Iterator[StoreEntry]:
+        pattern = "".join(f"\\{each}" if each in _SPECIAL else each for each in self.prefix) + "*-0"
+        while True:
+            following, names = client.scan(cursor, match=pattern, count=_SCAN_KEYS)
+            yield from self._entries(client, [_text(each) for each in names], f"{name} {cursor}")
+            cursor = int(following)
+            if not cursor:
+                return
+
+    def _entries(self, client: Any, names: Sequence[str], position: str) -> Iterator[StoreEntry]:
+        """Yield the payloads with these first segments, as far as they are there."""
+        pipeline = client.pipeline(transaction=False)
+        for name in names:
+            pipeline.strlen(name)
+            pipeline.pttl(name)
+        replies = iter(pipeline.execute(raise_on_error=False) if names else ())
+        for name, size, ttl in zip(names, replies, replies, strict=False):
+            key = name.removesuffix("-0")
+            known = self._lifetime_of(key)
+            if known is None or not isinstance(size, int) or not isinstance(ttl, int) or ttl == _GONE:
+                continue  # errors: no segment
+            whole = size if size < (self.segment_bytes or _SEGMENT_BYTES) else None
+            entry = StoreEntry.of(key, known, size=whole, position=position, version=_ANY)
+            expires = max(int(self.context.clock() * 1000) + ttl, entry.expires_ms or 0)
+            yield entry if ttl < 0 else replace(entry, expires_ms=expires, has_lifetime=True)
 
     def _server_time(self) -> float:
         seconds, microseconds = self._server.nodes()[0][1].time()
         return float(seconds + microseconds / 1e6)
 
     def _stat(self, entry: StoreEntry) -> StoreEntry | None:
-        found = Keyspace(self._server, self.prefix).first_segment(entry.key)
-        now = None if found is None else self._entry(found)
+        now = next(self._entries(self._server.client, [f"{entry.key}-0"], ""), None)
         if now is None or (now.expires_ms is None) != (entry.expires_ms is None):
             return now if now is None else replace(now, version="")
         moved = abs((now.expires_ms or 0) - (entry.expires_ms or 0))
         return now if moved < _SAME_MS else replace(now, version="")
 
     def _discard(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
-        keyspace = Keyspace(self._server, self.prefix)
         small = [entry for entry in entries if entry.size is not None]  # one segment
         for first in range(0, len(small), _UNLINK_ENTRIES):
-            some = small[first : first + _UNLINK_ENTRIES]
-            replies = keyspace.unlink_first_segments([entry.key for entry in some])
+            some, pipeline = small[first : first + _UNLINK_ENTRIES], self._server.client.pipeline(transaction=False)
+            for entry in some:
+                pipeline.unlink(f"{entry.key}-0")
+            replies = pipeline.execute(raise_on_error=False)
             yield from (self._unlinked(entry, reply) for entry, reply in zip(some, replies, strict=True))
-        large = [entry for entry in entries if entry.size is None]
-        for entry, count in zip(large, keyspace.segments([entry.key for entry in large]), strict=True):
+        for entry in (entry for entry in entries if entry.size is None):
             try:
-                self._unlink_segments(entry.key, count)
+                self._unlink_segments(entry.key, count := self._segments(entry.key))
             except Exception as error:
                 yield self._failed(entry, error)
             else:
@@ -321,20 +337,24 @@ class RedisStore(Store):
             return self._failed(entry, reply)
         return Deletion(entry, "deleted" if reply else "gone")
 
+    def _segments(self, key: str) -> int:
+        """Return the number of segments of a payload: that of the last one that exists, plus one."""
+        count = first = 0
+        while True:
+            pipeline = self._server.client.pipeline(transaction=False)
+            for i in range(first, first + _WINDOW):
+                pipeline.exists(f"{key}-{i}")
+            found = pipeline.execute()
+            if not any(found):
+                return count
+            count = first + _WINDOW - found[::-1].index(1)
+            first += _WINDOW
+
     def _unlink_segments(self, key: str, count: int) -> None:
         """Delete segments, the first one last: until then a listing finds what an interrupted deletion left."""
         names = [f"{key}-{i}" for i in reversed(range(count))]
         for first in range(0, count, _DELETE_KEYS):
             self._unlink(names[first : first + _DELETE_KEYS])
-
-    def _wrong(self, pointer: Pointer, expected: int | str, actual: int) -> IntegrityError:
-        return IntegrityError(
-            f"store {self.name!r}: a segment of {pointer.key!r} has {actual} bytes, not {expected}",
-            store=self.name,
-            key=pointer.key,
-            expected=expected,
-            actual=actual,
-        )
 
     def _translate(self, error: Exception) -> type[StoreError] | None:
         exceptions = import_vendor("redis.exceptions", extra="redis")
@@ -348,3 +368,7 @@ class RedisStore(Store):
         if isinstance(error, OSError):  # of a socket that is used directly, such as an ssl.SSLEOFError
             return StoreUnavailableError
         return super()._translate(error)
+
+
+def _text(name: bytes | str) -> str:
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else name

@@ -8,11 +8,20 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
+from claimcheck._store.contract import StoreContract, too_long
 from claimcheck._store.read import TRUSTED_BYTES
 from claimcheck._wire.pointer import Pointer
-from claimcheck.errors import KeyTakenError, import_vendor
-from claimcheck.stores.redis._replies import OtherReplyError, Replies, SmallCommands, is_lost
-from claimcheck.stores.redis._server import SMALL_BYTES, Borrowed, RedisServer, packed, segment_key
+from claimcheck.errors import IntegrityError, KeyTakenError, import_vendor
+from claimcheck.stores.redis._server import (
+    SMALL_BYTES,
+    Borrowed,
+    OtherReplyError,
+    RedisServer,
+    Replies,
+    is_lost,
+    packed,
+    segment_key,
+)
 
 _SEGMENTS_AT_ONCE = 1000
 _BYTES_AT_ONCE = 4 << 20
@@ -25,68 +34,48 @@ _REDIRECTS = ("MovedError", "AskError", "TryAgainError")
 
 
 class _Span(NamedTuple):
-    """A part of one segment."""
-
     i: int
     start: int
     length: int
     whole: bool
 
 
-def small_command(key: str, size: int) -> tuple[str, ...]:
-    """Return the command for a small value of a declared size: one byte more shows that it is larger."""
-    return "GETRANGE", key, "0", str(size)
+def small_command(pointer: Pointer) -> tuple[str, ...]:
+    """Return the command that reads the only, small segment of a payload: one byte more shows that it is larger."""
+    return "GETRANGE", f"{pointer.key}-0", "0", str(pointer.size)
+
+
+def wrong_size(store: StoreContract, pointer: Pointer, expected: int | str, actual: int) -> IntegrityError:
+    text = f"store {store.name!r}: a segment of {pointer.key!r} has {actual} bytes, not {expected}"
+    return IntegrityError(text, store=store.name, key=pointer.key, expected=expected, actual=actual)
+
+
+def missing(store: StoreContract, pointer: Pointer, i: int) -> Exception:
+    return store.missing(pointer, f"segment {i} of {pointer.segments}")
 
 
 class SegmentReader:
-    """A `Reader` of the segments of one payload, whose size is known."""
+    """A `Reader` of the segments of one payload, whose size is known. The last one exists if there is this reader."""
 
-    def __init__(
-        self,
-        server: RedisServer,
-        pointer: Pointer,
-        start: int,
-        stop: int,
-        *,
-        missing: Callable[[str], Exception],
-        wrong: Callable[[int, int], Exception],
-    ) -> None:
-        self._server = server
-        self._pointer = pointer
+    def __init__(self, server: RedisServer, store: StoreContract, pointer: Pointer, start: int, stop: int) -> None:
+        self._server, self._store, self._pointer = server, store, pointer
         self._size = pointer.size or 0
         self._segment_bytes = pointer.segment_bytes or max(1, self._size)
-        self._missing, self._wrong = missing, wrong
         self._position = self._requested = self._start = start
         self._stop = stop
-        self._is_small = 0 < stop - start <= min(SMALL_BYTES, self._segment_bytes - start % self._segment_bytes)
         self._lost_at = -1
         self._replies: Replies | None = None
         self._borrowed: Borrowed | None = None
         self._lengths: deque[int] = deque()  # of the replies that were requested, and not read to the end
         self._kept = memoryview(b"")  # read by redis-py, not returned yet
-
-    def begin(self) -> None:
-        """Request the first segment of a large payload. After this the last one is known to exist."""
-        if self._is_small or self._position == self._stop:
-            return
-        try:
-            self._attempt(self._begin_segment)
-        except BaseException:
-            self.close()
-            raise
-
-    def whole(self, size: int) -> bytes | None:
-        """Return all ``size`` bytes if they are one small segment, and nothing of it was read."""
-        if not self._is_small or self._server.is_cluster or self._position or not self._stop == self._size == size:
-            return None
-        command = packed(self._command(self._span(0)))
-        value = SmallCommands(self._server, (command,), (size,), missing=self._missing_segment).receive(0)
-        if value is not None:
-            self._position = self._stop
-        return value
+        if start < stop:
+            try:
+                self._attempt(self._begin_segment)
+            except BaseException:
+                self.close()
+                raise
 
     def readinto(self, buffer: memoryview, /) -> int:
-        """Fill the buffer, at most to the end of the current segment."""
         if self._position >= self._stop:
             return 0
         count = 0 if len(self._kept) else self._attempt(lambda: self._receive(buffer))
@@ -174,9 +163,9 @@ class SegmentReader:
         self._check_size(span.i)
         reply = self._server.client.execute_command(*self._command(span))
         if reply is None:
-            raise self._missing_segment(span.i)
+            raise missing(self._store, self._pointer, span.i)
         if len(reply) != span.length:
-            raise self._wrong(span.length, len(reply))
+            raise wrong_size(self._store, self._pointer, span.length, len(reply))
         self._kept = memoryview(reply)
         self._requested = self._position + len(reply)
 
@@ -185,12 +174,9 @@ class SegmentReader:
         expected = self._bytes_of(i)
         size = self._server.client.execute_command("STRLEN", self._key(i))
         if not size and not self._server.client.execute_command("EXISTS", self._key(i)):
-            raise self._missing_segment(i)
+            raise missing(self._store, self._pointer, i)
         if size != expected:
-            raise self._wrong(expected, size)
-
-    def _missing_segment(self, i: int) -> Exception:
-        return self._missing(f"segment {i} of {self._pointer.segments}")
+            raise wrong_size(self._store, self._pointer, expected, size)
 
     def _checks_last_first(self) -> bool:
         """Whether to check the last segment before much memory is allocated or much data transferred."""
@@ -208,39 +194,32 @@ class SegmentReader:
         return _Span(i, start, length, whole=length == end)
 
     def _command(self, span: _Span) -> tuple[str, ...]:
-        key = self._key(span.i)
         if not span.whole:
-            return "GETRANGE", key, str(span.start), str(span.start + span.length - 1)
-        return small_command(key, span.length) if self._is_small else ("GET", key)
+            return "GETRANGE", self._key(span.i), str(span.start), str(span.start + span.length - 1)
+        is_small = self._pointer.segments == 1 and span.length <= SMALL_BYTES
+        return small_command(self._pointer) if is_small else ("GET", self._key(span.i))
 
     def _key(self, i: int) -> str:
         return segment_key(self._pointer, i)
 
 
-def unsized_segments(
-    server: RedisServer,
-    pointer: Pointer,
-    *,
-    limit: int,
-    missing: Callable[[str], Exception],
-    empty: Callable[[], Exception],
-    too_large: Callable[[int], Exception],
-) -> Iterator[bytes]:
-    """Yield the segments of a payload of unknown size in order, several requests per round trip."""
+def unsized_segments(server: RedisServer, store: StoreContract, pointer: Pointer) -> Iterator[bytes]:
+    """Yield the segments of an empty payload, or one of unknown size, in order; several requests per round trip."""
+    limit = store.context.max_payload_bytes if pointer.size is None else pointer.size
     total, numbers = 0, iter(range(pointer.segments))
     while some := list(islice(numbers, _SEGMENTS_AT_ONCE)):
         sizes = _pipelined(server, pointer, "STRLEN", some)
         total += sum(sizes)
         if total > limit:
-            raise too_large(total)
+            raise too_long(store, pointer, total) if pointer.size is None else wrong_size(store, pointer, limit, total)
         at_once = max(1, _BYTES_AT_ONCE // max(1, *sizes))
         for first in range(0, len(some), at_once):
             batch = some[first : first + at_once]
             for i, segment in zip(batch, _pipelined(server, pointer, "GET", batch), strict=True):
                 if segment is None:
-                    raise missing(f"segment {i} of {pointer.segments}")
+                    raise missing(store, pointer, i)
                 if not segment and pointer.segments > 1:
-                    raise empty()
+                    raise wrong_size(store, pointer, "at least 1", 0)
                 yield segment
 
 
@@ -259,7 +238,7 @@ def _pipelined(
 
 
 def extend_segments(
-    server: RedisServer, pointer: Pointer, expires_ms: int, *, now_ms: int, missing: Callable[[str], Exception]
+    server: RedisServer, store: StoreContract, pointer: Pointer, expires_ms: int, *, now_ms: int
 ) -> bool:
     """Let all segments expire at a moment, or at their present one if that is later; false if some never expire."""
     all_expire = True
@@ -269,7 +248,7 @@ def extend_segments(
         remaining = _pipelined(server, pointer, "PTTL", some)
         for i, milliseconds in zip(some, remaining, strict=True):
             if milliseconds == _GONE:
-                raise missing(f"segment {i} of {pointer.segments}")
+                raise missing(store, pointer, i)
             all_expire = all_expire and milliseconds != _NO_EXPIRY
     return all_expire
 
@@ -309,7 +288,6 @@ class SegmentWriter:
             self._attempt(self._receive)
 
     def finish(self) -> None:
-        """Wait for all replies."""
         while self._unanswered:
             self._attempt(self._receive)
         if self._borrowed is not None:
@@ -352,7 +330,6 @@ class SegmentWriter:
                 raise
 
     def _drop(self) -> None:
-        """Close a broken connection."""
         borrowed, self._borrowed = self._borrowed, None
         self._sent = 0
         if borrowed is not None:
@@ -398,6 +375,5 @@ class SegmentWriter:
 
 
 def set_command(pointer: Pointer, i: int, segment: memoryview) -> tuple[object, ...]:
-    """Return the command that stores a segment."""
     deadline = () if pointer.expires_ms is None else ("PXAT", pointer.expires_ms)
     return "SET", segment_key(pointer, i), segment, *deadline

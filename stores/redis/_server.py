@@ -1,4 +1,4 @@
-"""Connections to Redis: one server, the master that sentinels monitor, or a cluster; and the keys that are there.
+"""Connections to Redis: one server, the master that sentinels monitor, or a cluster; and the replies on them.
 
 redis-py makes the connections (addresses, logins, TLS, database, protocol), keeps them in pools and finds the nodes.
 """
@@ -10,11 +10,11 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from claimcheck._texts import split_url
@@ -30,10 +30,16 @@ _SERVICE = re.compile(r"/(?P<service>[^/]+)(?P<database>/\d+)?")
 _PORTS = {"cluster": 6379, "sentinel": 26379}
 _MAX_KEPT = 16
 _MAX_CONNECTIONS = 1 << 16  # the threads of the caller are the limit; redis-py raises an error from 100 on
-_SCAN_KEYS = 1000
-_WINDOW = 100
-_SPECIAL = "\\*?[]"
 _BY_REFERENCE = 6000  # arguments over this size are not copied into a command
+
+_LINE_BYTES = 64  # the longest line that is expected; as much of a large value is copied
+_EXPECTED = b"$+:\r"  # what such a line begins with
+
+_OVERHEAD_BYTES = 16  # the most bytes of a reply beside its value
+_CLOSED = "the server closed the connection in the middle of a reply"
+
+NOT_REACHED = "_claimcheck_not_reached"
+"""An attribute of the error of a first connection: nothing was written, and `_delete` would only wait again."""
 
 SMALL_BYTES = 1 << 17
 """Up to this many bytes, copying a value takes less time than another system call."""
@@ -51,7 +57,6 @@ class Address:
 
     @property
     def tls(self) -> bool:
-        """Whether connections are encrypted."""
         return self.url.startswith("rediss:")
 
     @classmethod
@@ -104,7 +109,6 @@ def _service(path: str) -> tuple[str, str]:
 
 
 def segment_key(pointer: Pointer, i: int) -> str:
-    """Return the key of one segment."""
     return f"{pointer.key}-{i}"
 
 
@@ -129,7 +133,6 @@ class RedisServer:
 
     @property
     def is_cluster(self) -> bool:
-        """Whether keys are on several nodes, and may move."""
         return self._address.kind == "cluster"
 
     @property
@@ -223,7 +226,7 @@ class Borrowed:
         self._kept = kept
         self._connection = pool.get_connection()
 
-    @property
+    @functools.cached_property
     def socket(self) -> socket.socket | None:
         """Its socket, plain or TLS, to read large replies without a copy; ``None`` if redis-py has another kind."""
         sock = getattr(self._connection, "_sock", None)
@@ -260,12 +263,12 @@ class Borrowed:
 
 
 def packed(command: tuple[object, ...]) -> bytes:
-    """Return a command as it is sent; its arguments are bytes, text or numbers."""
-    parts: list[Buffer] = [b"*%d\r\n" % len(command)]
+    """Return a command as it is sent; its arguments are views, text or numbers."""
+    parts: list[Buffer] = [b"*%d" % len(command)]
     for argument in command:
-        data = argument if isinstance(argument, (bytes, memoryview)) else str(argument).encode()
-        parts += (b"$%d\r\n" % len(data), data, b"\r\n")
-    return b"".join(parts)
+        data = argument if type(argument) is memoryview else str(argument).encode()
+        parts += (b"\r\n$%d\r\n" % len(data), data)
+    return b"".join((*parts, b"\r\n"))
 
 
 @functools.cache
@@ -284,75 +287,192 @@ def _retry_once(redis: ModuleType) -> object:
     return redis.retry.Retry(redis.backoff.NoBackoff(), 1, supported_errors=(redis.exceptions.ConnectionError,))
 
 
-class FirstSegment(NamedTuple):
-    """The first segment of a payload."""
-
-    key: str
-    size: int
-    ttl_ms: int | None
-    position: str
+# Replies with few copies --------------------------------------------------------------------------------------------
 
 
-class Keyspace:
-    """The keys below a prefix."""
+def is_lost(error: BaseException) -> bool:
+    """Whether a connection was lost: what had no reply may be sent again. After a time-out that would take as long."""
+    kinds = (OSError, import_vendor("redis.exceptions", extra="redis").ConnectionError)
+    return isinstance(error, kinds) and not isinstance(error, TimeoutError)
 
-    def __init__(self, server: RedisServer, prefix: str) -> None:
-        self._server = server
-        self._pattern = "".join(f"\\{each}" if each in _SPECIAL else each for each in prefix) + "*-0"
 
-    def first_segments(self, after: str | None) -> Iterator[FirstSegment]:
-        """Yield the first segment of each payload, some perhaps twice, as SCAN does."""
-        start, _, cursor = (after or "").rpartition(" ")
-        for name, client in self._server.nodes():
-            if name >= start:
-                yield from self._scan_node(name, client, int(cursor or 0) if name == start else 0)
+class OtherReplyError(Exception):
+    """An unexpected reply, or a connection without a usable socket; redis-py has to repeat the command."""
 
-    def _scan_node(self, name: str, client: Any, cursor: int) -> Iterator[FirstSegment]:
-        while True:
-            following, names = client.scan(cursor, match=self._pattern, count=_SCAN_KEYS)
-            yield from self._described(client, list(names), f"{name} {cursor}")
-            cursor = int(following)
-            if not cursor:
+
+class Replies:
+    """Replies to commands that were sent on one connection, in order.
+
+    redis-py's parsers copy a large reply two to four times. This class knows how long each reply has to be, and
+    receives values directly into the caller's memory. Anything else is an `OtherReplyError`.
+
+    Attributes:
+        left: Bytes of the current value still to come; 0 between two replies.
+    """
+
+    def __init__(self, borrowed: Borrowed, *, at_once: int = _LINE_BYTES) -> None:
+        sock = borrowed.socket
+        if sock is None:
+            raise OtherReplyError
+        self._socket = sock
+        self._at_once = at_once  # except into the memory of a caller
+        self._received, self._next = b"", 0  # what was received, and how much of it was returned
+        self._owes_end = False  # the line end of a value, which arrives with the next reply
+        self.left = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the last reply was read to its end, and nothing came after it."""
+        return self._next == len(self._received) and not self.left and not self._owes_end
+
+    def send(self, commands: bytes) -> None:
+        self._socket.sendall(commands)
+
+    def expect(self, line: bytes) -> None:
+        """Read the next line, which has to be this one."""
+        if self.is_idle:
+            self._received, self._next = self._socket.recv(self._at_once), 0
+            if self._received == line + b"\r\n":
+                self._next = len(self._received)
                 return
+        if self._line() != line:
+            raise OtherReplyError
 
-    def _described(self, client: Any, names: list[bytes], position: str) -> Iterator[FirstSegment]:
-        pipeline = client.pipeline(transaction=False)
-        for name in names:
-            pipeline.strlen(name)
-            pipeline.pttl(name)
-        replies = iter(pipeline.execute(raise_on_error=False) if names else ())
-        for name, size, ttl in zip(names, replies, replies, strict=False):
-            if isinstance(size, int) and isinstance(ttl, int) and ttl != -2:  # -2: it is gone; errors: no segment
-                key = _text(name).removesuffix("-0")
-                yield FirstSegment(key, size, None if ttl < 0 else ttl, position)
+    def begin(self, size: int) -> bool:
+        """Read the beginning of a value of ``size`` bytes; returns false for an empty one, and reads it to its end."""
+        self.end()
+        line = self._line()
+        self._owes_end = True
+        if line == b"$0":
+            self.end()
+            return False
+        if line != b"$%d" % size:
+            raise OtherReplyError
+        self.left = size
+        return True
 
-    def first_segment(self, key: str) -> FirstSegment | None:
-        """Return the first segment of one payload; ``None`` if it is gone."""
-        return next(self._described(self._server.client, [f"{key}-0".encode()], ""), None)
+    def fill(self, view: memoryview) -> int:
+        """Read into a buffer until it is full or the value ends; returns the number of bytes."""
+        wanted = min(len(view), self.left)
+        done = min(wanted, len(self._received) - self._next)
+        view[:done] = self._received[self._next : self._next + done]
+        self._next += done
+        while done < wanted:
+            count = self._socket.recv_into(view[done:wanted])
+            if not count:
+                raise ConnectionError(_CLOSED)
+            done += count
+        self.left -= done
+        return done
 
-    def unlink_first_segments(self, keys: Sequence[str]) -> list[object]:
-        """Delete the first segment of each payload; return the number of deleted entries, or an error, for each."""
-        pipeline = self._server.client.pipeline(transaction=False)
-        for key in keys:
-            pipeline.unlink(f"{key}-0")
-        return list(pipeline.execute(raise_on_error=False))
+    def value(self, size: int) -> bytes:
+        """Return a small value; an empty one if it does not exist."""
+        head = b"$%d\r\n" % size
+        if self._next == len(self._received):  # between two values
+            self._received, self._next = self._socket.recv(self._at_once), 0
+        start = self._next + len(head)
+        if self._received.startswith(head, self._next) and self._received.startswith(b"\r\n", start + size):
+            self._next = start + size + 2
+            return self._received[start : start + size]
+        if not self.begin(size):
+            return b""
+        value = bytearray(size)
+        self.fill(memoryview(value))
+        self.end()
+        return bytes(value)
 
-    def segments(self, keys: Sequence[str]) -> list[int]:
-        """Return the number of segments of each payload: that of the last one that exists, plus one."""
-        return [self._count(key) for key in keys]
+    def end(self) -> None:
+        """Read the end of the last value, after which the connection has nothing to read."""
+        if self._owes_end:
+            self.expect(b"")
+            self._owes_end = False
 
-    def _count(self, key: str) -> int:
-        count = first = 0
+    def _line(self) -> bytes:
+        """Return the next line; raises an error as soon as it turns out not to be an expected one."""
         while True:
-            pipeline = self._server.client.pipeline(transaction=False)
-            for i in range(first, first + _WINDOW):
-                pipeline.exists(f"{key}-{i}")
-            found = pipeline.execute()
-            if not any(found):
-                return count
-            count = first + _WINDOW - found[::-1].index(1)
-            first += _WINDOW
+            start = self._next
+            end = self._received.find(b"\r\n", start, start + _LINE_BYTES)
+            if end >= 0:
+                self._next = end + 2
+                return self._received[start:end]
+            more = len(self._received) - start
+            if more >= _LINE_BYTES or (more and self._received[start] not in _EXPECTED):
+                raise OtherReplyError
+            self._receive()
+
+    def _receive(self) -> None:
+        more = self._socket.recv(self._at_once)
+        if not more:
+            raise ConnectionError(_CLOSED)
+        self._received, self._next = self._received[self._next :] + more, 0
 
 
-def _text(name: bytes | str) -> str:
-    return name.decode("utf-8", "replace") if isinstance(name, bytes) else name
+class SmallCommands:
+    """Commands for small values, sent together on one connection, and their replies in order.
+
+    Args:
+        sizes: Of the value that each command reads; 0 for one that writes.
+
+    Attributes:
+        answered: The commands whose replies were received.
+    """
+
+    def __init__(self, server: RedisServer, commands: Sequence[bytes], sizes: Sequence[int]) -> None:
+        self._sizes = sizes
+        self._borrowed: Borrowed | None = None
+        self._error: BaseException | None = None
+        self.answered = 0
+        try:
+            self._borrowed = server.borrow_kept()
+        except Exception as error:
+            setattr(error, NOT_REACHED, True)
+            self._error = error
+            return
+        try:
+            at_once = sum(sizes) + _OVERHEAD_BYTES * len(sizes)
+            self._replies = Replies(self._borrowed, at_once=min(at_once, 2 * SMALL_BYTES))
+            self._replies.send(b"".join(commands))
+        except BaseException as error:
+            self._lose(error)
+
+    def receive(self, number: int) -> bytes | None:
+        """Return a value, empty if it does not exist, or ``b"OK"``; ``None`` if the command has to be sent again."""
+        reply = None
+        try:
+            while self._borrowed is not None and self.answered <= number:  # some before this one may not be wanted
+                reply = self._receive()
+        except BaseException as error:
+            if not isinstance(error, Exception) and not self._sizes[self.answered]:
+                with suppress(Exception):  # so that the write does not arrive after its deletion
+                    self._receive()
+            self._lose(error)
+            reply = None  # not that of a command before this one
+        if self._error is not None:
+            raise self._error.with_traceback(None)  # after a time-out, for each: they waited at the same time
+        if self.answered == len(self._sizes):
+            self.close()
+        return reply
+
+    def close(self) -> None:
+        """Give the connection back, or discard it if a reply is still to come."""
+        borrowed, self._borrowed = self._borrowed, None
+        if borrowed is not None:
+            is_idle = self.answered == len(self._sizes) and self._replies.is_idle
+            (borrowed.give_back if is_idle else borrowed.discard)()
+
+    def _receive(self) -> bytes:
+        size, reply = self._sizes[self.answered], b"OK"
+        if size:
+            reply = self._replies.value(size)
+        else:
+            self._replies.expect(b"+OK")
+        self.answered += 1
+        return reply
+
+    def _lose(self, error: BaseException) -> None:
+        """Discard the connection; an error after which commands must not be sent again is that of all."""
+        borrowed, self._borrowed = self._borrowed, None
+        if borrowed is not None:
+            borrowed.discard()
+        if not is_lost(error) and not isinstance(error, OtherReplyError):
+            self._error = error

@@ -8,12 +8,12 @@ import re
 import ssl
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from functools import partial
 from itertools import chain, islice
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from claimcheck._content.source import Source
 from claimcheck._store.contract import differs
@@ -143,24 +143,19 @@ class S3Store(Store):
         response = self._get_object(pointer, requested)
         try:
             version.check(response.get("ETag"))
-            extent = _Extent.of(response)
-            reader = ObjectReader(response["Body"], extent.stop - extent.start)
-            self._check_extent(pointer, extent, requested, reader)
+            first, last, size = _extent(response)
+            reader = ObjectReader(response["Body"], last - first)
+            try:
+                self.check_size(pointer, size)
+            except IntegrityError:
+                reader.readinto(memoryview(bytearray(1)))  # raises if the size is wrong because the headers were cut
+                raise
+            if requested is not None and (first, last) != requested:
+                raise StoreError(f"store {self.name!r}: the server sent a different part than requested")
             return reader
         except BaseException:
             response["Body"].close()
             raise
-
-    def _check_extent(
-        self, pointer: Pointer, extent: _Extent, requested: tuple[int, int] | None, reader: Reader
-    ) -> None:
-        try:
-            self.check_size(pointer, extent.size)
-        except IntegrityError:
-            reader.readinto(memoryview(bytearray(1)))  # raises if the size is wrong because the headers were cut
-            raise
-        if requested is not None and (extent.start, extent.stop) != requested:
-            raise StoreError(f"store {self.name!r}: the server sent a different part than requested")
 
     def _get_object(self, pointer: Pointer, requested: tuple[int, int] | None) -> dict[str, Any]:
         header = {"Range": f"bytes={requested[0]}-{requested[1] - 1}"} if requested else {}
@@ -210,14 +205,9 @@ class S3Store(Store):
         answer = self._s3().head_bucket(Bucket=self.bucket)
         return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
 
-    def _now(self, entries: Sequence[StoreEntry]) -> Iterable[tuple[StoreEntry, StoreEntry | None]]:
-        """Look at several objects at a time: each one is a request."""
-        fixed = [entry for entry in entries if entry.is_immutable or entry.kind == "leftover"]
-        yield from ((entry, entry) for entry in fixed)
-        others = [entry for entry in entries if not entry.is_immutable and entry.kind == "payload"]
-        versions = self._listing().versions([entry.key for entry in others])
-        for entry, version in zip(others, versions, strict=True):
-            yield entry, None if version is None else replace(entry, version=version)
+    def _stat(self, entry: StoreEntry) -> StoreEntry | None:
+        version = self._listing().version(entry.key)
+        return None if version is None else replace(entry, version=version)
 
     def _discard(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
         bucket = self._listing()
@@ -260,23 +250,15 @@ def _emptying(pieces: deque[memoryview]) -> Iterator[memoryview]:
         yield pieces.popleft()
 
 
-class _Extent(NamedTuple):
-    """The contents of a response: bytes from ``start`` up to ``stop`` of an object of ``size`` bytes."""
-
-    start: int
-    stop: int
-    size: int
-
-    @classmethod
-    def of(cls, response: dict[str, Any]) -> _Extent:
-        """Read it from a response. Servers that do not support ranges send the whole object."""
-        if "ContentLength" not in response:
-            raise ConnectionError("the server's response has no length")
-        match = _RANGE.fullmatch(response.get("ContentRange", ""))
-        if match is None:
-            return cls(0, response["ContentLength"], response["ContentLength"])
-        first, last, size = map(int, match.groups())
-        return cls(first, last + 1, size)
+def _extent(response: dict[str, Any]) -> tuple[int, int, int]:
+    """Return the first byte of a response, the one after its last, and the size of the object."""
+    if "ContentLength" not in response:
+        raise ConnectionError("the server's response has no length")
+    match = _RANGE.fullmatch(response.get("ContentRange", ""))
+    if match is None:  # the whole object, also from servers that do not support ranges
+        return 0, response["ContentLength"], response["ContentLength"]
+    first, last, size = map(int, match.groups())
+    return first, last + 1, size
 
 
 class ObjectReader:

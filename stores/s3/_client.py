@@ -6,7 +6,6 @@ import functools
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
@@ -15,7 +14,6 @@ from claimcheck._threads import IO_THREADS
 from claimcheck.errors import StoreError, StoreUnavailableError, import_vendor
 from claimcheck.stores._common import ERROR_CODES, NOT_ADMITTED, NOT_KNOWN
 
-_THREADS = 16
 _ROUNDED_MS = 999  # times are rounded down to seconds
 _MOST_GROUPS = 1000
 _DAY = re.compile(r"(.*-\d{8}T)\d{6}Z-(?:\d+s|never)\.[^/]*")
@@ -39,7 +37,6 @@ _NOT_REACHED = ("ConnectionError", "HTTPClientError", "IncompleteReadError", "Re
 
 
 def connect(place: dict[str, str | None], timeouts: dict[str, float], *, connections: int) -> Any:
-    """Return a new client."""
     config = import_vendor("botocore.config", extra="s3").Config(
         # The store sends and checks its own checksum; the SDK's would be a second pass in Python over every payload.
         request_checksum_calculation="when_required",
@@ -79,7 +76,6 @@ def _user_agent() -> str:
 
 
 def kind_of_error(error: Exception) -> type[StoreError] | None:
-    """Return the error class for an error of the SDK; ``None`` if there is none."""
     if isinstance(error, client_error()):
         return ERROR_CODES.get(code_of(error))
     return StoreUnavailableError if isinstance(error, _sdk_errors(*_NOT_REACHED)) else None
@@ -98,7 +94,6 @@ def client_error() -> type[Exception]:
 
 
 def code_of(error: Any) -> str:
-    """Return the service's code of such an error."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
@@ -108,8 +103,6 @@ def _sdk_errors(*names: str) -> tuple[type[Exception], ...]:
 
 
 class StoredObject(NamedTuple):
-    """One object in a bucket."""
-
     key: str
     size: int
     stored_ms: int
@@ -185,14 +178,8 @@ class Bucket:
             raise
         return last
 
-    def versions(self, keys: Sequence[str]) -> list[str | None]:
-        """Return the version of each object as `objects` does; ``None`` for one that is gone."""
-        if not keys:
-            return []
-        with ThreadPoolExecutor(min(_THREADS, len(keys)), thread_name_prefix="claimcheck-s3") as threads:
-            return list(threads.map(self._version_of, keys))
-
-    def _version_of(self, key: str) -> str | None:
+    def version(self, key: str) -> str | None:
+        """Return the version of an object as `objects` does; ``None`` if it is gone."""
         try:
             return _version(self._client.head_object(Bucket=self._name, Key=key))
         except client_error() as error:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from claimcheck._store.contract import translated
+from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import ConfigError, StoreError
 from claimcheck.stores.s3 import S3Store
 from claimcheck.stores.s3._client import client_error, code_of
@@ -16,8 +18,6 @@ _NONE = {"NoSuchLifecycleConfiguration", "NoSuchLifecycleConfigurationError"}
 
 @dataclass(frozen=True, slots=True)
 class LifecycleRule:
-    """A rule for one prefix."""
-
     bucket: str
     prefix: str
     days: int
@@ -29,7 +29,6 @@ class LifecycleRule:
         return f"claimcheck:{self.prefix}"[:255]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the rule as the SDK takes it."""
         return {
             "ID": self.name,
             "Status": "Enabled",
@@ -64,7 +63,6 @@ def rule_for(
 
 
 def rules_of(store: S3Store) -> list[dict[str, Any]]:
-    """Return all rules of the store's bucket."""
     return list(_configuration(store)[0])
 
 
@@ -79,7 +77,7 @@ def apply(store: S3Store, rule: LifecycleRule) -> bool:
             Bucket=rule.bucket, LifecycleConfiguration={"Rules": merged}, **options
         )
     except client_error() as error:
-        raise _failed(store, "written", error) from error
+        raise _failed(store, "writing", error) from error
     return True
 
 
@@ -90,12 +88,10 @@ def _configuration(store: S3Store) -> tuple[list[dict[str, Any]], dict[str, str]
     except client_error() as error:
         if code_of(error) in _NONE:
             return [], {}
-        raise _failed(store, "read", error) from error
+        raise _failed(store, "reading", error) from error
     size = answer.get("TransitionDefaultMinimumObjectSize")
     return answer.get("Rules", []), {"TransitionDefaultMinimumObjectSize": size} if size else {}
 
 
-def _failed(store: S3Store, what: str, error: Exception) -> StoreError:
-    kind = store._translate(error) or StoreError
-    text = f"store {store.name!r}: the lifecycle rules of {store.bucket} could not be {what}: {error}"
-    return kind(text, store=store.name)
+def _failed(store: S3Store, operation: str, error: Exception) -> StoreError:
+    return translated(store, error, Pointer(key=""), f"{operation} the lifecycle rules of {store.bucket}")

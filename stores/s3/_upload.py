@@ -45,7 +45,6 @@ class ViewFile(io.RawIOBase):
 
     @functools.cached_property
     def crc32(self) -> int:
-        """The checksum of all bytes."""
         return checksum.crc32(self.view)
 
     @property
@@ -54,19 +53,15 @@ class ViewFile(io.RawIOBase):
         return base64.b64encode(self.crc32.to_bytes(4, "big")).decode()
 
     def readable(self) -> bool:
-        """Always true."""
         return True
 
     def seekable(self) -> bool:
-        """Always true."""
         return True
 
     def tell(self) -> int:
-        """Return the position in bytes from the start."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Change the position, as files do."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self)}[whence]
         self._position = max(0, base + offset)
         return self._position
@@ -79,7 +74,6 @@ class ViewFile(io.RawIOBase):
         return bytes(piece) if whole else piece
 
     def pieces(self) -> Iterator[memoryview | bytes]:
-        """Yield all bytes to send, from the start."""
         for start in range(0, len(self.view), _SEND_BYTES):
             check_interrupt()
             yield self.view[start : start + _SEND_BYTES]
@@ -132,7 +126,6 @@ class Creator:
         self._conditional = conditional
 
     def put(self, put_object: Callable[..., _Response], body: ViewFile) -> None:
-        """Send a body with its checksum."""
         self.create(lambda **condition: put_object(Body=body, ChecksumCRC32=body.checksum, **condition))
 
     def create(self, call: Callable[..., _Response]) -> _Response | None:
@@ -172,7 +165,6 @@ class Upload:
         self._lost = False  # whether a part may still arrive
 
     def run(self, pieces: Iterable[memoryview], *, complete: Callable[[Callable[..., _Response]], object]) -> None:
-        """Send all pieces as parts."""
         response = self._client.create_multipart_upload(**self._place, ChecksumAlgorithm="CRC32")
         self._place["UploadId"] = response["UploadId"]
         try:
@@ -183,7 +175,6 @@ class Upload:
             raise
 
     def checksums(self) -> list[tuple[int, int]]:
-        """Return the checksum and the size of each part, in order."""
         return [(crc32, size) for _, crc32, size in sorted(self._checksums)]
 
     def _complete(self, **more: str) -> _Response:

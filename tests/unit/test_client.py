@@ -118,12 +118,12 @@ def test_closing_keeps_payloads_and_opens_again():
 def test_what_was_prepared_before_closing_does_not_use_a_closed_store():
     cc = claimcheck.from_dict(CONFIG)
     pointer, store, messages = cc.store("hot").write(BIG), cc.store("hot"), cc.opened.messages
-    store.joined_bytes = len(BIG)
-    assert messages.join(pointer) == store._request
+    store.pipelined_bytes = len(BIG)
+    assert messages.pipelined(pointer) == (store._pipelined, (pointer, None))
 
     cc.close()
 
-    assert messages.join(pointer) is None
+    assert messages.pipelined(pointer) is None
     assert messages.read(pointer) == BIG
     assert cc.store("hot") is not store
 

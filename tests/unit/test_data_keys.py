@@ -192,22 +192,6 @@ def test_an_opened_data_key_is_kept_until_it_is_too_old():
         keys.open("k1", made.wrapped, CONTEXT)
 
 
-def test_a_refusal_is_remembered_for_some_seconds_and_delays_no_key():
-    """A hundred identical forged messages must not make a hundred calls of a key service."""
-    clock = Clock()
-    keys = service(clock)
-    made = keys.new(CONTEXT)
-    for _ in range(100):
-        with pytest.raises(IntegrityError):
-            keys.open("k1", b"forged|" + bytes(32), CONTEXT)
-    assert Service.calls == ["wrap", "unwrap"]
-    assert keys.open("k1", made.wrapped, CONTEXT) == made.key
-    clock.now = 10
-    with pytest.raises(IntegrityError):
-        keys.open("k1", b"forged|" + bytes(32), CONTEXT)
-    assert Service.calls.count("unwrap") == 3
-
-
 def test_an_outage_of_the_service_is_not_remembered():
     keys = service()
     made = keys.new(CONTEXT)
@@ -248,7 +232,7 @@ def test_the_number_of_kept_data_keys_is_bounded():
     assert Service.calls == []
     keys.open("k1", made[0].wrapped, CONTEXT)
     assert Service.calls == ["unwrap"]
-    assert len(keys._opened._entries) <= 1000
+    assert len(keys._opened) <= 1000
 
 
 # Providers -----------------------------------------------------------------------------------------------------
@@ -303,7 +287,6 @@ def test_errors_of_a_provider_are_errors_of_claimcheck(error, when_writing, when
     assert "secret" not in f"{written.value} {read.value}"
 
     Service.error = None
-    clock.now = 10 if when_reading is IntegrityError else 0  # what may succeed later is not remembered
     assert keys.open("k1", made.wrapped, CONTEXT) == made.key
 
 
@@ -339,7 +322,7 @@ LONGEST = 16 << 10
 @pytest.mark.parametrize(("size", "found"), [(-1, "type str"), (0, "0 bytes"), (LONGEST + 1, "16385 bytes")])
 def test_a_wrapped_key_that_readers_could_not_use_is_refused_before_anything_is_stored(tmp_path, size, found):
     disk = {"type": "filesystem", "path": str(tmp_path)}
-    refused = pytest.raises(ConfigError, match=f"Sized' returned .*{found} for a wrapped data key")
+    refused = pytest.raises(ConfigError, match=f"Sized' returned .*{found} from wrap")
     with claimcheck.from_dict({"stores": {"disk": disk}, "encryption": sized(wrapped_bytes=size)}) as cc, refused:
         cc.store("disk").write(b"payload", destination="orders")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -160,23 +160,6 @@ class TestTasks:
         asyncio.run(main())
         assert sizes == [len(BIG), len(BIG)]
 
-    def test_a_busy_loop_is_woken_once_for_all_results(self, monkeypatch):
-        monkeypatch.setattr(_threads, "_io", [IoThreads(4)])
-        wakes, ended = [], threading.Semaphore(0)
-
-        async def main():
-            loop = asyncio.get_running_loop()
-            wake = loop.call_soon_threadsafe
-            monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *args: (wakes.append(args), wake(*args))[1])
-            tasks = [asyncio.create_task(_threads.in_thread(ended.release)) for _ in range(50)]
-            await asyncio.sleep(0)
-            for _ in tasks:
-                assert ended.acquire(timeout=10)
-            await asyncio.gather(*tasks)
-
-        asyncio.run(main())
-        assert 1 <= len(wakes) <= 5  # the last results of the four threads may come after the loop goes on
-
     @pytest.mark.parametrize("cancelled", ["aread", "arollback"])
     def test_cancelled_before_it_has_a_thread(self, calls, cancelled):
         """A read is not made at all; a rollback is made nevertheless."""

@@ -17,7 +17,7 @@ from claimcheck.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from claimcheck.stores.obstore import ObstoreStore, words_of
+from claimcheck.stores.obstore import ObstoreStore
 from tests.unit.tiny_s3 import Answer, TinyS3
 
 PAYLOAD = os.urandom((2 << 20) + 17)
@@ -232,16 +232,3 @@ class TestOptions:
         store = ObstoreStore(url=url, endpoint_url="http://127.0.0.1:1")
 
         assert store._objects() is store._objects()
-
-
-def test_an_error_says_what_the_service_said():
-    xml = "<?xml version='1.0'?><Error><Code>SignatureDoesNotMatch</Code><Message>It does not match.</Message></Error>"
-    for text, said in (
-        (
-            f"Generic S3 error: 403 Forbidden: {xml}",
-            "Generic S3 error: 403 Forbidden: SignatureDoesNotMatch: It does not match.",
-        ),
-        ("Generic S3 error: HTTP error\n\nDebug source:\nGeneric { ... }", "Generic S3 error: HTTP error"),
-        ("PUT http://169.254.169.254/latest/api/token failed", "no credentials in the environment"),
-    ):
-        assert words_of(RuntimeError(text)).startswith(said)

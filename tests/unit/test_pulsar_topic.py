@@ -1,4 +1,4 @@
-"""Parts of the store that need no broker: how far a reader searches, and where a token is sent."""
+"""Parts of the store that need no broker: where a token is sent."""
 
 import http.server
 import threading
@@ -7,31 +7,8 @@ from contextlib import contextmanager
 import pytest
 
 from claimcheck.errors import ConfigError
-from claimcheck.stores.pulsar_topic import Gap, PulsarTopicStore
+from claimcheck.stores.pulsar_topic import PulsarTopicStore
 from claimcheck.transports.pulsar._queries import AdminClient, AdminError, policy
-from tests.clocks import Clock
-
-
-def gap(**bounds):
-    return Gap(**{"messages": 100, "size": 1000, "seconds": 10, **bounds})
-
-
-def test_a_gap_ends_with_its_messages():
-    assert [gap.take(1) for gap in [gap(messages=3)] for _ in range(4)] == [True, True, True, False]
-
-
-def test_a_gap_ends_with_its_bytes():
-    assert [gap.take(400) for gap in [gap()] for _ in range(3)] == [True, True, False]
-
-
-def test_a_gap_ends_with_its_time():
-    clock = Clock()
-    searched = gap(clock=clock)
-
-    clock.now += 10
-    assert searched.take(1)
-    clock.now += 0.1
-    assert not searched.take(1)
 
 
 @contextmanager

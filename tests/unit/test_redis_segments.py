@@ -18,8 +18,7 @@ from claimcheck.errors import (
 )
 from claimcheck.stores.redis import RedisStore
 from claimcheck.stores.redis import _segments as redis_segments
-from claimcheck.stores.redis._replies import Replies
-from claimcheck.stores.redis._server import Borrowed
+from claimcheck.stores.redis._server import Borrowed, Replies
 from tests.unit.scripted_redis import bulk, scripted_redis
 
 PAYLOAD = bytes(range(95))

@@ -71,7 +71,7 @@ def test_content_that_was_changed(cc, part):
     content = store._payloads[pointer.key]
     header, begin = read_header(PieceReader([content]))
     data_key = store.context.content.keys.open(header.key_id, header.wrapped_key, header.key_context)
-    store.context.content.keys._opened._entries.clear()
+    store.context.content.keys._opened.clear()
     at = {
         "stream header": begin,
         "salt": begin + 1,

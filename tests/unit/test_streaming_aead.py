@@ -168,18 +168,6 @@ def test_a_range_opens_only_its_segments(start, stop, ranges):
     assert stored.open_files == 0
 
 
-def test_a_known_stream_header_saves_a_range():
-    ciphertext = sealed(plaintext(3_500_000))
-    for start, opened in ((0, (HEADER_BYTES, len(ciphertext))), (2_000_000, (SEGMENT, len(ciphertext)))):
-        stored = Ciphertext(ciphertext)
-
-        assert (
-            read(stored, len(ciphertext), start=start, stream_header=ciphertext[:HEADER_BYTES])
-            == (plaintext(3_500_000)[start:])
-        )
-        assert stored.opened == [opened]
-
-
 def test_a_range_must_be_within_the_payload():
     for start, stop in ((-1, 5), (6, 5), (0, 11), (11, 11)):
         with pytest.raises(ValueError, match="not within a payload of 10 bytes"):

@@ -42,14 +42,14 @@ def _encoded(cc: ClaimCheck, content: memoryview, destination: str) -> StoredPay
 
 def _stored(cc: ClaimCheck, envelope: PointerData, headers: object, destination: str) -> StoredPayload:
     pointer = cc.opened.seal.accept(envelope.data, destination=destination)
-    claims, join = hints.declared(headers), cc.opened.messages.join
+    claims, messages = hints.declared(headers), cc.opened.messages
 
     def load() -> bytes:
         payload = cc.read(pointer)
         hints.check(claims, size=len(payload), checksum=lambda name: digest_of(payload, algorithm=name))
         return payload
 
-    return StoredPayload(load, size=pointer.size or 0, pointer=pointer, join=join)
+    return StoredPayload(load, size=pointer.size or 0, pipelined=lambda: messages.pipelined(pointer))
 
 
 def resolver_of(cc: ClaimCheck, *, clock: Callable[[], float]) -> Resolver:

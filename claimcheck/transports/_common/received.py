@@ -9,9 +9,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from claimcheck._threads import IoThreads, Join
+from claimcheck._threads import IoThreads, Pipelined
 from claimcheck._validation import check_int
-from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import ClaimCheckError
 
 DEFAULT_BYTES = 64 << 20
@@ -32,8 +31,7 @@ class StoredPayload:
 
     _load: Callable[[], bytes] | None
     size: int = field(default=0, kw_only=True)
-    pointer: Pointer | None = field(default=None, kw_only=True)
-    join: Callable[[Pointer], Join | None] = field(default=lambda _: None, kw_only=True)
+    pipelined: Callable[[], Pipelined | None] = field(default=lambda: None, kw_only=True)
     _ahead: Future[bytes] | None = field(default=None, init=False)
     _payload: bytes | None = field(default=None, init=False)
     _error: ClaimCheckError | None = field(default=None, init=False)
@@ -58,8 +56,7 @@ class StoredPayload:
     def prefetch(self, threads: IoThreads) -> None:
         """Start reading in another thread; `get` waits for the result."""
         if not self.is_read and self._load is not None:
-            join = None if self.pointer is None else self.join(self.pointer)
-            self._ahead = threads.submit(self._load, join=join, request=self.pointer)
+            self._ahead = threads.submit(self._load, pipelined=self.pipelined())
 
     def watch(self, on_get: Callable[[], None]) -> None:
         """Call a function once the payload is requested, or now if it was."""

@@ -1,6 +1,7 @@
 """Calls whose requests are sent together: each has its own result, error and cancellation."""
 
 import asyncio
+import contextlib
 import io
 import threading
 import time
@@ -10,7 +11,7 @@ import pytest
 
 from claimcheck import _threads
 from claimcheck._receive.messages import Work, _Window
-from claimcheck._threads import IoThreads, joined
+from claimcheck._threads import IoThreads, Pipelined
 from claimcheck._wire.digest import digest_of
 from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import (
@@ -24,26 +25,21 @@ from tests.unit.scripted_redis import bulk, opened, scripted_redis
 
 
 class Server:
-    """Answers with the requests themselves, until a request ``lost`` comes."""
+    """Answers requests that were sent together with the requests themselves, and others with nothing."""
 
     def __init__(self):
-        self.sent, self.closed = [], 0
+        self.sent, self.closed, self.open = [], 0, ()
 
-    def join(self, requests):
+    @contextlib.contextmanager
+    def send(self, requests):
         self.sent.append(list(requests))
-        return _Echo(self, requests)
+        self.open = list(requests)
+        yield
+        self.open = ()
+        self.closed += 1
 
-
-class _Echo:
-    def __init__(self, server, requests):
-        self._server, self._requests, self.is_broken = server, requests, False
-
-    def receive(self, number):
-        self.is_broken = self.is_broken or self._requests[number] == b"lost"
-        return None if self.is_broken else self._requests[number]
-
-    def close(self):
-        self._server.closed += 1
+    def reply(self, request):
+        return request if request in self.open else None
 
 
 @pytest.fixture
@@ -51,7 +47,7 @@ def pool(monkeypatch):
     """One thread, which is busy until `go` is called, so that all calls wait at the same time."""
     pool, busy = IoThreads(1), threading.Event()
     monkeypatch.setattr(_threads, "_io", [pool])
-    monkeypatch.setattr(_threads, "_JOINED_THREADS", 1)
+    monkeypatch.setattr(_threads, "_PIPELINED_THREADS", 1)
     pool.submit(lambda: busy.wait(10))
     pool.go = busy.set
     yield pool
@@ -61,7 +57,7 @@ def pool(monkeypatch):
 
 def submit(pool, server, *requests, size=1):
     return [
-        pool.submit(lambda request=request: joined(request), size=size, join=server.join, request=request)
+        pool.submit(lambda request=request: server.reply(request), size=size, pipelined=Pipelined(server.send, request))
         for request in requests
     ]
 
@@ -76,13 +72,6 @@ class TestThreads:
         pool.submit(lambda: None).result(10)
         assert server.closed == 1
 
-    def test_a_call_that_does_not_take_its_reply_keeps_it_from_the_next(self, pool):
-        server = Server()
-        first = pool.submit(lambda: "nothing", join=server.join, request=b"first")
-        [second] = submit(pool, server, b"second")
-        pool.go()
-        assert (first.result(10), second.result(10)) == ("nothing", b"second")
-
     def test_other_calls_between_them_keep_their_turn(self, pool):
         server, order = Server(), []
         futures = submit(pool, server, b"a", b"b")
@@ -93,12 +82,12 @@ class TestThreads:
         assert server.sent == [[b"a", b"b"], [b"c", b"d"]]
         assert order == [1]
 
-    def test_after_a_lost_connection_the_others_are_not_sent_together_again(self, pool):
+    def test_one_that_waits_alone_is_not_sent_before_it_runs(self, pool):
         server = Server()
-        futures = submit(pool, server, b"a", b"lost", b"b", b"c")
+        futures = submit(pool, server, b"a")
         pool.go()
-        assert [future.result(10) for future in futures] == [b"a", None, None, None]
-        assert len(server.sent) == 1
+        assert [future.result(10) for future in futures] == [None]
+        assert server.sent == []
 
     def test_a_cancelled_call_is_not_sent(self, pool):
         server = Server()
@@ -116,21 +105,21 @@ class TestThreads:
         assert max(map(len, server.sent)) == 4
 
     def test_an_error_of_one_call_is_not_that_of_the_next(self, pool):
-        server, request = Server(), b"fails"
-        failing = pool.submit(lambda: joined(request).nothing, join=server.join, request=request)
+        server = Server()
+        failing = pool.submit(lambda: server.nothing, pipelined=Pipelined(server.send, b"fails"))
         [good] = submit(pool, server, b"good")
         pool.go()
         assert isinstance(failing.exception(10), AttributeError)
         assert good.result(10) == b"good"
 
 
-@pytest.mark.parametrize(("is_joined", "taken"), [(True, 4), (False, 1)])
-def test_a_full_window_is_refilled_with_as_many_as_are_requested_together(pool, is_joined, taken):
+@pytest.mark.parametrize(("is_pipelined", "taken"), [(True, 4), (False, 1)])
+def test_a_full_window_is_refilled_with_as_many_as_are_requested_together(pool, is_pipelined, taken):
     server = Server()
-    join = server.join if is_joined else None
 
     def prepare(value, headers):
-        return Work(lambda: joined(value), blocks=True, size=1, join=join, request=value)
+        pipelined = Pipelined(server.send, value) if is_pipelined else None
+        return Work(lambda: server.reply(value), blocks=True, size=1, pipelined=pipelined)
 
     window = _Window(prepare, 8, 100)
     pool.go()
