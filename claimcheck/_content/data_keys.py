@@ -14,7 +14,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NoReturn, Protocol, cast, runtime_checkable
+from typing import Any, NoReturn, Protocol, TypeVar, cast, runtime_checkable
 
 from claimcheck._content.encryption import DataKey
 from claimcheck._registry import KEY_PROVIDERS, check_unresolved, load_class, resolved_options
@@ -22,10 +22,13 @@ from claimcheck._validation import Option, Problems, Timeout, fail, options_of
 from claimcheck.config import ENCRYPTION_KEY_BYTES, EncryptionConfig, encryption_key, expand
 from claimcheck.errors import ClaimCheckError, ConfigError, IntegrityError, StoreUnavailableError, import_vendor
 
+V = TypeVar("V")
+
 _PATH = "encryption"
 _GROUP = "claimcheck.key_providers"
 _KEPT_KEYS = 1000
 _KEPT_SECONDS = 300.0
+_REFUSED_SECONDS = 10.0
 _NONCE_BYTES = 12
 _MAX_WRAPPED_BYTES = 16 << 10  # readers refuse a longer header of a payload
 _BYTES = (bytes, bytearray, memoryview)
@@ -188,7 +191,10 @@ class DataKeys:
         self._lock = threading.Lock()
         self._provider: KeyProvider | None = None
         self._clock = clock
-        self._opened = OrderedDict[Hashable, tuple[float, bytes]]()  # the oldest first
+        self._opened = OrderedDict[Hashable, tuple[float, bytes]]()  # with the time until which it is kept
+        self._refused = OrderedDict[
+            Hashable, tuple[float, str]
+        ]()  # a forged message must not call the service each time
 
     def __repr__(self) -> str:
         return f"<DataKeys of {self._config.provider!r}, key_id {self._config.key_id!r}>"
@@ -229,18 +235,31 @@ class DataKeys:
 
     def open(self, key_id: str, wrapped: bytes, context: Mapping[str, str]) -> bytes:
         """Return the data key of a stored payload. All arguments are untrusted."""
-        entry, now = (key_id, wrapped, *context.items()), self._clock()
-        with self._lock:
-            opened, key = self._opened.get(entry, (-math.inf, b""))
-        if opened + _KEPT_SECONDS > now:
-            return key
-        key = self._unwrapped(key_id, wrapped, context)
-        with self._lock:
-            self._opened.pop(entry, None)
-            self._opened[entry] = now, key
-            while len(self._opened) > _KEPT_KEYS or next(iter(self._opened.values()))[0] + _KEPT_SECONDS <= now:
-                self._opened.popitem(last=False)
+        entry = (key_id, wrapped, *context.items())
+        key, refusal = self._recent(self._opened, entry), self._recent(self._refused, entry)
+        if refusal is not None:
+            raise IntegrityError(refusal)
+        if key is None:
+            try:
+                key = self._unwrapped(key_id, wrapped, context)
+            except IntegrityError as error:
+                self._keep(self._refused, entry, str(error), _REFUSED_SECONDS)
+                raise
+            self._keep(self._opened, entry, key, _KEPT_SECONDS)
         return key
+
+    def _recent(self, kept: OrderedDict[Hashable, tuple[float, V]], entry: Hashable) -> V | None:
+        with self._lock:
+            until, value = kept.get(entry, (-math.inf, None))
+        return value if until > self._clock() else None
+
+    def _keep(self, kept: OrderedDict[Hashable, tuple[float, V]], entry: Hashable, value: V, seconds: float) -> None:
+        now = self._clock()
+        with self._lock:
+            kept.pop(entry, None)
+            kept[entry] = now + seconds, value
+            while len(kept) > _KEPT_KEYS or next(iter(kept.values()))[0] <= now:
+                kept.popitem(last=False)
 
     def _unwrapped(self, key_id: str, wrapped: bytes, context: Mapping[str, str]) -> bytes:
         if key_id not in self._config.keys:

@@ -192,6 +192,22 @@ def test_an_opened_data_key_is_kept_until_it_is_too_old():
         keys.open("k1", made.wrapped, CONTEXT)
 
 
+def test_a_refusal_is_remembered_for_some_seconds_and_delays_no_key():
+    """A hundred identical forged messages must not make a hundred calls of a key service."""
+    clock = Clock()
+    keys = service(clock)
+    made = keys.new(CONTEXT)
+    for _ in range(100):
+        with pytest.raises(IntegrityError):
+            keys.open("k1", b"forged|" + bytes(32), CONTEXT)
+    assert Service.calls == ["wrap", "unwrap"]
+    assert keys.open("k1", made.wrapped, CONTEXT) == made.key
+    clock.now = 10
+    with pytest.raises(IntegrityError):
+        keys.open("k1", b"forged|" + bytes(32), CONTEXT)
+    assert Service.calls.count("unwrap") == 3
+
+
 def test_an_outage_of_the_service_is_not_remembered():
     keys = service()
     made = keys.new(CONTEXT)
@@ -287,6 +303,7 @@ def test_errors_of_a_provider_are_errors_of_claimcheck(error, when_writing, when
     assert "secret" not in f"{written.value} {read.value}"
 
     Service.error = None
+    clock.now = 10 if when_reading is IntegrityError else 0  # what may succeed later is not remembered
     assert keys.open("k1", made.wrapped, CONTEXT) == made.key
 
 
