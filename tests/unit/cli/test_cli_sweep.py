@@ -29,7 +29,8 @@ def configure(here: Path, *, ttl_seconds: int) -> None:
 
 
 def stored(here: Path) -> list[Path]:
-    return [path for path in (here / "claims").rglob("*") if path.is_file()]
+    """Return the payloads; a sweep may remove folders meanwhile, which `os.walk` leaves out."""
+    return [Path(folder, name) for folder, _, names in os.walk(here / "claims") for name in names]
 
 
 def expire(here: Path, count: int) -> None:
