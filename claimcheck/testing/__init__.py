@@ -49,7 +49,7 @@ class RecordedMessage:
     """One message that an application sent to a `RecordingBroker`.
 
     Attributes:
-        topic: The topic.
+        topic: Where it was sent.
         value: The message as it would travel through the broker: an envelope, or a payload sent unchanged.
         key: The message key.
         headers: The headers, as the application's function received them.
@@ -63,18 +63,6 @@ class RecordedMessage:
 
 class RecordingBroker:
     """A broker stub that keeps the messages it receives.
-
-    Example::
-
-        def test_large_orders_are_offloaded(claimcheck_memory):
-            broker = RecordingBroker()
-            offload = claimcheck_memory.offload(destination="topic", key="key", headers="headers")
-            publish = offload(broker.send)
-
-            publish("orders", b"x" * 2_000_000, key="customer-1")
-
-            assert_offloaded(broker.messages[0])
-            assert broker.payloads(claimcheck_memory) == [b"x" * 2_000_000]
 
     Attributes:
         messages: Every message, in the order of sending.
@@ -200,14 +188,6 @@ class FaultyStore(Store):
     """Wraps a store and fails on demand.
 
     In YAML: ``{type: "claimcheck.testing:FaultyStore", store: {type: memory}}``.
-
-    Example::
-
-        store = FaultyStore(store=MemoryStore())
-        store.fail("write", times=1)
-        with pytest.raises(StoreUnavailableError):
-            store.write(b"payload")
-        store.write(b"payload")
 
     Args:
         store: The store to wrap, or its configuration as in YAML.

@@ -100,7 +100,7 @@ BROKEN = {
     def _scope(self, pointer): return str(self.uuid)
     def _new_key(self, destination, unique): return f'{self.uuid}-{unique}'
 """,
-        ["test_config_travels", "test_close_keeps_payloads"],
+        ["test_close_keeps_payloads"],
     ),
     "close deletes": ("def close(self): MEDIUM.clear()", ["test_close_keeps_payloads"]),
     "extends what is gone": (
