@@ -297,10 +297,13 @@ class Receiver(Delegated, Closing, ABC):
 
     # Settling --------------------------------------------------------------------------------------------------
 
-    def _settle(self, outcome: Outcome | None, *, acked: bool) -> None:
-        """Mark the messages of a chunked payload as acknowledged or negatively acknowledged; ``None`` is ignored."""
+    def _settle(self, outcome: Outcome | None, *, acked: bool) -> tuple[pulsar.MessageId, ...]:
+        """Mark the messages of a chunked payload as acknowledged or negatively acknowledged; ``None`` is ignored.
+
+        Returns their ids, for the client: no duplicate joins them from now on.
+        """
         if outcome is None:
-            return
+            return ()
         with self._lock:
             self._resolver.settle(outcome, acked=acked)
             for place in _places(outcome):
@@ -310,6 +313,7 @@ class Receiver(Delegated, Closing, ABC):
                     self._in_batch_before.pop(place, None)
             if self._resolver.safe_position(outcome.source) is None:
                 self._behind.pop(outcome.source, None)
+            return tuple(handle.message_id() for handle in outcome.handles)
 
     def _settle_own(self, place: Place) -> None:
         """Forget a message that is its own payload and was acknowledged or negatively acknowledged."""
