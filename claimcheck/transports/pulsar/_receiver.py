@@ -154,7 +154,6 @@ class Receiver(Delegated, Closing, ABC):
         return self.take_ready() if stored is None or stored.is_read else None
 
     def waiting(self) -> list[PulsarMessage]:
-        """Return the payloads that are complete, without removing them."""
         return list(self._ready.copy())
 
     @property
@@ -163,7 +162,6 @@ class Receiver(Delegated, Closing, ABC):
         return max(0.0, self._ticked + TICK_SECONDS - self._clock()) if self.pending_payloads else None
 
     def tick(self) -> None:
-        """Expire chunks that have waited too long."""
         self._ticked = self._clock()
         with self._lock:
             arrivals = self._arrivals(self._resolver.tick())
