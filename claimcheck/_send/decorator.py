@@ -210,11 +210,11 @@ class _Sender:
 
     def _produce(self, arguments: dict[str, Any], envelope: Envelope) -> Any:
         """Call the function once, with copies of its arguments: the caller's objects are never changed."""
-        call, values = self._call, (envelope.data, envelope.key, envelope.headers)
-        changed = zip((call.payload, call.key, call.headers), values, strict=True)
-        bound = inspect.BoundArguments(
-            self._signature, {**arguments, **{name: value for name, value in changed if name is not None}}
-        )
+        call, changed = self._call, dict(arguments)
+        for name, value in ((call.payload, envelope.data), (call.key, envelope.key), (call.headers, envelope.headers)):
+            if name is not None:
+                changed[name] = value
+        bound = inspect.BoundArguments(self._signature, changed)  # type: ignore[arg-type]
         return self._function(*bound.args, **bound.kwargs)
 
 

@@ -22,6 +22,12 @@ def test_any_schedule(broker, part):
         assert not result.wrong, report(minimized(result))
 
 
+@pytest.mark.parametrize("schedule", ["pulsar-1869"])
+def test_a_schedule_that_failed_once(schedule):
+    result = Schedule.parse(schedule).run()
+    assert not result.wrong, report(result)
+
+
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: f"{defect.broker}: {defect.name}")
 def test_a_planted_defect_is_found(defect, record_property):
     count, result = defect.found(MOST)

@@ -144,7 +144,6 @@ class Senders(Generic[P]):
         self.producers = [producer(each) for each in self._configured]
 
     def choose(self, messages: Sequence[tuple[Buffer | None, object]]) -> P:
-        """Return the producer for a letter."""
         if not self._signs:
             return self.producers[0]
         times = [signed_ms(value, headers, header=self._header) for value, headers in messages]
@@ -154,7 +153,6 @@ class Senders(Generic[P]):
         return self.producers[0 if signed else 2 if is_plain else 1]
 
     def close(self) -> None:
-        """Close the stores."""
         for each in self._configured:
             each.close()
 

@@ -123,7 +123,6 @@ class RollbackWorker:
         future.add_done_callback(self._pending.discard)
 
     def wait(self) -> None:
-        """Wait until all submitted work is done."""
         wait(list(self._pending))
 
     def close(self) -> None:

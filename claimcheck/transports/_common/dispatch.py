@@ -21,7 +21,6 @@ Content = Plain | Literal | StoredPayload | Chunk | Abort | ClaimCheckError
 
 
 def dispatch(cc: ClaimCheck, message: bytes, headers: Callable[[], object], *, destination: str) -> Content:
-    """Decode a message."""
     try:
         envelope = decode(message, header=cc.config.header)
         if isinstance(envelope, PointerData):

@@ -169,7 +169,6 @@ class Prefetch:
         self._delivered, self._requested = 0, False
 
     def deliver(self, message: Received) -> None:
-        """Note that the application receives a message."""
         stored = message.stored
         self._follows_pointer = stored is not None and stored.size > 0
         if self._may_begin and stored is not None and stored.size:

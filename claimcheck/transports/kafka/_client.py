@@ -30,7 +30,6 @@ class OffsetStoreError(TransportError):
 
 
 def vendor() -> ModuleType:
-    """Return the client library."""
     return import_vendor("confluent_kafka", extra="kafka")
 
 
@@ -61,7 +60,6 @@ classify = classifier(
 
 
 def exception_of(error: KafkaError) -> Exception:
-    """Return the exception for the error of a delivery report."""
     exception: Exception = vendor().KafkaException(error)
     return exception
 

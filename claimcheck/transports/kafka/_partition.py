@@ -206,7 +206,6 @@ class Assignment:
         return int(low)
 
     def messages(self, outcomes: Iterable[Outcome]) -> list[ReadyMessage]:
-        """Return the messages for what became of payloads in chunks."""
         found = (self.partitions[outcome.source].message_for(outcome) for outcome in outcomes)  # type: ignore[index]
         return [ready for ready in found if ready is not None]
 
@@ -267,7 +266,6 @@ class Partition:
     # From records to messages
 
     def take(self, native: Record, *, is_plain: bool) -> list[ReadyMessage]:
-        """Take a record; returns the messages that are ready now, if any."""
         offset = native.offset()
         if self.offsets.went_back and self._was_overtaken(offset):
             return []
@@ -483,7 +481,6 @@ class Partition:
 
 
 def place(source: Source, offset: int = -1001, metadata: str | None = None) -> TopicPartition:
-    """Return a partition, with an offset for the client."""
     made: TopicPartition = vendor().TopicPartition(*source, offset, *([] if metadata is None else [metadata]))
     return made
 

@@ -331,7 +331,6 @@ class InFlightWindow:
     _on_complete: Callable[[], None] | None = field(default=None, init=False)
 
     def send(self, envelope: Envelope) -> None:
-        """Send one record as soon as there is room for it."""
         data = envelope.data
         size = len(data or b"")
         self._wait_while(lambda: self._in_flight > 0 and self._bytes + size > self.window_bytes)
@@ -341,7 +340,6 @@ class InFlightWindow:
         self._produce(envelope, data if data is None or type(data) is bytes else bytes(data), size)
 
     def settle(self) -> None:
-        """Wait until every record has its report."""
         while self._in_flight and len(self.native):
             self.poller.quietly(_STEP_SECONDS)
 

@@ -67,11 +67,9 @@ class KafkaTarget:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of a client."""
         return {**self.options, "bootstrap.servers": self.servers}
 
     def cluster(self, *, seconds: float = SECONDS) -> Cluster:
-        """Return the cluster."""
         return Cluster(self.settings, path="the file of --kafka-config", seconds=seconds)
 
 
@@ -155,7 +153,6 @@ class Cluster:
 
 
 def sent_ms(record: Any) -> int | None:
-    """Return the time of a record; ``None`` if it has none."""
     kind, milliseconds = record.timestamp()
     return milliseconds if kind != vendor().TIMESTAMP_NOT_AVAILABLE else None
 
@@ -208,7 +205,6 @@ class TopicSettings:
 
 
 def topic_settings(admin: AdminClient, topic: str) -> TopicSettings:
-    """Return the settings of a topic; raises the client's error."""
     module = _admin_module()
     resource = module.ConfigResource(module.ResourceType.TOPIC, topic)
     entries = admin.describe_configs([resource], request_timeout=_REQUEST_SECONDS)[resource].result()

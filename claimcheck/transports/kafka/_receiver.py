@@ -149,7 +149,6 @@ class Receiver:
             self.store_offsets()
 
     def drop(self, partitions: list[TopicPartition]) -> None:
-        """Drop the waiting messages of these partitions."""
         dropped = {(each.topic, each.partition) for each in partitions}
         for ready in [each for each in self.ready if each.partition and each.partition.source in dropped]:
             self.ready.remove(ready)

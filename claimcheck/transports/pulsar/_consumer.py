@@ -165,9 +165,8 @@ class PulsarConsumer(Receiver):
         if isinstance(message, PulsarMessage) and message.outcome is None:
             self._native.acknowledge(*message.natives)
             return
-        for native in natives(id_of(message)):
+        for native in self._settle(self._outcome_of(message), acked=True) or natives(id_of(message)):
             self._native.acknowledge(native)
-        self._settle(self._outcome_of(message), acked=True)
         self.tick()  # duplicates may have ended with it
 
     def acknowledge_cumulative(self, message: AnyMessage) -> None:
@@ -257,23 +256,20 @@ class PulsarConsumer(Receiver):
 
     def _drop(self, dropped: Dropped) -> None:
         """Take the configured action. A payload with too many redeliveries goes to `_keep`, to be dead-lettered."""
-        ids = tuple(handle.message_id() for handle in dropped.handles)
         place: Place = (dropped.source, dropped.positions[0])
         count = max(handle.redelivery_count() for handle in dropped.handles)
         if dropped.action == "ack":
-            for message_id in ids:
+            for message_id in self._settle(dropped, acked=True):
                 self._native.acknowledge(message_id)
-            self._settle(dropped, acked=True)
             self._redeliveries.forget(place)
         elif dropped.action == "redeliver" and self._redeliveries.too_many(place, count) is None:
-            self._redeliver(ids, dropped, place)
+            self._redeliver((), dropped, place)
         else:
             self._keep(self._report(dropped))
 
     def _redeliver(self, ids: Iterable[pulsar.MessageId], outcome: Outcome | None, place: Place) -> None:
-        for message_id in ids:
+        for message_id in self._settle(outcome, acked=False) or ids:
             self._native.negative_acknowledge(message_id)
-        self._settle(outcome, acked=False)
         self._redeliveries.add(place)
 
     def _try_dead_letter(self, message: PulsarMessage, reason: str) -> bool:

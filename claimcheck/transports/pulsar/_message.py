@@ -146,7 +146,6 @@ def id_of(message: AnyMessage) -> Any:
 
 
 def natives(message_id: AnyMessageId) -> tuple[pulsar.MessageId, ...]:
-    """Return the native ids of all messages of an id."""
     return message_id.ids if isinstance(message_id, WholeMessageId) else (message_id,)
 
 

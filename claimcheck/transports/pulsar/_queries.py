@@ -52,7 +52,6 @@ _quiet.propagate = False
 
 
 def vendor() -> ModuleType:
-    """Return the client library."""
     return import_vendor("pulsar", extra="pulsar")
 
 
@@ -79,7 +78,6 @@ class PulsarTarget:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def admin(self, *, seconds: float = SECONDS) -> AdminClient:
-        """Return a client for the web service."""
         trust = trusting(self.ca_file, option="CLAIMCHECK_PULSAR_TLS_TRUST_CERTS_FILE_PATH")
         return AdminClient(self.admin_url or "", headers=self.headers, trust=trust, timeout_seconds=seconds)
 
@@ -329,7 +327,6 @@ def full_name(topic: str) -> str:
 
 
 def topic_path(topic: str) -> str:
-    """Return the path of a topic in the web service."""
     return urllib.parse.quote(full_name(topic).replace("://", "/"))
 
 

@@ -154,7 +154,6 @@ class Receiver(Delegated, Closing, ABC):
         return self.take_ready() if stored is None or stored.is_read else None
 
     def waiting(self) -> list[PulsarMessage]:
-        """Return the payloads that are complete, without removing them."""
         return list(self._ready.copy())
 
     @property
@@ -163,7 +162,6 @@ class Receiver(Delegated, Closing, ABC):
         return max(0.0, self._ticked + TICK_SECONDS - self._clock()) if self.pending_payloads else None
 
     def tick(self) -> None:
-        """Expire chunks that have waited too long."""
         self._ticked = self._clock()
         with self._lock:
             arrivals = self._arrivals(self._resolver.tick())
@@ -297,10 +295,13 @@ class Receiver(Delegated, Closing, ABC):
 
     # Settling --------------------------------------------------------------------------------------------------
 
-    def _settle(self, outcome: Outcome | None, *, acked: bool) -> None:
-        """Mark the messages of a chunked payload as acknowledged or negatively acknowledged; ``None`` is ignored."""
+    def _settle(self, outcome: Outcome | None, *, acked: bool) -> tuple[pulsar.MessageId, ...]:
+        """Mark the messages of a chunked payload as acknowledged or negatively acknowledged; ``None`` is ignored.
+
+        Returns their ids, for the client: no duplicate joins them from now on.
+        """
         if outcome is None:
-            return
+            return ()
         with self._lock:
             self._resolver.settle(outcome, acked=acked)
             for place in _places(outcome):
@@ -310,6 +311,7 @@ class Receiver(Delegated, Closing, ABC):
                     self._in_batch_before.pop(place, None)
             if self._resolver.safe_position(outcome.source) is None:
                 self._behind.pop(outcome.source, None)
+            return tuple(handle.message_id() for handle in outcome.handles)
 
     def _settle_own(self, place: Place) -> None:
         """Forget a message that is its own payload and was acknowledged or negatively acknowledged."""

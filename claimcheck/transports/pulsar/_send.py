@@ -96,7 +96,6 @@ class Ticket:
 
     @property
     def open(self) -> bool:
-        """Whether the callback was not called yet."""
         return bool(self._callback)
 
     def expire(self) -> None:
@@ -165,7 +164,6 @@ class BoundedProducer:
 
     @property
     def is_lost(self) -> bool:
-        """Whether a message has had no answer in time."""
         return self._lost.done()
 
     def error_of(self, result: pulsar.Result) -> Exception:
@@ -242,7 +240,6 @@ def _flush_in_thread(producer: pulsar.Producer) -> Future[None]:
 
 
 def no_id() -> pulsar.MessageId:
-    """Return an id without a position."""
     return vendor().MessageId(-1, -1, -1, -1)._msg_id
 
 
@@ -276,7 +273,6 @@ class InFlightWindow:
         self.result: pulsar.Result | None = None
 
     def launch(self, envelope: Envelope) -> None:
-        """Send one message, when there is room for it."""
         room = self._producer.window_bytes - len(envelope.data or b"")
         with self._changed:
             self._wait(lambda: not self._in_flight or sum(self._in_flight.values()) <= room)
