@@ -210,11 +210,11 @@ class _Sender:
 
     def _produce(self, arguments: dict[str, Any], envelope: Envelope) -> Any:
         """Call the function once, with copies of its arguments: the caller's objects are never changed."""
-        call, changed = self._call, dict(arguments)
-        for name, value in ((call.payload, envelope.data), (call.key, envelope.key), (call.headers, envelope.headers)):
-            if name is not None:
-                changed[name] = value
-        bound = inspect.BoundArguments(self._signature, changed)  # type: ignore[arg-type]
+        call = self._call
+        changed = {**arguments, call.payload: envelope.data}
+        changed |= {} if call.key is None else {call.key: envelope.key}
+        changed |= {} if call.headers is None else {call.headers: envelope.headers}
+        bound = inspect.BoundArguments(self._signature, changed)
         return self._function(*bound.args, **bound.kwargs)
 
 

@@ -42,6 +42,7 @@ MAX_SEGMENTS = 1_000_000
 
 _MAX_KEY_BYTES = 1024
 _UNWATCHED = nullcontext()
+_LARGE_BYTES = 64 << 20  # a smaller payload is not the reason why there is no memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,6 +370,12 @@ def untrusted(store: StoreContract, pointer: Pointer, why: str) -> IntegrityErro
 
 def translated(store: StoreContract, error: Exception, pointer: Pointer, operation: str) -> StoreError:
     """Return the error of this library for a medium's error."""
+    if isinstance(error, MemoryError) and operation == "read" and (pointer.size or 0) > _LARGE_BYTES:
+        text = (
+            f"store {store.name!r}: {pointer.key!r} of {pointer.size} bytes does not fit into memory: open it as a file"
+        )
+        limit = store.context.max_payload_bytes
+        return PayloadTooLargeError(text, store=store.name, key=pointer.key, size=pointer.size, limit=limit)
     kind = store._translate(error) or StoreError
     if kind is PayloadNotFoundError and operation == "read":
         return store.missing(pointer)
