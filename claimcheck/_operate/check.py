@@ -24,7 +24,6 @@ from claimcheck.errors import ConfigError, MissingDependencyError, StoreUnavaila
 
 _PROBE = b"claimcheck check"
 _HOUR = 3600
-_DEFAULT_TTL = {"redis": 604_800, "pulsar-topic": 604_800}  # the default of ttl_seconds; the other types have none
 _UNLIMITED = ("filesystem", "s3", "obstore")  # the types that have no default
 _KAFKA_BYTES = 1_048_588  # message.max.bytes
 _PULSAR_BYTES = 5 << 20  # maxMessageSize
@@ -73,7 +72,6 @@ def check(cc: Configured, *, open: bool = False) -> CheckReport:  # noqa: A002 -
 
 def _general(config: Config) -> Iterator[Finding]:
     yield from _threshold("", config)
-    yield from _dead_letters("", config)
     if config.strategy == "hybrid":
         message = f"while the store {config.store!r} fails, payloads go through the broker as chunks"
         fix = (
@@ -95,21 +93,6 @@ def _threshold(prefix: str, config: Config) -> Iterator[Finding]:
     message = f"{threshold:,} bytes is more than {brokers} accept{'s' if brokers == 'Kafka' else ''} by default"
     fix = "Use auto, which follows the producer's own limit, or raise the limit of the broker and all its clients."
     yield finding("warning", "threshold-high", f"{prefix}threshold_bytes", message, fix)
-
-
-def _dead_letters(prefix: str, config: Config) -> Iterator[Finding]:
-    seconds, store = config.dead_letter_ttl_seconds, config.stores.get(config.store or "")
-    if seconds is None or store is None or config.strategy in ("chunking", "inline"):
-        return
-    ttl = store.options.get("ttl_seconds", _DEFAULT_TTL.get(store.type))
-    if isinstance(ttl, (int, float)) and seconds < ttl:
-        path = f"{prefix}dead_letter_ttl_seconds"
-        message = (
-            f"{seconds:,g} s is less than the ttl_seconds of the store {config.store!r}, {ttl:,g} s: it has no effect "
-            f"on payloads that are younger than {ttl - seconds:,g} s when their message becomes a dead letter"
-        )
-        fix = "Raise it above ttl_seconds, or remove it."
-        yield finding("warning", "dead-letter-lifetime-short", path, message, fix)
 
 
 def _signing(config: Config) -> Iterator[Finding]:
@@ -150,11 +133,6 @@ def _encryption(config: Config) -> Iterator[Finding]:
         yield finding("warning", "encryption-optional", "encryption.require", message, fix)
     if encryption.key_id is not None and not encryption.inline:
         yield from _plain_messages(config)
-    for name, store in config.stores.items() if encryption.require else ():
-        if store.options.get("v1_pointers") is True:
-            path, fix = f"stores.{name}.v1_pointers", "Remove it, or set encryption.require to false until they expire."
-            message = "readers reject all version 1 pointers, because encryption.require is true"
-            yield finding("warning", "encryption-rejects-v1", path, message, fix)
 
 
 def _plain_messages(config: Config) -> Iterator[Finding]:
@@ -231,8 +209,6 @@ def _destinations(config: Config) -> Iterator[Finding]:
             yield finding("warning", "destination-unused", path, message, f"Move it above {earlier!r}.")
         if override.threshold_bytes != config.threshold_bytes:
             yield from _threshold(f"{path}.", override)
-        if (override.dead_letter_ttl_seconds, override.store) != (config.dead_letter_ttl_seconds, config.store):
-            yield from _dead_letters(f"{path}.", override)
 
 
 # Stores --------------------------------------------------------------------------------------------------------
@@ -257,11 +233,7 @@ def _lifetime(path: str, store: StoreConfig) -> Iterator[Finding]:
         message = f"payloads expire after {ttl:g} s; a consumer that is further behind loses them"
         fix = "Set it at least to the retention of the topics."
         yield finding("warning", "lifetime-short", f"{path}.ttl_seconds", message, fix)
-    if store.type == "redis" and ttl is None:
-        message = "payloads never expire, and the server's memory fills up"
-        fix = "Set it to the retention of the topics."
-        yield finding("warning", "redis-no-expiry", f"{path}.ttl_seconds", message, fix)
-    if ttl in ("default", None) and store.type in _UNLIMITED:
+    if ttl is None or (ttl == "default" and store.type in _UNLIMITED):
         message = "payloads have no lifetime: no sweep deletes them, and lifecycle rules do not know when they may"
         fix = "Set it at least to the retention of the topics, unless payloads have to be kept forever."
         yield finding("warning", "lifetime-none", f"{path}.ttl_seconds", message, fix)
