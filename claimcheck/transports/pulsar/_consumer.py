@@ -163,7 +163,7 @@ class PulsarConsumer(Receiver):
             self._redeliveries.forget(place)
             self._settle_own(place)
         if isinstance(message, PulsarMessage) and message.outcome is None:
-            self._native.acknowledge(*message.natives)
+            self._native.acknowledge(message.native)
             return
         for native in self._settle(self._outcome_of(message), acked=True) or natives(id_of(message)):
             self._native.acknowledge(native)

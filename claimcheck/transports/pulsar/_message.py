@@ -210,12 +210,13 @@ class PulsarMessage(Delegated):
     acknowledge it or dead-letter it. Other messages are not affected.
 
     Attributes:
+        native: The native message; for chunks, the metadata of the first.
         outcome: Of a payload in chunks; ``None`` for any other.
     """
 
     delegated = _METADATA
 
-    __slots__ = ("_content", "_native", "_schema", "outcome")
+    __slots__ = ("_content", "_schema", "native", "outcome")
 
     def __init__(
         self,
@@ -224,10 +225,13 @@ class PulsarMessage(Delegated):
         content: bytes | StoredPayload | ClaimCheckError,
         outcome: Outcome | None = None,
     ) -> None:
-        self._native: Any = native  # for chunks, of the first
+        self.native: Any = native
         self._schema = schema
         self._content = content
         self.outcome = outcome
+
+    def _delegate(self) -> Any:
+        return self.native
 
     def data(self) -> bytes:
         """Return the payload, whole and verified. A stored or encoded payload is read or decoded by the first call.
@@ -246,7 +250,7 @@ class PulsarMessage(Delegated):
 
     def value(self) -> Any:
         """Return the payload, decoded by the consumer's schema. Raises the errors of `data` and of the schema."""
-        return self._native.value() if self.has_null_value() else self._schema.decode_message(self)
+        return self.native.value() if self.has_null_value() else self._schema.decode_message(self)
 
     @property
     def error(self) -> ClaimCheckError | None:
@@ -260,33 +264,33 @@ class PulsarMessage(Delegated):
     def message_id(self) -> pulsar.MessageId | WholeMessageId:
         """The native id; a `WholeMessageId` for chunks."""
         if self.outcome is None:
-            return self._native.message_id()
+            return self.native.message_id()
         return WholeMessageId(tuple(handle.message_id() for handle in self.outcome.handles), self.topic_name())
 
     def properties(self) -> dict[str, str]:
         """The sender's properties, without the ``claimcheck-`` headers."""
-        return dict(hints.strip(self._native.properties()) if self.outcome is None else self.outcome.headers)
+        return dict(hints.strip(self.native.properties()) if self.outcome is None else self.outcome.headers)
 
     def partition_key(self) -> str:
         """The sender's key, empty without one."""
-        return str(self._native.partition_key() if self.outcome is None else self.outcome.key or "")
+        return str(self.native.partition_key() if self.outcome is None else self.outcome.key or "")
 
     def redelivery_count(self) -> int:
         """How often it was redelivered, by the broker's count; for chunks, the highest."""
-        handles = (self._native,) if self.outcome is None else self.outcome.handles
+        handles = (self.native,) if self.outcome is None else self.outcome.handles
         return max(int(handle.redelivery_count()) for handle in handles)
 
     def int_schema_version(self) -> int:
         """The schema version as a number, for schemas that decode this message."""
-        return _int_schema_version(self._native) if self.outcome is None else self._native.int_schema_version()
+        return _int_schema_version(self.native) if self.outcome is None else self.native.int_schema_version()
 
     def has_null_value(self) -> bool:
         """Whether it is a tombstone."""
-        return self.outcome is None and bool(self._native.has_null_value())
+        return self.outcome is None and bool(self.native.has_null_value())
 
     def encryption_context(self) -> pulsar.EncryptionContext | None:
         """The native message's encryption context; ``None`` for chunks."""
-        return None if self.outcome is not None else self._native.encryption_context()
+        return None if self.outcome is not None else self.native.encryption_context()
 
     @property
     def is_incomplete(self) -> bool:
@@ -307,7 +311,7 @@ class PulsarMessage(Delegated):
     @property
     def natives(self) -> tuple[pulsar.Message, ...]:
         """The native messages, for a dead-letter topic; ``None`` for chunks that were not kept."""
-        return (self._native,) if self.outcome is None else tuple(handle.native for handle in self.outcome.handles)
+        return (self.native,) if self.outcome is None else tuple(handle.native for handle in self.outcome.handles)
 
     def __repr__(self) -> str:
         state = f"failed: {type(self._content).__name__}" if isinstance(self._content, Exception) else "received"
