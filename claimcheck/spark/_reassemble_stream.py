@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+import claimcheck._receive.chunk_rules as chunk_rules
 from claimcheck._client import ClaimCheck
-from claimcheck._receive import chunk_rules
 from claimcheck._store.listing import StoreEntry
 from claimcheck._store.store import Store
 from claimcheck._validation import fail

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from claimcheck import ClaimCheck
+    from claimcheck._client import ClaimCheck
 
 
 @pytest.fixture
@@ -21,11 +21,10 @@ def claimcheck_config() -> dict[str, object]:
 @pytest.fixture
 def claimcheck_memory(claimcheck_config: dict[str, object]) -> Iterator[ClaimCheck]:
     """A `ClaimCheck` that keeps payloads in memory until the test ends. Its store is called ``memory``."""
-    from claimcheck import from_dict
-    from claimcheck.stores.memory import MemoryStore
+    from claimcheck._client import from_dict
 
     with from_dict(claimcheck_config) as cc:
         yield cc
-        for store in map(cc.store, cc.config.stores):
-            if isinstance(store, MemoryStore):
-                store._payloads.clear()
+        for name, store in cc.config.stores.items():
+            if store.type == "memory":
+                list(cc.store(name).delete(cc.store(name).scan()))

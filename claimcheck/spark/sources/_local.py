@@ -14,8 +14,7 @@ from claimcheck._validation import fail
 from claimcheck.spark._columns import HEADERS_TYPE
 from claimcheck.spark.sources._options import TEXT, DataLossError, Values, require
 from claimcheck.spark.sources._source import Checkpoint, OffsetRange, TopicSource, TopicStreamReader
-from claimcheck.transports.local import LocalBroker, LocalMessage
-from claimcheck.transports.local._broker import local_cluster
+from claimcheck.transports.local._broker import LocalBroker, LocalMessage, local_cluster
 
 if TYPE_CHECKING:
     import pyarrow as pa
