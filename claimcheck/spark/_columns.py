@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from claimcheck._validation import check_type, fail
+from claimcheck._wire.buffers import Buffer
 from claimcheck.config import Config, expand
 from claimcheck.errors import (
     UNUSABLE,
@@ -155,10 +157,12 @@ def error_type() -> StructType:
     return StructType([StructField(name, StringType()) for name in _ERROR])
 
 
-def arrow_error_type() -> pa.DataType:
+def error_array(values: Iterable[object]) -> pa.Array:
+    """Return a column with the errors among the values."""
     import pyarrow as pa
 
-    return pa.struct([(name, pa.string()) for name in _ERROR])
+    errors = [error_value(value) if isinstance(value, Exception) else None for value in values]
+    return pa.array(errors, type=pa.struct([(name, pa.string()) for name in _ERROR]))
 
 
 def error_value(error: BaseException) -> dict[str, str | None]:
@@ -169,6 +173,27 @@ def error_value(error: BaseException) -> dict[str, str | None]:
     values = (getattr(error, name, None) if isinstance(error, ClaimCheckError) else None for name in ("store", "key"))
     store, key = (str(value) if value else None for value in values)
     return {"type": type(error).__name__, "message": message, "store": store, "key": key}
+
+
+def binary_array(values: list[Sequence[Buffer] | None], kind: pa.DataType) -> pa.Array:
+    """Return a ``binary`` or ``large_binary`` column of joined pieces, and empty the list as they are copied."""
+    import pyarrow as pa
+
+    sizes = (sum(map(len, pieces or ())) for pieces in values)
+    ends = array("q" if pa.types.is_large_binary(kind) else "i", accumulate(sizes, initial=0))
+    count, is_valid = len(values), [pieces is not None for pieces in values]
+    valid = None if all(is_valid) else pa.array(is_valid).buffers()[1]
+    if count == 1 and len(values[0] or ()) == 1:
+        (piece,) = values.pop() or ()
+        return pa.Array.from_buffers(kind, 1, [valid, pa.py_buffer(ends), pa.py_buffer(piece)])
+    data = pa.allocate_buffer(ends[-1])
+    view = memoryview(data).cast("B")
+    while values:
+        position = ends[len(values) - 1]
+        for piece in values.pop() or ():
+            view[position : position + len(piece)] = piece
+            position += len(piece)
+    return pa.Array.from_buffers(kind, count, [valid, pa.py_buffer(ends), data])
 
 
 def is_bad_message(error: ClaimCheckError, config: Config) -> bool:

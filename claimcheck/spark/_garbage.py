@@ -61,15 +61,15 @@ def collect_garbage(
 ) -> GarbageReport:
     """Find orphans: stored payloads of some topics that no message in any of these topics points at.
 
-    Lists all stores of the configuration that can be listed, then reads every message of the topics. Nothing is deleted
-    until `GarbageReport.delete` is called: it reads the topics once more, and compares each object with the report.
+    Lists the stores, then reads every message of the topics. Nothing is deleted until `GarbageReport.delete` is called:
+    it reads the topics once more, and compares each object with the report.
 
     Everything that can hold a pointer to a payload of these topics has to be named: dead-letter topics and mirrors
     among the topics, tables of messages in ``keep``. Payloads of other destinations are never touched.
 
     A store remembers which cluster each topic belongs to, and a collection that does not read the messages of that
-    cluster is refused. Give each cluster its own store or prefix; those that share one, and have topics of the same
-    name, have to be collected together.
+    cluster is refused. Clusters that share a store and its prefix, and have topics of the same name, have to be
+    collected together.
 
     Args:
         spark: A session; with Spark Connect, too. The source of Kafka must be on its class path if it is used, and

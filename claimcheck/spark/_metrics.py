@@ -29,8 +29,7 @@ _log = logging.getLogger(__name__)
 class Metrics:
     """Counts of all tasks that use this object; updated on the driver as tasks end.
 
-    Spark counts a task when it succeeds. Failed attempts, and tasks stopped early by a ``limit``, are not included;
-    recomputed rows count again. Use it for display, not for accounting.
+    Spark counts a task when it succeeds, and recomputed rows again. Use it for display, not for accounting.
 
     Args:
         spark: The session. Spark Connect has no accumulators: use ``df.observe`` there.

@@ -31,6 +31,7 @@ from claimcheck.spark._columns import (
     check_paths,
     check_reached,
     check_writing,
+    error_array,
     find_column,
     map_batches,
     row_source,
@@ -44,7 +45,6 @@ from claimcheck.spark._reading import (
     Row,
     RowGroup,
     Stage,
-    error_array,
     messages_of,
     views,
     with_results,
@@ -120,7 +120,7 @@ def offload(
     return transform
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Columns:
     """The columns of the input, by index; those that are ``kept`` precede the added ones, which have ``names``."""
 
@@ -141,15 +141,8 @@ class _Columns:
         keys = [key or "key"] if key is not None or may_chunk else []
         names = ("value", *keys, headers or "headers")
         check_new([df.columns[i] for i in kept], names)
-        return cls(
-            payload=index,
-            key=key_index,
-            headers=headers_index,
-            kept=kept,
-            names=names,
-            text_key=key_index is not None and df.dtypes[key_index][1] == "string",
-            all_names=tuple(df.columns),
-        )
+        is_text = key_index is not None and df.dtypes[key_index][1] == "string"
+        return cls(index, key_index, headers_index, kept, names, is_text, tuple(df.columns))
 
     def added(self) -> dict[str, DataType]:
         from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, StructType

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 from typing import Literal as OneOf
 
@@ -21,11 +20,11 @@ from claimcheck.errors import ClaimCheckError, PayloadTooLargeError
 from claimcheck.spark._columns import (
     MAX_COLUMN_BYTES,
     Origin,
-    arrow_error_type,
+    binary_array,
     check_new,
     check_paths,
+    error_array,
     error_type,
-    error_value,
     is_bad_message,
     map_batches,
     require_arrow,
@@ -312,34 +311,6 @@ def grouped(rows: Iterable[tuple[Row, T, int]], *, max_bytes: int, max_rows: int
         if held >= max_bytes or len(groups[0].numbers) >= max_rows:
             yield groups.pop()
     yield from groups
-
-
-def binary_array(values: list[Sequence[Buffer] | None], kind: pa.DataType) -> pa.Array:
-    """Return a ``binary`` or ``large_binary`` column of joined pieces, and empty the list as they are copied."""
-    import pyarrow as pa
-
-    sizes = (sum(map(len, pieces or ())) for pieces in values)
-    ends = array("q" if pa.types.is_large_binary(kind) else "i", accumulate(sizes, initial=0))
-    count, is_valid = len(values), [pieces is not None for pieces in values]
-    valid = None if all(is_valid) else pa.array(is_valid).buffers()[1]
-    if count == 1 and len(values[0] or ()) == 1:
-        (piece,) = values.pop() or ()
-        return pa.Array.from_buffers(kind, 1, [valid, pa.py_buffer(ends), pa.py_buffer(piece)])
-    data = pa.allocate_buffer(ends[-1])
-    view = memoryview(data).cast("B")
-    while values:
-        position = ends[len(values) - 1]
-        for piece in values.pop() or ():
-            view[position : position + len(piece)] = piece
-            position += len(piece)
-    return pa.Array.from_buffers(kind, count, [valid, pa.py_buffer(ends), data])
-
-
-def error_array(values: Iterable[object]) -> pa.Array:
-    import pyarrow as pa
-
-    errors = [error_value(value) if isinstance(value, Exception) else None for value in values]
-    return pa.array(errors, type=arrow_error_type())
 
 
 # The stage that resolves ------------------------------------------------------------------------------------------

@@ -59,29 +59,24 @@ def reassemble(
     """Return a function that joins chunks into payloads, for ``df.transform``; on a batch and on a stream.
 
     Returns one row per payload, in no particular order, with three more columns: the binary ``payload``, ``uuid``, text
-    that is null for rows that did not come as chunks, and ``error``, a struct of ``type``, ``message``, ``store`` and
-    ``key``. A payload in chunks gets the row of its first chunk, with a null ``column``, since no single message is the
-    payload. Plain messages, literals, pointers and nulls in the same column are resolved as by
-    `claimcheck.spark.resolve` and keep their rows. Bad messages become rows with an error: a damaged envelope, a
-    payload that is gone or too large, chunks that conflict or are missing. A payload aborted by its writer becomes no
-    row. Errors that are not specific to one row (a store that is down) fail the task.
+    that is null for rows that did not come as chunks, and ``error``, as in `resolve`. A payload in chunks gets the row
+    of its first chunk, with a null ``column``. Other messages in the same column are resolved and keep their rows. Bad
+    messages become rows with an error: a damaged envelope, a payload that is gone or too large, chunks that conflict or
+    are missing. A payload aborted by its writer becomes no row. Errors that are not specific to one row fail the task.
 
-    The checksum and the signature of a payload in chunks are in the headers of its last message, not in the chunks.
-    They are checked if the DataFrame has the headers, in a column ``headers`` as of Spark's Kafka source, or in a map
-    of texts ``properties``; without them, bytes changed inside a chunk after sending go unnoticed, and with
-    ``signing.require`` every payload in chunks is an error. An abort envelope whose signature is missing or wrong is
-    ignored.
+    The checksum and the signature of a payload in chunks are in the headers of its last message. They are checked if
+    the DataFrame has the headers, in a column ``headers`` as of Spark's Kafka source, or in a map of texts
+    ``properties``; without them, bytes changed inside a chunk after sending go unnoticed, and with ``signing.require``
+    every payload in chunks is an error, and every abort envelope is ignored.
 
     **On a batch** one shuffle brings all chunks of a payload together, and each partition holds one payload in memory
     at a time. Chunks that are not in the DataFrame are missing.
 
     **On a stream** chunks are stored in ``config.store``, and small references to them in Spark's state, until the
-    payload is complete. Their names depend on the query and the content, so that a replay writes the same ones. A later
-    micro-batch deletes them, when the one with the payload or its error is committed, so a replay never misses one.
-    Those of a query that was stopped, or that could not be deleted, expire with their store: its lifetime must be well
-    above ``chunking.expire_after_seconds``, for which the first chunk waits for the others, and which must be much
-    longer than a micro-batch. Each micro-batch reads the source twice, once for the chunks and once for everything
-    else. Streaming needs pyspark 4.1 and the RocksDB state store.
+    payload is complete; a later micro-batch deletes them. Those of a query that was stopped expire with their store:
+    its lifetime must be well above ``chunking.expire_after_seconds``, for which the first chunk waits for the others,
+    and which must be much longer than a micro-batch. Each micro-batch reads the source twice. Streaming needs pyspark
+    4.1 and the RocksDB state store.
 
     Args:
         column: A binary column of messages.

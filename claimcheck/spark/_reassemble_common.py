@@ -24,11 +24,12 @@ from claimcheck.spark._columns import (
     MAP_TYPE,
     MAX_COLUMN_BYTES,
     MESSAGE_ERRORS,
+    binary_array,
+    error_array,
     find_column,
     headers_index,
 )
 from claimcheck.spark._metrics import Tally
-from claimcheck.spark._reading import binary_array, error_array
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -157,7 +158,14 @@ class Joined(NamedTuple):
         return self
 
 
-def joined(cc: ClaimCheck, uuid: str, pieces: list[Buffer], declared: str | None, destination: str | None) -> Joined:
+def joined(
+    cc: ClaimCheck,
+    uuid: str,
+    pieces: list[Buffer],
+    declared: str | None,
+    destination: str | None,
+    row: pa.RecordBatch | None = None,
+) -> Joined:
     """Return the payload of complete chunks: signature and checksum verified, decompressed and decrypted."""
     checksum, signatures = _split(declared)
     claims = set() if checksum is None else {(hints.CHECKSUM, checksum)}
@@ -166,10 +174,10 @@ def joined(cc: ClaimCheck, uuid: str, pieces: list[Buffer], declared: str | None
         try:
             hints.check(claims, size=None, checksum=lambda name: digest_of(*pieces, algorithm=name))
         except ClaimCheckError as error:  # also one that this worker cannot compute
-            return Joined(uuid, error=error)
-        return Joined(uuid, cc.opened.unpacker.pieces(pieces, uuid, destination=destination))
+            return Joined(uuid, None, error, row)
+        return Joined(uuid, cc.opened.unpacker.pieces(pieces, uuid, destination=destination), None, row)
     except MESSAGE_ERRORS as error:
-        return Joined(uuid, error=error)
+        return Joined(uuid, None, error, row)
 
 
 def is_genuine(cc: ClaimCheck, declared: str | None, *, uuid: str, destination: str | None) -> bool:

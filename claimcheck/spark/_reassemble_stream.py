@@ -298,7 +298,7 @@ class _FetchedPayload:
         if self.error is not None:
             return Joined(self.uuid, None, self.error, self.row)
         destination = origin.destination_of(self.row, 0)
-        return joined(cc, self.uuid, pieces, self.declared, destination)._replace(row=self.row)
+        return joined(cc, self.uuid, pieces, self.declared, destination, self.row)
 
 
 @dataclass(frozen=True, slots=True)

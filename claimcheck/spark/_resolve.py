@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, NamedTuple
 from claimcheck._validation import check_value, fail
 from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import ClaimCheckError
-from claimcheck.spark._columns import Origin, check_destination, check_paths, find_column, is_bad_message
+from claimcheck.spark._columns import (
+    Origin,
+    check_destination,
+    check_paths,
+    error_array,
+    find_column,
+    is_bad_message,
+)
 from claimcheck.spark._metrics import Metrics, Tally
 from claimcheck.spark._reading import (
     MAX_INFLIGHT_BYTES,
@@ -31,7 +38,6 @@ from claimcheck.spark._reading import (
     Row,
     RowGroup,
     Stage,
-    error_array,
     messages_of,
     resolving,
     with_results,

@@ -248,7 +248,7 @@ def test_garbage_in_redis(lab, run, redis_url):
         kept, lost = ([store.write(content(100, n), destination=lab.topic) for n in range(20)] for _ in range(2))
         for n, pointer in enumerate(kept[:18]):
             lab.send_raw(cc.seal(pointer), partition=n % 2)
-        producer = kafka.Producer({**lab.servers, "transactional.id": lab.topic})
+        producer = kafka.Producer({**lab.servers, "transactional.id": lab.topic, "transaction.timeout.ms": 600_000})
         producer.init_transactions()
         producer.begin_transaction()
         producer.produce(lab.topic, cc.seal(kept[18]), partition=0)
@@ -259,8 +259,8 @@ def test_garbage_in_redis(lab, run, redis_url):
             lab.group = f"{lab.topic}-{group}"
             lab.commit(offset)  # of partition 0, which has every other message
 
-        found = run("garbage", config=config, topics=[lab.topic, empty])
-        consumed = run("garbage", config=config, topics=[lab.topic, empty], consumed=True)
+        found = run("garbage", config=config, topics=[lab.topic, similar, empty])
+        consumed = run("garbage", config=config, topics=[lab.topic, similar, empty], consumed=True)
 
         producer.abort_transaction()
         names = {name.decode().removesuffix("-0") for name in client.scan_iter(f"{prefix}*", count=1000)}

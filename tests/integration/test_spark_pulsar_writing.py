@@ -65,7 +65,7 @@ def test_a_batch_that_is_too_large_is_told_from_a_message(spark_sources, spark_t
 
     text = failure(lambda: save(spark_sources.createDataFrame(rows, "value binary").coalesce(1), spark_topic))
 
-    assert "a message of 9000 bytes, or the batch that contains it, is larger than the broker accepts" in text
+    assert "MessageTooBig (9000 bytes, perhaps in a batch)" in text
     assert "maxMessageBytes" in text
 
 

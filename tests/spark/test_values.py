@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from claimcheck.spark._reading import binary_array, views
+from claimcheck.spark._columns import binary_array
+from claimcheck.spark._reading import views
 
 columns = st.tuples(
     st.lists(st.none() | st.binary(max_size=20)), st.sampled_from([pa.binary(), pa.large_binary()]), st.integers(0, 5)
