@@ -56,7 +56,7 @@ def test_errors_take_the_name_from_the_installed_metadata():
 def test_without_metadata_it_is_the_published_name(tmp_path):
     """As in a zip on a Spark worker."""
     (tmp_path / "claimcheck").symlink_to(ROOT / "claimcheck")
-    code = "from claimcheck._registry import distribution_name; print(distribution_name())"
+    code = "from claimcheck.errors import distribution_name; print(distribution_name())"
     done = subprocess.run([sys.executable, "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == PROJECT["name"]
 

@@ -19,7 +19,7 @@ from claimcheck.transports.pulsar._queries import vendor
 if TYPE_CHECKING:
     import pulsar
 
-    AnyMessage: TypeAlias = "PulsarMessage | pulsar.Message | AnyMessageId"
+    AnyMessage: TypeAlias = "PulsarMessage | WholeMessageId | pulsar.Message | AnyMessageId"
     """A message or an id, native or of a whole payload."""
 
 _MARK = b"\x00claimcheck-id\x01"  # no protobuf message begins with a zero
