@@ -371,9 +371,7 @@ def untrusted(store: StoreContract, pointer: Pointer, why: str) -> IntegrityErro
 def translated(store: StoreContract, error: Exception, pointer: Pointer, operation: str) -> StoreError:
     """Return the error of this library for a medium's error."""
     if isinstance(error, MemoryError) and operation == "read" and (pointer.size or 0) > _LARGE_BYTES:
-        text = (
-            f"store {store.name!r}: {pointer.key!r} of {pointer.size} bytes does not fit into memory: open it as a file"
-        )
+        text = f"store {store.name!r}: {pointer.key!r} of {pointer.size} bytes does not fit into memory: open it"
         limit = store.context.max_payload_bytes
         return PayloadTooLargeError(text, store=store.name, key=pointer.key, size=pointer.size, limit=limit)
     kind = store._translate(error) or StoreError
