@@ -182,8 +182,9 @@ def test_connections_outlive_tasks_and_jobs(spark, own_redis):
             assert df.selectExpr("sum(length(payload))").first()[0] == sum(map(len, PAYLOADS)) * 3
         ever.append(connections(server))
 
-    assert ever[1] - ever[0] == len(pids)
-    assert 1 <= ever[2] - ever[1] <= spark.sparkContext.defaultParallelism  # DataFrames use other processes
+    # A process may open more connections while its fetches wait; without reuse each of the 24 tasks would open one.
+    assert len(pids) <= ever[1] - ever[0] < 24
+    assert 1 <= ever[2] - ever[1] < 24  # DataFrames use other processes
 
 
 def connections(server) -> int:
