@@ -237,7 +237,7 @@ def check_type(name: str, value: object, *, valid: bool, expected: str) -> None:
 def check_cc(cc: object) -> None:
     """Check that an argument called ``cc`` is a `claimcheck.ClaimCheck`, which lower modules do not import."""
     valid = all(hasattr(cc, name) for name in ("offload", "aresolve", "seal"))
-    check_type("cc", cc, valid=valid, expected="a claimcheck.ClaimCheck")
+    check_type("cc", cc, valid=valid, expected="a ClaimCheck, as claimcheck.load returns")
 
 
 def constraints(hint: object) -> list[Range | Check]:

@@ -251,7 +251,7 @@ class TestRetention:
         pointer = store.write(b"payload")
 
         longer = store.extend(pointer, 3000)
-        with pytest.raises(ConfigError, match="readable for 7200 s"):
+        with pytest.raises(ConfigError, match="at least 7200 s"):
             store.extend(pointer, 7200)
 
         assert store.read(longer) == b"payload"

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import copy
 import pickle
+import threading
 
 import confluent_kafka as kafka
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import claimcheck
+from claimcheck._send.outbound import SendLedger
 from claimcheck._wire import envelope as _envelope
 from claimcheck._wire import pointer as _pointer
 from claimcheck.errors import PayloadError, TransportError
@@ -20,6 +22,7 @@ from claimcheck.transports.kafka import AsyncKafkaConsumer, KafkaConsumer, Kafka
 from claimcheck.transports.kafka._client import classify
 from claimcheck.transports.kafka._message import message_of, stored_of
 from claimcheck.transports.kafka._partition import MAX_SPANS, CommitMetadata, Offsets
+from claimcheck.transports.kafka._producer import InFlightWindow, Poller
 from tests.structure import calls
 
 OFFSETS = st.integers(0, 2**63 - 1)
@@ -178,6 +181,45 @@ def test_the_envelope_in_the_report_of_a_failed_send_is_not_taken_for_a_payload(
         with pytest.raises(PayloadError, match="send the payload itself again"):
             producer.produce("t", report.value(), b"k", headers=report.headers())
         producer.close()
+
+
+class ReportsInAnotherThread:
+    """A producer whose first report is being recorded, by a thread that waits, until the producer is polled."""
+
+    def __init__(self):
+        self.partitions, self._begun, self._may_end = [], threading.Event(), threading.Event()
+
+    def produce(self, topic, data, key, partition, *, on_delivery, timestamp, headers):
+        self.partitions.append(partition)
+        if len(self.partitions) == 1:
+            self._thread = threading.Thread(target=on_delivery, args=(None, self))
+            self._thread.start()
+            assert self._begun.wait(10)
+
+    def poll(self, seconds):
+        self._may_end.set()
+        self._thread.join()
+        return 1
+
+    def __len__(self):
+        return 1
+
+    def set_value(self, value):
+        self._begun.set()
+        assert self._may_end.wait(10)
+
+    def partition(self):
+        return 3
+
+
+def test_the_partition_of_the_first_chunk_is_known_though_another_thread_serves_its_report():
+    native, ledger = ReportsInAnotherThread(), SendLedger(total=2)
+    window = InFlightWindow(native, Poller(native), ledger, "orders", -1, 0, window_bytes=100, room_seconds=1)
+
+    window.send(_envelope.Envelope(b"1"))
+    window.send(_envelope.Envelope(b"2"))
+
+    assert native.partitions == [-1, 3]
 
 
 class BrokenError(Exception):

@@ -141,7 +141,7 @@ def test_any_other_argument_than_a_time_in_seconds_is_refused(bad):
 def test_only_a_claimcheck_is_one(bad):
     check_cc(claimcheck.from_dict({"strategy": "inline"}))
     with pytest.raises(
-        ConfigError, match=r"^cc: found an object of type \w+, expected a claimcheck.ClaimCheck"
+        ConfigError, match=r"^cc: found an object of type \w+, expected a ClaimCheck, as claimcheck.load returns"
     ) as caught:
         check_cc(bad)
 

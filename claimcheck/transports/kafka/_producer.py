@@ -386,7 +386,6 @@ class InFlightWindow:
     def _reported(self, number: int, size: int, error: KafkaError | None, report: Message) -> None:
         """Called in the thread that serves the producer."""
         with self._lock:
-            self._in_flight, self._bytes = self._in_flight - 1, self._bytes - size
             if error is None:
                 if self.ledger.total > 1:  # only their positions are needed
                     report.set_value(None)
@@ -395,6 +394,7 @@ class InFlightWindow:
                 self.ledger.failed(number, exception_of(error))
                 if self.error is None:
                     self.error, self.failed = error, report
+            self._in_flight, self._bytes = self._in_flight - 1, self._bytes - size  # last: `_wait_while` takes no lock
             on_complete = self._on_complete if not self._in_flight else None
         if on_complete is not None:
             on_complete()
