@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from claimcheck import Store
-from claimcheck._wire.pointer import Pointer
+from claimcheck import Pointer, Store
 from tests.benchmarks.lab import Lab
 from tests.benchmarks.redis_rows import stream
 from tests.benchmarks.rounds import MIB, Variant, payload_of, writing

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from claimcheck._texts import size_text
 from tests.benchmarks.compare.lab import Lab, WorkerPair
-from tests.benchmarks.compare.model import MODES, CompareError, Experiment, Point, Series, Tally, Verdict
-from tests.benchmarks.compare.stats import median_point
+from tests.benchmarks.compare.model import MODES, CompareError, Experiment, Point, Series, Tally, Verdict, median_point
 
 _CLAIMED = {
     "external": "one payload at a time",

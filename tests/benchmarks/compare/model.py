@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from claimcheck.errors import ClaimCheckError
+from tests.benchmarks.rounds import interval
 
 Mode = Literal["external", "chunking", "hybrid", "native"]
 """How a payload travels through the broker.
@@ -46,6 +48,11 @@ class Point:
     y: float
     low: float
     high: float
+
+
+def median_point(x: float, values: Sequence[float]) -> Point:
+    """Return the median of one value per round, with its interval."""
+    return Point(x, statistics.median(values), *interval(values))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from claimcheck._texts import size_text
 from tests.benchmarks.compare.lab import Lab, WorkerPair
-from tests.benchmarks.compare.model import CompareError, Experiment, Mode, Point, Row, Series, Tally
+from tests.benchmarks.compare.model import CompareError, Experiment, Mode, Point, Row, Series, Tally, median_point
 from tests.benchmarks.compare.process import Report
-from tests.benchmarks.compare.stats import median_point, percentile_point
+from tests.benchmarks.rounds import percentile
 
 _ROUND_SECONDS = 0.25
 _ROUND_BYTES = 48 << 20
@@ -262,7 +262,7 @@ def _throughput(size: int, reports: Sequence[Report]) -> Point:
 
 
 def _latency(size: int, reports: Sequence[Report], fraction: float = 0.5) -> Point:
-    return percentile_point(size, [[seconds * 1000 for seconds in report.latencies] for report in reports], fraction)
+    return median_point(size, [1000 * percentile(report.latencies, fraction) for report in reports])
 
 
 def _cpu(each: Samples) -> Point:
