@@ -230,15 +230,6 @@ _declare_small(64, produce=1.0, poll=1.0)
 # Large payloads ------------------------------------------------------------------------------------------------
 
 
-def _declare_large(verb: str, mib: int, pointers: float, chunks: float) -> None:
-    of = f"{verb} {{size}}, against {_WHOLE}"
-    ROWS.findings(
-        Target(f"kafka-pointers-{verb}-{mib}", f"Kafka {_POINTERS}, {of}", pointers),
-        Target(f"kafka-chunks-{verb}-{mib}", f"Kafka {_CHUNKS}, {of}", chunks),
-        mib=mib,
-    )(partial(_large, verb=verb))
-
-
 def _large(lab: Lab, size: int, verb: str) -> Findings:
     """Send or receive a payload in each of the ways that it may go."""
     store, payload = {"type": "redis", "url": lab.redis, "ttl_seconds": 600}, payload_of(size)
@@ -248,19 +239,17 @@ def _large(lab: Lab, size: int, verb: str) -> Findings:
         named = dict(zip((_WHOLE, _CHUNKS, _POINTERS), opened, strict=True))
         for pipe in opened if verb == "consume" else ():
             pipe.deliver(payload)
-        variants = [_produce(lab, *each, payload) if verb == "produce" else _consume(*each) for each in named.items()]
+        variants = [_variant(lab, *each, payload if verb == "produce" else None) for each in named.items()]
         whole, in_chunks, by_pointer = series = compare(lab.effort, size, *variants)
         _forget(lab)
     note = _RAISED if verb == "produce" else _FROM_ASSIGNMENT
     return Findings((times_as_fast(by_pointer, whole), times_as_fast(in_chunks, whole)), series, note)
 
 
-def _produce(lab: Lab, name: str, pipe: Pipe, payload: bytes) -> Variant:
+def _variant(lab: Lab, name: str, pipe: Pipe, payload: bytes | None) -> Variant:
+    if payload is None:
+        return Variant(name, lambda: pipe.read(1), lambda _: pipe.rest())
     return Variant(name, lambda: pipe.deliver(payload), lambda _: _forget(lab) if name == _POINTERS else None)
-
-
-def _consume(name: str, pipe: Pipe) -> Variant:
-    return Variant(name, lambda: pipe.read(1), lambda _: pipe.rest())
 
 
 def _forget(lab: Lab) -> None:
@@ -269,9 +258,19 @@ def _forget(lab: Lab) -> None:
         client.flushdb()
 
 
-for size_mib in (20, 100):
-    _declare_large("produce", size_mib, 4, 1.0)
-    _declare_large("consume", size_mib, 1.5, 0.8)
+for _verb, _mib, _pointers, _bound in (
+    ("produce", 20, 4, 1.0),
+    ("consume", 20, 1.5, 0.8),
+    ("produce", 100, 4, 1.0),
+    ("consume", 100, 1.5, 0.8),
+):
+    _of = f"{_verb} {{size}}, against {_WHOLE}"
+    ROWS.findings(
+        Target(f"kafka-pointers-{_verb}-{_mib}", f"Kafka {_POINTERS}, {_of}", _pointers),
+        Target(f"kafka-chunks-{_verb}-{_mib}", f"Kafka {_CHUNKS}, {_of}", _bound),
+        mib=_mib,
+        verb=_verb,
+    )(_large)
 
 
 # Memory --------------------------------------------------------------------------------------------------------

@@ -33,15 +33,7 @@ _BEFORE = "claimcheck, one connection"
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another library.
-
-    Attributes:
-        name: As it is printed.
-        put: Sends a payload.
-        get: Returns what was sent.
-        stream: Reads it by a number of bytes; returns how many there were.
-        range: Returns the first bytes.
-    """
+    """Another library: how it sends a payload, returns it, reads it by so many bytes, and returns its beginning."""
 
     name: str
     put: Callable[[bytes], Any]

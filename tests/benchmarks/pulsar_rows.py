@@ -69,13 +69,11 @@ class _Pipe:
             self.consumer, self.producer = PulsarConsumer(self.consumer, cc), PulsarProducer(self.producer, limits)
 
     def send(self, payload: bytes, count: int) -> None:
-        """Hand all to the client, and wait for none."""
         send = self.producer.send_async
         for _ in range(count):
             send(payload, _nothing)
 
     def empty(self, count: int) -> None:
-        """Have all of them landed, received and acknowledged."""
         self.producer.flush()
         self.receive(count)
 
@@ -86,7 +84,6 @@ class _Pipe:
         self.receive(1)
 
     def receive(self, count: int) -> None:
-        """Take what is there."""
         receive, acknowledge = self.consumer.receive, self.consumer.acknowledge
         for _ in range(count):
             message = receive()

@@ -13,7 +13,7 @@ import claimcheck
 from tests.benchmarks import spark_ways
 from tests.benchmarks.children import fresh
 from tests.benchmarks.lab import Lab
-from tests.benchmarks.rounds import MIB, OURS, Effort, Variant, compare, payload_of, times_as_fast
+from tests.benchmarks.rounds import MIB, OURS, Effort, Variant, compare, payload_of, size_text, times_as_fast
 from tests.benchmarks.rows import Findings, Rows, Target
 
 if TYPE_CHECKING:
@@ -34,34 +34,35 @@ def _few(lab: Lab, rows: int) -> int:
 # Reading -------------------------------------------------------------------------------------------------------
 
 
-def _declare_naive(milliseconds: int, rows: int, bound: float) -> None:
-    what = f"Spark resolve 1 MiB, round trip {milliseconds} ms, against a UDF with a client for each row"
-
-    @ROWS.findings(Target(f"spark-naive-{milliseconds}ms", what, bound))
-    def measure(lab: Lab, size: int) -> Findings:
-        with topic(lab, milliseconds, 1024, _few(lab, rows)) as there:
-            by_hand = there.variant("naive UDF", spark_ways.naive(there.url))
-            naive, ours = compare(effort_of(lab), there.amount, by_hand, there.ours())
-        return Findings((times_as_fast(ours, naive),), (naive, ours), "in 2 partitions, to the JVM")
+def _naive(lab: Lab, size: int, milliseconds: int, rows: int) -> Findings:
+    with topic(lab, milliseconds, 1024, _few(lab, rows)) as there:
+        by_hand = there.variant("naive UDF", spark_ways.naive(there.url))
+        naive, ours = compare(effort_of(lab), there.amount, by_hand, there.ours())
+    return Findings((times_as_fast(ours, naive),), (naive, ours), "in 2 partitions, to the JVM")
 
 
-def _declare_by_hand(milliseconds: int, kib: int, rows: int) -> None:
-    text = f"{kib // 1024} MiB" if kib >= 1024 else f"{kib} KiB"
-    what = f"Spark resolve {text}, round trip {milliseconds} ms, against mapInArrow by hand"
-
-    @ROWS.findings(Target(f"spark-hand-{kib}k-{milliseconds}ms", what, 0.9))
-    def measure(lab: Lab, size: int) -> Findings:
-        with topic(lab, milliseconds, kib, _few(lab, rows)) as there:
-            ways = [there.variant(f"by hand, {n} threads", spark_ways.by_hand(there.url, n)) for n in THREADS]
-            *hand, ours = compare(effort_of(lab), there.amount, *ways, there.ours())
-        best = min(hand, key=lambda series: series.seconds.median)
-        return Findings((times_as_fast(ours, best),), (*hand, ours), f"in 2 partitions; {_HAND}")
+def _by_hand(lab: Lab, size: int, milliseconds: int, kib: int, rows: int) -> Findings:
+    with topic(lab, milliseconds, kib, _few(lab, rows)) as there:
+        ways = [there.variant(f"by hand, {n} threads", spark_ways.by_hand(there.url, n)) for n in THREADS]
+        *hand, ours = compare(effort_of(lab), there.amount, *ways, there.ours())
+    best = min(hand, key=lambda series: series.seconds.median)
+    return Findings((times_as_fast(ours, best),), (*hand, ours), f"in 2 partitions; {_HAND}")
 
 
-for at, count, least in ((1, 512, 4.0), (5, 512, 10.0), (20, 256, 25.0)):
-    _declare_naive(at, count, least)
-for at, kib, count in ((0, 1024, 256), (1, 1024, 256), (5, 1024, 256), (20, 1024, 256), (5, 64, 2048), (5, 8192, 32)):
-    _declare_by_hand(at, kib, count)
+for _ms, _count, _least in ((1, 512, 4.0), (5, 512, 10.0), (20, 256, 25.0)):
+    _what = f"Spark resolve 1 MiB, round trip {_ms} ms, against a UDF with a client for each row"
+    ROWS.findings(Target(f"spark-naive-{_ms}ms", _what, _least), milliseconds=_ms, rows=_count)(_naive)
+for _ms, _kib, _count in (
+    (0, 1024, 256),
+    (1, 1024, 256),
+    (5, 1024, 256),
+    (20, 1024, 256),
+    (5, 64, 2048),
+    (5, 8192, 32),
+):
+    _what = f"Spark resolve {size_text(_kib * 1024)}, round trip {_ms} ms, against mapInArrow by hand"
+    _target = Target(f"spark-hand-{_kib}k-{_ms}ms", _what, 0.9)
+    ROWS.findings(_target, milliseconds=_ms, kib=_kib, rows=_count)(_by_hand)
 
 
 @ROWS.findings(Target("spark-map", "Spark map_payloads 1 MiB, against resolve and a function behind it", 1.3))

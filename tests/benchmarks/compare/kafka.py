@@ -17,7 +17,7 @@ from claimcheck.errors import ClaimCheckError, ConfigError, TransportError
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
 from claimcheck.transports.kafka._client import exception_of, vendor
 from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES, Cluster, Place, log_offsets
-from tests.benchmarks.compare.broker import BrokerAddress, Done, Errors, Received, TopicSettings
+from tests.benchmarks.compare.broker import BrokerAddress, Done, Received, TopicSettings
 from tests.benchmarks.compare.model import CompareError, Mode, NotMeasuredError
 
 if TYPE_CHECKING:
@@ -221,25 +221,21 @@ class _KafkaTestProducer:
 
     def __init__(self, client: Any, topic: str) -> None:
         self._client, self._topic = client, topic
-        self._errors = Errors()
 
-    def send(self, payload: bytes, *, key: bytes | None = None, done: Done | None = None) -> None:
-        report = done or self._errors.note
-
+    def send(self, payload: bytes, *, key: bytes | None = None, done: Done) -> None:
         def delivered(error: Any, message: Any) -> None:
-            report(None, message.partition()) if error is None else report(exception_of(error), None)
+            done(None, message.partition()) if error is None else done(exception_of(error), None)
 
         try:
             self._produce(payload, key, delivered)
         except (ClaimCheckError, vendor().KafkaException, BufferError) as error:
-            report(error, None)
+            done(error, None)
         self._client.poll(0)
 
     def flush(self, timeout: float) -> None:
         left = self._client.flush(timeout)
         if left:
             raise TimeoutError(f"{left} records have no delivery report after {timeout:g} s")
-        self._errors.raise_first()
 
     def close(self) -> None:
         self._client.close()

@@ -33,11 +33,7 @@ def connect(address: BrokerAddress) -> EmbeddedBroker:
 
 
 class EmbeddedBroker:
-    """The embedded broker. Messages never expire.
-
-    Args:
-        address: Its ``url`` is a folder.
-    """
+    """The embedded broker, in the folder of its address. Messages never expire."""
 
     has_retention = False
     retention_source = None
@@ -119,16 +115,13 @@ class _Producer:
         self._broker = broker
         self._send = send
 
-    def send(self, payload: bytes, *, key: bytes | None = None, done: Done | None = None) -> None:
+    def send(self, payload: bytes, *, key: bytes | None = None, done: Done) -> None:
         try:
             sent = self._send(payload, key)
         except Exception as error:
-            if done is None:
-                raise
             done(error, None)
         else:
-            if done is not None:
-                done(None, sent.partition)
+            done(None, sent.partition)
 
     def flush(self, timeout: float) -> None:
         pass

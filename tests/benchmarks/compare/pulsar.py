@@ -31,7 +31,7 @@ from claimcheck.transports.pulsar._queries import (
     vendor,
 )
 from claimcheck.transports.pulsar._send import error_of
-from tests.benchmarks.compare.broker import BrokerAddress, Done, Errors, Received, TopicSettings
+from tests.benchmarks.compare.broker import BrokerAddress, Done, Received, TopicSettings
 from tests.benchmarks.compare.model import CompareError, Mode
 
 if TYPE_CHECKING:
@@ -257,23 +257,20 @@ class _PulsarTestProducer:
         self._client = client
         self._changed = threading.Condition()
         self._in_flight = 0
-        self._errors = Errors()
 
-    def send(self, payload: bytes, *, key: bytes | None = None, done: Done | None = None) -> None:
-        report = done or self._errors.note
-
+    def send(self, payload: bytes, *, key: bytes | None = None, done: Done) -> None:
         def sent(result: Any, message_id: Any) -> None:
             if result == vendor().Result.Ok:
-                report(None, max(0, message_id.partition()))
+                done(None, max(0, message_id.partition()))
             else:
-                report(error_of(result), None)
+                done(error_of(result), None)
             self._count(-1)
 
         self._count(1)
         try:
             self._client.send_async(payload, sent, partition_key=None if key is None else key.decode("latin-1"))
         except (ClaimCheckError, vendor().PulsarException) as error:
-            report(error, None)
+            done(error, None)
             self._count(-1)
 
     def flush(self, timeout: float) -> None:
@@ -281,7 +278,6 @@ class _PulsarTestProducer:
             if not self._changed.wait_for(lambda: self._in_flight == 0, timeout):
                 raise TimeoutError(f"{self._in_flight} payloads have no answer after {timeout:g} s")
         self._client.flush()  # also waits until failed payloads are rolled back
-        self._errors.raise_first()
 
     def close(self) -> None:
         self._client.close()

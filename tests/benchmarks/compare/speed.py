@@ -30,16 +30,7 @@ _MEGA, _GIGA = 1e6, 1e9
 
 @dataclass(slots=True)
 class Samples:
-    """The rounds of one mode and size.
-
-    Attributes:
-        mode: The mode.
-        size: Of each payload.
-        produce: Reports of sending many payloads, one for each round.
-        single: Reports of sending one payload after the other.
-        first: Reports of receiving one payload after a seek.
-        consume: Reports of receiving many payloads after a seek.
-    """
+    """The rounds of one mode and size: many payloads and single ones sent, one and many received after a seek."""
 
     mode: Mode
     size: int
@@ -225,7 +216,7 @@ def judge(samples: Sequence[Samples]) -> Experiment:
     for each in samples:
         facts |= _facts(each)
     result = Tally([_row(each) for each in samples]).experiment(
-        "speed", "Throughput and latency", {}, line, "measured", _WHY, series=series
+        "speed", {mode: line(mode) for mode in by_mode}, "measured", _WHY, series=series
     )
     return replace(result, facts=facts)
 

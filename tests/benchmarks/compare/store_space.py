@@ -36,13 +36,7 @@ _OWN: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class StoreSpace:
-    """The store of a run.
-
-    Attributes:
-        config: The user's configuration.
-        name: The store's name in it; ``None`` for none.
-        part: The name of the part, which is unique.
-    """
+    """The store of a run: its name in the user's configuration, or ``None``, and the part of it that is used."""
 
     config: Config
     name: str | None
