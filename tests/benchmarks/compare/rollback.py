@@ -221,17 +221,13 @@ def judge(tally: Tally, until: str) -> Experiment:
     lines = {}
     for mode in tally.modes:
         rows = [row for row in tally.rows if row["mode"] == mode]
-        definite = sum(
-            row["stored payloads left"] or 0 for row in rows if row["what fails"] in map(_WHAT.get, _DEFINITE)
-        )
-        uncounted = any(row["stored payloads left"] is None for row in rows)
-        stored = (
-            "stored payloads not counted" if uncounted else f"{{stored payloads left}} stored payloads left, {definite}"
-        )
-        stored += "" if uncounted else " of them after definite failures"
-        lines[mode] = (
-            f"{{failures}} failures: {{messages left}} messages ({{bytes left:,}} bytes) left {until}; {stored}"
-        )
+        failed = [_WHAT[kind] for kind in _DEFINITE]
+        definite = sum(row["stored payloads left"] or 0 for row in rows if row["what fails"] in failed)
+        lines[mode] = f"{{failures}} failures: {{messages left}} messages ({{bytes left:,}} bytes) left {until}"
+        if mode in ("external", "hybrid"):
+            left = f"{{stored payloads left}} stored payloads left, {definite} of them after definite failures"
+            counted = all(row["stored payloads left"] is not None for row in rows)
+            lines[mode] += f"; {left if counted else 'stored payloads cannot be counted'}"
     most = max((row["messages left"] for row in tally.rows if row["mode"] == "chunking"), default=0)
     why = (
         "claimcheck deletes the stored payload if the send definitely failed. It keeps the payload if a message may"
