@@ -14,9 +14,19 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parents[1]))
 
 from tests.benchmarks.peers import draw_peers  # noqa: E402
-from tests.benchmarks.picture import BLUES, GRAY, INK, Bar, Lines, Panel, draw_lines, draw_panels, pyplot  # noqa: E402
+from tests.benchmarks.picture import (  # noqa: E402
+    BLUES,
+    GRAY,
+    INK,
+    Bar,
+    Lines,
+    Panel,
+    draw_distances,
+    draw_lines,
+    draw_panels,
+    pyplot,
+)
 from tests.benchmarks.rounds import size_text  # noqa: E402
-from tests.benchmarks.spark_rows import draw_distances  # noqa: E402
 
 IMAGES = HERE.parent / "images"
 ORANGE = "#d55e00"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from claimcheck import Store
-from claimcheck._wire.pointer import Pointer
+from claimcheck import Pointer, Store
 from tests.benchmarks.lab import Lab
 from tests.benchmarks.redis_rows import stream
 from tests.benchmarks.rounds import MIB, Variant, payload_of, writing
@@ -42,49 +42,40 @@ def _plain(path: Path, payload: bytes) -> None:
         file.write(payload)
 
 
-def _declare_write(name: str) -> None:
-    @CHECKS.ratio(f"check-{name.lower()}-write", name + " write {size} with its check, of the rate without", {64: 0.9})
-    def write(lab: Lab, size: int) -> Sequence[Variant]:
-        store, payload = _STORES[name](lab), payload_of(size)
-        _prove(store)
-        without = Variant("without", lambda: _unchecked(lambda: store.write(payload)), store.rollback)
-        return without, writing(store, payload, _CHECKED)
+def _check_write(lab: Lab, size: int, name: str) -> Sequence[Variant]:
+    store, payload = _STORES[name](lab), payload_of(size)
+    _prove(store)
+    without = Variant("without", lambda: _unchecked(lambda: store.write(payload)), store.rollback)
+    return without, writing(store, payload, _CHECKED)
 
 
-def _declare_read(name: str) -> None:
-    key = name.lower().replace(" ", "-")
-
-    @CHECKS.ratio(f"check-{key}", name + " {size} with its check, of the rate without", {64: 0.9})
-    def read(lab: Lab, size: int) -> Sequence[Variant]:
-        store, way = _STORES[name.split()[0]](lab), _READS[name]
-        _prove(store)
-        pointer = lab.stored(store, payload_of(size))
-        bare = replace(pointer, checksum=None)
-        return (
-            Variant("without", lambda: _unchecked(lambda: way(store, bare))),
-            Variant(_CHECKED, lambda: way(store, pointer)),
-        )
+def _check_read(lab: Lab, size: int, name: str) -> Sequence[Variant]:
+    store, way = _STORES[name.split()[0]](lab), _READS[name]
+    _prove(store)
+    pointer = lab.stored(store, payload_of(size))
+    bare = replace(pointer, checksum=None)
+    without = Variant("without", lambda: _unchecked(lambda: way(store, bare)))
+    return without, Variant(_CHECKED, lambda: way(store, pointer))
 
 
-def _declare_sha256(name: str) -> None:
-    what = name + " write {size} with SHA-256, of the rate of hashlib"
+def _sha256(lab: Lab, size: int, name: str) -> Sequence[Variant]:
+    store, payload = _STORES[name](lab), payload_of(size)
+    store.context = replace(store.context, checksum="sha256")
+    alone = Variant("hashlib.sha256", lambda: hashlib.sha256(payload))
+    return alone, writing(store, payload, "write with SHA-256")
 
-    @CHECKS.ratio(
-        f"sha256-{name.lower()}-write-{{}}", what, {16: 0.9, 64: 0.9}, note="the hash has a thread of its own"
+
+for _name in _STORES:
+    _what = _name + " write {size} with its check, of the rate without"
+    CHECKS.ratio(f"check-{_name.lower()}-write", _what, {64: 0.9})(partial(_check_write, name=_name))
+for _name in _READS:
+    _what = _name + " {size} with its check, of the rate without"
+    CHECKS.ratio(f"check-{_name.lower().replace(' ', '-')}", _what, {64: 0.9})(partial(_check_read, name=_name))
+for _name in ("Redis", "file"):
+    _what, _note = _name + " write {size} with SHA-256, of the rate of hashlib", "the hash has a thread of its own"
+    CHECKS.ratio(f"sha256-{_name.lower()}-write-{{}}", _what, {16: 0.9, 64: 0.9}, note=_note)(
+        partial(_sha256, name=_name)
     )
-    def write(lab: Lab, size: int) -> Sequence[Variant]:
-        store, payload = _STORES[name](lab), payload_of(size)
-        store.context = replace(store.context, checksum="sha256")
-        alone = Variant("hashlib.sha256", lambda: hashlib.sha256(payload))
-        return alone, writing(store, payload, "write with SHA-256")
-
-
-for each in _STORES:
-    _declare_write(each)
-for each in _READS:
-    _declare_read(each)
-for each in ("Redis", "file"):
-    _declare_sha256(each)
 
 
 def _zero(data: Any, value: int = 0, /) -> int:

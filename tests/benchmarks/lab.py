@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -16,11 +17,10 @@ from unittest import mock
 from urllib.parse import urlsplit
 
 import claimcheck
-from claimcheck import Store
-from claimcheck._wire.pointer import Pointer
 from tests import servers
-from tests.benchmarks.raw import RawHttp, RawSocket
+from tests.benchmarks.children import helper
 from tests.benchmarks.rounds import MIB, Effort
+from tests.benchmarks.sink import RawHttp, RawSocket
 from tests.parts import divided
 
 T = TypeVar("T")
@@ -43,16 +43,8 @@ CREDENTIALS = {
 }
 
 
-class MissingProgramError(RuntimeError):
-    """A program that a step needs is not on PATH."""
-
-
 class Lab:
-    """Opens what a step asks for; a context manager that closes all of it.
-
-    Args:
-        effort: How much is measured.
-    """
+    """Opens what a step asks for; a context manager that closes all of it."""
 
     def __init__(self, effort: Effort) -> None:
         self.effort = effort
@@ -75,7 +67,7 @@ class Lab:
         with contextlib.ExitStack() as self._step:
             yield
 
-    def stored(self, store: Store, payload: bytes) -> Pointer:
+    def stored(self, store: claimcheck.Store, payload: bytes) -> claimcheck.Pointer:
         """Put a payload there for as long as the step lasts."""
         pointer = store.write(payload)
         self._step.callback(store.rollback, pointer)
@@ -85,10 +77,16 @@ class Lab:
         """Open something for as long as the step lasts."""
         return self._step.enter_context(manager)
 
+    def _closed(self, thing: Any) -> Any:
+        """Close something at the end of the run."""
+        return self._stack.enter_context(contextlib.closing(thing))
+
     @cached_property
     def folder(self) -> Path:
         """An empty one, for everything that this run leaves on a disk."""
         return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="claimcheck-bench-")))
+
+    # Servers -----------------------------------------------------------------------------------------------------
 
     @cached_property
     def redis(self) -> str:
@@ -101,9 +99,23 @@ class Lab:
         """URL of a Redis with default settings."""
         return self._redis()
 
-    def redis_afar(self, milliseconds: float, megabytes: float = float("inf")) -> str:
-        """URL of the same one at the end of a line with that round trip and rate."""
-        return f"redis://127.0.0.1:{self._afar(self.redis, milliseconds, megabytes)}/0"
+    def _redis(self) -> str:
+        needed("redis-server")
+        return self._stack.enter_context(servers.redis())
+
+    @contextlib.contextmanager
+    def redis_client(self) -> Iterator[Any]:
+        import redis
+
+        with redis.Redis.from_url(self.redis) as client:
+            yield client
+
+    @cached_property
+    def s3(self) -> str:
+        """URL of the S3 server that keeps nothing."""
+        program = self.folder / "discard_s3"
+        subprocess.run([needed("cc"), "-O2", "-pthread", HERE / "discard_s3.c", "-o", program], check=True)
+        return f"http://127.0.0.1:{self._stack.enter_context(helper(program))}"
 
     @cached_property
     def near_s3(self) -> str:
@@ -118,13 +130,17 @@ class Lab:
     @cached_property
     def cloud_s3(self) -> str:
         """URL of the same one at the end of a line like a cloud's."""
-        return f"http://127.0.0.1:{self._afar(self.near_s3, 16, 90)}"
+        return f"http://127.0.0.1:{self.afar(self.near_s3, 16, 90)}"
 
     def s3_afar(self, milliseconds: float) -> str:
         """URL of the S3 server that keeps nothing, at the end of a line with that round trip."""
-        return f"http://127.0.0.1:{self._afar(self.s3, milliseconds, float('inf'))}"
+        return f"http://127.0.0.1:{self.afar(self.s3, milliseconds)}"
 
-    def _afar(self, url: str, milliseconds: float, megabytes: float) -> int:
+    def redis_afar(self, milliseconds: float, megabytes: float = float("inf")) -> str:
+        """URL of the Redis at the end of a line with that round trip and rate."""
+        return f"redis://127.0.0.1:{self.afar(self.redis, milliseconds, megabytes)}/0"
+
+    def afar(self, url: str, milliseconds: float, megabytes: float = float("inf")) -> int:
         """Return the port of a line to a server; see delay.py."""
         line = url, milliseconds, megabytes
         if line not in self._lines:
@@ -135,35 +151,51 @@ class Lab:
     @cached_property
     def spark(self) -> Any:
         """A session with two cores."""
-        from tests.benchmarks.spark_session import session
+        from tests.benchmarks.spark_ways import session
 
         spark = session()
         self._stack.callback(spark.stop)
         return spark
 
     @cached_property
-    def socket(self) -> RawSocket:
-        """A raw connection to a process that throws bytes away."""
-        port = self._stack.enter_context(helper(sys.executable, HERE / "sink.py"))
-        return self._stack.enter_context(contextlib.closing(RawSocket(port)))
+    def pulsar(self) -> servers.PulsarBroker:
+        """A Pulsar with its usual limit of 5 MiB."""
+        needed("java", servers.PULSAR_JARS, "tests/real/pulsar.xml")
+        return self._stack.enter_context(servers.pulsar(5 * MIB))
+
+    @property
+    def pulsar_url(self) -> str:
+        return self.pulsar.service_url
 
     @cached_property
-    def s3(self) -> str:
-        """URL of the S3 server that keeps nothing."""
-        program = self.folder / "discard_s3"
-        subprocess.run([needed("cc"), "-O2", "-pthread", HERE / "discard_s3.c", "-o", program], check=True)
-        port = self._stack.enter_context(helper(program))
-        return f"http://127.0.0.1:{port}"
+    def pulsar_client(self) -> Any:
+        return self._closed(pulsar_client(self.pulsar_url))
+
+    @cached_property
+    def kafka(self) -> str:
+        """Where clients find a Kafka that takes records of any size that is measured, whole."""
+        needed("java", servers.KAFKA_JARS, "tests/real/kafka.xml")
+        broker = servers.kafka(max_message_bytes=KAFKA_MAX_MESSAGE_BYTES, heap="3g")
+        return self._stack.enter_context(broker).bootstrap_servers
+
+    # Peers -------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def socket(self) -> RawSocket:
+        """A raw connection to a process that throws bytes away."""
+        raw: RawSocket = self._closed(RawSocket(self._stack.enter_context(helper(sys.executable, HERE / "sink.py"))))
+        return raw
 
     def http(self, name: str) -> RawHttp:
-        """Open a raw HTTP connection for one object of the S3 server."""
-        return self._stack.enter_context(contextlib.closing(RawHttp(self.s3, f"/{BUCKET}/{name}")))
+        """Open a raw HTTP connection for one object of the S3 server that keeps nothing."""
+        raw: RawHttp = self._closed(RawHttp(self.s3, f"/{BUCKET}/{name}"))
+        return raw
 
     def boto3(self, url: str | None = None) -> Any:
         """Make an S3 client with all defaults, as people use it."""
         import boto3
 
-        return self._stack.enter_context(contextlib.closing(boto3.client("s3", endpoint_url=url or self.s3)))
+        return self._closed(boto3.client("s3", endpoint_url=url or self.s3))
 
     @cached_property
     def crt_afar(self) -> Any:
@@ -176,66 +208,6 @@ class Lab:
         serializer = crt.BotocoreCRTRequestSerializer(session, {"region_name": REGION, "endpoint_url": self.cloud_s3})
         return crt.CRTTransferManager(crt.create_s3_crt_client(REGION, credentials, use_ssl=False), serializer)
 
-    def cc(self, **store: Any) -> claimcheck.ClaimCheck:
-        """Open a configuration with one store, ``hot``."""
-        raw = {"strategy": "external", "threshold_bytes": THRESHOLD, "stores": {"hot": store}}
-        return self._stack.enter_context(claimcheck.from_dict(raw))
-
-    @cached_property
-    def pulsar(self) -> servers.PulsarBroker:
-        """A Pulsar with its usual limit of 5 MiB."""
-        needed("java")
-        if servers.PULSAR_JARS not in os.environ:
-            raise MissingProgramError(f"{servers.PULSAR_JARS} names no jars of a Pulsar; see tests/real/pulsar.xml")
-        return self._stack.enter_context(servers.pulsar(5 * MIB))
-
-    @property
-    def pulsar_url(self) -> str:
-        """Its URL for clients."""
-        return self.pulsar.service_url
-
-    @cached_property
-    def pulsar_client(self) -> Any:
-        """A client of it."""
-        import pulsar
-
-        client = pulsar.Client(self.pulsar_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-        return self._stack.enter_context(contextlib.closing(client))
-
-    @cached_property
-    def kafka(self) -> str:
-        """Where clients find a Kafka that takes records of any size that is measured, whole."""
-        needed("java")
-        if servers.KAFKA_JARS not in os.environ:
-            raise MissingProgramError(f"{servers.KAFKA_JARS} names no jars of a Kafka; see tests/real/kafka.xml")
-        broker = servers.kafka(max_message_bytes=KAFKA_MAX_MESSAGE_BYTES, heap="3g")
-        return self._stack.enter_context(broker).bootstrap_servers
-
-    def store(self, **options: Any) -> Store:
-        """Open one store."""
-        return self.cc(**options).store("hot")
-
-    def redis_store(self) -> Store:
-        """Open a Redis store with default options."""
-        return self.store(type="redis", url=self.redis)
-
-    def file_store(self) -> Store:
-        """Open a file system store with default options."""
-        return self.store(type="filesystem", path=str(self.folder / "claims"), create=True)
-
-    def s3_options(self, **more: Any) -> dict[str, Any]:
-        """Name the S3 server and its bucket."""
-        return {"type": "s3", "bucket": BUCKET, "endpoint_url": self.s3, "region_name": REGION, **more}
-
-    def s3_store_at(self, url: str, **more: Any) -> Store:
-        """Open a store on an S3 server."""
-        return self.store(type="s3", bucket=BUCKET, endpoint_url=url, region_name=REGION, **more)
-
-    def obstore_afar(self) -> Store:
-        """Open a store on the same server through obstore."""
-        options = {"endpoint_url": self.cloud_s3, "region_name": REGION}
-        return self.store(type="obstore", url=f"s3://{BUCKET}/claims", **options)
-
     def bare_obstore(self, url: str) -> Any:
         """Open the bucket of an S3 server with obstore alone."""
         from obstore.store import S3Store
@@ -243,27 +215,49 @@ class Lab:
         config: Any = {"endpoint": url, "virtual_hosted_style_request": False}
         return S3Store(BUCKET, config=config, client_options={"allow_http": True})
 
-    def s3_store(self, **more: Any) -> Store:
-        """Open an S3 store; see `tests.parts.divided`."""
-        return divided(self.store, **self.s3_options(**more))
+    # Ours --------------------------------------------------------------------------------------------------------
 
-    def _redis(self) -> str:
-        needed("redis-server")
-        return self._stack.enter_context(servers.redis())
+    def cc(self, **store: Any) -> claimcheck.ClaimCheck:
+        """Open a configuration with one store, ``hot``."""
+        raw = {"strategy": "external", "threshold_bytes": THRESHOLD, "stores": {"hot": store}}
+        return self._stack.enter_context(claimcheck.from_dict(raw))
+
+    def store(self, **options: Any) -> claimcheck.Store:
+        return self.cc(**options).store("hot")
+
+    def redis_store(self) -> claimcheck.Store:
+        return self.store(type="redis", url=self.redis)
+
+    def file_store(self) -> claimcheck.Store:
+        return self.store(type="filesystem", path=str(self.folder / "claims"), create=True)
+
+    def s3_store(self, **more: Any) -> claimcheck.Store:
+        """Open a store at the S3 server that keeps nothing; see `tests.parts.divided`."""
+        return divided(self.store, type="s3", bucket=BUCKET, endpoint_url=self.s3, region_name=REGION, **more)
+
+    def s3_store_at(self, url: str, **more: Any) -> claimcheck.Store:
+        return self.store(type="s3", bucket=BUCKET, endpoint_url=url, region_name=REGION, **more)
+
+    def obstore_at(self, url: str) -> claimcheck.Store:
+        return self.store(type="obstore", url=f"s3://{BUCKET}/claims", endpoint_url=url, region_name=REGION)
 
 
-@contextlib.contextmanager
-def helper(*command: str | Path) -> Iterator[int]:
-    """Run a program that prints its port and ends with its standard input."""
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-    with process:  # closes its pipes, then waits
-        assert process.stdout is not None
-        yield int(process.stdout.readline())
+def checksum_of(data: Any) -> str:
+    """As pointers have it."""
+    return f"crc32:{zlib.crc32(data):08x}"
 
 
-def needed(program: str) -> str:
-    """Find a program."""
+def pulsar_client(url: str) -> Any:
+    import pulsar
+
+    return pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+
+
+def needed(program: str, jars: str = "", see: str = "") -> str:
+    """Find a program, and what it runs."""
     path = shutil.which(program)
     if path is None:
-        raise MissingProgramError(f"there is no {program} on PATH")
+        raise RuntimeError(f"there is no {program} on PATH")
+    if jars and jars not in os.environ:
+        raise RuntimeError(f"{jars} names no jars of a server; see {see}")
     return path

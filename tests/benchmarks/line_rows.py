@@ -16,9 +16,8 @@ from typing import Any
 
 from claimcheck import Store
 from tests.benchmarks.lab import BUCKET, Lab
-from tests.benchmarks.rounds import OURS, Variant, compare, payload_of, reading, writing
+from tests.benchmarks.rounds import OURS, Series, Variant, compare, payload_of, reading, times_as_fast, writing
 from tests.benchmarks.rows import Findings, Rows, Target
-from tests.benchmarks.series import Series, times_as_fast
 
 ROWS = Rows()
 REDIS_LINE = (1.0, 600.0)  # milliseconds, MB/s of each connection
@@ -34,15 +33,7 @@ _BEFORE = "claimcheck, one connection"
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another library.
-
-    Attributes:
-        name: As it is printed.
-        put: Sends a payload.
-        get: Returns what was sent.
-        stream: Reads it by a number of bytes; returns how many there were.
-        range: Returns the first bytes.
-    """
+    """Another library: how it sends a payload, returns it, reads it by so many bytes, and returns its beginning."""
 
     name: str
     put: Callable[[bytes], Any]
@@ -143,7 +134,7 @@ def _count(file: Any, count: int) -> int:
 @functools.cache
 def _stores(lab: Lab) -> list[tuple[str, Store]]:
     """Return our stores, which remember how many connections are good."""
-    return [(OURS, lab.s3_store_at(lab.cloud_s3)), ("claimcheck obstore", lab.obstore_afar())]
+    return [(OURS, lab.s3_store_at(lab.cloud_s3)), ("claimcheck obstore", lab.obstore_at(lab.cloud_s3))]
 
 
 def _of_best(series: tuple[Series, ...], ours: int) -> Findings:

@@ -10,10 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from claimcheck import ClaimCheck
-from claimcheck._wire.digest import digest_of
-from claimcheck._wire.pointer import Pointer
-from tests.benchmarks.lab import BUCKET, CREDENTIALS, REGION, Lab
+from claimcheck import ClaimCheck, Pointer
+from tests.benchmarks.lab import BUCKET, CREDENTIALS, REGION, Lab, checksum_of
 from tests.benchmarks.rounds import OURS, Variant, payload_of
 from tests.benchmarks.rows import Rows
 
@@ -72,7 +70,7 @@ def _obstore_reads(lab: Lab, size: int) -> Sequence[Variant]:
     key: Any = {name: CREDENTIALS[f"AWS_{name.upper()}"] for name in ("access_key_id", "secret_access_key")}
     peer = S3Store(BUCKET, endpoint=url, region=REGION, client_options={"allow_http": True}, **key)
     written = [store.write(payload_of(size)) for _ in range(_STORED)]
-    pattern = digest_of(memoryview(obstore.get(peer, written[0].key).bytes()))  # the server keeps sizes only
+    pattern = checksum_of(memoryview(obstore.get(peer, written[0].key).bytes()))  # the server keeps sizes only
     pointers = [replace(pointer, checksum=pattern) for pointer in written]
 
     async def get(n: int) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from claimcheck import ClaimCheck, Store
-from claimcheck._wire.pointer import Pointer
+from claimcheck import ClaimCheck, Pointer, Store
 from tests.benchmarks.lab import THRESHOLD, Lab
 from tests.benchmarks.rounds import Variant, compare, payload_of
 from tests.benchmarks.rows import Findings, Rows, Target

@@ -13,9 +13,8 @@ from typing import Any, TypeAlias
 
 from claimcheck import ClaimCheck, from_dict
 from tests.benchmarks.lab import KAFKA_MAX_MESSAGE_BYTES, Lab
-from tests.benchmarks.rounds import OURS, payload_of
+from tests.benchmarks.rounds import OURS, Sample, Series, payload_of, rotated
 from tests.benchmarks.rows import Findings, Rows, Target
-from tests.benchmarks.series import Sample, Series
 
 Move: TypeAlias = Callable[[], Awaitable[object]]
 Moving: TypeAlias = Callable[[Lab, bytes], contextlib.AbstractAsyncContextManager[Move]]
@@ -30,7 +29,7 @@ def _declare(key: str, what: str, moving: Moving, **by_hand: Moving) -> None:
     what = f"longest pause of a loop but for 1 in 1,000, while {_MOVERS} tasks {what} {{size}}"
     named = {OURS: moving, **{name.replace("_", " "): each for name, each in by_hand.items()}}
     target = Target(f"many-pause-{key}", what, 10, "ms", at_most=True)
-    ROWS.findings(target, mib=20)(partial(_pauses, moving=named))
+    ROWS.findings(target, mib=20, moving=named)(_pauses)
 
 
 def _pauses(lab: Lab, size: int, moving: Mapping[str, Moving]) -> Findings:
@@ -39,8 +38,7 @@ def _pauses(lab: Lab, size: int, moving: Mapping[str, Moving]) -> Findings:
     late = {name: list[float]() for name in names}
     samples = {name: list[Sample]() for name in names}
     for number in range(_ROUNDS):
-        first = number % len(names)
-        for name in (*names[first:], *names[:first]):
+        for name in rotated(names, number):
             ticks, sample = asyncio.run(_late(lab, payload, moving[name]))
             late[name] += ticks
             samples[name].append(sample)

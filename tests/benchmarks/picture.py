@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.rounds import OURS, Series
 from tests.benchmarks.rows import Row
-from tests.benchmarks.series import Series
 
-GRAY, INK = "#9aa0a6", "#202124"
-BLUES = (
-    "#0072b2",
-    "#56b4e9",
-    "#004c78",
-    "#8fb8d0",
-)  # distinguishable from each other and from gray with any color vision
+GRAY, INK, _NOTE = "#9aa0a6", "#202124", "#5f6368"
+BLUES = ("#0072b2", "#56b4e9", "#004c78", "#8fb8d0")  # distinguishable, also from gray, with any color vision
 MODES = {"external": "#2f6fde", "chunking": "#b85a00", "hybrid": "#00502f", "native": "#6b7280"}
 _LEAST = 1e-3  # drawn in place of nothing
 _OURS = re.compile(r"claimcheck|^chunks$|^pointers|^cc\.|^store\.|^decorated")
@@ -38,15 +33,40 @@ def is_ours(name: str) -> bool:
     return bool(_OURS.search(name))
 
 
+def pyplot() -> Any:
+    """Return matplotlib's pyplot, which draws without a display."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams.update({"text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK})
+    from matplotlib import pyplot as plt
+
+    return plt
+
+
+def _draw(
+    panels: Sequence[Any], path: Path, title: str, note: str, one: Callable[[Any, Any], None], **grid: Any
+) -> None:
+    """Draw panels into a grid of axes, with a title and a note."""
+    plt = pyplot()
+    figure, places = plt.subplots(layout="constrained", squeeze=False, **grid)
+    for axes in places.flat[len(panels) :]:
+        axes.set_axis_off()
+    for axes, panel in zip(places.flat, panels, strict=False):
+        one(axes, panel)
+    figure.suptitle(title, fontsize=12, fontweight="bold", x=0.01, ha="left")
+    if note:
+        figure.supxlabel(note, fontsize=8.5, x=0.01, ha="left", color=_NOTE)
+    figure.savefig(path, dpi=200)
+    plt.close(figure)
+
+
+# Bars ------------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar.
-
-    Attributes:
-        name: Written to its left.
-        value: Its length.
-        label: Written at its end.
-    """
+    """One bar: what is written to its left, its length, and what is written at its end."""
 
     name: str
     value: float
@@ -68,56 +88,40 @@ class Panel:
     bars: tuple[Bar, ...]
 
 
-def pyplot() -> Any:
-    """Return matplotlib's pyplot, which draws without a display."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    mpl.rcParams.update({"text.color": INK, "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK})
-    from matplotlib import pyplot as plt
-
-    return plt
-
-
-def draw(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Draw the rates of every run."""
+def draw(rows: Sequence[Row], path: Path) -> bool:
+    """Draw the rates of every run; returns whether there are any."""
     panels = []
     shown: tuple[Series, ...] = ()
     for row in rows:
         if row.series and row.series is not shown:
-            panels.append(
-                Panel(re.split(r", (?:against|of|added)\b", row.target.what)[0], tuple(map(_bar, row.series)))
-            )
+            title = re.split(r", (?:against|of|added)\b", row.target.what)[0]
+            panels.append(Panel(title, tuple(map(_bar, row.series))))
             shown = row.series
     if panels:
-        draw_panels(panels, path, title, columns=1)
+        draw_panels(panels, path, "claimcheck and what it is compared with", columns=1)
+    return bool(panels)
+
+
+def _bar(series: Series) -> Bar:
+    if series.counts == "bytes":
+        return Bar(series.name, series.rate * 1000, f"{series.rate * 1000:,.0f} MB/s")
+    return Bar(series.name, series.rate, f"{series.rate:,.0f} per second")
 
 
 def draw_panels(
     panels: Sequence[Panel], path: Path, title: str, *, columns: int = 2, shared: bool = False, note: str = ""
 ) -> None:
-    """Draw panels of bars side by side."""
+    """Draw panels of bars side by side; with one scale if it is shared."""
     lines = -(-len(panels) // columns)
-    height = 0.9 + sum(
-        0.45 + 0.3 * max(len(panel.bars) for panel in panels[i * columns : (i + 1) * columns]) for i in range(lines)
-    )
-    plt = pyplot()
-    figure, grid = plt.subplots(lines, columns, figsize=(8.6, height), layout="constrained", squeeze=False)
-    most = max(bar.value for panel in panels for bar in panel.bars)
-    for axes in grid.flat:
-        axes.set_axis_off()
-    for axes, panel in zip(grid.flat, panels, strict=False):
-        _panel(axes, panel, most if shared else max(bar.value for bar in panel.bars))
-    figure.suptitle(title, fontsize=12, fontweight="bold", x=0.01, ha="left")
-    if note:
-        figure.supxlabel(note, fontsize=8.5, x=0.01, ha="left", color="#5f6368")
-    figure.savefig(path, dpi=200)
-    plt.close(figure)
+    most = [max(len(panel.bars) for panel in panels[i * columns : (i + 1) * columns]) for i in range(lines)]
+    longest = max(bar.value for panel in panels for bar in panel.bars) if shared else None
+    size = (8.6, 0.9 + sum(0.45 + 0.3 * count for count in most))
+    _draw(panels, path, title, note, lambda axes, panel: _panel(axes, panel, longest),
+          nrows=lines, ncols=columns, figsize=size)  # fmt: skip
 
 
-def _panel(axes: Any, panel: Panel, most: float) -> None:
-    places = range(len(panel.bars))
-    axes.set_axis_on()
+def _panel(axes: Any, panel: Panel, longest: float | None) -> None:
+    places, most = range(len(panel.bars)), longest or max(bar.value for bar in panel.bars)
     axes.barh(places, [bar.value for bar in panel.bars], height=0.72, color=[bar.color for bar in panel.bars])
     for place, bar in zip(places, panel.bars, strict=True):
         weight = "bold" if bar.color != GRAY else "normal"
@@ -129,10 +133,7 @@ def _panel(axes: Any, panel: Panel, most: float) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _bar(series: Series) -> Bar:
-    if series.counts == "bytes":
-        return Bar(series.name, series.rate * 1000, f"{series.rate * 1000:,.0f} MB/s")
-    return Bar(series.name, series.rate, f"{series.rate:,.0f} per second")
+# Lines -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,19 +161,9 @@ def draw_lines(
     panels: Sequence[Lines], path: Path, title: str, *, columns: int = 2, shared: bool = False, note: str = ""
 ) -> None:
     """Draw panels with lines: modes in their colors, claimcheck in blue, other libraries in gray."""
-    plt, rows = pyplot(), -(-len(panels) // columns)
-    most = max(len(panel.points) for panel in panels)
+    rows, most = -(-len(panels) // columns), max(len(panel.points) for panel in panels)
     size = (max(8.6, 5.3 * columns), rows * max(4.2 if rows == 1 else 3.2, 0.42 * most))
-    figure, grid = plt.subplots(rows, columns, figsize=size, layout="constrained", sharey=shared, squeeze=False)
-    for axes in grid.flat[len(panels) :]:
-        axes.set_axis_off()
-    for axes, panel in zip(grid.flat, panels, strict=False):
-        _draw_lines(axes, panel)
-    figure.suptitle(title, fontsize=12, fontweight="bold", x=0.01, ha="left")
-    if note:
-        figure.supxlabel(note, fontsize=8.5, x=0.01, ha="left", color="#5f6368")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    _draw(panels, path, title, note, _draw_lines, nrows=rows, ncols=columns, figsize=size, sharey=shared)
 
 
 def _draw_lines(axes: Any, panel: Lines) -> None:
@@ -203,7 +194,7 @@ def _name_ends(axes: Any, ends: Sequence[tuple[float, int, str, str]], x: float)
     low, high = axes.get_ylim()
     factor = (high / low) ** (0.06 if len(ends) < 9 else 0.042)
     for (y, last, name, color), place in zip(ends, apart([end[0] for end in ends], factor), strict=True):
-        weight, shade = ("normal", "#5f6368") if color == GRAY else ("bold", color)
+        weight, shade = ("normal", _NOTE) if color == GRAY else ("bold", color)
         line_to = {"arrowstyle": "-", "color": color, "linewidth": 0.7, "relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 3}
         axes.annotate(name, (last, y), (x, place), color=shade, fontsize=8.5, fontweight=weight, va="center",
                       arrowprops=line_to)  # fmt: skip
@@ -218,3 +209,25 @@ def apart(values: Sequence[float], factor: float = 1.19) -> list[float]:
             if overlap > 0:
                 logs[i], logs[i + 1] = logs[i] - overlap / 2, logs[i + 1] + overlap / 2
     return [math.exp(each) for each in logs]
+
+
+# Spark -----------------------------------------------------------------------------------------------------------
+
+
+def draw_ways(rows: Iterable[Row], path: Path) -> bool:
+    """Draw MB/s by the distance to the store for payloads of 1 MiB in Spark; returns whether there are any."""
+    rates: dict[str, dict[int, float]] = {}
+    for row in rows:
+        found = re.fullmatch(r"spark-(hand-1024k|naive)-(\d+)ms", row.target.key)
+        for series in row.series if found else ():
+            if found and (found[1] != "naive" or series.name != OURS):  # ours from the runs against code by hand
+                rates.setdefault(series.name, {})[int(found[2])] = series.rate * 1000
+    if rates:
+        draw_distances(rates, path)
+    return bool(rates)
+
+
+def draw_distances(rates: Mapping[str, Mapping[int, float]], path: Path) -> None:
+    """Draw MB/s by round trip in milliseconds."""
+    panel = Lines.of("MB of payload per second, by the round trip to the store", rates, lambda at: f"{at:g} ms")
+    draw_lines([panel], path, "Reading 1 MiB payloads from Redis in Spark, on one 2-core machine", columns=1)

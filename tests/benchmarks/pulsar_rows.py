@@ -9,14 +9,13 @@ from functools import partial
 from typing import Any
 
 import claimcheck
-from claimcheck._wire.envelope import encode_chunk
 from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
-from tests.benchmarks.lab import Lab
-from tests.benchmarks.memory_rows import NOTE, fresh, peak_extra
+from tests.benchmarks.children import fresh, peak_extra
+from tests.benchmarks.lab import Lab, pulsar_client
+from tests.benchmarks.memory_rows import NOTE
 from tests.benchmarks.path_rows import BEST
-from tests.benchmarks.rounds import MIB, OURS, Variant, compare, payload_of, reading
+from tests.benchmarks.rounds import MIB, OURS, Variant, compare, payload_of, reading, times_as_fast
 from tests.benchmarks.rows import Findings, Rows, Target
-from tests.benchmarks.series import times_as_fast
 
 ROWS = Rows()
 _CHUNKING = "the client's own chunking"
@@ -27,14 +26,6 @@ _TOGETHER = (
 
 
 # Small messages ------------------------------------------------------------------------------------------------
-
-
-def _declare_small(kib: int, send: float) -> None:
-    what = f"Pulsar messages of {kib} KiB below the threshold"
-    ROWS.findings(
-        Target(f"pulsar-send-{kib}k", f"{what}, added per send", send, "us", at_most=True),
-        Target(f"pulsar-receive-{kib}k", f"{what}, added per receive", 1.5, "us", at_most=True),
-    )(partial(_small, kib=kib))
 
 
 def _small(lab: Lab, size: int, kib: int) -> Findings:
@@ -56,8 +47,13 @@ def _small(lab: Lab, size: int, kib: int) -> Findings:
     return Findings(added, (*sent, *received), BEST)
 
 
-_declare_small(1, 1.5)
-_declare_small(64, 2.5)
+for _kib, _send in ((1, 1.5), (64, 2.5)):
+    _what = f"Pulsar messages of {_kib} KiB below the threshold"
+    ROWS.findings(
+        Target(f"pulsar-send-{_kib}k", f"{_what}, added per send", _send, "us", at_most=True),
+        Target(f"pulsar-receive-{_kib}k", f"{_what}, added per receive", 1.5, "us", at_most=True),
+        kib=_kib,
+    )(_small)
 
 
 class _Pipe:
@@ -73,13 +69,11 @@ class _Pipe:
             self.consumer, self.producer = PulsarConsumer(self.consumer, cc), PulsarProducer(self.producer, limits)
 
     def send(self, payload: bytes, count: int) -> None:
-        """Hand all to the client, and wait for none."""
         send = self.producer.send_async
         for _ in range(count):
             send(payload, _nothing)
 
     def empty(self, count: int) -> None:
-        """Have all of them landed, received and acknowledged."""
         self.producer.flush()
         self.receive(count)
 
@@ -90,7 +84,6 @@ class _Pipe:
         self.receive(1)
 
     def receive(self, count: int) -> None:
-        """Take what is there."""
         receive, acknowledge = self.consumer.receive, self.consumer.acknowledge
         for _ in range(count):
             message = receive()
@@ -103,11 +96,6 @@ def _nothing(result: Any, message_id: Any) -> None:
 
 
 # Large payloads ------------------------------------------------------------------------------------------------
-
-
-def _declare_large(strategy: str, what: str, mib: int, bound: float) -> None:
-    target = Target(f"pulsar-{what.split()[0]}-{mib}", f"Pulsar {what} {{size}}, against {_CHUNKING}", bound)
-    ROWS.findings(target, mib=mib)(partial(_large, strategy=strategy))
 
 
 def _large(lab: Lab, size: int, strategy: str) -> Findings:
@@ -127,16 +115,21 @@ def _large(lab: Lab, size: int, strategy: str) -> Findings:
         lab.effort,
         size,
         Variant(_CHUNKING, lambda: _through(*native, payload)),
-        Variant(OURS, lambda: _through(*ours, payload), lambda _: _forget(cc, strategy)),
+        Variant(OURS, lambda: _through(*ours, payload), lambda _: _forget(lab, strategy)),
     )
     for one in (*native, *ours):
         one.close()
     return Findings((times_as_fast(wrapped, base),), (base, wrapped), _TOGETHER)
 
 
-for size_mib, in_chunks, by_pointer in ((20, 1.3, 4), (100, 1.2, 3)):
-    _declare_large("chunking", "chunks", size_mib, in_chunks)
-    _declare_large("external", "pointers through Redis", size_mib, by_pointer)
+for _strategy, _what, _mib, _bound in (
+    ("chunking", "chunks", 20, 1.3),
+    ("external", "pointers through Redis", 20, 4),
+    ("chunking", "chunks", 100, 1.2),
+    ("external", "pointers through Redis", 100, 3),
+):
+    _target = Target(f"pulsar-{_what.split()[0]}-{_mib}", f"Pulsar {_what} {{size}}, against {_CHUNKING}", _bound)
+    ROWS.findings(_target, mib=_mib, strategy=_strategy)(_large)
 
 
 def _through(producer: Any, consumer: Any, payload: bytes) -> None:
@@ -154,10 +147,11 @@ def _through(producer: Any, consumer: Any, payload: bytes) -> None:
     assert got == [len(payload)]
 
 
-def _forget(cc: claimcheck.ClaimCheck, strategy: str) -> None:
+def _forget(lab: Lab, strategy: str) -> None:
     """What was read is not wanted any more; the server would keep it for its life."""
     if strategy == "external":
-        cc.store("hot")._server.client.flushdb()  # type: ignore[attr-defined]
+        with lab.redis_client() as redis:
+            redis.flushdb()
 
 
 # Memory --------------------------------------------------------------------------------------------------------
@@ -166,30 +160,29 @@ _BOUND_MIB = 256
 _INTERLEAVED = 20
 
 
-def _declare_memory(job: str, what: str, most: float, mib: int = 100, unit: str = "payloads") -> None:
-    @ROWS.findings(Target(f"pulsar-memory-{job}", f"Pulsar {what}, peak", most, unit, at_most=True), mib=mib)
-    def measure(lab: Lab, size: int) -> Findings:
-        bound = lab.effort.size(_BOUND_MIB) if job == "receive-interleaved" else 0
-        taken = fresh(_peak, job, lab.pulsar_url, lab.redis, f"bench-{uuid.uuid4().hex}", size, bound)
-        return Findings((taken / (bound or size),), note=NOTE)
+def _memory(lab: Lab, size: int, job: str) -> Findings:
+    bound = lab.effort.size(_BOUND_MIB) if job == "receive-interleaved" else 0
+    taken = fresh(_peak, job, lab.pulsar_url, lab.redis, f"bench-{uuid.uuid4().hex}", size, bound)
+    return Findings((taken / (bound or size),), note=NOTE)
 
 
-_declare_memory("send-chunks", "sender of chunks above the payload, {size}", 0.4)
-_declare_memory("receive-chunks", "receiver of chunks, {size}", 2.2)
-_declare_memory("receive-pointer", "receiver of a pointer, {size}", 1.2)
-_declare_memory(
-    "receive-interleaved", "receiver of 20 interleaved payloads of {size}, of its bound in bytes", 1.2, 50, "x"
-)
+for _job, _what, _most, _mib in (
+    ("send-chunks", "sender of chunks above the payload, {size}", 0.4, 100),
+    ("receive-chunks", "receiver of chunks, {size}", 2.2, 100),
+    ("receive-pointer", "receiver of a pointer, {size}", 1.2, 100),
+    ("receive-interleaved", "receiver of 20 interleaved payloads of {size}, of its bound in bytes", 1.2, 50),
+):
+    _unit = "x" if _job.endswith("interleaved") else "payloads"
+    _target = Target(f"pulsar-memory-{_job}", f"Pulsar {_what}, peak", _most, _unit, at_most=True)
+    ROWS.findings(_target, mib=_mib, job=_job)(_memory)
 
 
 def _opened(job: str, url: str, redis: str, bound: int) -> tuple[Any, claimcheck.ClaimCheck]:
-    import pulsar
-
     strategy = "external" if job.endswith("pointer") else "chunking"
     bounds = {"chunking": {"max_payload_bytes": bound, "max_pending_bytes": bound, "on_evict": "ack"}} if bound else {}
     store = {"type": "redis", "url": redis, "ttl_seconds": 60}
     cc = claimcheck.from_dict({"strategy": strategy, "stores": {"hot": store}, **bounds})
-    return pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)), cc
+    return pulsar_client(url), cc
 
 
 def _peak(job: str, url: str, redis: str, topic: str, size: int, bound: int) -> int:
@@ -235,6 +228,8 @@ def _feed(job: str, url: str, redis: str, topic: str, size: int, bound: int) -> 
     if not bound:
         PulsarProducer(native, cc).send(payload_of(size))
     else:
+        from claimcheck._wire.envelope import encode_chunk
+
         piece = payload_of(MIB - 1024)
         count, uuids = -(-size // len(piece)), [str(uuid.uuid4()) for _ in range(_INTERLEAVED)]
         for position in range(count):

@@ -7,11 +7,10 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from claimcheck._wire.pointer import Pointer
+from claimcheck import Pointer
 from tests.benchmarks.lab import RECYCLING, Lab
-from tests.benchmarks.rounds import MIB, OURS, Variant, compare, payload_of, reading, writing
+from tests.benchmarks.rounds import MIB, OURS, Variant, compare, payload_of, reading, times_as_fast, writing
 from tests.benchmarks.rows import Findings, Rows, Target
-from tests.benchmarks.series import times_as_fast
 
 ROWS = Rows()
 _SMALL_AT_ONCE = 50

@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import random
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
-from tests.benchmarks.series import Sample, Series
-
-MIB = 1 << 20
+T = TypeVar("T")
+MIB, GIGA = 1 << 20, 1e9
 OURS = "claimcheck"
 
 
@@ -35,12 +36,15 @@ class Effort:
     divisor: int = 1
     warm_up: int = 1
 
+    @property
+    def is_quick(self) -> bool:
+        return self.divisor > 1
+
     def size(self, mib: float) -> int:
         """Bytes of a payload that is ``mib`` MiB large in a full run."""
         return int(mib * MIB) // self.divisor
 
     def enough(self, rounds: int, seconds: float) -> bool:
-        """Whether so many rounds in so much time will do."""
         return rounds >= self.most or (rounds >= self.least and seconds >= self.seconds)
 
 
@@ -52,23 +56,85 @@ def turn() -> None:
     """Wait until a round may begin; replaced where another process takes turns with this one."""
 
 
-def _nothing(result: Any) -> None:
-    """Leave no trace: there is none."""
-
-
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to do the work.
-
-    Attributes:
-        name: As it is printed.
-        run: The work; this is timed.
-        clean: Undoes it; gets what the work returned, and is not timed.
-    """
+    """One way to do the work: ``run`` is timed; ``clean`` undoes it, gets what it returned, and is not timed."""
 
     name: str
     run: Callable[[], Any]
-    clean: Callable[[Any], object] = _nothing
+    clean: Callable[[Any], object] = lambda result: None
+
+
+class Sample(NamedTuple):
+    """One round of one variant: seconds by the clock, and those of all threads of this process."""
+
+    seconds: float
+    cpu: float
+
+
+class Spread(NamedTuple):
+    """Where the rounds lie, the smallest is best; half of them are between ``low`` and ``high``."""
+
+    median: float
+    low: float
+    high: float
+    best: float
+    worst: float
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """All rounds of one variant; a round moves an amount of what ``counts`` says: ``bytes`` or ``operations``."""
+
+    name: str
+    amount: int
+    samples: tuple[Sample, ...]
+    counts: str = "bytes"
+
+    @property
+    def seconds(self) -> Spread:
+        taken = [sample.seconds for sample in self.samples]
+        return Spread(*(percentile(taken, part) for part in (0.5, 0.25, 0.75, 0, 1)))
+
+    @property
+    def rate(self) -> float:
+        """GB/s, or operations per second, at the median."""
+        return self.amount / self.seconds.median / (GIGA if self.counts == "bytes" else 1)
+
+    @property
+    def cpu_ms(self) -> float:
+        """Milliseconds of this process' CPU per GB, or per thousand operations, at the median."""
+        spent = statistics.median(sample.cpu for sample in self.samples)
+        return spent * 1000 / self.amount * (GIGA if self.counts == "bytes" else 1000)
+
+    def as_dict(self) -> dict[str, Any]:
+        what = {"name": self.name, "amount": self.amount, "counts": self.counts, "rounds": len(self.samples)}
+        return {**what, "seconds": self.seconds._asdict(), "rate": self.rate, "cpu_ms": self.cpu_ms}
+
+
+def percentile(values: Sequence[float], fraction: float) -> float:
+    """The value below which a fraction of the values lies, interpolated."""
+    ordered = sorted(values)
+    below, share = divmod(fraction * (len(ordered) - 1), 1)
+    above = ordered[min(int(below) + 1, len(ordered) - 1)]
+    return ordered[int(below)] + (above - ordered[int(below)]) * share
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """A 95 % interval of the median, by bootstrap."""
+    rng = random.Random(0)
+    medians = [statistics.median(rng.choices(values, k=len(values))) for _ in range(400)]
+    return percentile(medians, 0.025), percentile(medians, 0.975)
+
+
+def times_as_fast(ours: Series, base: Series) -> float:
+    """The rate of ours over that of the base: the median over the rounds of the ratio within each round.
+
+    What slows down one whole round, another process for example, slows down both sides of its ratio.
+    """
+    pairs = zip(ours.samples, base.samples, strict=True)
+    ratio = statistics.median(their.seconds / our.seconds for our, their in pairs)
+    return ratio * ours.amount / base.amount
 
 
 def compare(effort: Effort, amount: int, *variants: Variant, counts: str = "bytes") -> tuple[Series, ...]:
@@ -81,14 +147,15 @@ def compare(effort: Effort, amount: int, *variants: Variant, counts: str = "byte
         if effort.enough(number, time.perf_counter() - begin):
             break
         turn()
-        for variant in _rotated(variants, number):
+        for variant in rotated(variants, number):
             taken[variant.name].append(_once(variant))
     return tuple(Series(name, amount, tuple(samples), counts) for name, samples in taken.items())
 
 
-def _rotated(variants: Sequence[Variant], number: int) -> Sequence[Variant]:
-    first = number % len(variants)
-    return [*variants[first:], *variants[:first]]
+def rotated(items: Sequence[T], number: int) -> list[T]:
+    """All of them, another one first each time."""
+    first = number % max(1, len(items))
+    return [*items[first:], *items[:first]]
 
 
 def _once(variant: Variant) -> Sample:
@@ -109,15 +176,12 @@ def payload_of(size: int) -> bytes:
 
 
 def size_text(size: int) -> str:
-    """Write a size as people do."""
     return f"{size // MIB} MiB" if size >= MIB else f"{size // 1024} KiB"
 
 
 def writing(store: Any, payload: bytes, name: str = OURS) -> Variant:
-    """Write a payload to a store."""
     return Variant(name, lambda: store.write(payload), store.rollback)
 
 
 def reading(store: Any, pointer: Any, name: str = OURS) -> Variant:
-    """Read a payload from a store."""
     return Variant(name, lambda: store.read(pointer))

@@ -9,13 +9,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from claimcheck import Store
-from claimcheck._wire.digest import digest_of
-from claimcheck._wire.pointer import Pointer
-from tests.benchmarks.lab import BUCKET, REGION, Lab
-from tests.benchmarks.rounds import OURS, Variant, compare, payload_of, writing
+from claimcheck import Pointer, Store
+from tests.benchmarks.lab import BUCKET, Lab, checksum_of
+from tests.benchmarks.rounds import OURS, Variant, compare, payload_of, times_as_fast, writing
 from tests.benchmarks.rows import Findings, Rows, Target
-from tests.benchmarks.series import times_as_fast
 
 ROWS = Rows()
 PATTERN = "the server gives a pattern; the pointer has the pattern's checksum, so that every byte is still checked"
@@ -30,15 +27,13 @@ def _raw_put(lab: Lab, size: int, *, single: bool) -> Sequence[Variant]:
     return Variant(_RAW, lambda: raw.put(payload)), writing(store, payload)
 
 
-ROWS.ratio("s3-put-{}", "S3 put {size}, of raw HTTP's rate", {64: 0.8, 256: 0.8})(partial(_raw_put, single=True))
-ROWS.ratio("s3-multipart-{}", "S3 multipart put {size}, of raw HTTP's rate", {256: 0.7})(
-    partial(_raw_put, single=False)
-)
+_PUTS: dict[str, dict[float, float]] = {"put": {64: 0.8, 256: 0.8}, "multipart": {256: 0.7}}
+for _way, _bounds in _PUTS.items():
+    _what = f"S3 {_way.replace('part', 'part put')} {{size}}, of raw HTTP's rate"
+    ROWS.ratio(f"s3-{_way}-{{}}", _what, _bounds)(partial(_raw_put, single=_way == "put"))
 
 
-@ROWS.ratio(
-    "s3-get-{}", "S3 get {size} into a buffer, of raw HTTP's rate", {64: 0.75, 256: 0.75}, note=PATTERN
-)  # fmt: skip
+@ROWS.ratio("s3-get-{}", "S3 get {size} into a buffer, of raw HTTP's rate", {64: 0.75, 256: 0.75}, note=PATTERN)
 def _get(lab: Lab, size: int) -> Sequence[Variant]:
     store, raw, room = lab.s3_store(single=size), lab.http("raw"), memoryview(bytearray(size))
     raw.put(payload_of(size))
@@ -95,7 +90,7 @@ def _small(lab: Lab, size: int) -> Findings:
         return Variant(name, run, lambda written: list(map(store.rollback, written)))
 
     peers = Variant("boto3", by_boto3), Variant("obstore", by_obstore)
-    found = ours(OURS, lab.s3_store()), ours(f"{OURS} obstore", _obstore(lab))
+    found = ours(OURS, lab.s3_store()), ours(f"{OURS} obstore", lab.obstore_at(lab.s3))
     series = compare(lab.effort, 2 * _SMALL_AT_ONCE, *peers, *found, counts="operations")
     return Findings((times_as_fast(series[2], series[0]), times_as_fast(series[3], series[1])), series, PATTERN)
 
@@ -105,7 +100,7 @@ _MANY = f"S3 {{size}} objects, {_THREADS} at once, obstore engine"
 
 @ROWS.ratio("s3-many-put", f"{_MANY}, put, against boto3", {1 / 16: 10}, operations=_OBJECTS)
 def _puts(lab: Lab, size: int) -> Sequence[Variant]:
-    client, store, payload, threads = lab.boto3(), _obstore(lab), payload_of(size), lab.enter(_Threads())
+    client, store, payload, threads = lab.boto3(), lab.obstore_at(lab.s3), payload_of(size), lab.enter(_Threads())
     by_boto3 = threads.for_all(lambda i: client.put_object(Bucket=BUCKET, Key=f"many-{i}", Body=payload))
     ours = threads.for_all(lambda _: store.write(payload))
     return Variant("boto3", by_boto3), Variant(OURS, ours, lambda made: list(threads.pool.map(store.rollback, made)))
@@ -113,15 +108,11 @@ def _puts(lab: Lab, size: int) -> Sequence[Variant]:
 
 @ROWS.ratio("s3-many-get", f"{_MANY}, get, against boto3", {1 / 16: 10}, operations=_OBJECTS, note=PATTERN)
 def _gets(lab: Lab, size: int) -> Sequence[Variant]:
-    client, store, threads = lab.boto3(), _obstore(lab), lab.enter(_Threads())
+    client, store, threads = lab.boto3(), lab.obstore_at(lab.s3), lab.enter(_Threads())
     client.put_object(Bucket=BUCKET, Key="many", Body=payload_of(size))
     pointer = patterned(lab, store, size)
     by_boto3 = threads.for_all(lambda _: len(client.get_object(Bucket=BUCKET, Key="many")["Body"].read()))
     return Variant("boto3", by_boto3), Variant(OURS, threads.for_all(lambda _: len(store.read(pointer))))
-
-
-def _obstore(lab: Lab) -> Store:
-    return lab.store(type="obstore", url=f"s3://{BUCKET}/claims", endpoint_url=lab.s3, region_name=REGION)
 
 
 def patterned(lab: Lab, store: Store, size: int) -> Pointer:
@@ -129,7 +120,7 @@ def patterned(lab: Lab, store: Store, size: int) -> Pointer:
     raw, room = lab.http("pattern"), bytearray(size)
     raw.put(bytes(size))
     raw.get_into(memoryview(room))
-    return replace(lab.stored(store, bytes(size)), checksum=digest_of(room))
+    return replace(lab.stored(store, bytes(size)), checksum=checksum_of(room))
 
 
 class _Threads:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import claimcheck
-from claimcheck._wire.envelope import CHUNK_OVERHEAD_BYTES
-from claimcheck.config import HEADER
 from tests.benchmarks import spark_ways
+from tests.benchmarks.children import fresh
 from tests.benchmarks.lab import Lab
-from tests.benchmarks.memory_rows import fresh
-from tests.benchmarks.picture import Lines, draw_lines
-from tests.benchmarks.rounds import MIB, OURS, Effort, Variant, compare, payload_of
-from tests.benchmarks.rows import Findings, Row, Rows, Target
-from tests.benchmarks.series import times_as_fast
+from tests.benchmarks.rounds import MIB, OURS, Effort, Variant, compare, payload_of, size_text, times_as_fast
+from tests.benchmarks.rows import Findings, Rows, Target
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -39,34 +34,35 @@ def _few(lab: Lab, rows: int) -> int:
 # Reading -------------------------------------------------------------------------------------------------------
 
 
-def _declare_naive(milliseconds: int, rows: int, bound: float) -> None:
-    what = f"Spark resolve 1 MiB, round trip {milliseconds} ms, against a UDF with a client for each row"
-
-    @ROWS.findings(Target(f"spark-naive-{milliseconds}ms", what, bound))
-    def measure(lab: Lab, size: int) -> Findings:
-        with topic(lab, milliseconds, 1024, _few(lab, rows)) as there:
-            by_hand = there.variant("naive UDF", spark_ways.naive(there.url))
-            naive, ours = compare(effort_of(lab), there.amount, by_hand, there.ours())
-        return Findings((times_as_fast(ours, naive),), (naive, ours), "in 2 partitions, to the JVM")
+def _naive(lab: Lab, size: int, milliseconds: int, rows: int) -> Findings:
+    with topic(lab, milliseconds, 1024, _few(lab, rows)) as there:
+        by_hand = there.variant("naive UDF", spark_ways.naive(there.url))
+        naive, ours = compare(effort_of(lab), there.amount, by_hand, there.ours())
+    return Findings((times_as_fast(ours, naive),), (naive, ours), "in 2 partitions, to the JVM")
 
 
-def _declare_by_hand(milliseconds: int, kib: int, rows: int) -> None:
-    text = f"{kib // 1024} MiB" if kib >= 1024 else f"{kib} KiB"
-    what = f"Spark resolve {text}, round trip {milliseconds} ms, against mapInArrow by hand"
-
-    @ROWS.findings(Target(f"spark-hand-{kib}k-{milliseconds}ms", what, 0.9))
-    def measure(lab: Lab, size: int) -> Findings:
-        with topic(lab, milliseconds, kib, _few(lab, rows)) as there:
-            ways = [there.variant(f"by hand, {n} threads", spark_ways.by_hand(there.url, n)) for n in THREADS]
-            *hand, ours = compare(effort_of(lab), there.amount, *ways, there.ours())
-        best = min(hand, key=lambda series: series.seconds.median)
-        return Findings((times_as_fast(ours, best),), (*hand, ours), f"in 2 partitions; {_HAND}")
+def _by_hand(lab: Lab, size: int, milliseconds: int, kib: int, rows: int) -> Findings:
+    with topic(lab, milliseconds, kib, _few(lab, rows)) as there:
+        ways = [there.variant(f"by hand, {n} threads", spark_ways.by_hand(there.url, n)) for n in THREADS]
+        *hand, ours = compare(effort_of(lab), there.amount, *ways, there.ours())
+    best = min(hand, key=lambda series: series.seconds.median)
+    return Findings((times_as_fast(ours, best),), (*hand, ours), f"in 2 partitions; {_HAND}")
 
 
-for at, count, least in ((1, 512, 4.0), (5, 512, 10.0), (20, 256, 25.0)):
-    _declare_naive(at, count, least)
-for at, kib, count in ((0, 1024, 256), (1, 1024, 256), (5, 1024, 256), (20, 1024, 256), (5, 64, 2048), (5, 8192, 32)):
-    _declare_by_hand(at, kib, count)
+for _ms, _count, _least in ((1, 512, 4.0), (5, 512, 10.0), (20, 256, 25.0)):
+    _what = f"Spark resolve 1 MiB, round trip {_ms} ms, against a UDF with a client for each row"
+    ROWS.findings(Target(f"spark-naive-{_ms}ms", _what, _least), milliseconds=_ms, rows=_count)(_naive)
+for _ms, _kib, _count in (
+    (0, 1024, 256),
+    (1, 1024, 256),
+    (5, 1024, 256),
+    (20, 1024, 256),
+    (5, 64, 2048),
+    (5, 8192, 32),
+):
+    _what = f"Spark resolve {size_text(_kib * 1024)}, round trip {_ms} ms, against mapInArrow by hand"
+    _target = Target(f"spark-hand-{_kib}k-{_ms}ms", _what, 0.9)
+    ROWS.findings(_target, milliseconds=_ms, kib=_kib, rows=_count)(_by_hand)
 
 
 @ROWS.findings(Target("spark-map", "Spark map_payloads 1 MiB, against resolve and a function behind it", 1.3))
@@ -138,6 +134,8 @@ _CHUNKED = "Spark reassemble, 64 payloads in 8 chunks of 1 MiB, shuffled, 64 dup
     Target("spark-reassemble-hand", f"{_CHUNKED}, of by hand", 0.9),
 )
 def _reassembled(lab: Lab, size: int) -> Findings:
+    from claimcheck._wire.envelope import CHUNK_OVERHEAD_BYTES
+    from claimcheck.config import HEADER
     from claimcheck.spark import reassemble
 
     payloads, folder = _few(lab, 64), lab.folder / "chunks"
@@ -175,7 +173,7 @@ def _memory(lab: Lab, size: int) -> Findings:
 def _peak(config: dict[str, Any], messages: Sequence[bytes], count: int) -> int:
     """Resolve payloads in one partition of a fresh Spark; returns the peak of its worker in bytes."""
     from claimcheck.spark import resolve
-    from tests.benchmarks.spark_session import session
+    from tests.benchmarks.spark_ways import session
 
     spark = session("local[1]")
     rows = [(messages[n % len(messages)],) for n in range(count)]
@@ -255,9 +253,7 @@ def noop(df: DataFrame) -> None:
 
 def _written(lab: Lab, size: int, count: int) -> Iterator[tuple[str, bytes]]:
     """Write payloads both ways."""
-    import redis
-
-    with claimcheck.from_dict(_config(lab.redis)) as cc, redis.Redis.from_url(lab.redis) as plain:
+    with claimcheck.from_dict(_config(lab.redis)) as cc, lab.redis_client() as plain:
         for n in range(count):
             payload = payload_of(size)
             plain.set(f"by-hand-{n}", payload)
@@ -272,33 +268,9 @@ def _config(url: str) -> dict[str, Any]:
 
 
 def _flush(lab: Lab) -> None:
-    import redis
-
-    with redis.Redis.from_url(lab.redis) as plain:
+    with lab.redis_client() as plain:
         plain.flushall()
 
 
 def effort_of(lab: Lab) -> Effort:
     return lab.effort if lab.effort.divisor > 1 else SPARK_EFFORT
-
-
-# The picture ---------------------------------------------------------------------------------------------------
-
-
-def draw_ways(rows: Sequence[Row], path: Path) -> bool:
-    """Draw MB/s by the distance to the store for payloads of 1 MiB; returns whether there are any."""
-    rates: dict[str, dict[int, float]] = {}
-    for row in rows:
-        found = re.fullmatch(r"spark-(hand-1024k|naive)-(\d+)ms", row.target.key)
-        for series in row.series if found else ():
-            if found and (found[1] != "naive" or series.name != OURS):  # ours from the runs against code by hand
-                rates.setdefault(series.name, {})[int(found[2])] = series.rate * 1000
-    if rates:
-        draw_distances(rates, path)
-    return bool(rates)
-
-
-def draw_distances(rates: Mapping[str, Mapping[int, float]], path: Path) -> None:
-    """Draw MB/s by round trip in milliseconds."""
-    panel = Lines.of("MB of payload per second, by the round trip to the store", rates, lambda at: f"{at:g} ms")
-    draw_lines([panel], path, "Reading 1 MiB payloads from Redis in Spark, on one 2-core machine", columns=1)

@@ -10,10 +10,9 @@ from functools import partial
 from typing import Any
 
 import claimcheck
-from tests.benchmarks.lab import Lab
-from tests.benchmarks.rounds import OURS, Effort, Variant, compare
+from tests.benchmarks.lab import Lab, pulsar_client
+from tests.benchmarks.rounds import OURS, Effort, Variant, compare, times_as_fast
 from tests.benchmarks.rows import Findings, Rows, Target
-from tests.benchmarks.series import times_as_fast
 from tests.benchmarks.spark_rows import noop
 
 ROWS = Rows()
@@ -194,7 +193,7 @@ def _schema() -> Any:
 def _subscribe(lab: Lab, topic: str, subscription: str) -> Any:
     import pulsar
 
-    client = pulsar.Client(lab.pulsar_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    client = pulsar_client(lab.pulsar_url)
     client.subscribe(topic, subscription, initial_position=pulsar.InitialPosition.Earliest)
     return client
 

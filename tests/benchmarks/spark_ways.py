@@ -1,10 +1,11 @@
-"""What people write by hand to have payloads in Spark, to compare with; it travels to workers by value.
+"""The Spark that is measured, and what people write by hand to have payloads in it; it travels to workers by value.
 
 Its payloads rest in a Redis under keys of one value each, as its authors would have it.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import uuid
 from collections import deque
@@ -15,10 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["by_hand", "dropped", "joined_by_hand", "naive", "naive_write", "write_chunks", "written_by_hand"]
-
+_OPTIONS = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "4g",
+    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",  # as the guide recommends
+    "spark.sql.execution.arrow.maxBytesPerBatch": "16m",  # as the README recommends; the default is 64m
+    "spark.sql.shuffle.partitions": "8",
+}
 _BATCH_BYTES = 16 << 20
 _clients: dict[str, Any] = {}
 
@@ -182,3 +190,24 @@ def _payload(pieces: dict[int, Any]) -> pa.RecordBatch:
 
     whole = b"".join(memoryview(pieces[n].as_buffer()) for n in sorted(pieces))
     return pa.RecordBatch.from_arrays([pa.array([whole], pa.binary())], names=["payload"])
+
+
+def session(master: str = "local[2]") -> SparkSession:
+    """Start one, with a Java that comes by pip where there is none."""
+    from claimcheck.spark import ensure_java
+
+    ensure_java()
+    os.environ["PYTHONSAFEPATH"] = "1"  # the working folder is no place to import from
+    from pyspark import cloudpickle
+    from pyspark.sql import SparkSession
+
+    from tests.benchmarks import spark_rows, spark_source_rows, spark_ways
+
+    for module in (spark_rows, spark_source_rows, spark_ways):  # workers do not have them
+        cloudpickle.register_pickle_by_value(module)
+    builder = SparkSession.builder.master(master).appName("claimcheck-bench")
+    for name, value in _OPTIONS.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark

@@ -1,9 +1,7 @@
 """The server that keeps nothing: what a real client believes of it."""
 
-import http.client
 import io
 import shutil
-from urllib.parse import urlsplit
 
 import pytest
 from botocore.exceptions import ClientError
@@ -49,12 +47,3 @@ def test_what_was_deleted_is_gone(lab):
 
     with pytest.raises(ClientError, match="404"):
         client.head_object(Bucket=BUCKET, Key="gone")
-
-
-def test_a_body_in_chunks_is_counted(lab):
-    connection = http.client.HTTPConnection(urlsplit(lab.s3).netloc)
-    connection.request("PUT", f"/{BUCKET}/chunked", body=iter([b"abc", bytes(100_000), b"d"]), encode_chunked=True)
-    assert connection.getresponse().read() == b""
-    connection.request("HEAD", f"/{BUCKET}/chunked")
-    assert connection.getresponse().headers["Content-Length"] == "100004"
-    connection.close()

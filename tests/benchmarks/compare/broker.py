@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,14 +13,7 @@ from tests.benchmarks.compare.model import Mode
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """How to connect; passed to worker processes.
-
-    Attributes:
-        kind: ``local``, ``kafka`` or ``pulsar``.
-        url: Bootstrap servers, service URL, or the embedded broker's file. It may contain credentials: never printed.
-        admin_url: Pulsar's web service; ``None`` for other brokers.
-        options: Further settings of the client, as the client names them.
-    """
+    """How to connect, with the client's own options; passed to worker processes. The URL may contain credentials."""
 
     kind: str
     url: str
@@ -33,14 +26,7 @@ class BrokerAddress:
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """How a topic is created.
-
-    Attributes:
-        partitions: At least 1.
-        max_message_bytes: The topic's limit; ``None`` for the broker's default.
-        retention_seconds: Messages are deleted after this time; ``None`` for the broker's default. Brokers without
-            retention (see `Broker.has_retention`) refuse a value.
-    """
+    """How a topic is created; ``None`` for the broker's default. Brokers without retention refuse one."""
 
     partitions: int = 1
     max_message_bytes: int | None = None
@@ -49,15 +35,7 @@ class TopicSettings:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One payload as the application gets it, or the error it gets instead.
-
-    Attributes:
-        payload: The bytes; ``None`` with an error.
-        error: The error that the wrapper raised for this message.
-        partition: Of the message.
-        position: Where the payload's first message is: an argument of `Consumer.seek`; can be written to JSON.
-        handle: For `Consumer.commit`.
-    """
+    """A payload as the application gets it, or the error it gets instead; the position is for `Consumer.seek`."""
 
     payload: bytes | None
     error: Exception | None
@@ -70,27 +48,10 @@ Done = Callable[[Exception | None, int | None], None]
 """Called once for a payload that was sent, with an error or the partition."""
 
 
-class Errors:
-    """The errors of sends without ``done``, which `Producer.flush` raises."""
-
-    def __init__(self) -> None:
-        self._failed: list[Exception] = []
-
-    def note(self, error: Exception | None, partition: int | None) -> None:
-        """Keep the error of a send, if there is one."""
-        if error is not None:
-            self._failed.append(error)
-
-    def raise_first(self) -> None:
-        """Raise the oldest error, and forget it."""
-        if self._failed:
-            raise self._failed.pop(0)
-
-
 class Producer(Protocol):
     """Sends payloads to one topic in one mode."""
 
-    def send(self, payload: bytes, *, key: bytes | None = None, done: Done | None = None) -> None:
+    def send(self, payload: bytes, *, key: bytes | None = None, done: Done) -> None:
         """Send without waiting, unless the queue is full. ``done`` is called once, with an error or the partition."""
 
     def flush(self, timeout: float) -> None:
@@ -98,6 +59,16 @@ class Producer(Protocol):
 
     def close(self) -> None:
         """Close the client."""
+
+
+def deliver(producer: Producer, payloads: Iterable[bytes]) -> None:
+    """Send payloads, and wait for all; raises the first error."""
+    errors: list[Exception | None] = []
+    for payload in payloads:
+        producer.send(payload, done=lambda error, partition: errors.append(error))
+    producer.flush(60.0)
+    for error in filter(None, errors):
+        raise error
 
 
 class Consumer(Protocol):

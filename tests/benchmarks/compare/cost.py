@@ -64,7 +64,7 @@ def estimate(prices: Prices, facts: Mapping[str, float] | None, sizes: Sequence[
     costs = dict(_lines(prices, facts or {}, sizes))
     if not costs:
         why = "The cost needs the bytes in the broker, which the experiment partition measures."
-        return Experiment("cost", "Cost per month", {}, {}, "not measured", why)
+        return Tally([]).experiment("cost", "", "not measured", why)
     rows = [
         {"mode": line, "payload": size_text(size), **{name: round(part, 2) for name, part in found[size].items()}}
         for size in sorted({size for found in costs.values() for size in found})
@@ -78,9 +78,7 @@ def estimate(prices: Prices, facts: Mapping[str, float] | None, sizes: Sequence[
     title = f"Cost of {number_text(prices['workload']['payload_gb_per_month'])} GB of payloads per month"
     return Tally(rows).experiment(
         "cost",
-        "Cost per month",
-        {},
-        lambda mode: _range_text(costs[mode], prices["currency"]),
+        {mode: _range_text(found, prices["currency"]) for mode, found in costs.items()},
         "measured",
         _explanation(prices),
         series=(Series("cost", title, "payload size (bytes)", prices["currency"], points),),

@@ -12,14 +12,10 @@ from typing import Any
 
 from claimcheck._operate.sweep import Sweep
 from claimcheck.errors import ScanNotSupportedError
+from tests.benchmarks.compare.broker import deliver
 from tests.benchmarks.compare.lab import Lab
-from tests.benchmarks.compare.model import CompareError, Experiment, Mode, Row, Tally, Verdict
+from tests.benchmarks.compare.model import CompareError, Experiment, Mode, Row, Tally, Verdict, agreement
 from tests.benchmarks.compare.payloads import MIN_BYTES
-
-CLAIMED = {
-    "external": "expiry is maintained separately from the topic's retention; a pointer can outlive its payload",
-    "chunking": "expires with the topic's retention",
-}
 
 SHORT_SECONDS = 2.0
 """The lifetime in one case and the retention in the other; in each the other one is much longer."""
@@ -29,7 +25,6 @@ _WATCH_SECONDS = {LIFETIME: 3.0, RETENTION: 7.0}  # beyond that
 _KEPT_SECONDS = 1.0  # beyond the lifetime; a store that still has the payload then does not delete by itself
 _EXPIRE_SECONDS = 2.0  # between requests to the broker
 _PAUSE_SECONDS = 0.25
-_FLUSH_SECONDS = 60.0
 _FIRST_SECONDS = 30.0
 _JOIN_SECONDS = 60.0
 _AGAIN_SECONDS = 4.0  # how long to wait for a payload that was readable before; Pulsar pauses after a seek
@@ -85,8 +80,7 @@ class _Watcher:
         """Send small messages until one arrives."""
         end = time.monotonic() + _JOIN_SECONDS
         while True:
-            self._small.send(self._lab.payload(MIN_BYTES, 0))
-            self._small.flush(_FLUSH_SECONDS)
+            deliver(self._small, [self._lab.payload(MIN_BYTES, 0)])
             if self._consumer.receive(_PAUSE_SECONDS) is not None:
                 return
             if time.monotonic() > end:
@@ -115,8 +109,7 @@ class _Watcher:
     def _send(self) -> None:
         """Send the payload, and read it for the first time."""
         self._began = time.monotonic()
-        self._producer.send(self._payload)
-        self._producer.flush(_FLUSH_SECONDS)
+        deliver(self._producer, [self._payload])
         first = self._consumer.receive(_FIRST_SECONDS)
         while first is not None and first.payload is not None and len(first.payload) == MIN_BYTES:
             first = self._consumer.receive(_FIRST_SECONDS)
@@ -183,64 +176,41 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 2)
 
 
-# The result ----------------------------------------------------------------------------------------------------
+# The result ------------------------------------------------------------------------------------------------------
 
 
 def judge(tally: Tally, *, retention: str | None) -> Experiment:
     """Return the result for what was observed; ``retention`` says what deletes messages."""
-    found = {(row["mode"], row["case"]): row for row in tally.rows}
-    outlived, separate = _pointer_outlived(found.get(("external", LIFETIME)))
-    together, with_topic = _expired_together(found.get(("chunking", RETENTION)))
-    holds = [each for each in (separate, with_topic) if each is not None]
-    verdict: Verdict = "agrees" if holds == [True, True] else "partly" if any(holds) else "disagrees"
-    why = f"The retention is {retention}."
+    rows = {(row["mode"], row["case"]): row for row in tally.rows}
+    holds: list[bool] = []
+    texts = [f"The retention is {retention}."]
     if retention is None:
-        why = "Topics of this broker cannot be given a retention, so only the lifetime was measured."
-    return tally.experiment(
-        "expiry",
-        "Expiry",
-        CLAIMED,
-        lambda mode: "; ".join(_line(row) for row in tally.rows if row["mode"] == mode),
-        verdict if holds else "not measured",
-        " ".join(filter(None, (outlived, together, why))),
-    )
+        texts = ["Topics of this broker cannot be given a retention, so only the lifetime was measured."]
+    if row := rows.get(("external", LIFETIME)):
+        payload, messages = _lost(row)
+        if payload is not None:  # else the store deletes neither by itself nor in a sweep
+            holds.append(payload >= SHORT_SECONDS - _PAUSE_SECONDS and (messages is None or messages > payload))
+        texts.append("A store that does not delete expired payloads by itself keeps them until they are swept.")
+    if row := rows.get(("chunking", RETENTION)):
+        payload, messages = _lost(row)
+        if (payload, messages) != (None, None):
+            holds.append(payload is not None and messages is not None)
+        else:
+            late = "The broker still had the chunks when the test ended: it deletes at intervals"
+            texts.append(f"{late} (Kafka: log.retention.check.interval.ms, 5 minutes by default).")
+    verdict: Verdict = "agrees" if holds == [True, True] else agreement(*holds, False) if holds else "not measured"
+    lines = {mode: "; ".join(_line(row) for row in tally.rows if row["mode"] == mode) for mode in tally.modes}
+    return tally.experiment("expiry", lines, verdict, " ".join(texts))
 
 
-def _pointer_outlived(row: Mapping[str, Any] | None) -> tuple[str, bool | None]:
-    """Return a sentence, and whether the claim holds; ``None`` if that was not observed."""
-    if row is None:
-        return "There is no store whose payloads could expire.", None
-    payload, messages, swept = row["payload lost after (s)"], row["messages lost after (s)"], row["swept"] == "yes"
-    if payload is None:
-        why = "although it was swept" if swept else "and cannot be swept: a lifecycle rule has to delete it"
-        return f"The store kept the payload beyond its lifetime, {why}.", None
-    if payload < SHORT_SECONDS - _PAUSE_SECONDS:
-        return f"The payload was lost after {payload:.1f} s, before its lifetime ended.", False
-    if messages is not None and messages <= payload:
-        return "The pointer was lost no later than its payload.", False
-    if swept:
-        return "The store kept the payload until it was swept; the pointer to it was still readable then.", True
-    return f"The pointer was still readable when its payload expired after {payload:.1f} s.", True
-
-
-def _expired_together(row: Mapping[str, Any] | None) -> tuple[str, bool | None]:
-    if row is None:
-        return "", None
-    payload, messages = row["payload lost after (s)"], row["messages lost after (s)"]
-    if payload is None and messages is None:
-        late = f"The broker still had the chunks {row['watched (s)'] - SHORT_SECONDS:.0f} s after their retention"
-        text = f"{late}: it deletes at intervals (Kafka: log.retention.check.interval.ms, 5 minutes by default)."
-        return text, None
-    if payload is None or messages is None:
-        return "Chunks were lost without their payload, or the payload without its chunks.", False
-    return f"The chunks and their payload were lost after {messages:.1f} s.", True
+def _lost(row: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    return row["payload lost after (s)"], row["messages lost after (s)"]
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    what, limit = row["case"].removeprefix("short "), f"{SHORT_SECONDS:g} s"
-    lost = row["payload lost after (s)" if row["case"] == LIFETIME else "messages lost after (s)"]
-    if lost is None:
-        return f"{what} {limit}: readable to the end of the test, {row['watched (s)']:.0f} s"
-    return (
-        f"{what} {limit}: {row['lost first']} lost after {lost:.1f} s{', by a sweep' if row['swept'] == 'yes' else ''}"
-    )
+    lost = _lost(row)[row["case"] != LIFETIME]
+    swept = ", by a sweep" if row["swept"] == "yes" else ""
+    found = f"readable to the end of the test, {row['watched (s)']:.0f} s"
+    if lost is not None:
+        found = f"{row['lost first']} lost after {lost:.1f} s{swept}"
+    return f"{row['case'].removeprefix('short ')} {SHORT_SECONDS:g} s: {found}"

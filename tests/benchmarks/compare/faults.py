@@ -136,14 +136,7 @@ class _PassingBlock(OutboundBlock):
 
 
 class KillPoint:
-    """Kills this process when a number of messages has passed.
-
-    Args:
-        limit: After how many; ``None`` for never.
-
-    Attributes:
-        flush: Called before.
-    """
+    """Kills this process when a number of messages has passed, after a call of ``flush``; ``None`` for never."""
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit

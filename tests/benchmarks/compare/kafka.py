@@ -17,7 +17,7 @@ from claimcheck.errors import ClaimCheckError, ConfigError, TransportError
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
 from claimcheck.transports.kafka._client import exception_of, vendor
 from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES, Cluster, Place, log_offsets
-from tests.benchmarks.compare.broker import BrokerAddress, Done, Errors, Received, TopicSettings
+from tests.benchmarks.compare.broker import BrokerAddress, Done, Received, TopicSettings
 from tests.benchmarks.compare.model import CompareError, Mode, NotMeasuredError
 
 if TYPE_CHECKING:
@@ -84,7 +84,6 @@ class KafkaBroker:
 
     @property
     def label(self) -> str:
-        """Kind, size, and version of the client; clients cannot ask a broker for its version."""
         brokers = "1 broker" if self._brokers == 1 else f"{self._brokers} brokers"
         return f"Kafka ({brokers}, confluent-kafka {vendor().__version__})"
 
@@ -96,7 +95,6 @@ class KafkaBroker:
     # Topics ----------------------------------------------------------------------------------------------------
 
     def create_topic(self, topic: str, settings: TopicSettings) -> None:
-        """Create a topic and wait until its partitions have leaders."""
         self._check_request(settings.max_message_bytes or 0)
         new = admin.NewTopic(topic, settings.partitions, -1, config=_config(settings))
         with _explained(f"create topic {topic}"):
@@ -105,7 +103,6 @@ class KafkaBroker:
         self._check_limit(topic, settings.max_message_bytes or 0)
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic."""
         with _explained(f"delete topic {topic}"):
             try:
                 self._admin.delete_topics([topic], request_timeout=_SECONDS)[topic].result()
@@ -119,7 +116,6 @@ class KafkaBroker:
     # Contents --------------------------------------------------------------------------------------------------
 
     def topic_bytes(self, topic: str) -> list[int]:
-        """Return the bytes of the records of each partition."""
         starts, ends = self._offsets(topic)
         sizes = Counter({partition: 0 for _, partition in ends})
         with _explained(f"read topic {topic}"):
@@ -128,12 +124,10 @@ class KafkaBroker:
         return [sizes[partition] for partition in sorted(sizes)]
 
     def readable_messages(self, topic: str) -> int:
-        """Return the number of offsets that can be read."""
         starts, ends = self._offsets(topic)
         return sum(ends[place] - starts[place] for place in ends)
 
     def positions(self, topic: str, partition: int) -> list[int]:
-        """Return the offsets that can be read; the topics of a run have no gaps."""
         starts, ends = self._offsets(topic)
         return list(range(starts[topic, partition], ends[topic, partition]))
 
@@ -148,7 +142,6 @@ class KafkaBroker:
     def producer(
         self, mode: Mode, topic: str, cc: ClaimCheck, *, max_message_bytes: int | None = None
     ) -> _KafkaTestProducer:
-        """Return a producer that does not wait for company, so that latencies are those of one payload."""
         limit = max_message_bytes or MAX_MESSAGE_BYTES
         # Without idempotence a batch that is retried, as the first ones of a new topic are, comes after later ones.
         own = {"linger.ms": 0, "enable.idempotence": True, "message.max.bytes": limit}
@@ -160,7 +153,6 @@ class KafkaBroker:
     def consumer(
         self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
     ) -> _KafkaTestConsumer:
-        """Return a consumer that can receive large records."""
         conf = consumer_conf(self._conf, group)
         if session_seconds is not None:
             seconds = max(session_seconds, self._min_session_seconds())
@@ -229,30 +221,23 @@ class _KafkaTestProducer:
 
     def __init__(self, client: Any, topic: str) -> None:
         self._client, self._topic = client, topic
-        self._errors = Errors()
 
-    def send(self, payload: bytes, *, key: bytes | None = None, done: Done | None = None) -> None:
-        """Send; errors go to ``done``, or are raised by `flush` without it."""
-        report = done or self._errors.note
-
+    def send(self, payload: bytes, *, key: bytes | None = None, done: Done) -> None:
         def delivered(error: Any, message: Any) -> None:
-            report(None, message.partition()) if error is None else report(exception_of(error), None)
+            done(None, message.partition()) if error is None else done(exception_of(error), None)
 
         try:
             self._produce(payload, key, delivered)
         except (ClaimCheckError, vendor().KafkaException, BufferError) as error:
-            report(error, None)
+            done(error, None)
         self._client.poll(0)
 
     def flush(self, timeout: float) -> None:
-        """Wait for all delivery reports. Raises the first error of a send that had no ``done``."""
         left = self._client.flush(timeout)
         if left:
             raise TimeoutError(f"{left} records have no delivery report after {timeout:g} s")
-        self._errors.raise_first()
 
     def close(self) -> None:
-        """Close the producer."""
         self._client.close()
 
     def _produce(self, payload: bytes, key: bytes | None, delivered: Callable[[Any, Any], None]) -> None:
@@ -275,7 +260,6 @@ class _KafkaTestConsumer:
         self._early: deque[Received] = deque()  # came while `seek` waited for an assignment
 
     def receive(self, timeout: float) -> Received | None:
-        """Return the next payload. Raises `KafkaException` for an error that is not about one message."""
         if self._early:
             return self._early.popleft()
         end = time.monotonic() + timeout
@@ -287,11 +271,9 @@ class _KafkaTestConsumer:
                 return None
 
     def commit(self, received: Received) -> None:
-        """Commit everything up to this payload, and wait for the broker."""
         self._client.commit(message=received.handle, asynchronous=False)
 
     def seek(self, partition: int, position: int | str) -> None:
-        """Continue at an offset; waits until the partition is assigned, and the client fetches from it."""
         end = time.monotonic() + _SECONDS
         while not self._try_seek(partition, int(position)):
             received = self._client.poll(_POLL_SECONDS)
@@ -313,7 +295,6 @@ class _KafkaTestConsumer:
         return True
 
     def close(self) -> None:
-        """Leave the group."""
         self._client.close()
 
 

@@ -40,23 +40,7 @@ class WorkerPair:
 
 @dataclass(slots=True, kw_only=True)
 class Lab:
-    """The surroundings of the experiments of one run.
-
-    Attributes:
-        broker: The broker under test.
-        space: The run's part of the user's store.
-        sizes: The payloads' sizes in bytes, rising.
-        rounds: How often a measurement is repeated.
-        payloads: Makes and verifies payloads.
-        quick: A short test run: fewer repetitions, figures that are not reliable.
-        rng: Decides every order; seeded.
-        progress: Shows what is being done.
-        clock: Monotonic seconds.
-        run: Identifies the run, in names of topics and keys.
-        topics: Topics that exist.
-        stored: Whether there may be payloads in the store.
-        deadline: When an experiment should stop repeating, by ``clock``; ``None`` for no limit.
-    """
+    """The surroundings of the experiments of one run; ``stored``: whether there may be payloads in the store."""
 
     broker: Broker
     space: StoreSpace

@@ -33,11 +33,7 @@ def connect(address: BrokerAddress) -> EmbeddedBroker:
 
 
 class EmbeddedBroker:
-    """The embedded broker. Messages never expire.
-
-    Args:
-        address: Its ``url`` is a folder.
-    """
+    """The embedded broker, in the folder of its address. Messages never expire."""
 
     has_retention = False
     retention_source = None
@@ -52,23 +48,19 @@ class EmbeddedBroker:
 
     @property
     def label(self) -> str:
-        """Name and version."""
         return f"embedded broker (SQLite {sqlite3.sqlite_version})"
 
     def create_topic(self, topic: str, settings: TopicSettings) -> None:
-        """Create a topic. Raises `CompareError` for a retention, which this broker does not have."""
         if settings.retention_seconds is not None:
             raise CompareError("the embedded broker keeps messages indefinitely: compare expiry on Kafka or Pulsar")
         with self._opened(topic, create=True) as broker:
             broker.create_topic(topic, settings.partitions)
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic; a missing one is not an error."""
         for suffix in _FILES:
             self._path(topic).with_name(f"{topic}.sqlite{suffix}").unlink(missing_ok=True)
 
     def topic_bytes(self, topic: str) -> Sequence[int]:
-        """Return the bytes of each partition: values, keys, headers and framing."""
         query = "SELECT bytes FROM partitions WHERE topic = ? ORDER BY partition"
         with self._opened(topic) as broker, broker.database.read() as db:
             return [size for (size,) in db.execute(query, (topic,))]
@@ -77,17 +69,14 @@ class EmbeddedBroker:
         """Do nothing: messages never expire."""
 
     def readable_messages(self, topic: str) -> int:
-        """Return the number of messages, all of which can be read."""
         with self._opened(topic) as broker:
             return broker.stats(topic).messages
 
     def positions(self, topic: str, partition: int) -> Sequence[int]:
-        """Return the offsets of a partition."""
         with self._opened(topic) as broker:
             return range(broker.end_offset(topic, partition))
 
     def producer(self, mode: Mode, topic: str, cc: ClaimCheck, *, max_message_bytes: int | None = None) -> Producer:
-        """Return a producer; ``native`` appends payloads as they are."""
         limit = max_message_bytes if mode == "native" and max_message_bytes else LIMIT_BYTES
         broker = LocalBroker(self._path(topic), max_message_bytes=limit + MESSAGE_OVERHEAD_BYTES)
         if mode == "native":
@@ -98,7 +87,6 @@ class EmbeddedBroker:
     def consumer(
         self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
     ) -> Consumer:
-        """Return a consumer; ``native`` reads messages unchanged."""
         broker = LocalBroker(self._path(topic))
         if mode == "native":
             return _NativeConsumer(broker, group, topic)
@@ -127,16 +115,13 @@ class _Producer:
         self._broker = broker
         self._send = send
 
-    def send(self, payload: bytes, *, key: bytes | None = None, done: Done | None = None) -> None:
+    def send(self, payload: bytes, *, key: bytes | None = None, done: Done) -> None:
         try:
             sent = self._send(payload, key)
         except Exception as error:
-            if done is None:
-                raise
             done(error, None)
         else:
-            if done is not None:
-                done(None, sent.partition)
+            done(None, sent.partition)
 
     def flush(self, timeout: float) -> None:
         pass

@@ -8,13 +8,17 @@ from collections.abc import Mapping, Sequence
 
 from claimcheck._texts import size_text
 from tests.benchmarks.compare.lab import Lab, WorkerPair
-from tests.benchmarks.compare.model import MODES, CompareError, Experiment, Point, Series, Tally, Verdict
-from tests.benchmarks.compare.stats import median_point
+from tests.benchmarks.compare.model import (
+    MODES,
+    CompareError,
+    Experiment,
+    Point,
+    Series,
+    Tally,
+    agreement,
+    median_point,
+)
 
-_CLAIMED = {
-    "external": "one payload at a time",
-    "chunking": "incomplete payloads are buffered",
-}
 _INTERLEAVED = (1, 4, 8)
 _INTERLEAVED_BYTES = 4 << 20
 _REPETITIONS = 3
@@ -89,10 +93,8 @@ def judge(peaks: Peaks, *, sizes: Sequence[int], several: int) -> Experiment:
     text = f"Consumer: memory for interleaved payloads of {size_text(several)}"
     return Tally(rows).experiment(
         "memory",
-        "Memory",
-        dict(_CLAIMED),
-        lambda mode: f"{interleaved[mode][-1].y:,.0f} MB for {_INTERLEAVED[-1]} payloads at a time",
-        _verdict(buffered),
+        {mode: f"{line[-1].y:,.0f} MB for {_INTERLEAVED[-1]} payloads at a time" for mode, line in interleaved.items()},
+        agreement(buffered.get("external", 0) < _PIECE, buffered["chunking"] > _PIECE),
         f"The consumer's peak, while {_INTERLEAVED[-1]} payloads of {size_text(several)} arrived with their chunks"
         " interleaved. It includes the payload that is returned and what the client fetches in advance."
         + "".join(f" {mode} held {held:.1f} more for each further payload." for mode, held in buffered.items()),
@@ -111,11 +113,3 @@ def _buffered(points: Sequence[Point], size: int) -> float:
     """Return how much of each further payload is in memory, in payloads."""
     first, last = points[0], points[-1]
     return (last.y - first.y) * _MEGA / size / (last.x - first.x)
-
-
-def _verdict(buffered: Mapping[str, float]) -> Verdict:
-    """The table says: external holds one payload, chunking all incomplete ones."""
-    right = [buffered["chunking"] > _PIECE]
-    if "external" in buffered:
-        right.append(buffered["external"] < _PIECE)
-    return "agrees" if all(right) else "partly" if any(right) else "disagrees"

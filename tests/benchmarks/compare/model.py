@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from claimcheck.errors import ClaimCheckError
+from tests.benchmarks.rounds import interval
 
 Mode = Literal["external", "chunking", "hybrid", "native"]
 """How a payload travels through the broker.
@@ -31,16 +33,52 @@ Verdict = Literal["agrees", "disagrees", "partly", "measured", "not measured"]
 """Whether a measurement agrees with the published table; ``measured`` for rows that the table does not have."""
 
 
+PUBLISHED: dict[str, tuple[str, ...]] = {
+    "services": (
+        "Additional services",
+        "a store is needed in addition to the broker",
+        "no service besides the broker",
+    ),
+    "partition": (
+        "What is put into the broker, partition size",
+        "small pointers, partitions stay small",
+        "whole payloads, large partitions",
+    ),
+    "expiry": (
+        "Expiry",
+        "expiry is maintained separately from the topic's retention; a pointer can outlive its payload",
+        "expires with the topic's retention",
+    ),
+    "seek": (
+        "Offset moved explicitly",
+        "unproblematic: each message is whole",
+        "a jump into the middle of a payload loses it, or needs care",
+    ),
+    "memory": ("Memory", "one payload at a time", "incomplete payloads are buffered"),
+    "partitions": (
+        "Partitions",
+        "any partition, no key needed",
+        "all chunks must be sent to one partition, so a key is needed",
+    ),
+    "rebalance": (
+        "Group switch in the middle",
+        "unproblematic",
+        "the chunks that the old consumer has read are missing for the new one",
+    ),
+    "rollback": (
+        "Rollback",
+        "the payload must be deleted if the send fails",
+        "incomplete chunks stay in the topic until retention",
+    ),
+    "speed": ("Throughput and latency",),
+    "cost": ("Cost per month",),
+}
+"""The rows of the published table by experiment: the title, and what it says of an external store and of chunks."""
+
+
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measured value with its 95 % confidence interval.
-
-    Attributes:
-        x: The payload's size in bytes, seconds since the start, or whatever `Series.x_label` says.
-        y: The median.
-        low: The lower end of the interval; equal to ``y`` if the value was measured once.
-        high: The upper end.
-    """
+    """One measured value, the median of all rounds, with its 95 % confidence interval."""
 
     x: float
     y: float
@@ -48,17 +86,14 @@ class Point:
     high: float
 
 
+def median_point(x: float, values: Sequence[float]) -> Point:
+    """Return the median of one value per round, with its interval."""
+    return Point(x, statistics.median(values), *interval(values))
+
+
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The points of one plot.
-
-    Attributes:
-        name: Identifies the plot, for example ``produce_throughput``.
-        title: The plot's title.
-        x_label: With its unit.
-        y_label: With its unit.
-        points: For each line of the plot, usually a `Mode`, its points by rising ``x``.
-    """
+    """A plot: for each of its lines, usually a `Mode`, the points by rising ``x``; labels have their units."""
 
     name: str
     title: str
@@ -69,21 +104,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """The result of one experiment: one row of the published table, with numbers.
-
-    Attributes:
-        name: Identifies the experiment: ``services``, ``partition``, ``expiry``, ``seek``, ``memory``, ``partitions``,
-            ``rebalance``, ``rollback``, ``speed`` or ``cost``.
-        title: The row's title in the published table.
-        claimed: What the published table says of each strategy, in a few words; empty for rows that it does not have.
-        measured: For each mode, the result in one short line with its numbers.
-        verdict: Whether ``measured`` agrees with ``claimed``.
-        explanation: Why, in one or two sentences; also why something could not be measured.
-        columns: The titles of the detailed table.
-        rows: The detailed table: texts and numbers.
-        series: The plots.
-        facts: Numbers by name that other parts use, for example ``bytes_per_payload/external/1048576``.
-    """
+    """One row of the published table, with numbers; ``facts`` are those that other parts use, by name."""
 
     name: str
     title: str
@@ -127,44 +148,52 @@ class Tally:
     def experiment(
         self,
         name: str,
-        title: str,
-        claimed: dict[str, str],
-        line: Callable[[str], str],
+        line: str | Mapping[str, str],
         verdict: Verdict,
-        explanation: str,
+        why: str,
         *,
+        faults: Sequence[str] = ("lost", "wrong"),
         series: tuple[Series, ...] = (),
         facts: dict[str, float] | None = None,
     ) -> Experiment:
-        """Return the result, with what ``line`` says of each mode; the sums are its facts, beside further ones."""
-        sums = {f"{column}/{mode}": float(value) for mode in self.modes for column, value in self[mode].items()}
+        """Return the result.
+
+        Args:
+            name: Of the experiment.
+            line: What is said of each mode, with the sums of its columns in braces.
+            verdict: Whether the published table is right, unless there are faults.
+            why: One or two sentences.
+            faults: Columns in which no mode may have anything but 0.
+            series: The plots.
+            facts: Further ones; the sums are facts, too.
+        """
+        if faulty := self.faulty(*faults):
+            verdict, why = "disagrees", f"Not 0 are {', '.join(faults)} of {', '.join(faulty)}: see the rows."
+        title, *claims = PUBLISHED[name]
+        lines = {mode: line if isinstance(line, str) else line[mode] for mode in self.modes}
         return Experiment(
             name,
             title,
-            claimed,
-            {mode: line(mode) for mode in self.modes},
+            dict(zip(("external", "chunking"), claims, strict=False)),
+            {mode: text.format_map(self[mode]) for mode, text in lines.items()},
             verdict,
-            explanation,
+            why,
             columns=tuple(self.rows[0]) if self.rows else (),
             rows=tuple(tuple(row.values()) for row in self.rows),
             series=series,
-            facts=sums | (facts or {}),
+            facts={f"{column}/{mode}": float(value) for mode in self.modes for column, value in self[mode].items()}
+            | (facts or {}),
         )
+
+
+def agreement(*parts: bool) -> Verdict:
+    """Whether all parts of what was published are right, some, or none."""
+    return "agrees" if all(parts) else "partly" if any(parts) else "disagrees"
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """Which strategy, store and threshold fit, and why.
-
-    Attributes:
-        strategy: For the configuration.
-        store: Name of the store in the configuration; ``None`` for chunking.
-        threshold_bytes: Smaller payloads are sent unchanged.
-        yaml: To paste.
-        reasons: One sentence each, with the numbers behind it, the most important first.
-        crossovers: Sizes at which another mode becomes better, one sentence each, with their intervals.
-        confidence: How sure this is: ``high``, ``medium`` or ``low``, and why.
-    """
+    """Which strategy, store and threshold fit, and why; the most important reason first."""
 
     strategy: str
     store: str | None

@@ -6,17 +6,15 @@ import contextlib
 from collections.abc import Mapping, Sequence
 
 from claimcheck._texts import size_text
+from tests.benchmarks.compare.broker import deliver
 from tests.benchmarks.compare.lab import Lab
-from tests.benchmarks.compare.model import Experiment, Mode, NotMeasuredError, Point, Series, Tally, Verdict
-
-CLAIMED = {"external": "small pointers, partitions stay small", "chunking": "whole payloads, large partitions"}
+from tests.benchmarks.compare.model import Experiment, Mode, NotMeasuredError, Point, Series, Tally, Verdict, agreement
 
 PARTITION_BYTES = 10_000_000_000
 """The partition whose filling is calculated."""
 
 _SENT_BYTES = 16 << 20  # at most, unless one payload is larger
 _MOST_PAYLOADS = 16
-_FLUSH_SECONDS = 60.0
 _POINTER_BYTES = 4096
 _JUDGED_FROM = 64 << 10
 _WHOLE = (0.95, 1.5)  # chunks carry envelopes, and their broker adds framing
@@ -49,9 +47,7 @@ def _measure(lab: Lab, mode: Mode, size: int) -> float:
         before = sum(lab.broker.topic_bytes(topic))
         producer = lab.broker.producer(mode, topic, cc, max_message_bytes=settings.max_message_bytes)
         stack.callback(producer.close)
-        for number in range(count):
-            producer.send(lab.payload(size, number))
-        producer.flush(_FLUSH_SECONDS)
+        deliver(producer, (lab.payload(size, number) for number in range(count)))
         return (sum(lab.broker.topic_bytes(topic)) - before) / count
 
 
@@ -82,9 +78,7 @@ def judge(measured: PerPayload, *, source: str = "a test", missing: Sequence[str
     title = "Bytes in the partition for each payload"
     return Tally(rows).experiment(
         "partition",
-        "What is put into the broker, partition size",
-        CLAIMED,
-        line,
+        {mode: line(mode) for mode in by_mode},
         verdict,
         " ".join([why, f"Measured from {source}.", *missing]),
         series=(Series("partition_bytes", title, "payload size (bytes)", "bytes in the partition", points),),
@@ -111,4 +105,4 @@ def _judged(by_mode: Mapping[str, Mapping[int, float]]) -> tuple[Verdict, str]:
         f"A pointer takes at most {max(pointers):,.0f} bytes, whatever its payload's size; chunks take "
         f"{min(factors):.3f} to {max(factors):.3f} times the payload."
     )
-    return ("agrees" if small and whole else "partly" if small or whole else "disagrees"), why
+    return agreement(small, whole), why

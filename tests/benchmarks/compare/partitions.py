@@ -7,13 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from claimcheck._client import ClaimCheck
 from tests.benchmarks.compare.lab import Lab
-from tests.benchmarks.compare.model import Experiment, NotMeasuredError, Row, Tally, Verdict
+from tests.benchmarks.compare.model import Experiment, NotMeasuredError, Row, Tally, agreement
 from tests.benchmarks.compare.trial import Delivery, Trial, each_mode, numbers_of
 
-CLAIMED = {
-    "external": "any partition, no key needed",
-    "chunking": "all chunks must be sent to one partition, so a key is needed",
-}
 _PARTITIONS = 4
 _KEYLESS = 32
 _KEYED = 8
@@ -29,7 +25,7 @@ def run(lab: Lab) -> Experiment:
     try:
         return judge(each_mode(lab, "partitions", _spread, partitions=_PARTITIONS))
     except NotMeasuredError as error:
-        return Experiment("partitions", "Partitions", CLAIMED, {}, "not measured", f"Not measured: {error}.")
+        return Tally([]).experiment("partitions", "", "not measured", f"Not measured: {error}.")
 
 
 def _spread(trial: Trial) -> list[Row]:
@@ -102,38 +98,20 @@ def row(
     }
 
 
-# The result ----------------------------------------------------------------------------------------------------
+# The result ------------------------------------------------------------------------------------------------------
 
 
 def judge(tally: Tally) -> Experiment:
     """Return the result for where the payloads went."""
     spread = {row["mode"]: row["in each partition"] for row in tally.rows}
-
-    def line(mode: str) -> str:
-        found = tally[mode]
-        count = f"{found['payloads without a key']} payloads without a key"
-        text = f"{count}: {spread[mode]} in {spread[mode].count('/') + 1} partitions"
-        if found["split"]:
-            text += f", {found['split']} messages in another partition than their payload"
-        if found["lost"] or found["repeated"] or found["wrong"]:
-            text += f", {found['lost']} missing, {found['repeated']} repeated, {found['wrong']} wrong"
-        return f"{text}; {found['out of order']} out of order"
-
-    verdict, why = _judged(tally)
-    return tally.experiment("partitions", "Partitions", CLAIMED, line, verdict, why)
-
-
-def _judged(tally: Tally) -> tuple[Verdict, str]:
-    faulty, chunking = tally.faulty(*_FAULTS), tally["chunking"]
+    line = "{payloads without a key} payloads without a key: %s in 4 partitions; {out of order} out of order"
+    chunking = tally["chunking"]
     why = (
         f"All chunks of a payload are in one partition ({chunking['messages per payload']:g} per payload), but the"
-        " caller needs no key: claimcheck chooses the partition of each payload. The order within each partition is"
-        " kept."
+        " caller needs no key: claimcheck chooses the partition of each payload, and keeps the order within each."
     )
-    if chunking["partitions used"] < 2:
+    if is_bound := chunking["partitions used"] < 2:
         why = "Chunked payloads without a key were all sent to the same partition."
-    if faulty:
-        why = f"Payloads were split, out of order, missing or wrong ({', '.join(faulty)})."
-    if "external" in faulty or ("external" in tally.modes and tally["external"]["partitions used"] < 2):
-        return "disagrees", why
-    return ("agrees" if "chunking" in faulty or chunking["partitions used"] < 2 else "partly"), why
+    any_partition = "external" not in tally.modes or tally["external"]["partitions used"] > 1
+    lines = {mode: line.replace("%s", spread[mode]) for mode in tally.modes}
+    return tally.experiment("partitions", lines, agreement(any_partition, is_bound), why, faults=_FAULTS)

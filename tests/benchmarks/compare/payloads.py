@@ -28,11 +28,7 @@ _MOST_FILES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Payloads:
-    """Makes and verifies payloads.
-
-    Attributes:
-        folder: Contents are taken from the files of this folder; ``None`` for random bytes.
-    """
+    """Makes and verifies payloads, of the contents of a folder's files, or of random bytes."""
 
     folder: str | None = None
 

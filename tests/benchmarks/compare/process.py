@@ -110,12 +110,7 @@ def _signals_later() -> Iterator[None]:
 
 
 class Worker:
-    """A worker process. Commands are answered in order; `start` sends one without waiting for its answer.
-
-    Args:
-        spec: What it does.
-        ended: Called when the process was closed or killed.
-    """
+    """A worker process. Commands are answered in order; `start` sends one without waiting for its answer."""
 
     def __init__(self, spec: WorkerSpec, *, ended: Callable[[Worker], None] = lambda worker: None) -> None:
         from tests.benchmarks.compare.worker import serve

@@ -31,7 +31,7 @@ from claimcheck.transports.pulsar._queries import (
     vendor,
 )
 from claimcheck.transports.pulsar._send import error_of
-from tests.benchmarks.compare.broker import BrokerAddress, Done, Errors, Received, TopicSettings
+from tests.benchmarks.compare.broker import BrokerAddress, Done, Received, TopicSettings
 from tests.benchmarks.compare.model import CompareError, Mode
 
 if TYPE_CHECKING:
@@ -126,7 +126,6 @@ class PulsarBroker:
 
     @property
     def label(self) -> str:
-        """Version of the broker if it is known, and of the client."""
         return f"Pulsar {self._version}".rstrip() + f" (pulsar-client {vendor().__version__})"
 
     def _told(self, path: str) -> str:
@@ -170,7 +169,6 @@ class PulsarBroker:
         )
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic with its subscriptions; a missing one is not an error."""
         path = topic_path(self._full(topic))
         with _explained(f"delete topic {topic}", allowed=404):
             partitions = "/partitions" if len(self._partitions(topic)) > 1 else ""
@@ -194,15 +192,12 @@ class PulsarBroker:
     # Contents --------------------------------------------------------------------------------------------------
 
     def topic_bytes(self, topic: str) -> list[int]:
-        """Return the bytes of each partition's ledgers."""
         return [int(self._stats(name)["totalSize"]) for name in self._partitions(topic)]
 
     def readable_messages(self, topic: str) -> int:
-        """Return the number of entries in the topic's ledgers."""
         return sum(entries for name in self._partitions(topic) for _, entries in ledgers_of(self._stats(name)))
 
     def positions(self, topic: str, partition: int) -> list[str]:
-        """Return ledger and entry of each message."""
         ledgers = ledgers_of(self._stats(self._partitions(topic)[partition]))
         return [f"{ledger}:{entry}" for ledger, entries in ledgers for entry in range(entries)]
 
@@ -222,7 +217,6 @@ class PulsarBroker:
     def producer(
         self, mode: Mode, topic: str, cc: ClaimCheck, *, max_message_bytes: int | None = None
     ) -> _PulsarTestProducer:
-        """Return a producer with the client's defaults, except that it waits while its queue is full."""
         options: dict[str, Any] = {"block_if_queue_full": True}
         if mode == "native":  # with more chunks than pending messages, the client waits for itself and never returns
             options |= {"chunking_enabled": True, "max_pending_messages": _MAX_PENDING_CHUNKS}
@@ -234,7 +228,6 @@ class PulsarBroker:
     def consumer(
         self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
     ) -> _PulsarTestConsumer:
-        """Return a consumer of a Failover subscription; the broker notices at once that a member has died."""
         kind = vendor().ConsumerType.Failover
         # So many messages of the largest size may wait: the client's default of 1,000 takes 5 GB.
         queue = max(1, min(_MAX_QUEUE, _QUEUE_BYTES // self.limit_bytes))
@@ -254,7 +247,6 @@ class PulsarBroker:
         )
 
     def close(self) -> None:
-        """Close the client and everything that it created."""
         self._client.close()
 
 
@@ -265,36 +257,29 @@ class _PulsarTestProducer:
         self._client = client
         self._changed = threading.Condition()
         self._in_flight = 0
-        self._errors = Errors()
 
-    def send(self, payload: bytes, *, key: bytes | None = None, done: Done | None = None) -> None:
-        """Send; errors go to ``done``, or are raised by `flush` without it."""
-        report = done or self._errors.note
-
+    def send(self, payload: bytes, *, key: bytes | None = None, done: Done) -> None:
         def sent(result: Any, message_id: Any) -> None:
             if result == vendor().Result.Ok:
-                report(None, max(0, message_id.partition()))
+                done(None, max(0, message_id.partition()))
             else:
-                report(error_of(result), None)
+                done(error_of(result), None)
             self._count(-1)
 
         self._count(1)
         try:
             self._client.send_async(payload, sent, partition_key=None if key is None else key.decode("latin-1"))
         except (ClaimCheckError, vendor().PulsarException) as error:
-            report(error, None)
+            done(error, None)
             self._count(-1)
 
     def flush(self, timeout: float) -> None:
-        """Wait for all answers. Raises the first error of a send that had no ``done``."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._in_flight == 0, timeout):
                 raise TimeoutError(f"{self._in_flight} payloads have no answer after {timeout:g} s")
         self._client.flush()  # also waits until failed payloads are rolled back
-        self._errors.raise_first()
 
     def close(self) -> None:
-        """Close the producer."""
         self._client.close()
 
     def _count(self, change: int) -> None:
@@ -318,7 +303,6 @@ class _PulsarTestConsumer:
         self._position = _position if isinstance(client, PulsarConsumer) else _serialized
 
     def receive(self, timeout: float) -> Received | None:
-        """Return the next payload. Raises the client's errors."""
         try:
             message = self._client.receive(int(timeout * 1000))
         except vendor().Timeout:
@@ -331,7 +315,6 @@ class _PulsarTestConsumer:
         return Received(payload, error, partition, self._position(message.message_id()), message)
 
     def commit(self, received: Received) -> None:
-        """Acknowledge all messages of this payload, and wait until the broker's cursor has moved."""
         message: Any = received.handle
         self._client.acknowledge(message)
         wanted = [(each.ledger_id(), each.entry_id()) for each in natives(id_of(message))]
@@ -339,7 +322,6 @@ class _PulsarTestConsumer:
         _wait_until(lambda: is_acknowledged(self._cursor(name), wanted), "store an acknowledgement")
 
     def seek(self, partition: int, position: int | str) -> None:
-        """Continue at a message, which may be a chunk; waits while the topic is being unloaded."""
         target, end = self._target(self._names[partition], partition, str(position)), time.monotonic() + _SECONDS
         while True:
             try:
@@ -358,7 +340,6 @@ class _PulsarTestConsumer:
         return native_id(name, number, ledger, entry, batch[0] if batch else -1)
 
     def close(self) -> None:
-        """Close the consumer; its subscription stays. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self._client.close()

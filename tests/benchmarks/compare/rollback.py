@@ -9,19 +9,14 @@ from functools import partial
 from typing import Literal
 
 from claimcheck._client import ClaimCheck
-from claimcheck._texts import size_text
 from claimcheck._wire.envelope import Envelope
 from claimcheck.testing import FaultyStore, When
 from tests.benchmarks.compare.faults import KillingStore, SendingClaimCheck, with_faulty_stores
 from tests.benchmarks.compare.lab import Lab
-from tests.benchmarks.compare.model import Experiment, Row, Tally, Verdict
+from tests.benchmarks.compare.model import Experiment, Row, Tally
 from tests.benchmarks.compare.process import Worker
 from tests.benchmarks.compare.trial import Trial, each_mode, numbers_of, until_killed
 
-CLAIMED = {
-    "external": "the payload must be deleted if the send fails",
-    "chunking": "incomplete chunks stay in the topic until retention",
-}
 _ROLLBACK_SECONDS = 3.0
 _READ_SECONDS = 20.0
 _LATE_SECONDS = 0.2
@@ -218,50 +213,26 @@ def _faulty(cc: ClaimCheck) -> FaultyStore:
     return store
 
 
-# The result ----------------------------------------------------------------------------------------------------
+# The result ------------------------------------------------------------------------------------------------------
 
 
 def judge(tally: Tally, until: str) -> Experiment:
     """Return the result for what was left behind; ``until`` says how long messages stay."""
-
-    def line(mode: str) -> str:
-        found = tally[mode]
-        sent = tally.where(mode=mode, **{"payload sent": "yes"})["failures"]
-        if sent == found["failures"]:
-            return "no send failed: the client splits payloads over the limit"
-        count = "1 failure" if found["failures"] == 1 else f"{found['failures']} failures"
-        stay = f" {until}" if found["messages left"] else ""
-        text = f"{count}: {found['messages left']} messages ({size_text(found['bytes left'])}) left{stay}"
-        text += f"; {sent} payloads sent nevertheless" if sent else ""
-        text += f"; {_stored(tally, mode)}" if mode in ("external", "hybrid") else ""
-        return f"{text}; {found['lost']} lost, {found['wrong']} wrong" if found["lost"] or found["wrong"] else text
-
-    verdict, why = _judged(tally, until)
-    return tally.experiment("rollback", "Rollback", CLAIMED, line, verdict, why)
-
-
-def _stored(tally: Tally, mode: str) -> str:
-    """Say how many payloads are in the store that no message points at."""
-    if any(row["stored payloads left"] is None for row in tally.rows if row["mode"] == mode):
-        return "stored payloads cannot be counted"
-    left = tally[mode]["stored payloads left"]
-    definite = [tally.where(mode=mode, **{"what fails": _WHAT[kind]}) for kind in _DEFINITE]
-    stay, count = (sum(each[column] for each in definite) for column in ("stored payloads left", "failures"))
-    line = f"{stay} stored payloads left after {count} definite failures"
-    return f"{line}, {left - stay} after the others until they expire or are swept"
-
-
-def _judged(tally: Tally, until: str) -> tuple[Verdict, str]:
-    if tally.faulty("wrong", "lost"):
-        wrong = [row for row in tally.rows if row["wrong"] or row["lost"]]
-        points = "; ".join(sorted({f"{row['mode']}: {row['what fails']}, {row['point']}" for row in wrong}))
-        return "disagrees", f"A payload was lost, or a store or a topic does not have what it should have ({points})."
+    lines = {}
+    for mode in tally.modes:
+        rows = [row for row in tally.rows if row["mode"] == mode]
+        failed = [_WHAT[kind] for kind in _DEFINITE]
+        definite = sum(row["stored payloads left"] or 0 for row in rows if row["what fails"] in failed)
+        lines[mode] = f"{{failures}} failures: {{messages left}} messages ({{bytes left:,}} bytes) left {until}"
+        if mode in ("external", "hybrid"):
+            left = f"{{stored payloads left}} stored payloads left, {definite} of them after definite failures"
+            counted = all(row["stored payloads left"] is not None for row in rows)
+            lines[mode] += f"; {left if counted else 'stored payloads cannot be counted'}"
     most = max((row["messages left"] for row in tally.rows if row["mode"] == "chunking"), default=0)
-    text = f"A chunked send that fails leaves up to {most} messages in the topic {until}; readers skip them."
-    if "external" in tally.modes:
-        text = (
-            "claimcheck deletes the stored payload if the send definitely failed. It keeps the payload if a message may"
-            f" point to it; then, and after a crash, it stays until it expires or is swept. {text}"
-        )
+    why = (
+        "claimcheck deletes the stored payload if the send definitely failed. It keeps the payload if a message may"
+        " point to it; then, and after a crash, it stays until it expires or is swept. A chunked send that fails leaves"
+        f" up to {most} messages in the topic {until}; readers skip them."
+    )
     right = tally["chunking"]["messages left"] and not tally["external"]["messages left"]
-    return "agrees" if right else "partly", text
+    return tally.experiment("rollback", lines, "agrees" if right else "partly", why)

@@ -8,13 +8,9 @@ from itertools import pairwise
 from claimcheck._client import ClaimCheck
 from tests.benchmarks.compare.broker import Consumer
 from tests.benchmarks.compare.lab import Lab
-from tests.benchmarks.compare.model import Experiment, Row, Tally, Verdict
+from tests.benchmarks.compare.model import Experiment, Row, Tally, agreement
 from tests.benchmarks.compare.trial import Trial, each_mode, numbers_of
 
-CLAIMED = {
-    "external": "unproblematic: each message is whole",
-    "chunking": "a jump into the middle of a payload loses it, or needs care",
-}
 _PAYLOADS = 4
 _SECONDS = 10.0
 _LATE_SECONDS = 0.05
@@ -76,39 +72,18 @@ def _jump(trial: Trial, consumer: Consumer, target: Target) -> Row:
     }
 
 
-# The result ----------------------------------------------------------------------------------------------------
+# The result ------------------------------------------------------------------------------------------------------
 
 
 def judge(tally: Tally) -> Experiment:
     """Return the result for what was received."""
-
-    def line(mode: str) -> str:
-        inside, begin = (tally.where(mode=mode, seek=where) for where in (_INSIDE, _BEGIN))
-        both = f"{tally[mode]['lost']} lost, {tally[mode]['wrong']} wrong"
-        if not inside["seeks"]:
-            return f"no message is inside a payload; {begin['seeks']} seeks: {begin['delivered']} delivered, {both}"
-        return (
-            f"{inside['seeks']} seeks into a payload: {inside['skipped']} of these payloads skipped, {both};"
-            f" {begin['seeks']} seeks back: {begin['delivered']} of {begin['payloads at or behind it']} delivered"
-        )
-
-    verdict, why = _judged(tally)
-    return tally.experiment("seek", "Offset moved explicitly", CLAIMED, line, verdict, why)
-
-
-def _judged(tally: Tally) -> tuple[Verdict, str]:
-    if faulty := tally.faulty("lost", "wrong"):
-        return "disagrees", (
-            f"After a seek payloads were missing or wrong ({', '.join(faulty)}): the consumer is faulty."
-        )
-    chunking = tally.where(mode="chunking", seek=_INSIDE)
-    if not chunking["skipped"]:
-        return "disagrees", (
-            "A seek into the middle of a chunked payload loses nothing: the consumer returns to the first chunk, which"
-            " is still in the topic."
-        )
-    return "agrees" if chunking["skipped"] == chunking["seeks"] else "partly", (
-        f"After {chunking['skipped']} of {chunking['seeks']} seeks into a chunked payload, this payload was not"
-        " delivered, because its first chunks are before the position. No payload behind it was affected, and a seek"
-        " to its first chunk delivers it completely."
+    inside = tally.where(mode="chunking", seek=_INSIDE)
+    why = (
+        "After {skipped} of {seeks} seeks into a chunked payload, this payload was not delivered, because its first"
+        " chunks are before the position. A seek to its first chunk delivers it completely."
     )
+    if not inside["skipped"]:
+        why = "The consumer returns to the first chunk, which is still in the topic."
+    verdict = agreement(inside["skipped"] == inside["seeks"], inside["skipped"] > 0)
+    line = "{seeks} seeks: {skipped} payloads skipped, {delivered} delivered, {lost} lost, {wrong} wrong"
+    return tally.experiment("seek", line, verdict, why.format_map(inside))

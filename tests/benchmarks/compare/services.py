@@ -8,13 +8,9 @@ from claimcheck._client import ClaimCheck
 from claimcheck.hooks import Event, FallbackEvent, OperationEvent
 from tests.benchmarks.compare.faults import without_stores
 from tests.benchmarks.compare.lab import Lab
-from tests.benchmarks.compare.model import Experiment, Row, Tally, Verdict
+from tests.benchmarks.compare.model import Experiment, Row, Tally, agreement
 from tests.benchmarks.compare.trial import Delivery, Trial, each_mode, numbers_of
 
-CLAIMED = {
-    "external": "a store is needed in addition to the broker",
-    "chunking": "no service besides the broker",
-}
 _PAYLOADS = 4
 _SECONDS = 20.0
 _LATE_SECONDS = 0.3
@@ -78,52 +74,25 @@ def _read(trial: Trial, cc: ClaimCheck, expected: int) -> list[Delivery]:
         return trial.receive(consumer, lambda found: len(found) >= expected, seconds=_SECONDS, late=_LATE_SECONDS)
 
 
-# The result ----------------------------------------------------------------------------------------------------
+# The result ------------------------------------------------------------------------------------------------------
+
+_LINE = (
+    "store down: {sent while down} of {tried while down} sent ({of these as chunks} as chunks),"
+    " {read while down} of {in the topic} read; afterwards {lost} lost, {wrong} wrong"
+)
 
 
 def judge(tally: Tally) -> Experiment:
     """Return the result for what happened."""
 
-    def line(mode: str) -> str:
+    def waits(mode: str) -> bool:
         found = tally[mode]
-        chunks = f" ({found['of these as chunks']} as chunks)" if found["of these as chunks"] else ""
-        sent = f"{found['sent while down']} of {found['tried while down']} sent{chunks}"
-        text = f"store down: {sent}, {found['read while down']} of {found['in the topic']} read"
-        if found["lost"] or found["wrong"]:
-            return f"{text}; afterwards {found['lost']} lost, {found['wrong']} wrong"
-        waited = found["read while down"] < found["in the topic"]
-        return f"{text}; afterwards all {found['in the topic']}" if waited else text
+        return found["sent while down"] < found["tried while down"] or found["read while down"] < found["in the topic"]
 
-    verdict, why = _verdict(tally), _explanation(tally)
-    return tally.experiment("services", "Additional services", CLAIMED, line, verdict, why)
-
-
-def _needs_store(tally: Tally, mode: str) -> bool:
-    found = tally[mode]
-    return found["sent while down"] < found["tried while down"] or found["read while down"] < found["in the topic"]
-
-
-def _verdict(tally: Tally) -> Verdict:
-    if tally.faulty("lost", "wrong"):
-        return "disagrees"
     if "external" not in tally.modes:
-        return "not measured"
-    chunks_need_none = not _needs_store(tally, "chunking") and not tally["chunking"]["store writes"]
-    agreeing = _needs_store(tally, "external"), chunks_need_none
-    return "agrees" if all(agreeing) else "partly" if any(agreeing) else "disagrees"
-
-
-def _explanation(tally: Tally) -> str:
-    if faulty := tally.faulty("lost", "wrong"):
-        return f"After the outage payloads were missing or wrong ({', '.join(faulty)})."
-    if "external" not in tally.modes:
-        return "The configuration has no store: sends and reads need the broker only."
-    hybrid = tally["hybrid"]
-    if hybrid["sent while down"] < hybrid["tried while down"]:
-        sent = f"{hybrid['sent while down']} of {hybrid['tried while down']}"
-        return f"Hybrid sent {sent} payloads while the store was down: the rest failed."
-    return (
-        "External sends and reads fail while the store is down, and the payloads in the topic are readable"
-        f" afterwards. Hybrid sends {hybrid['of these as chunks']} of {hybrid['tried while down']} payloads as chunks"
-        " meanwhile; only payloads that are in the store have to wait for it."
-    )
+        why = "The configuration has no store: sends and reads need the broker only."
+        return tally.experiment("services", _LINE, "not measured", why)
+    hybrid = "Hybrid sends {of these as chunks} of {tried while down} payloads as chunks".format_map(tally["hybrid"])
+    why = f"A payload in the store has to wait for it, to be sent and to be read. {hybrid} while the store is down."
+    alone = not waits("chunking") and not tally["chunking"]["store writes"]
+    return tally.experiment("services", _LINE, agreement(waits("external"), alone), why)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from claimcheck._texts import size_text
 from tests.benchmarks.compare.lab import Lab, WorkerPair
-from tests.benchmarks.compare.model import CompareError, Experiment, Mode, Point, Row, Series, Tally
+from tests.benchmarks.compare.model import CompareError, Experiment, Mode, Point, Row, Series, Tally, median_point
 from tests.benchmarks.compare.process import Report
-from tests.benchmarks.compare.stats import median_point, percentile_point
+from tests.benchmarks.rounds import percentile
 
 _ROUND_SECONDS = 0.25
 _ROUND_BYTES = 48 << 20
@@ -30,16 +30,7 @@ _MEGA, _GIGA = 1e6, 1e9
 
 @dataclass(slots=True)
 class Samples:
-    """The rounds of one mode and size.
-
-    Attributes:
-        mode: The mode.
-        size: Of each payload.
-        produce: Reports of sending many payloads, one for each round.
-        single: Reports of sending one payload after the other.
-        first: Reports of receiving one payload after a seek.
-        consume: Reports of receiving many payloads after a seek.
-    """
+    """The rounds of one mode and size: many payloads and single ones sent, one and many received after a seek."""
 
     mode: Mode
     size: int
@@ -225,7 +216,7 @@ def judge(samples: Sequence[Samples]) -> Experiment:
     for each in samples:
         facts |= _facts(each)
     result = Tally([_row(each) for each in samples]).experiment(
-        "speed", "Throughput and latency", {}, line, "measured", _WHY, series=series
+        "speed", {mode: line(mode) for mode in by_mode}, "measured", _WHY, series=series
     )
     return replace(result, facts=facts)
 
@@ -262,7 +253,7 @@ def _throughput(size: int, reports: Sequence[Report]) -> Point:
 
 
 def _latency(size: int, reports: Sequence[Report], fraction: float = 0.5) -> Point:
-    return percentile_point(size, [[seconds * 1000 for seconds in report.latencies] for report in reports], fraction)
+    return median_point(size, [1000 * percentile(report.latencies, fraction) for report in reports])
 
 
 def _cpu(each: Samples) -> Point:

@@ -15,7 +15,6 @@ from claimcheck._store.store import Store
 from claimcheck.config import Config, StoreConfig, expand
 from claimcheck.errors import ScanNotSupportedError
 from claimcheck.stores._files import PARTIAL_SUFFIX
-from claimcheck.stores.filesystem import FilesystemStore, not_mounted
 from tests.benchmarks.compare.model import CompareError
 
 _TTL_SECONDS = 3600.0  # what cannot be removed expires soon
@@ -37,19 +36,11 @@ _OWN: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class StoreSpace:
-    """The store of a run.
-
-    Attributes:
-        config: The user's configuration.
-        name: The store's name in it; ``None`` for none.
-        part: The name of the part, which is unique.
-        missing: Directories above the part that a write creates, the deepest first; `clear` removes them again.
-    """
+    """The store of a run: its name in the user's configuration, or ``None``, and the part of it that is used."""
 
     config: Config
     name: str | None
     part: str
-    missing: tuple[Path, ...] = ()
 
     @classmethod
     def of(cls, config: Config, part: str) -> StoreSpace:
@@ -59,7 +50,7 @@ class StoreSpace:
             raise CompareError("the configuration has several stores: name the one to compare with 'store:'")
         if name is not None and config.stores[name].type == "memory":
             raise CompareError(f"store {name!r} is in the memory of one process: a comparison needs another store")
-        return cls(config, name, part, _missing(config, name))
+        return cls(config, name, part)
 
     @property
     def label(self) -> str:
@@ -96,9 +87,6 @@ class StoreSpace:
             return True
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-            for directory in self.missing:
-                with contextlib.suppress(OSError):  # it was not created, or others use it now
-                    directory.rmdir()
             return True
         with self._opened() as store:
             try:
@@ -119,19 +107,6 @@ class StoreSpace:
             return None
         path = expand(self.stores()[self.name].options["path"], path=f"stores.{self.name}.path")
         return Path(os.path.abspath(os.path.expanduser(path)))
-
-
-def _missing(config: Config, name: str | None) -> tuple[Path, ...]:
-    """Return the directories that a store of files creates with its first write, the deepest first."""
-    if name is None or config.stores[name].type != "filesystem":
-        return ()
-    with ClaimCheck(Config(strategy="external", store=name, stores={name: config.stores[name]})) as cc:
-        store = cc.store(name)
-    assert isinstance(store, FilesystemStore)
-    root = store._root
-    if not root.is_dir() and not store._may_create:
-        raise not_mounted(root, store=name)
-    return tuple(each for each in (root, *root.parents) if not each.exists())
 
 
 def _files(folder: Path) -> list[Path]:

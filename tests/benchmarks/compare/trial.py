@@ -40,13 +40,7 @@ def with_small_chunks(config: Config, size: int) -> Config:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What a consumer received.
-
-    Attributes:
-        number: Of the payload; ``None`` for an error, and for bytes that were not sent.
-        error: The error in the payload's place.
-        received: As the consumer returned it, without the payload.
-    """
+    """What a consumer received: the number of a payload, or ``None`` for an error, and for bytes that were not sent."""
 
     number: int | None
     error: Exception | None
@@ -60,17 +54,7 @@ class Delivery:
 
 @dataclass(slots=True)
 class Trial:
-    """A topic with payloads of one size in one mode.
-
-    Attributes:
-        lab: The environment of the experiment.
-        mode: How payloads are sent.
-        topic: Deleted after the trial.
-        size: Bytes of each payload.
-        settings: Of the topic.
-        config: Splits payloads of this size into several chunks.
-        sizes: The size of each payload whose send was tried, by number.
-    """
+    """A topic with payloads of one size in one mode; ``sizes`` of those whose send was tried, by number."""
 
     lab: Lab
     mode: Mode
