@@ -1,6 +1,6 @@
 """Divides the payloads of object stores into parts, which are sent and fetched over several connections at a time.
 
-A payload below 8 MiB is one request, and a larger one is fetched in parts over 8 connections, unless the first MiB on
+A payload below 8 MiB is one request, and a larger one is fetched in parts over 16 connections, unless the first MiB on
 one connection comes so fast that the processor is the limit, and not the network.
 """
 
@@ -19,7 +19,7 @@ from claimcheck._threads import STOP, check_interrupt
 from claimcheck._wire.buffers import STEP_BYTES, Reader
 from claimcheck.errors import StoreUnavailableError
 
-CONNECTIONS = 8
+CONNECTIONS = 16
 """The most connections that a store uses for parts in one direction."""
 
 _SAMPLE_BYTES = 1 << 20  # what a connection has to receive before its rate is believed

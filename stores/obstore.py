@@ -151,7 +151,7 @@ class ObstoreStore(Store):
         region_name: The S3 region, if the environment does not set it.
         ttl_seconds: Written into pointers and keys; a lifecycle rule or ``claimcheck sweep`` deletes objects.
         transfer_bytes: Memory for parts of all payloads together, to read as well as to write; 0 for one connection per
-            payload. Otherwise payloads from 8 MiB on share 8 connections, unless one is measured to be fast enough.
+            payload. Otherwise payloads from 8 MiB on share 16 connections, unless one is measured to be fast enough.
         tls_ca_file: Certificates of authorities in PEM format, in addition to the system's. The server's certificate is
             always verified, including its host name.
         timeout_seconds: Timeout for one response of the server, including the sending of an object or a part.
