@@ -157,10 +157,8 @@ def _kafka_topic(
 ) -> Iterator[Finding]:
     """Yield the findings about a topic, its groups and its dead-letter topics."""
     if name not in known or known[name].error is not None:
-        message, fix = (
-            "the topic does not exist, or may not be described",
-            "Check its name, and grant DESCRIBE_CONFIGS.",
-        )
+        message = "the topic does not exist, or may not be described"
+        fix = "Check its name, and grant DESCRIBE_CONFIGS."
         yield finding("error", "kafka-topic-missing", f"topic {name}", message, fix)
         return
     expected = Expectation.of(cc, name)

@@ -330,7 +330,7 @@ class RedisStore(Store):
             except Exception as error:
                 yield self._failed(entry, error)
             else:
-                yield Deletion(entry, "deleted" if count else "gone")
+                yield self._unlinked(entry, count)
 
     def _unlinked(self, entry: StoreEntry, reply: object) -> Deletion:
         if isinstance(reply, Exception):
