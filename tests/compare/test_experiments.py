@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from claimcheck._config_file import from_dict
-from claimcheck.errors import ConfigError
 from tests.benchmarks.compare.broker import BrokerAddress, connect
-from tests.benchmarks.compare.cost import EXAMPLE, estimate, load_prices
 from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.model import MODES, Experiment
 from tests.benchmarks.compare.report import table
@@ -80,23 +78,3 @@ def test_an_experiment_loses_nothing(kind: str, name: str, request: pytest.Fixtu
         result = PLANS[name](lab)
         assert lab.topics == [], "an experiment deletes its topics"
     checked(name, result)
-
-
-@pytest.mark.parametrize(("before", "after"), [("copies: 1", "copy: 1"), ("copies: 1", "copies: -1")])
-def test_a_wrong_price_file_is_named(before: str, after: str, tmp_path: Path) -> None:
-    file = tmp_path / "prices.yaml"
-    file.write_text(EXAMPLE.read_text().replace(before, after))
-    with pytest.raises(ConfigError, match=r"prices\.yaml: redis.* expected"):
-        load_prices(file)
-
-
-def test_the_cost_of_a_payload_follows_from_its_bytes_in_the_broker() -> None:
-    found = {f"bytes_per_payload/{mode}/{MIB}": size for mode, size in (("external", 400.0), ("chunking", float(MIB)))}
-    result = estimate(load_prices(), found, [MIB])
-    lines = result.series[0].points
-
-    # 1,000 GB: 3 replicas for 7 days at 0.08, and 0.02 for 0.667 of what is written or read and for 2 further copies
-    assert lines["chunking"][0].y == pytest.approx(
-        1000 * (3 * 0.08 * 7 / (365 / 12) + 0.02 * (2 * 0.667 + 2)), rel=0.01
-    )
-    assert lines["external"][0].y < lines["chunking"][0].y < lines["external, Redis"][0].y

@@ -14,7 +14,7 @@ from claimcheck.config import Config
 from claimcheck.hooks import Hook
 from tests.benchmarks.compare.broker import Broker, TopicSettings
 from tests.benchmarks.compare.model import MODES, Mode, NotMeasuredError
-from tests.benchmarks.compare.payloads import Payloads
+from tests.benchmarks.compare.payloads import make
 from tests.benchmarks.compare.process import Role, Worker, WorkerSpec
 from tests.benchmarks.compare.store_space import StoreSpace
 
@@ -46,7 +46,6 @@ class Lab:
     space: StoreSpace
     sizes: tuple[int, ...]
     rounds: int = 5
-    payloads: Payloads = field(default_factory=Payloads)
     quick: bool = False
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     progress: Callable[[str], None] = _silent
@@ -101,8 +100,8 @@ class Lab:
     # Payloads and topics ---------------------------------------------------------------------------------------
 
     def payload(self, size: int, number: int) -> bytes:
-        """Return payload ``number`` of this size; `Payloads.verify` recognizes it."""
-        return self.payloads.make(size, number)
+        """Return payload ``number`` of this size; `verify` recognizes it."""
+        return make(size, number)
 
     def settings(self, mode: Mode, largest: int, *, partitions: int = 1) -> TopicSettings:
         """Return settings for payloads up to a size: ``native`` needs a raised limit."""
@@ -150,7 +149,6 @@ class Lab:
             max_message_bytes=max_message_bytes,
             session_seconds=session_seconds,
             kill_after=kill_after,
-            payloads=self.payloads.folder,
         )
         worker = Worker(spec, ended=self._forget)
         self._workers.append(worker)

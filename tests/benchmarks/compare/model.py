@@ -71,7 +71,6 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
         "incomplete chunks stay in the topic until retention",
     ),
     "speed": ("Throughput and latency",),
-    "cost": ("Cost per month",),
 }
 """The rows of the published table by experiment: the title, and what it says of an external store and of chunks."""
 

@@ -42,7 +42,6 @@ class WorkerSpec:
         kill_after: The worker kills itself (SIGKILL) when the wrapper has got this many messages: chunks and envelopes
             from the broker, or for it; the latter are flushed before. Without a wrapper (``native``) payloads
             count.
-        payloads: Folder of the payloads' contents.
     """
 
     role: Role
@@ -54,7 +53,6 @@ class WorkerSpec:
     max_message_bytes: int | None = None
     session_seconds: float | None = None
     kill_after: int | None = None
-    payloads: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from pathlib import Path
 from claimcheck._client import ClaimCheck
 from tests.benchmarks.compare.broker import Broker, Consumer, Producer, Received, connect
 from tests.benchmarks.compare.faults import KillPoint, WatchedClaimCheck
-from tests.benchmarks.compare.payloads import Payloads, number_of
+from tests.benchmarks.compare.payloads import make, number_of, verify
 from tests.benchmarks.compare.process import Delivered, Report, WorkerSpec
 
 _FLUSH_SECONDS = 120.0
@@ -74,14 +74,13 @@ class _Sending:
     def __init__(self, spec: WorkerSpec, broker: Broker, cc: ClaimCheck, point: KillPoint) -> None:
         self._spec, self._broker, self._point = spec, broker, point
         self._producer = self._new(cc)
-        self._payloads = Payloads(spec.payloads)
         point.flush = self._flush_messages
 
     def send(self, *, size: int, first: int, count: int, one_by_one: bool, interleaved: bool, peak: bool) -> Report:
         numbers, meter = range(first, first + count), _Meter(peak=peak)
         if interleaved:
-            return self._send_interleaved([_Batch(self._payloads, size, [number]) for number in numbers], meter)
-        batch = _Batch(self._payloads, size, numbers)
+            return self._send_interleaved([_Batch(size, [number]) for number in numbers], meter)
+        batch = _Batch(size, numbers)
         with meter:
             batch.send(self._producer, self._sent, one_by_one=one_by_one)
         return _sent_report([batch], meter)
@@ -133,9 +132,9 @@ def _sent_report(batches: Sequence[_Batch], meter: _Meter) -> Report:
 class _Batch:
     """Payloads that exist before the clock starts, and what became of them."""
 
-    def __init__(self, payloads: Payloads, size: int, numbers: Sequence[int]) -> None:
+    def __init__(self, size: int, numbers: Sequence[int]) -> None:
         self.size = size * len(numbers)
-        self._payloads = [payloads.make(size, number) for number in numbers]
+        self._payloads = [make(size, number) for number in numbers]
         self._begins = [0.0] * len(numbers)
         self.latencies = [0.0] * len(numbers)
         self.errors: list[str] = []
@@ -169,7 +168,6 @@ class _Receiving:
     def __init__(self, spec: WorkerSpec, broker: Broker, cc: ClaimCheck, point: KillPoint, pipe: Connection) -> None:
         options = {"group": spec.group, "session_seconds": spec.session_seconds}
         self._consumer: Consumer = broker.consumer(spec.mode, spec.topic, cc, **options)  # type: ignore[arg-type]
-        self._payloads = Payloads(spec.payloads)
         self._counts_payloads = spec.mode == "native"
         self._point, self._pipe = point, pipe
 
@@ -212,7 +210,7 @@ class _Receiving:
             error = _text(received.error) if received.error is not None else "a tombstone"
             return Delivered(None, False, *place, error)
         number = number_of(payload) if len(payload) >= 8 else None
-        return Delivered(number, self._payloads.verify(payload), *place)
+        return Delivered(number, verify(payload), *place)
 
     def seek(self, *, partition: int, position: int | str) -> Report:
         with _Meter() as meter:
