@@ -13,10 +13,10 @@ from claimcheck._client import ClaimCheck
 from claimcheck.config import Config
 from claimcheck.hooks import Hook
 from tests.benchmarks.compare.broker import Broker, TopicSettings
-from tests.benchmarks.compare.model import MODES, Mode, NotMeasuredError
+from tests.benchmarks.compare.model import MODES, STRATEGIES, Mode, NotMeasuredError
 from tests.benchmarks.compare.payloads import make
-from tests.benchmarks.compare.process import Role, Worker, WorkerSpec
 from tests.benchmarks.compare.store_space import StoreSpace
+from tests.benchmarks.compare.worker import Role, Worker, WorkerSpec
 
 PREFIX = "claimcheck-compare-"
 """The names of all topics and the parts of stores begin with this."""
@@ -64,6 +64,10 @@ class Lab:
         """The modes that can be compared: without a store there is no ``external`` and no ``hybrid``."""
         return MODES if self.space.name is not None else ("chunking", "native")
 
+    @property
+    def strategies(self) -> tuple[Mode, ...]:
+        return STRATEGIES if self.space.name is not None else ("chunking",)
+
     def config(self, mode: Mode, **store_options: object) -> Config:
         """Return the user's configuration with the strategy of a mode, in the run's part of the store.
 
@@ -103,10 +107,10 @@ class Lab:
         """Return payload ``number`` of this size; `verify` recognizes it."""
         return make(size, number)
 
-    def settings(self, mode: Mode, largest: int, *, partitions: int = 1) -> TopicSettings:
+    def settings(self, mode: Mode, largest: int) -> TopicSettings:
         """Return settings for payloads up to a size: ``native`` needs a raised limit."""
         raised = max(largest + _HEADROOM_BYTES, self.broker.limit_bytes) if mode == "native" else None
-        return TopicSettings(partitions=partitions, max_message_bytes=raised)
+        return TopicSettings(max_message_bytes=raised)
 
     def topic(self, mode: Mode, purpose: str, settings: TopicSettings | None = None) -> str:
         """Create a topic with a unique name; it is deleted after the experiment, or by `delete_topic`."""

@@ -19,6 +19,8 @@ Mode = Literal["external", "chunking", "hybrid", "native"]
 """
 
 MODES: tuple[Mode, ...] = ("external", "chunking", "hybrid", "native")
+STRATEGIES: tuple[Mode, ...] = ("external", "chunking", "hybrid")
+"""What claimcheck does, for experiments about correctness; ``native`` is measured where bytes and seconds are."""
 
 
 class CompareError(ClaimCheckError):
