@@ -5,9 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-import claimcheck
 from claimcheck._operate.redrive import Redrive, RedriveReport
-from claimcheck._wire.envelope import decode, encode_abort
 from claimcheck.config import HEADER
 from claimcheck.errors import PointerRejectedError
 from claimcheck.transports.local import LocalConsumer, LocalProducer
@@ -31,75 +29,6 @@ def resend(broker, source, target, *, keep=lambda headers: headers):
         for message in broker.fetch(source, partition, 0, 99):
             headers = keep(message.headers)
             broker.append(target, message.value, key=message.key, headers=headers, partition=0)
-
-
-@pytest.mark.parametrize("topic", ["orders", "wide"])
-def test_signed_payloads_arrive_with_the_headers_of_their_sender(broker, signed, consume, topic):
-    producer = LocalProducer(broker, signed)
-    for payload in [*PAYLOADS, b"small", None]:
-        producer.send(topic, payload, key="k", headers={"a": "b"})
-
-    messages = drain(consume(topic, cc=signed))
-
-    assert [message.value for message in messages] == [*PAYLOADS, b"small", None]
-    assert all(message.headers == [("a", b"b")] for message in messages)
-
-
-@pytest.mark.parametrize("topic", ["orders", "wide"])
-def test_messages_of_another_topic_are_refused(broker, signed, configure, consume, topic):
-    broker.create_topic("salaries", partitions=1)
-    for payload in PAYLOADS:
-        LocalProducer(broker, signed).send(topic, payload, key="k")
-    resend(broker, topic, "salaries")
-
-    messages = drain(consume("salaries", cc=signed))
-
-    assert len(messages) == len(PAYLOADS)
-    for message in messages:
-        assert isinstance(message.error, PointerRejectedError)
-        assert message.error.reason == "destination"
-
-    mirror = configure(signing=SIGNING | {"accept_from": {"sal*": [topic]}})
-    assert [message.value for message in drain(consume("salaries", cc=mirror, group="other"))] == PAYLOADS
-
-
-@pytest.mark.parametrize("topic", ["orders", "wide"])
-def test_messages_without_a_signature_are_refused(broker, signed, configure, consume, topic):
-    unsigned = configure("chunking", destinations={"wide": {"strategy": "external"}})
-    for payload in PAYLOADS:
-        LocalProducer(broker, unsigned).send(topic, payload, key="k")
-
-    messages = drain(consume(topic, cc=signed))
-
-    assert len(messages) == len(PAYLOADS)
-    assert all(message.error.reason == "signature" for message in messages)
-
-
-def test_an_abort_envelope_without_a_signature_drops_nothing(broker, signed, consume):
-    limit = claimcheck.WireLimit(LIMIT, lambda key, headers: 1500)
-    with signed.outbound(BIG, destination="orders", key=b"k", limit=limit) as out:
-        first, *rest = out.envelopes
-    for envelope in (first, claimcheck.Envelope(encode_abort(decode(first.data).uuid), None, b"k"), *rest):
-        broker.append("orders", envelope.data, key=b"k", headers=envelope.headers)
-
-    refused, whole = drain(consume(cc=signed))
-
-    assert isinstance(refused.error, PointerRejectedError)
-    assert refused.offset == 1
-    assert whole.value == BIG
-
-
-def test_plain_messages_are_refused_where_envelopes_are_required(broker, configure, consume):
-    strict = configure(signing=SIGNING | {"require_envelope": True})
-    producer = LocalProducer(broker, strict)
-    for payload in [b"small", b"", None, *PAYLOADS]:
-        producer.send("orders", payload, key="k")
-    broker.append("orders", b"forged", key=b"k")
-
-    *messages, forged = drain(consume(cc=strict))
-
-    assert [message.value for message in messages] == [b"small", b"", None, *PAYLOADS]
-    assert forged.error.reason == "envelope"
 
 
 @pytest.mark.parametrize("topic", ["orders", "wide"])
