@@ -16,9 +16,7 @@ A store whose medium can read from any position implements ``_open`` instead of 
 from __future__ import annotations
 
 import contextlib
-import mmap
-import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -29,14 +27,11 @@ from claimcheck._store.read import ReadableStore
 from claimcheck._store.write import StoreWrite, WritableStore
 from claimcheck._threads import Pipelined, in_thread
 from claimcheck._validation import Seconds, check_value
-from claimcheck._wire.buffers import Buffer, as_view
+from claimcheck._wire.buffers import as_view
 from claimcheck._wire.pointer import Pointer, is_key
 from claimcheck.errors import ClaimCheckError, PayloadError, PointerRejectedError
 
 _DELETE_BATCH = 1000  # as in S3's DeleteObjects
-_STAT_THREADS = 16  # in which entries are compared once more before they are deleted
-_IN_MEMORY_BYTES = 8 << 20
-_COPY_BYTES = 1 << 20
 
 
 class Store(ReadableStore, WritableStore):
@@ -101,7 +96,6 @@ class Store(ReadableStore, WritableStore):
         to: Store,
         destination: str | None = None,
         min_ttl_seconds: float | None = None,
-        identity: uuid.UUID | None = None,
     ) -> Pointer:
         """Copy a payload to a store, in bounded memory, and return a pointer to the copy.
 
@@ -113,30 +107,16 @@ class Store(ReadableStore, WritableStore):
             destination: Topic or queue, for the key of the copy; by default that of the payload's key. The destination
                 from which readers accept the pointer stays the same.
             min_ttl_seconds: The lifetime of the copy, if longer than the ``ttl_seconds`` of ``to``.
-            identity: Replaces the fresh uuid, so that several attempts write one copy; see `write`. A payload of more
-                than 8 MiB passes through a temporary file.
 
         Raises:
             StoreError: See `read` for this store's errors, and `write` for those of ``to``.
         """
         name = destination_of(pointer.key.removeprefix(self.prefix)) if destination is None else destination
-
-        def written(payload: Payload) -> Pointer:
-            write = StoreWrite(
-                to,
-                payload,
-                destination=name,
-                bound=pointer.destination or "",
-                identity=identity,
-                min_ttl_seconds=min_ttl_seconds,
-            )
-            return replace(write.run(), destination=pointer.destination)
-
-        if identity is not None:
-            return written(self._verified(pointer))
+        bound = pointer.destination or ""
         with self.open(pointer) as file:
             try:
-                return written(file)
+                write = StoreWrite(to, file, destination=name, bound=bound, min_ttl_seconds=min_ttl_seconds)
+                return replace(write.run(), destination=pointer.destination)
             except PayloadError as error:  # of reading the copied payload, which for the write is only a file
                 if isinstance(error.__cause__, ClaimCheckError):
                     raise error.__cause__ from None
@@ -177,8 +157,7 @@ class Store(ReadableStore, WritableStore):
     def delete(self, entries: Iterable[StoreEntry]) -> list[Deletion]:
         """Delete entries that `scan` returned, in batches, and return the result of each, in any order.
 
-        An entry that was written again under the same key since it was listed is not deleted. Errors are results, not
-        exceptions, so that one of them does not keep the others.
+        Errors are results, not exceptions, so that one of them does not keep the others.
 
         Raises:
             PointerRejectedError: An entry is not one of this store's; nothing of its batch was deleted.
@@ -189,7 +168,8 @@ class Store(ReadableStore, WritableStore):
         while batch := list(islice(remaining, _DELETE_BATCH)):
             for entry in batch:
                 self._check_entry(entry)
-            results += self._delete_unchanged(batch)
+            with Translated(self, Pointer(key=self.prefix), "delete"):
+                results += self._discard(batch)
         return results
 
     def close(self) -> None:
@@ -253,43 +233,9 @@ class Store(ReadableStore, WritableStore):
         """
         return self.copy(pointer, to=self, destination=destination, min_ttl_seconds=ttl_seconds)
 
-    def _verified(self, pointer: Pointer) -> Buffer:
-        """Return the whole payload, verified before its first byte is written, because nothing can undo the write."""
-        if pointer.size is not None and pointer.size <= _IN_MEMORY_BYTES:
-            return self.read(pointer)
-        import shutil
-        import tempfile  # both are slow to import
-
-        with tempfile.TemporaryFile() as temporary:
-            with self.open(pointer) as file:
-                shutil.copyfileobj(file, temporary, _COPY_BYTES)
-            temporary.flush()
-            if not temporary.tell():
-                return b""
-            return memoryview(mmap.mmap(temporary.fileno(), 0, access=mmap.ACCESS_READ))
-
     def _check_entry(self, entry: StoreEntry) -> None:
         """Refuse to delete what `scan` does not list."""
         name = entry.key.rstrip("/") if entry.kind == "leftover" else entry.key
         ours = entry.kind == "leftover" or self._lifetime_of(entry.key) is not None
         if not (ours and is_key(name) and name.startswith(self.prefix)):
             self.reject(Pointer(key=entry.key), "scope", "is not the key of an entry of this store")
-
-    def _delete_unchanged(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
-        with Translated(self, Pointer(key=self.prefix), "delete"):
-            changeable = [entry for entry in entries if entry.kind == "payload" and not entry.is_immutable]
-            unchanged = [entry for entry in entries if entry.kind == "leftover" or entry.is_immutable]
-            for entry, now in zip(changeable, self._stat_all(changeable), strict=True):
-                if now is not None and now.version == entry.version:
-                    unchanged.append(entry)
-                else:
-                    yield Deletion(entry, "gone" if now is None else "changed")
-            yield from self._discard(unchanged)
-
-    def _stat_all(self, entries: Sequence[StoreEntry]) -> list[StoreEntry | None]:
-        if not entries:
-            return []
-        from concurrent.futures import ThreadPoolExecutor  # as slow to import as asyncio
-
-        with ThreadPoolExecutor(min(_STAT_THREADS, len(entries)), thread_name_prefix="claimcheck-stat") as threads:
-            return list(threads.map(self._stat, entries))

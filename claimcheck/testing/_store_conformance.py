@@ -127,16 +127,6 @@ class StoreConformance(StoreKit):
         assert len(pointer.key) < 300
         assert self.peek(pointer) == store.read(pointer) == b"payload"
 
-    def test_an_identity_leads_every_attempt_to_one_key(self, store: Store) -> None:
-        """A task that runs again uses the same key; a medium with keys of its own may store a second copy."""
-        identity, payload = uuid.uuid4(), content(3000)
-
-        first, second = (store.write(payload, destination="orders", identity=identity) for _ in range(2))
-
-        assert str(identity) in first.key
-        assert replace(second, key=first.key, created_ms=first.created_ms, expires_ms=first.expires_ms) == first
-        assert store.read(first) == store.read(second) == payload
-
     def test_rollback_leaves_nothing_and_may_be_repeated(self, store: Store) -> None:
         """A rollback deletes all segments and is idempotent; a read then raises `PayloadNotFoundError`."""
         pointer = store.write(content(2 * piece_bytes(store) + 1))
@@ -321,16 +311,6 @@ class StoreConformance(StoreKit):
             assert entry.size in (None, pointer.size)
             assert_not_earlier(entry, pointer)
 
-    def test_listing_has_payloads_with_an_identity(self, store: Store) -> None:
-        """Their keys have no time; the medium's own time counts, from the last write."""
-        identity = uuid.uuid4()
-        pointers = [store.write(b"payload", destination="orders", identity=identity) for _ in range(2)]
-
-        entry = listed(store, pointers[:1])[pointers[0].key]
-
-        assert not entry.is_immutable
-        assert_not_earlier(entry, pointers[1])
-
     def test_listing_can_be_continued(self, store: Store, open_store: OpenStore) -> None:
         keys = {store.write(b"payload", destination=f"topic-{i}").key for i in range(6)}
         listed(store, [])
@@ -343,7 +323,6 @@ class StoreConformance(StoreKit):
     def test_parts_of_a_listing_have_every_entry_once(self, open_store: OpenStore) -> None:
         days = [open_store(clock=partial(later, n * _DAY)) for n in range(4)]
         pointers = [store.write(b"payload", destination=f"topic-{i}") for store in days for i in range(5)]
-        pointers += [days[0].write(b"payload", destination="orders", identity=uuid.uuid4()) for _ in range(9)]
         store, keys = open_store(), {pointer.key for pointer in pointers}
         listed(store, [])
 
@@ -368,16 +347,6 @@ class StoreConformance(StoreKit):
             assert self.peek(pointer) is None
             with pytest.raises(PayloadNotFoundError):
                 store.read(pointer)
-
-    def test_delete_keeps_an_entry_that_was_written_again(self, store: Store) -> None:
-        """Such an entry is a newer version of the payload, with a lifetime of its own."""
-        pointer = store.write(b"payload", destination="orders", identity=uuid.uuid4())
-        entry = listed(store, [pointer])[pointer.key]
-
-        (deletion,) = store.delete([replace(entry, version="an earlier version")])
-
-        assert deletion.outcome == "changed"
-        assert store.read(pointer) == b"payload"
 
     # Longer lifetimes and copies -------------------------------------------------------------------------------
 
@@ -417,14 +386,11 @@ class StoreConformance(StoreKit):
         for key in started - written:
             assert self.peek(Pointer(key=key, size=pointer.size, segments=1)) is None
 
-    @pytest.mark.parametrize("identity", [None, uuid.UUID(int=7)])
-    def test_copy_is_a_payload_of_its_own(
-        self, store: Store, open_store: OpenStore, identity: uuid.UUID | None
-    ) -> None:
+    def test_copy_is_a_payload_of_its_own(self, store: Store, open_store: OpenStore) -> None:
         """It has the other store's name and is readable; the original stays."""
         other, pointer = open_store(name="archive"), store.write(content(3000), destination="orders")
 
-        copied = store.copy(pointer, to=other, identity=identity)
+        copied = store.copy(pointer, to=other)
 
         assert copied.store == "archive"
         assert copied.key != pointer.key

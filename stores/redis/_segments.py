@@ -310,8 +310,7 @@ class SegmentWriter:
     def _create(self, i: int, segment: memoryview) -> None:
         self.count += 1
         if self._server.client.execute_command(*set_command(self._pointer, i, segment), "NX") is None:
-            text = f"{self._pointer.key!r} is taken: another attempt has written it, or is writing it now"
-            raise KeyTakenError(text, key=self._pointer.key)
+            raise KeyTakenError(f"{self._pointer.key!r} is taken", key=self._pointer.key)
 
     def _attempt(self, step: Callable[[], None]) -> None:
         try:

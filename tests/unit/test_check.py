@@ -246,7 +246,7 @@ def test_a_missing_driver_or_variable_is_an_error(monkeypatch):
     [
         ("xxhash", {"checksum": "xxh3-128"}, "checksum", "fast"),
         ("zstandard", {"compression": {}}, "compression", "compression"),
-        ("lz4", {"destinations": {"a": {"compression": {"codec": "lz4"}}}}, "compression", "compression"),
+        ("lz4.frame", {"destinations": {"a": {"compression": {"codec": "lz4"}}}}, "compression", "compression"),
         ("cryptography", {"encryption": {"keys": {"k": "x"}, "provider": SERVICE}}, "encryption", "encryption"),
     ],
 )
