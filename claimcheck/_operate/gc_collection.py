@@ -223,7 +223,7 @@ class Run:
         """Forget the candidate that a message points at."""
         for header in self._options.headers:
             try:
-                reference = reference_of(message.value or b"", header=header)
+                key = reference_of(message.value or b"", header=header)
             except UnknownVersionError as error:
                 if self._is_ignored(message):
                     self.report.ignored += 1
@@ -237,9 +237,9 @@ class Run:
             except EnvelopeError:
                 self.report.damaged += 1
                 continue
-            if reference is not None:
+            if key is not None:
                 self.report.pointers += 1
-                found = fingerprint(reference.key)
+                found = fingerprint(key)
                 self.report.matched |= found in self._garbage or found in self._recent
                 self._garbage.discard(found)
 
