@@ -64,7 +64,7 @@ class Lab:
     pause: float = 6
 
     def collection(self) -> list[str]:
-        options = ["--grace", f"{GRACE}s", "--yes", "--claim", "--rate", "200/s"]
+        options = ["--grace", f"{GRACE}s", "--yes", "--claim", "--rate", "200"]
         return ["--config", str(self.config), "gc", *self.broker, *options]
 
 

@@ -282,7 +282,7 @@ class TestMessagesOfAnUnknownVersion:
         (["--kafka", "localhost:9092"], "name one broker"),
         (["--topic", "missing"], "there is no topic missing"),
         (["--store", "missing"], "missing"),
-        (["--grace", "24"], "'24' has no unit: use 24s, 24m, 24h or 24d"),
+        (["--grace", "24"], "'24' is not a duration: use a number with s, m, h or d"),
     ],
 )
 def test_usage(lab, arguments, text):
