@@ -42,9 +42,6 @@ from claimcheck.errors import (
 GRACE_SECONDS = 86_400.0
 """The default grace period: longer than any time between the write of a payload and the send of its message."""
 
-AGES = (("less than 7 days", 7 * 86_400), ("7 to 30 days", 30 * 86_400), ("more than 30 days", math.inf))
-"""The classes of age in a report, with their upper limits in seconds."""
-
 Verdict = Literal["candidate", "recent", "unknown", "other", "leftover"]
 
 _UUID_LENGTH = 36

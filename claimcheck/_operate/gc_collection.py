@@ -38,7 +38,6 @@ from functools import partial
 from typing import Literal
 
 from claimcheck._operate.garbage import (
-    AGES,
     GRACE_SECONDS,
     Candidates,
     Claim,
@@ -71,7 +70,6 @@ class StoreReport(SweepReport):
 
     referenced: int = 0
     topics: Counter[str] = field(default_factory=Counter)
-    ages: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -277,8 +275,6 @@ class Run:
             return 0
         report.expired += 1
         report.topics[self._candidates.topic_of(entry, prefix=prefix) or ""] += 1
-        seconds = self._options.clock() - (entry.created_ms or 0) / 1000
-        report.ages[next(name for name, limit in AGES if seconds < limit)] += 1
         return 1 if entry.is_immutable else _BATCH // _MUTABLE_BATCH
 
 
