@@ -155,17 +155,15 @@ def _kafka_topic(
         yield finding("error", "kafka-topic-missing", f"topic {name}", message, fix)
         return
     expected = Expectation.of(cc, name)
-    look = partial(_kafka_settings, cluster, name, expected)
-    yield from examined("kafka", expected.path, "the topic's configuration", look)
+    yield from examined(
+        "kafka", expected.path, "the topic's configuration",
+        lambda: examine_settings(kafka.topic_settings(cluster.admin, name), expected),
+    )  # fmt: skip
     reader = _Groups(cc, cluster, name, cluster.partitions([name], known), expected, clock)
     yield from examined("kafka", expected.path, "the consumer groups", partial(reader.findings, groups))
     for each in sorted(other for other in known if is_dead_letter_topic(other, name)):
         look = partial(_kafka_dead_letters, cluster, each, expected)
         yield from examined("kafka", f"topic {each}", "the topic's configuration", look)
-
-
-def _kafka_settings(cluster: kafka.Cluster, topic: str, expected: Expectation) -> Iterator[Finding]:
-    yield from examine_settings(kafka.topic_settings(cluster.admin, topic), expected)
 
 
 def examine_settings(config: kafka.TopicSettings, expected: Expectation) -> Iterator[Finding]:
