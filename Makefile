@@ -11,7 +11,6 @@
 # make bench-kafka         Kafka through the wrappers, compared with the native producer and consumer
 # make bench-spark         Spark jobs, compared with hand-written ones
 # make compare             strategies measured on the embedded broker, and on Kafka and Pulsar where they are found
-# make bench-peers         the same payloads through claimcheck and through other Python libraries
 # make structure           size of the library: lines, files, functions, imports
 # make simulate            the clients in simulated brokers and stores, 1,000 seeds; RUNS=20000 SEED=5000 others, SEED=kafka-17 replays one
 # make spark-versions      which features run on which pyspark, each in its own environment (about 500 MB at a time)
@@ -35,7 +34,7 @@ FAST        := $(PYTEST) -n 2 -m fast --hypothesis-profile=$(PROFILE) $(PYTEST_A
 # Touch every dependency: stores, brokers' clients, encryption, compression, checksums, command line, configuration.
 OLDEST      := tests/unit $(wildcard $(addprefix tests/conformance/test_,obstore.py redis_*.py s3_*.py))
 
-.PHONY: simulate demo test test-fast test-all test-oldest lint docs structure spark-versions bench bench-peers bench-line bench-many bench-pulsar bench-kafka bench-spark compare clean
+.PHONY: simulate demo test test-fast test-all test-oldest lint docs structure spark-versions bench bench-line bench-many bench-pulsar bench-kafka bench-spark compare clean
 .DELETE_ON_ERROR:
 SHELL       := bash
 .SHELLFLAGS := -o pipefail -c
@@ -82,9 +81,6 @@ spark-versions:
 bench: $(VENV)/.bench
 	$(BIN)/python tests/benchmarks/bench.py $(if $(OLD),--old $(OLD)) $(BENCH_ARGS)
 
-bench-peers: $(VENV)/.bench
-	$(BIN)/python tests/benchmarks/peers.py $(BENCH_ARGS)
-
 # Needs versitygw and redis-server on PATH.
 bench-line: $(VENV)/.bench
 	$(BIN)/python tests/benchmarks/bench.py --only line --out bench-results/line $(if $(OLD),--old $(OLD)) $(BENCH_ARGS)
@@ -111,7 +107,7 @@ compare: $(VENV)/.bench
 	exec $(BIN)/python $(if $(filter --kafka% --pulsar% --config% --help,$(COMPARE_ARGS)),,tests/servers.py $(BIN)/python) -m tests.benchmarks.compare.main $(COMPARE_ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-peers bench-results compare-results site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) bench-results compare-results site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

@@ -6,7 +6,6 @@ import functools
 import os
 import threading
 import time
-import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO, ParamSpec, TypeVar
@@ -154,7 +153,6 @@ class ClaimCheck:
         takes_headers: bool = True,
         text_key: bool = False,
         classify: Classifier | None = None,
-        identity: uuid.UUID | None = None,
         delay_seconds: float = 0,
     ) -> OutboundBlock:
         """Offload one payload by hand, in a ``with`` or ``async with`` block that yields an `Outbound`.
@@ -173,9 +171,6 @@ class ClaimCheck:
             takes_headers: Whether hints may be sent in headers.
             text_key: Whether a generated key is ``str``; otherwise it is ``bytes``.
             classify: See `offload`.
-            identity: A uuid that identifies this bytes-like payload alone. Several attempts to send it, sequential or
-                concurrent, pass the same uuid, so that all of them use the same key or the same chunks. Nothing is ever
-                deleted then, because it may belong to another attempt. Encrypted chunks differ in each attempt.
             delay_seconds: How long the broker holds the message back before it delivers it. The lifetime of a stored
                 payload begins after that.
         """
@@ -190,7 +185,6 @@ class ClaimCheck:
             limit=plan.limit,
             takes_headers=takes_headers,
             text_key=text_key,
-            identity=identity,
             delay_seconds=delay_seconds,
         )
         return OutboundBlock(plan.strategy, message, classify)

@@ -25,8 +25,7 @@ _NO_FALLOCATE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENODEV, errno.ENOSYS}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _FOLDER = re.compile(r"(?:\d{4}-\d{2}-\d{2}/)?[0-9a-f]{2}/")
 _TOKEN = re.compile(r"[0-9a-f]{8}")
-UUID_CHARACTERS = 36
-FRESH = "."  # before the uuid of a key with a time
+_UUID_CHARACTERS = 36
 _DAY_MS = 86_400_000
 
 PARTIAL_SUFFIX = ".partial"
@@ -151,11 +150,6 @@ def folder_of(key: str) -> str:
     return "" if match is None else match[0]
 
 
-def is_fresh(key: str) -> bool:
-    """Whether a key has a uuid of its own, for one write."""
-    return key[-UUID_CHARACTERS - 1 : -UUID_CHARACTERS] == FRESH
-
-
 def partial_name(name: str) -> str:
     return f".{name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}"
 
@@ -167,7 +161,7 @@ def version_of(status: os.stat_result) -> str:
 def folder_for(name: str, created_ms: int | None) -> str:
     """Return the folders that a name with a lifetime belongs in, with a slash at the end."""
     date = "" if created_ms is None else _date(created_ms // _DAY_MS)
-    return f"{date}{zlib.crc32(bytes.fromhex(name[-UUID_CHARACTERS:].replace('-', ''))) & 0xFF:02x}/"
+    return f"{date}{zlib.crc32(bytes.fromhex(name[-_UUID_CHARACTERS:].replace('-', ''))) & 0xFF:02x}/"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -181,8 +175,8 @@ def parse_in(folder: str, name: str) -> KeyLifetime | None:
     known = None if name.endswith("}") else parse_name(name)
     if known is None:
         return None
-    expected = folder_for(name, known.created_ms) if known.is_known else ""
-    return known if expected == folder else None
+    is_in_place = folder == folder_for(name, known.created_ms) or (known.created_ms is None and not folder)
+    return known if is_in_place else None
 
 
 def _is_partial(key: str) -> bool:
@@ -208,8 +202,8 @@ def entry_of(parent: str, file: os.DirEntry[str]) -> StoreEntry | None:
 
 
 def _payload(key: str, known: KeyLifetime, status: os.stat_result, folder: str) -> StoreEntry:
-    position, stored_ms, version = folder or None, -(-status.st_mtime_ns // 1_000_000), version_of(status)
-    return StoreEntry.of(key, known, size=status.st_size, stored_ms=stored_ms, position=position, version=version)
+    stored_ms = -(-status.st_mtime_ns // 1_000_000)
+    return StoreEntry.of(key, known, size=status.st_size, stored_ms=stored_ms, position=folder or None)
 
 
 def leftover(key: str, status: os.stat_result, folder: str) -> StoreEntry:

@@ -10,12 +10,12 @@ import re
 import stat
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 from claimcheck._content.source import Source
-from claimcheck._store.listing import Deletion, IncompleteScanError, KeyLifetime, StoreEntry
+from claimcheck._store.listing import Deletion, IncompleteScanError, KeyLifetime, StoreEntry, parse_name
 from claimcheck._store.store import Store
 from claimcheck._validation import Check, Seconds, check_arguments
 from claimcheck._wire.buffers import Reader
@@ -23,15 +23,12 @@ from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import KeyTakenError, StoreError, StoreUnavailableError
 from claimcheck.stores._common import bounds, ranges
 from claimcheck.stores._files import (
-    FRESH,
     PARTIAL_SUFFIX,
-    UUID_CHARACTERS,
     FileReader,
     entry_of,
     folder_for,
     folder_of,
     fsync_directory,
-    is_fresh,
     is_gone,
     is_irregular,
     leftover,
@@ -53,7 +50,6 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # without wa
 _DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _HASH = re.compile(r"[0-9a-f]{2}")
-_MARKS = (FRESH, "_")  # before the uuid of a key with a lifetime
 _NO_PAYLOAD = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP}
 _NOT_REACHED = {errno.ESTALE, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 
@@ -117,34 +113,23 @@ class FilesystemStore(Store):
         if not name or "/" in name or name.startswith("."):
             self.reject(pointer, "scope", "has a key that is not a plain file name")
 
-    def _key(self, destination: str, unique: uuid.UUID, *, created_ms: int, expires_ms: int | None, fresh: bool) -> str:
-        name = super()._key(destination, unique, created_ms=created_ms, expires_ms=expires_ms, fresh=fresh)
-        mark = name[-UUID_CHARACTERS - 1]  # see `claimcheck._store.listing`
-        return f"{folder_for(name, created_ms if mark == FRESH else None)}{name}" if mark in _MARKS else name
+    def _key(self, destination: str, unique: uuid.UUID, *, created_ms: int, expires_ms: int | None) -> str:
+        name = super()._key(destination, unique, created_ms=created_ms, expires_ms=expires_ms)
+        return f"{folder_for(name, created_ms)}{name}" if parse_name(name) != KeyLifetime() else name
 
     def _lifetime_of(self, key: str) -> KeyLifetime | None:
         folder, slash, name = key.rpartition("/")
         return parse_in(f"{folder}{slash}", name)
 
     def _write(self, pointer: Pointer, source: Source) -> None:
-        try:
-            self._store(pointer, source, link_new if self._is_exclusive(pointer) else os.replace)
-        except FileExistsError as error:
-            text = f"{pointer.key!r} is taken: another attempt has written it"
-            raise KeyTakenError(text, key=pointer.key) from error
-
-    def _rewrite(self, pointer: Pointer, source: Source) -> None:
-        self._store(pointer, source, os.replace)
-
-    def _store(self, pointer: Pointer, source: Source, publish: Callable[..., None]) -> None:
-        """Write a hidden file, with a random part in its name, and give it its name with ``publish``."""
+        """Write a hidden file, with a random part in its name, and rename it."""
+        publish = link_new if self._is_exclusive(pointer) else os.replace
         folder, name = pointer.key.rpartition("/")[::2]
         partial = partial_name(name)
         path, directory, descriptor = self._create(folder, partial)
         try:
             try:
                 self._fill(descriptor, source)
-                self._keep_time(descriptor, pointer)
             finally:
                 os.close(descriptor)
             publish(path + partial, path + name, src_dir_fd=directory, dst_dir_fd=directory)
@@ -158,11 +143,6 @@ class FilesystemStore(Store):
                 os.close(directory)
         if self._fsync:
             self._fsync_directories(folder)
-
-    def _keep_time(self, descriptor: int, pointer: Pointer) -> None:
-        """Set the time from which the lifetime counts, if the key does not have it, to that of the pointer."""
-        if pointer.created_ms is not None and not is_fresh(pointer.key):
-            os.utime(descriptor, ns=(pointer.created_ms * 1_000_000, pointer.created_ms * 1_000_000))
 
     def _fill(self, descriptor: int, source: Source) -> None:
         if self._mode & 0o077:  # the umask may have taken permissions away, never the owner's own
@@ -206,7 +186,7 @@ class FilesystemStore(Store):
     def _translate(self, error: Exception) -> type[StoreError] | None:
         if isinstance(error, OSError) and error.errno in _NOT_REACHED:
             return StoreUnavailableError
-        return super()._translate(error)
+        return KeyTakenError if isinstance(error, FileExistsError) else super()._translate(error)
 
     @contextlib.contextmanager
     def _directory(self, folder: str) -> Iterator[int]:
@@ -395,10 +375,10 @@ class FilesystemStore(Store):
         try:
             if entry.key.endswith("/"):
                 os.rmdir(name, dir_fd=directory)
-            elif entry.is_immutable:
-                os.unlink(name, dir_fd=directory)
-            elif not self._unlink_unchanged(entry, name, directory):
+            elif entry.kind == "leftover" and entry.version != version_of(os.stat(name, dir_fd=directory)):
                 return Deletion(entry, "changed")
+            else:
+                os.unlink(name, dir_fd=directory)
         except FileNotFoundError:
             return Deletion(entry, "gone")
         except OSError as error:
@@ -406,27 +386,6 @@ class FilesystemStore(Store):
                 return Deletion(entry, "changed")
             return self._failed(entry, error)
         return Deletion(entry, "deleted")
-
-    def _unlink_unchanged(self, entry: StoreEntry, name: str, directory: int) -> bool:
-        """Delete a file if no other was renamed to its name since it was listed; return whether it was deleted."""
-        if version_of(os.stat(name, dir_fd=directory, follow_symlinks=False)) != entry.version:
-            return False
-        if entry.kind == "leftover":
-            os.unlink(name, dir_fd=directory)
-            return True
-        aside = partial_name(name)
-        os.rename(name, aside, src_dir_fd=directory, dst_dir_fd=directory)
-        is_unchanged = version_of(os.stat(aside, dir_fd=directory, follow_symlinks=False)) == entry.version
-        if not is_unchanged:
-            try:
-                os.link(aside, name, src_dir_fd=directory, dst_dir_fd=directory)
-            except FileExistsError:  # a still newer one
-                pass
-            except OSError:  # a file system without hard links
-                os.rename(aside, name, src_dir_fd=directory, dst_dir_fd=directory)
-                return False
-        os.unlink(aside, dir_fd=directory)
-        return is_unchanged
 
     def _check_mounted(self, error: Exception) -> None:
         """Raise an error if the directory does not exist: its payloads may not be gone, but not mounted."""

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Annotated, Any
 
 from claimcheck._content.source import Source
-from claimcheck._store.listing import Deletion, KeyLifetime, StoreEntry
+from claimcheck._store.listing import Deletion, StoreEntry
 from claimcheck._store.store import Store
 from claimcheck._validation import Check, Seconds, Size, Timeout, check_arguments, fail
 from claimcheck._wire.buffers import Buffer, PieceReader, Reader
@@ -51,7 +51,6 @@ _GONE = {None, "404", "NoSuchKey", "NotFound", "BlobNotFound"}  # the object, no
 _CODE = re.compile(r"<Code>([^<]+)</Code>")
 _STATUS = re.compile(r"status code: (\d{3})")
 _NEVER_CONNECTED = re.compile(r"\bkind: Connect\b")
-_RETRIES = re.compile(r"after ([1-9]\d*) retries")
 
 
 def kind_of_error(error: Exception) -> type[StoreError] | None:
@@ -175,7 +174,6 @@ class ObstoreStore(Store):
         self._endpoint_url, self._region_name = endpoint_url or None, region_name or None
         self._tls_ca_file, self._timeout = tls_ca_file, timedelta(seconds=timeout_seconds)
         self._transfers = TransferPolicy(transfer_bytes)
-        self._conditional = True  # until the server does not support it
         self._lock = threading.Lock()
         self._client: tuple[int, Objects] | None = None
         self.ttl_seconds = ttl_seconds
@@ -198,16 +196,10 @@ class ObstoreStore(Store):
         self._objects()  # raises in a forked process, where nothing has to be deleted
 
     def _write(self, pointer: Pointer, source: Source) -> None:
-        self._store(pointer, source, conditional=self._conditional)
-
-    def _rewrite(self, pointer: Pointer, source: Source) -> None:
-        self._store(pointer, source, conditional=False)
-
-    def _store(self, pointer: Pointer, source: Source, *, conditional: bool) -> None:
         keep = bytes if self._scheme == "memory" else memoryview  # it would keep the caller's own buffer
         with self._transfers.upload(source.size) as single:
             if single:
-                self._put(pointer, keep(whole(source)), conditional=conditional)
+                self._put(pointer, keep(whole(source)))
                 return
             part = self._transfers.put_part_bytes(source.size)
             part = part_size(source, self.context.max_payload_bytes, part=part)
@@ -215,21 +207,16 @@ class ObstoreStore(Store):
                 for piece in source.pieces(_WRITE_BYTES):
                     write(keep(piece))
 
-    def _put(self, pointer: Pointer, payload: Buffer, *, conditional: bool) -> None:
+    def _put(self, pointer: Pointer, payload: Buffer) -> None:
         put = partial(_obstore().put, self._objects(), pointer.key, payload, use_multipart=False)
-        if not conditional:
-            put()
-            return
+        is_exclusive = self._is_exclusive(pointer)
         try:
-            put(mode="create")
+            put(mode="create" if is_exclusive else "overwrite")
         except Exception as error:
-            if kind_of_error(error) is KeyTakenError and _RETRIES.search(str(error)):
-                return  # created by the first attempt, whose response was lost
-            if _code_of(error) not in NOT_KNOWN and type(error).__name__ != "NotSupportedError":
-                _wait_if_lost(error)
+            _wait_if_lost(error)
+            if not is_exclusive or (_code_of(error) not in NOT_KNOWN and type(error).__name__ != "NotSupportedError"):
                 raise
             put()
-            self._conditional = False
 
     @contextmanager
     def _writing(self, pointer: Pointer, part_bytes: int, connections: int) -> Iterator[Callable[[Buffer], object]]:
@@ -289,22 +276,9 @@ class ObstoreStore(Store):
             for found in page:
                 key, known = found["path"], self._lifetime_of(found["path"])
                 if known is not None:
-                    yield self._entry(key, known, found, position=key if resumes else None)
-
-    def _stat(self, entry: StoreEntry) -> StoreEntry | None:
-        known = self._lifetime_of(entry.key) or KeyLifetime()
-        try:
-            return self._entry(entry.key, known, _obstore().head(self._objects(), entry.key), position=None)
-        except FileNotFoundError as error:
-            if kind_of_error(error) is PayloadNotFoundError:
-                return None
-            raise
-
-    def _entry(self, key: str, known: KeyLifetime, found: Any, *, position: str | None) -> StoreEntry:
-        stored_ms = int(found["last_modified"].timestamp() * 1000)
-        version = f"{stored_ms // 1000}/{found['e_tag']}"
-        size, stored_ms = found["size"], stored_ms + _ROUNDED_MS
-        return StoreEntry.of(key, known, size=size, stored_ms=stored_ms, position=position, version=version)
+                    stored_ms = int(found["last_modified"].timestamp() * 1000) + _ROUNDED_MS
+                    position = key if resumes else None
+                    yield StoreEntry.of(key, known, size=found["size"], stored_ms=stored_ms, position=position)
 
     def _discard(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
         try:

@@ -11,9 +11,12 @@ import base64
 import hashlib
 import hmac
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from claimcheck._content.encryption import DataKey
+from claimcheck._content.header import ContentHeader
 from tests import tink_oracle
 
 VECTORS = Path(__file__).parent / "golden" / "tink" / "content.json"
@@ -22,6 +25,20 @@ DATA_KEY = bytes(range(32))
 UUID = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
 HEADER = b"PRF_wdkafcli_header_"
 PAYLOAD = b"The payload of the golden vectors. " * 40
+
+
+class SameKey:
+    """Data keys of an encoding that all are the one with which something was encrypted before."""
+
+    def __init__(self, key: bytes, header: ContentHeader) -> None:
+        self.key_id = header.key_id
+        self._key = DataKey(key, header.key_id or "", header.wrapped_key or b"")
+
+    def new(self, context: Mapping[str, str]) -> DataKey:
+        return self._key
+
+    def open(self, key_id: str, wrapped: bytes, context: Mapping[str, str]) -> bytes:
+        return self._key.key
 
 
 def canonical(fields: dict[str, Any]) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import io
 import uuid
@@ -50,7 +49,6 @@ class Stream:
 
     header: ContentHeader
     key: bytes = field(repr=False)
-    salt: bytes | None = field(default=None, repr=False)
 
 
 class PieceSource(Source):
@@ -76,12 +74,6 @@ class Encoding:
     compression: CompressionConfig | None = None
     keys: aead.Keys | None = None
 
-    def unique(self, identity: uuid.UUID) -> uuid.UUID:
-        """Return the uuid of attempts whose content has the same size."""
-        codec = self.compression
-        facts = compression.fingerprint(codec.codec, codec.level) if codec else ""
-        return uuid.uuid5(identity, f"{facts} {self.keys.key_id if self.keys else ''}")
-
     def encode(
         self,
         payload: Source,
@@ -90,14 +82,8 @@ class Encoding:
         store: str = "",
         stored_as: str = "",
         before: bytes = b"",
-        like: Stream | None = None,
-        is_shared: bool = False,
     ) -> PieceSource:
-        """Return a payload's content, which is encoded while it is written.
-
-        Attempts that share an identity encrypt it as ``like``, that of the first one, with a salt that depends on the
-        payload.
-        """
+        """Return a payload's content, which is encoded while it is written."""
         codec = self.compression.codec if self.compression else None
         header = ContentHeader(
             id=unique.hex,
@@ -107,22 +93,15 @@ class Encoding:
             stored_as=stored_as,
             codec=codec,
         )
-        plain, stream = self._compressed(payload), like
+        body, stream = self._compressed(payload), None
         if self.keys is not None:
-            stream = stream or _new_stream(header, self.keys)
-            if is_shared:
-                plain = list(plain)
-                stream = _same_stream(header, stream, plain)
-            header = stream.header
-            body: Iterable[Buffer] = aead.encrypt(
-                plain, key=stream.key, associated_data=header.associated_data, stream_header=stream.salt
-            )
-        else:
-            body = plain
+            new = self.keys.new(header.key_context)
+            header = replace(header, encryption=ALGORITHM, key_id=new.key_id, wrapped_key=new.wrapped)
+            stream = Stream(header, new.key)
+            body = aead.encrypt(body, key=new.key, associated_data=header.associated_data)
         start = before + header.encode()
         pieces = chain([start], body)
-        is_small = payload.view is not None and len(payload.view) <= _IN_MEMORY_BYTES
-        if is_small or (is_shared and codec is not None):
+        if payload.view is not None and len(payload.view) <= _IN_MEMORY_BYTES:
             content = PieceSource(b"".join(pieces), size=None, checksum=payload.algorithm)
         else:
             known = codec is None and payload.size is not None
@@ -137,26 +116,6 @@ class Encoding:
             return pieces
         codec, level = self.compression.codec, self.compression.level
         return compression.compress(pieces, codec=codec, level=level, size=payload.size)
-
-
-def _new_stream(header: ContentHeader, keys: aead.Keys) -> Stream:
-    new = keys.new(header.key_context)
-    return Stream(replace(header, encryption=ALGORITHM, key_id=new.key_id, wrapped_key=new.wrapped), new.key)
-
-
-def _same_stream(header: ContentHeader, stream: Stream, plain: Iterable[Buffer]) -> Stream:
-    """Return a stream whose salt is determined by the data key and by what is encrypted."""
-    found = stream.header
-    if replace(header, encryption=ALGORITHM, key_id=found.key_id, wrapped_key=found.wrapped_key) != found:
-        raise Damaged("it was written as the content of another payload")
-    digest = hashlib.sha256(found.associated_data)
-    for piece in plain:
-        digest.update(piece)
-    salt = hmac.digest(aead.sub_key(stream.key, b"claimcheck stream"), digest.digest(), "sha512")
-    known = bytes([aead.HEADER_BYTES]) + salt[: aead.HEADER_BYTES - 1]
-    if stream.salt not in (None, known):
-        raise Damaged("it is the content of another payload with the same identity")
-    return replace(stream, salt=known)
 
 
 def keyed_checksum(sha256: str, data_key: bytes, header: ContentHeader) -> str:
@@ -317,17 +276,6 @@ class ContentCoder:
             raise _broken(f"its header declares {size} bytes, but it has {len(payload)}")
         return payload, reader.header
 
-    def stream_of(self, open_range: OpenRange, size: int) -> Stream:
-        """Read how content was encrypted, so that an attempt to write it again writes the same bytes."""
-        salt = bytearray(aead.HEADER_BYTES)
-        with closing(open_range(0, size)) as content:
-            header, _ = read_header(content)
-            if header.key_id is None or header.wrapped_key is None or fill(content, memoryview(salt)) < len(salt):
-                raise Damaged("it is not encrypted")
-        assert self.keys is not None
-        key = self.keys.open(header.key_id, header.wrapped_key, header.key_context)
-        return Stream(header, key, bytes(salt))
-
 
 class Unpacker:
     """Returns the payloads of encoded envelopes and of chunks."""
@@ -380,7 +328,7 @@ def package_users(config: Config) -> list[tuple[str, Callable[[], object]]]:
     configs = (config, *(override for _, override in config.destinations))
     codecs = sorted({each.compression.codec for each in configs if each.compression is not None})
     users: list[tuple[str, Callable[[], object]]] = [("checksum", partial(begin, config.content_checksum))]
-    return users + [("compression", partial(compression.fingerprint, codec, None)) for codec in codecs]
+    return users + [("compression", partial(compression.shrinks, b"", codec=codec, level=None)) for codec in codecs]
 
 
 def encoding_problem(pointer: Pointer) -> tuple[str, str] | None:

@@ -61,15 +61,6 @@ def sample_of(payload: Buffer) -> Buffer:
     return b"".join(view[start : start + piece] for start in starts)
 
 
-def fingerprint(codec: str, level: int | None) -> str:
-    """Return codec, level and library version: the same text means that `compress` returns the same bytes."""
-    if codec == "zstd":
-        version = ".".join(map(str, _zstd().ZSTD_VERSION))
-    else:
-        version = import_vendor("lz4", extra="compression").library_version_string()
-    return f"{codec}-{version}-level-{_level(codec, level)}"
-
-
 class DecompressingReader:
     """A `Reader` of the payload behind a compressed stream."""
 

@@ -17,7 +17,7 @@ import json
 import math
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from claimcheck._content.source import Source
@@ -99,8 +99,7 @@ class Candidates:
             return "leftover"
         if self.topic_of(entry, prefix=prefix) is None:
             return "other"
-        is_renewed = entry.has_lifetime and entry.expires_ms is not None  # by a write that uses the same key
-        if entry.created_ms is None or not (entry.is_immutable or is_renewed):
+        if entry.created_ms is None or not entry.has_lifetime:
             return "unknown"
         return "candidate" if entry.created_ms < self.before_ms else "recent"
 
@@ -221,10 +220,12 @@ def _write(store: Store, name: str, clusters: Iterable[str], *, renew: bool) -> 
     if len(text) > _RECORD_BYTES:
         raise ConfigError(f"the names of the clusters are too long to be recorded: {_names(clusters)}")
     source = Source(text, limit=len(text))
+    if renew:
+        pointer = replace(pointer, created_ms=int(store.context.clock() * 1000))
     with Translated(store, pointer, "write"):
         store._reach()
         try:
-            (store._rewrite if renew else store._write)(pointer, source)
+            store._write(pointer, source)
         except Exception as error:
             if store._translate(error) is not KeyTakenError and not isinstance(error, KeyTakenError):
                 raise

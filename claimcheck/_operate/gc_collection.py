@@ -24,8 +24,8 @@ the whole step 3, which read it. In both cases the candidate is forgotten, whate
 Without step 4, a message could move from a topic that has not been read to one that has been read. Without the error of
 `Topics.read`, it could do so once more during step 4: from one end to another, each time just before it is read.
 
-A payload with an identity has no time in its key and can be written again, by a task that runs again. Its age is that
-of the last write, in step 2 and again in step 5, and `claimcheck.Store.delete` compares it once more.
+Keys are unique per write, so no candidate is written again. Keys without a time are kept: earlier releases could write
+them again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ from claimcheck.errors import ConfigError, EnvelopeError, StoreError, UnknownVer
 from claimcheck.transports._common.topics import TopicMessage, topics_not_read, topics_to_read
 
 _BATCH = 1000
-_MUTABLE_BATCH = 20  # of entries that may be written again: little time between their comparison and their deletion
 _RECENT = 10_000  # payloads within the grace period that are remembered, to recognize the broker
 
 Phase = Literal["listing", "reading", "reading again", "deleting", "finished"]
@@ -260,22 +259,22 @@ class Run:
         if report.error is not None:
             return
         try:
-            yield from self._options.delete(store, report, partial(self._weigh, report, store.prefix))
+            yield from self._options.delete(store, report, partial(self._is_garbage, report, store.prefix))
         except StoreError as error:
             report.error = error
         yield
 
-    def _weigh(self, report: StoreReport, prefix: str, entry: StoreEntry) -> int:
+    def _is_garbage(self, report: StoreReport, prefix: str, entry: StoreEntry) -> bool:
         verdict = self._candidates.verdict(entry, prefix=prefix)
         if verdict != "candidate":
             report.kept[verdict] += 1
-            return 0
+            return False
         if fingerprint(entry.key) not in self._garbage:
             report.referenced += 1
-            return 0
+            return False
         report.expired += 1
         report.topics[self._candidates.topic_of(entry, prefix=prefix) or ""] += 1
-        return 1 if entry.is_immutable else _BATCH // _MUTABLE_BATCH
+        return True
 
 
 def _time_of(message: TopicMessage) -> str:

@@ -1,8 +1,7 @@
 """Deletes expired payloads, and what interrupted writes left behind, from a store that can be listed.
 
 The listing alone decides what is deleted: no payload is opened. An entry is deleted only after its lifetime and the
-grace period; an entry without a known lifetime is kept. `claimcheck.Store.delete` compares an entry that can be
-written again under the same key once more before it deletes it.
+grace period; an entry without a known lifetime is kept.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class SweepReport:
         expired_bytes: Bytes of these payloads and leftovers, as far as the medium tells.
         deleted: Entries that were deleted; 0 in a dry run. After an error or an interruption, those of the last batch
             may not be counted.
-        skipped: Expired entries that no longer existed, or were rewritten, before they could be deleted.
+        skipped: Expired entries that no longer existed, or were in use again, before they could be deleted.
         failed: Expired entries that could not be deleted, and folders that could not be listed.
         kept: Entries that are kept, by reason: ``alive`` (the lifetime or the grace period has not passed),
             ``unlimited`` (written without ``ttl_seconds``), ``unknown`` (the key has no lifetime: it was written by an
@@ -98,21 +97,20 @@ class DeletionOptions:
         if self.rate is not None:
             check_value("rate", self.rate, Annotated[float, Range(0.001, 1_000_000)])
 
-    def delete(self, store: Store, report: SweepReport, weigh: Callable[[StoreEntry], int]) -> Iterator[None]:
-        """List a store, and delete entries in batches with a weight of up to 1000; yields after each batch."""
+    def delete(self, store: Store, report: SweepReport, is_deleted: Callable[[StoreEntry], bool]) -> Iterator[None]:
+        """List a store, and delete entries in batches of up to 1000; yields after each batch."""
         size = _BATCH if self.rate is None else max(1, min(_BATCH, int(self.rate)))
-        batch, weight = list[StoreEntry](), 0
+        batch = list[StoreEntry]()
         if not report.dry_run:
             check_clock(store, self.clock())
         for entry in _listed(store, report):
             report.scanned += 1
-            if own := weigh(entry):
+            if is_deleted(entry):
                 report.expired_bytes += entry.size or 0
                 batch.append(entry)
-                weight += own
-            if len(batch) >= size or weight >= _BATCH or report.scanned % _BATCH == 0:
+            if len(batch) >= size or report.scanned % _BATCH == 0:
                 self._delete(store, batch, report)
-                batch, weight = [], 0
+                batch = []
                 yield
         self._delete(store, batch, report)
         report.finished = True
@@ -168,7 +166,7 @@ class Sweep(DeletionOptions):
         report, begin = SweepReport(store=store.name, dry_run=self.dry_run), time.perf_counter()
         try:
             on_batch(report)  # which has the state after an error, too
-            for _ in self.delete(store, report, partial(self._weigh, report)):
+            for _ in self.delete(store, report, partial(self._is_expired, report)):
                 report.duration_seconds = time.perf_counter() - begin
                 on_batch(report)
         except BaseException as error:
@@ -179,14 +177,14 @@ class Sweep(DeletionOptions):
             store.context.hooks.emit(report.event("sweep"))
         return report
 
-    def _weigh(self, report: SweepReport, entry: StoreEntry) -> int:
+    def _is_expired(self, report: SweepReport, entry: StoreEntry) -> bool:
         verdict = self.verdict(entry, int(self.clock() * 1000))
         report.expired += verdict == "expired"
         report.leftovers += verdict == "leftover"
         if verdict in ("expired", "leftover"):
-            return 1
+            return True
         report.kept[verdict] += 1
-        return 0
+        return False
 
     def verdict(self, entry: StoreEntry, now_ms: int) -> Verdict:
         """Return why an entry is deleted or kept."""

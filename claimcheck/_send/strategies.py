@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from claimcheck._content.coder import Encoding
 from claimcheck._content.source import Source, remaining_bytes
@@ -44,10 +44,9 @@ class ExternalStrategy(Strategy):
             message.payload,
             destination=message.destination,
             limit=limit,
-            identity=message.identity,
             min_ttl_seconds=(store.ttl_seconds or 0) + message.delay_seconds if delayed else None,
         )
-        undo = None if message.identity else functools.partial(store.rollback, pointer)
+        undo = functools.partial(store.rollback, pointer)
         try:
             envelope = self._envelope(message, self.context.seal(pointer), pointer.size or 0)
         except BaseException as error:
@@ -79,11 +78,9 @@ class ChunkingStrategy(Strategy):
         limit, name = self._limit()
         payload, _ = rewindable(message.payload, limit=limit)
         source = Source(payload, limit=limit, limit_name=name, checksum=self._algorithm)
-        # Each attempt encrypts differently, so chunks of two attempts must not be mixed.
-        identity = None if self.context.content.encrypts else message.identity
-        identity = identity or self.context.surroundings.new_uuid()
-        declared, uuid = source.size or 0, str(identity)
-        source = self._encoded(message, source, identity)
+        unique = uuid4()
+        declared, uuid = source.size or 0, str(unique)
+        source = self._encoded(message, source, unique)
         message = self._with_key(message, uuid)
         room, size = self._room(message, uuid), source.size or 0
         if size > limit:
@@ -108,7 +105,7 @@ class ChunkingStrategy(Strategy):
         every, chunked = self.context.config.limits.max_payload_bytes, self.context.config.chunking.max_payload_bytes
         return (every, "limits.max_payload_bytes") if every < chunked else (chunked, "chunking.max_payload_bytes")
 
-    def _encoded(self, message: Message, source: Source, identity: UUID) -> Source:
+    def _encoded(self, message: Message, source: Source, unique: UUID) -> Source:
         """Return what is split into chunks: an encoded envelope, or the payload as it is."""
         start, encoding = encoded_start(header=self._header), self.context.content.encoding(source, message.destination)
         if encoding is None and source.peek(len(start)) == start:
@@ -116,7 +113,7 @@ class ChunkingStrategy(Strategy):
         if encoding is None:
             return source
         source.skip_checksum()
-        content = encoding.encode(source, unique=identity, before=start)
+        content = encoding.encode(source, unique=unique, before=start)
         if content.size is None:  # the number of chunks must be known
             content.skip_checksum()
             return Source(spooled(content), limit=1 << 62, checksum=content.algorithm)

@@ -12,16 +12,15 @@ import functools
 import io
 import threading
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, NamedTuple, cast
+from uuid import uuid4
 
 from claimcheck._content.coder import ContentCoder, Encoding
 from claimcheck._content.source import Payload, Readable, Source, is_file, remaining_bytes
 from claimcheck._send.outbound import Outbound
-from claimcheck._store.contract import StoreContext
 from claimcheck._store.store import Store
 from claimcheck._wire import headers as hints
 from claimcheck._wire.buffers import Buffer, as_view
@@ -83,7 +82,6 @@ class Message:
         limit: The transport's size limit, and how it counts.
         takes_headers: Whether the produce call takes headers, so that hints can be added.
         text_key: Whether a generated key is ``str``; otherwise it is ``bytes``.
-        identity: A uuid for this payload that all attempts to send it share; by default each attempt has a new one.
         delay_seconds: How long the broker holds the message back; a stored payload lives that much longer.
     """
 
@@ -95,7 +93,6 @@ class Message:
     limit: WireLimit = DEFAULT_LIMIT
     takes_headers: bool = True
     text_key: bool = False
-    identity: uuid.UUID | None = None
     delay_seconds: float = 0
 
     @classmethod
@@ -126,7 +123,6 @@ class StrategyContext:
         breaker: The circuit breaker of that store.
         hooks: Receives fallback events.
         content: Compresses and encrypts payloads that travel in messages.
-        surroundings: The clock and the source of uuids.
     """
 
     config: Config
@@ -136,7 +132,6 @@ class StrategyContext:
     breaker: Breaker = field(default_factory=Breaker)
     hooks: Hooks = field(default_factory=Hooks)
     content: ContentCoder = field(default_factory=ContentCoder, repr=False)
-    surroundings: StoreContext = field(default_factory=StoreContext)
 
 
 class Strategy(ABC):
@@ -265,8 +260,7 @@ class Strategy(ABC):
         """Return the envelope of an encrypted payload."""
         encoding = Encoding(canonical(message.destination), keys=self.context.content.keys)
         source = Source(payload, limit=self.context.config.limits.max_payload_bytes)
-        identity = message.identity or self.context.surroundings.new_uuid()
-        data = encoding.encode(source, unique=identity, before=encoded_start(header=self._header)).take_all()
+        data = encoding.encode(source, unique=uuid4(), before=encoded_start(header=self._header)).take_all()
         return self._wrapped(message, "encoded", bytes(data), Kind.ENCODED)
 
     def _wrapped(self, message: Message, name: StatementKind, data: bytes, kind: Kind) -> Envelope | None:

@@ -16,7 +16,7 @@ from typing import ClassVar, NoReturn
 
 from claimcheck._content.coder import ContentCoder, encoding_problem
 from claimcheck._content.source import Source
-from claimcheck._store.listing import CLAIM, Deletion, KeyLifetime, StoreEntry, parse_name, with_lifetime
+from claimcheck._store.listing import Deletion, KeyLifetime, StoreEntry, parse_name, with_lifetime
 from claimcheck._texts import duration, time_text
 from claimcheck._validation import without_secrets
 from claimcheck._wire.buffers import Buffer, PieceReader, Reader, pieces_of
@@ -95,8 +95,7 @@ class StoreContract(ABC):
         """Store the payload under ``pointer.key``. It must be readable when this returns, until ``pointer.expires_ms``.
 
         The pointer has no size and no checksum yet; ``source.size`` is known unless a file cannot seek. After any
-        error `_delete` is called, unless `_wrote_nothing` returns true. ``write(identity=...)`` may pass the same key
-        again, with the same payload: overwrite it, or raise a `KeyTakenError`.
+        error `_delete` is called, unless `_wrote_nothing` returns true. See `_is_exclusive`, if payloads can be listed.
 
         Returns:
             The key for readers if the medium determines it, as a log does with its positions; otherwise nothing.
@@ -144,13 +143,6 @@ class StoreContract(ABC):
         """Yield the entries of one part. Implement it together with `_scan_partitions`."""
         return self._scan(None)
 
-    def _stat(self, entry: StoreEntry) -> StoreEntry | None:
-        """Return an entry as it is now, with the same ``version`` if it is unchanged; ``None`` if it is gone.
-
-        Needed for payloads that can be written again under the same key. Called from several threads.
-        """
-        return entry
-
     def _server_time(self) -> float | None:
         """Return the time of the medium's own clock, in seconds since 1970; ``None`` if it has none.
 
@@ -159,7 +151,7 @@ class StoreContract(ABC):
         return None
 
     def _discard(self, entries: Sequence[StoreEntry]) -> Iterable[Deletion]:
-        """Delete up to 1,000 entries that are as they were listed, and yield the result of each.
+        """Delete up to 1,000 entries, and yield the result of each.
 
         By default `_delete` is called for each one.
         """
@@ -172,15 +164,6 @@ class StoreContract(ABC):
                 yield Deletion(entry, "deleted")
 
     # To override if needed -------------------------------------------------------------------------------------
-
-    def _rewrite(self, pointer: Pointer, source: Source) -> str | None:
-        """Store a payload with an identity again after `_write` raised a `KeyTakenError`, to renew its lifetime.
-
-        Not called if the store has no lifetime. By default nothing is written; override it if `_write` refuses to
-        overwrite and `_scan` is implemented.
-        """
-        source.take_all()
-        return None
 
     def _stored_as(self, key: str) -> str:
         """Return the key that `_write` was called with; override it if `_write` returns another one."""
@@ -218,35 +201,24 @@ class StoreContract(ABC):
     def _new_key(self, destination: str, unique: uuid.UUID) -> str:
         return f"{self.prefix}{slug(destination)}-{unique}"
 
-    def _key(self, destination: str, unique: uuid.UUID, *, created_ms: int, expires_ms: int | None, fresh: bool) -> str:
-        """Return the key of a new payload, with its lifetime.
-
-        Args:
-            destination: Topic or queue.
-            unique: The uuid.
-            created_ms: When it is written.
-            expires_ms: When its lifetime ends; ``None`` for never.
-            fresh: Whether the uuid is new. Otherwise the key must not depend on the time.
-        """
+    def _key(self, destination: str, unique: uuid.UUID, *, created_ms: int, expires_ms: int | None) -> str:
+        """Return the key of a new payload, with its lifetime."""
         key = self._new_key(destination, unique)
         if self.pointer_version == 1:
             return key
         limit = min(self.max_key_bytes, _MAX_KEY_BYTES)
-        return with_lifetime(key, unique, created_ms=created_ms, expires_ms=expires_ms, fresh=fresh, max_bytes=limit)
+        return with_lifetime(key, unique, created_ms=created_ms, expires_ms=expires_ms, max_bytes=limit)
 
     def _lifetime_of(self, key: str) -> KeyLifetime | None:
         """Return what a key says about its payload's lifetime; ``None`` if it is not one of this store's keys."""
         return parse_name(key[len(self.prefix) :]) if key.startswith(self.prefix) else None
 
     def _is_exclusive(self, pointer: Pointer) -> bool:
-        """Whether `_write` must not replace what is there: encrypted content with an identity, or a claim on a topic.
+        """Whether `_write` must raise a `KeyTakenError` if there is something with this key.
 
-        Attempts that encrypt the same payload differently must not mix. Other keys are unique per write.
+        Only for the records with which a garbage collection claims topics: keys of payloads are unique per write.
         """
-        if pointer.encryption is None:
-            return pointer.key.endswith(CLAIM)
-        known = self._lifetime_of(pointer.key)
-        return known is None or known.created_ms is None
+        return pointer.created_ms is None
 
     def _max_segments(self, version: int) -> int:
         """Return the most segments of a payload with a pointer of this version."""

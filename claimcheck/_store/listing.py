@@ -1,12 +1,9 @@
 """Keys with the lifetime of their payloads, and what a store returns when it lists and deletes payloads. No I/O.
 
-The last part of a key has one of three forms, told apart by the character before the uuid, so that no name of a
-destination can imitate another form:
-
-- ``{destination}-{created}-{lifetime}.{uuid}``: of a write with a fresh uuid.
-- ``{destination}-{lifetime}_{uuid}``: of a write with an identity. All attempts have to use the same key, so the time
-  is not part of it: the lifetime begins when the medium last stored the entry.
-- ``{destination}-{uuid}``: of earlier releases and of pointers of version 1; the key has no lifetime.
+The last part of a key is ``{destination}-{created}-{lifetime}.{uuid}``. Earlier releases also wrote
+``{destination}-{uuid}``, as pointers of version 1 still have it, and ``{destination}-{lifetime}_{uuid}`` for payloads
+that a task could write again: these keys have no lifetime. The character before the uuid tells the forms apart, so that
+no name of a destination can imitate another form.
 
 ``created`` is like ``20261122T113004Z``; ``lifetime`` is like ``604800s``, rounded up, or ``never``.
 """
@@ -39,7 +36,7 @@ CLAIM = ".gc-owner"
 _LIFETIME = r"\d{1,11}s|never"
 _NAME = re.compile(
     r"(?P<destination>~?[A-Za-z0-9._-]{1,64}?)-"  # not greedy: most destinations are short
-    rf"(?:(?P<created>\d{{8}}T\d{{6}}Z)-(?P<lifetime>{_LIFETIME})\.|(?P<relative>{_LIFETIME})_|(?<=-))"
+    rf"(?:(?P<created>\d{{8}}T\d{{6}}Z)-(?P<lifetime>{_LIFETIME})\.|(?:{_LIFETIME})_|(?<=-))"
     r"(?P<open>\{)?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?P<close>\})?",
     re.ASCII,
 )
@@ -49,19 +46,15 @@ _NAME = re.compile(
 class KeyLifetime:
     created_ms: int | None = None
     lifetime_ms: int | None = None
-    is_known: bool = False
 
 
-def with_lifetime(
-    key: str, unique: uuid.UUID, *, created_ms: int, expires_ms: int | None, fresh: bool, max_bytes: int
-) -> str:
+def with_lifetime(key: str, unique: uuid.UUID, *, created_ms: int, expires_ms: int | None, max_bytes: int) -> str:
     tail = f"-{{{unique}}}" if key.endswith("}") else f"-{unique}"
     moment = _moment(created_ms // 1000)
     if not key.endswith(tail) or moment is None:
         return key
     lifetime = UNLIMITED if expires_ms is None else f"{-(-(expires_ms - created_ms) // 1000)}s"
-    mark = f"-{moment}-{lifetime}." if fresh else f"-{lifetime}_"
-    marked = f"{key[: -len(tail)]}{mark}{tail[1:]}"
+    marked = f"{key[: -len(tail)]}-{moment}-{lifetime}.{tail[1:]}"
     return marked if len(marked.encode()) <= max_bytes else key
 
 
@@ -70,8 +63,7 @@ def parse_name(name: str) -> KeyLifetime | None:
     match = _NAME.fullmatch(name)
     if match is None or (match["open"] is None) != (match["close"] is None):
         return None
-    created, lifetime = match["created"], match["lifetime"] or match["relative"]
-    return KeyLifetime() if lifetime is None else _known(created, lifetime)
+    return _known(match["created"], match["lifetime"]) if match["created"] else KeyLifetime()
 
 
 def destination_of(key: str) -> str:
@@ -81,11 +73,12 @@ def destination_of(key: str) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _known(created: str | None, lifetime: str) -> KeyLifetime | None:
-    created_ms = None if created is None else _milliseconds(created)
-    if created is not None and created_ms is None:
+def _known(created: str, lifetime: str) -> KeyLifetime | None:
+    try:
+        created_ms = int(datetime.fromisoformat(created).timestamp()) * 1000 + 999
+    except ValueError:
         return None
-    return KeyLifetime(created_ms, None if lifetime == UNLIMITED else int(lifetime[:-1]) * 1000, is_known=True)
+    return KeyLifetime(created_ms, None if lifetime == UNLIMITED else int(lifetime[:-1]) * 1000)
 
 
 @functools.lru_cache(maxsize=16)
@@ -93,13 +86,6 @@ def _moment(seconds: int) -> str | None:
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y%m%dT%H%M%SZ")
     except (ValueError, OverflowError, OSError):  # an injected clock may return any time
-        return None
-
-
-def _milliseconds(text: str) -> int | None:
-    try:
-        return int(datetime.fromisoformat(text).timestamp()) * 1000 + 999
-    except ValueError:
         return None
 
 
@@ -117,9 +103,8 @@ class StoreEntry:
         expires_ms: When its lifetime ends, milliseconds since 1970; ``None`` if it has none, or if unknown.
         has_lifetime: Whether the lifetime is known; with ``expires_ms`` ``None`` it is unlimited. False for leftovers
             and for keys of earlier releases.
-        is_immutable: Whether the entry cannot change, because no other write uses the same key.
         position: Pass it to `Store.scan` to continue here. ``None`` if the listing can only be started again.
-        version: What the medium knows about this version of the entry; compared before it is deleted.
+        version: What the medium needs to delete a leftover that is as it was listed.
     """
 
     kind: Literal["payload", "leftover"] = "payload"
@@ -128,7 +113,6 @@ class StoreEntry:
     created_ms: int | None = None
     expires_ms: int | None = None
     has_lifetime: bool = False
-    is_immutable: bool = False
     position: str | None = None
     version: str = field(default="", repr=False)
 
@@ -141,20 +125,16 @@ class StoreEntry:
         size: int | None = None,
         stored_ms: int | None = None,
         position: str | None = None,
-        version: str = "",
     ) -> StoreEntry:
-        """Return the entry of a payload, which the medium last stored at ``stored_ms``: that is also its version."""
-        created = stored_ms if known.created_ms is None else known.created_ms
-        expires = None if created is None or known.lifetime_ms is None else created + known.lifetime_ms
+        """Return the entry of a payload, which the medium stored at ``stored_ms``."""
+        created, lifetime = known.created_ms, known.lifetime_ms
         return cls(
             key=key,
             size=size,
-            created_ms=created,
-            expires_ms=expires,
-            has_lifetime=known.is_known and (expires is not None or known.lifetime_ms is None),
-            is_immutable=known.created_ms is not None,
+            created_ms=stored_ms if created is None else created,
+            expires_ms=None if created is None or lifetime is None else created + lifetime,
+            has_lifetime=created is not None,
             position=position,
-            version=version or str(stored_ms),
         )
 
 
@@ -164,8 +144,8 @@ class Deletion:
 
     Attributes:
         entry: The entry.
-        outcome: ``deleted``; ``gone``: it was no longer there; ``changed``: it was written again since it was listed,
-            and stays; ``failed``: it may still be there.
+        outcome: ``deleted``; ``gone``: it was no longer there; ``changed``: a leftover is in use again, and stays;
+            ``failed``: it may still be there.
         error: The error, only for ``failed``.
     """
 

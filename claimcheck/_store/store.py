@@ -16,9 +16,7 @@ A store whose medium can read from any position implements ``_open`` instead of 
 from __future__ import annotations
 
 import contextlib
-import mmap
-import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -28,15 +26,11 @@ from claimcheck._store.listing import Deletion, StoreEntry, destination_of
 from claimcheck._store.read import ReadableStore
 from claimcheck._store.write import StoreWrite, WritableStore
 from claimcheck._threads import Pipelined, in_thread
-from claimcheck._validation import Seconds, check_value
-from claimcheck._wire.buffers import Buffer, as_view
+from claimcheck._wire.buffers import as_view
 from claimcheck._wire.pointer import Pointer, is_key
 from claimcheck.errors import ClaimCheckError, PayloadError, PointerRejectedError
 
 _DELETE_BATCH = 1000  # as in S3's DeleteObjects
-_STAT_THREADS = 16  # in which entries are compared once more before they are deleted
-_IN_MEMORY_BYTES = 8 << 20
-_COPY_BYTES = 1 << 20
 
 
 class Store(ReadableStore, WritableStore):
@@ -66,43 +60,7 @@ class Store(ReadableStore, WritableStore):
         with self.operation("rollback", pointer, pointer.size), Translated(self, pointer, "rollback"):
             self._delete(pointer)
 
-    def extend(self, pointer: Pointer, ttl_seconds: float, *, destination: str | None = None) -> Pointer:
-        """Extend the lifetime of a payload, and return the pointer to use from now on.
-
-        The payload stays readable for at least ``ttl_seconds`` from now. Redis changes the expiry of what is stored.
-        All other stores copy the payload under a new key, and the old one stays until its own lifetime ends.
-
-        Args:
-            pointer: The payload's pointer.
-            ttl_seconds: Seconds from now.
-            destination: Topic or queue of the new pointer, for the key of a copy; by default that of the old one.
-
-        Returns:
-            An unsigned pointer. If the lifetime is already as long, or unlimited, ``pointer`` itself: then nothing was
-            read or written.
-
-        Raises:
-            PointerRejectedError: Not a pointer of this store; no I/O was done.
-            PayloadNotFoundError: The payload, or a part of it, is gone.
-            IntegrityError: The payload is damaged; there is no copy.
-            StoreUnavailableError: The store could not be reached; the same call may succeed later.
-        """
-        check_value("ttl_seconds", ttl_seconds, Seconds)
-        self.check(pointer)
-        unlimited = pointer.expires_ms is None and pointer.version != 1
-        if unlimited or (pointer.expires_ms or 0) >= int((self.context.clock() + ttl_seconds) * 1000):
-            return pointer
-        return self._extend(pointer, ttl_seconds, destination)
-
-    def copy(
-        self,
-        pointer: Pointer,
-        *,
-        to: Store,
-        destination: str | None = None,
-        min_ttl_seconds: float | None = None,
-        identity: uuid.UUID | None = None,
-    ) -> Pointer:
+    def copy(self, pointer: Pointer, *, to: Store, destination: str | None = None) -> Pointer:
         """Copy a payload to a store, in bounded memory, and return a pointer to the copy.
 
         The copy is verified: a damaged payload leaves none. What the pointer points at stays as it is.
@@ -112,31 +70,16 @@ class Store(ReadableStore, WritableStore):
             to: The store to write to, which may be this one.
             destination: Topic or queue, for the key of the copy; by default that of the payload's key. The destination
                 from which readers accept the pointer stays the same.
-            min_ttl_seconds: The lifetime of the copy, if longer than the ``ttl_seconds`` of ``to``.
-            identity: Replaces the fresh uuid, so that several attempts write one copy; see `write`. A payload of more
-                than 8 MiB passes through a temporary file.
 
         Raises:
             StoreError: See `read` for this store's errors, and `write` for those of ``to``.
         """
         name = destination_of(pointer.key.removeprefix(self.prefix)) if destination is None else destination
-
-        def written(payload: Payload) -> Pointer:
-            write = StoreWrite(
-                to,
-                payload,
-                destination=name,
-                bound=pointer.destination or "",
-                identity=identity,
-                min_ttl_seconds=min_ttl_seconds,
-            )
-            return replace(write.run(), destination=pointer.destination)
-
-        if identity is not None:
-            return written(self._verified(pointer))
+        bound = pointer.destination or ""
         with self.open(pointer) as file:
             try:
-                return written(file)
+                write = StoreWrite(to, file, destination=name, bound=bound)
+                return replace(write.run(), destination=pointer.destination)
             except PayloadError as error:  # of reading the copied payload, which for the write is only a file
                 if isinstance(error.__cause__, ClaimCheckError):
                     raise error.__cause__ from None
@@ -177,8 +120,7 @@ class Store(ReadableStore, WritableStore):
     def delete(self, entries: Iterable[StoreEntry]) -> list[Deletion]:
         """Delete entries that `scan` returned, in batches, and return the result of each, in any order.
 
-        An entry that was written again under the same key since it was listed is not deleted. Errors are results, not
-        exceptions, so that one of them does not keep the others.
+        Errors are results, not exceptions, so that one of them does not keep the others.
 
         Raises:
             PointerRejectedError: An entry is not one of this store's; nothing of its batch was deleted.
@@ -189,7 +131,8 @@ class Store(ReadableStore, WritableStore):
         while batch := list(islice(remaining, _DELETE_BATCH)):
             for entry in batch:
                 self._check_entry(entry)
-            results += self._delete_unchanged(batch)
+            with Translated(self, Pointer(key=self.prefix), "delete"):
+                results += self._discard(batch)
         return results
 
     def close(self) -> None:
@@ -213,13 +156,6 @@ class Store(ReadableStore, WritableStore):
         """Same as `read`. After a cancellation the read stops soon and closes its connection."""
         size = getattr(pointer, "size", None) or 0
         return await in_thread(lambda: self.read(pointer), size=size, pipelined=self.pipelined_read(pointer))
-
-    async def aextend(self, pointer: Pointer, ttl_seconds: float, *, destination: str | None = None) -> Pointer:
-        """Same as `extend`. After a cancellation no copy stays in the store."""
-        return await in_thread(
-            lambda: self.extend(pointer, ttl_seconds, destination=destination),
-            undo=lambda extended: None if extended.key == pointer.key else self.rollback(extended),
-        )
 
     async def arollback(self, pointer: Pointer) -> None:
         """Same as `rollback`. It runs to completion even if it is cancelled."""
@@ -245,51 +181,9 @@ class Store(ReadableStore, WritableStore):
                 return Pipelined(self._pipelined, (pointer, None))
         return None
 
-    def _extend(self, pointer: Pointer, ttl_seconds: float, destination: str | None) -> Pointer:
-        """Return a pointer to the same payload that stays readable for ``ttl_seconds`` from now; see `extend`.
-
-        By default the payload is copied. Override it if the medium can change the expiry of what it stores; it must
-        never become earlier.
-        """
-        return self.copy(pointer, to=self, destination=destination, min_ttl_seconds=ttl_seconds)
-
-    def _verified(self, pointer: Pointer) -> Buffer:
-        """Return the whole payload, verified before its first byte is written, because nothing can undo the write."""
-        if pointer.size is not None and pointer.size <= _IN_MEMORY_BYTES:
-            return self.read(pointer)
-        import shutil
-        import tempfile  # both are slow to import
-
-        with tempfile.TemporaryFile() as temporary:
-            with self.open(pointer) as file:
-                shutil.copyfileobj(file, temporary, _COPY_BYTES)
-            temporary.flush()
-            if not temporary.tell():
-                return b""
-            return memoryview(mmap.mmap(temporary.fileno(), 0, access=mmap.ACCESS_READ))
-
     def _check_entry(self, entry: StoreEntry) -> None:
         """Refuse to delete what `scan` does not list."""
         name = entry.key.rstrip("/") if entry.kind == "leftover" else entry.key
         ours = entry.kind == "leftover" or self._lifetime_of(entry.key) is not None
         if not (ours and is_key(name) and name.startswith(self.prefix)):
             self.reject(Pointer(key=entry.key), "scope", "is not the key of an entry of this store")
-
-    def _delete_unchanged(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
-        with Translated(self, Pointer(key=self.prefix), "delete"):
-            changeable = [entry for entry in entries if entry.kind == "payload" and not entry.is_immutable]
-            unchanged = [entry for entry in entries if entry.kind == "leftover" or entry.is_immutable]
-            for entry, now in zip(changeable, self._stat_all(changeable), strict=True):
-                if now is not None and now.version == entry.version:
-                    unchanged.append(entry)
-                else:
-                    yield Deletion(entry, "gone" if now is None else "changed")
-            yield from self._discard(unchanged)
-
-    def _stat_all(self, entries: Sequence[StoreEntry]) -> list[StoreEntry | None]:
-        if not entries:
-            return []
-        from concurrent.futures import ThreadPoolExecutor  # as slow to import as asyncio
-
-        with ThreadPoolExecutor(min(_STAT_THREADS, len(entries)), thread_name_prefix="claimcheck-stat") as threads:
-            return list(threads.map(self._stat, entries))

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import logging
-import uuid
-from collections.abc import Callable
 from dataclasses import replace
 
 from claimcheck._content.coder import Encoding, Stream, keyed_checksum
-from claimcheck._content.header import AEAD, ALGORITHM, Damaged
+from claimcheck._content.header import AEAD, ALGORITHM
 from claimcheck._content.source import Payload, Source
-from claimcheck._store.contract import StoreContract, Translated, untrusted
+from claimcheck._store.contract import StoreContract, Translated
 from claimcheck._validation import MAX_SECONDS, Seconds, check_value, fail
 from claimcheck._wire.pointer import Pointer, changed, created
 from claimcheck.config import canonical
-from claimcheck.errors import (
-    KeyTakenError,
-    PayloadNotFoundError,
-    PayloadTypeError,
-    PointerRejectedError,
-    StoreError,
-)
+from claimcheck.errors import PointerRejectedError, StoreError
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +24,6 @@ class WritableStore(StoreContract):
         *,
         destination: str = "",
         limit: int | None = None,
-        identity: uuid.UUID | None = None,
         min_ttl_seconds: float | None = None,
     ) -> Pointer:
         """Store one payload and return a pointer to it.
@@ -42,9 +33,6 @@ class WritableStore(StoreContract):
             destination: Topic or queue, as a readable part of the key. Where signing is configured, readers accept the
                 pointer only from this destination.
             limit: The largest size of this payload in bytes, if smaller than ``limits.max_payload_bytes``.
-            identity: Replaces the fresh uuid, for a bytes-like payload that several attempts may write, sequentially or
-                concurrently. It must identify this payload alone; all attempts use the same key. Each attempt renews
-                the lifetime of what is stored, and a failed write deletes nothing.
             min_ttl_seconds: The lifetime of this payload, if longer than the store's ``ttl_seconds``.
 
         Returns:
@@ -59,9 +47,7 @@ class WritableStore(StoreContract):
             StoreError: Any other failure of the store, such as a full disk, with the same effect. Also raised if the
                 store would reject its own pointer; then nothing was written.
         """
-        write = StoreWrite(
-            self, payload, destination=destination, limit=limit, identity=identity, min_ttl_seconds=min_ttl_seconds
-        )
+        write = StoreWrite(self, payload, destination=destination, limit=limit, min_ttl_seconds=min_ttl_seconds)
         del payload  # error reports show local variables
         return write.run()
 
@@ -108,21 +94,17 @@ class StoreWrite:
         *,
         destination: str,
         limit: int | None = None,
-        identity: uuid.UUID | None = None,
         min_ttl_seconds: float | None = None,
         bound: str | None = None,
     ) -> None:
         self._store = store
-        self._shared = identity is not None
         self._payload = store._limited(payload, limit)
         content, self._bound, self._encoding = store.context.content, "", None
         if content.encodes or store.context.binds:
             self._bound = canonical(destination if bound is None else bound)
         if content.encodes and (encoding := content.encoding(self._payload, destination)) is not None:
             self._encoding = replace(encoding, destination=self._bound)
-        if self._encoding is not None and identity is not None:
-            identity = self._encoding.unique(identity)
-        self._unique = identity or store.context.new_uuid()
+        self._unique = store.context.new_uuid()
         self._encrypted_as: Stream | None = None
         self._is_reached = False
         self._draft = self._drafted(destination, min_ttl_seconds)
@@ -139,7 +121,7 @@ class StoreWrite:
         store = self._store
         try:
             with store.operation("write", self._draft, self._payload.size):
-                return self._write_or_find() if self._shared else self._write_or_undo()
+                return self._write_or_undo()
         finally:
             self._payload.close()
 
@@ -147,7 +129,7 @@ class StoreWrite:
         store, encoding = self._store, self._encoding
         written = int(store.context.clock() * 1000)
         expires = store._expires_ms(written, min_ttl_seconds)
-        key = store._key(destination, self._unique, created_ms=written, expires_ms=expires, fresh=not self._shared)
+        key = store._key(destination, self._unique, created_ms=written, expires_ms=expires)
         encrypts = encoding is not None and encoding.keys is not None
         bound = self._bound and store.pointer_version != 1 and (encrypts or store.context.binds)
         return created(
@@ -172,71 +154,29 @@ class StoreWrite:
 
     def _write_or_undo(self) -> Pointer:
         try:
-            return self._pointer(self._written(self._store._write))
+            return self._pointer(self._written())
         except BaseException as error:
             if self._is_reached:
                 self._store._undo(_stored(self._store, self._draft, self._content.taken), error)
             raise
 
-    def _write_or_find(self, retries: int = 2) -> Pointer:
-        """Write what another attempt may have written, or may be writing now. Nothing is deleted on failure."""
-        if self._payload.view is None:
-            raise PayloadTypeError("a payload with an identity must be bytes-like, not a file")
-        try:
-            return self._pointer(self._written(self._store._write))
-        except KeyTakenError:
-            self._payload = self._store._limited(self._payload.view, None)
-        try:
-            if self._draft.expires_ms is not None or self._draft.encryption is not None:
-                return self._pointer(self._written(self._store._rewrite, like=self._stream()))
-        except PayloadNotFoundError:  # it has just expired, or some servers show nothing while it is replaced
-            if retries:
-                return self._write_or_find(retries - 1)
-            raise
-        self._content = self._payload if self._encoding is None else self._encoded(self._encoding, None)
-        self._content.take_all()
-        return self._pointer(self._draft.key)
-
-    def _stream(self) -> Stream | None:
-        """Return how the other attempt encrypted the payload: attempts that write at the same time must not differ."""
-        store, draft, size = self._store, self._draft, self._content.size or 0
-        if draft.encryption is None:
-            return None
-        stored = _stored(store, draft, size)
-        with Translated(store, draft, "read"):
-            try:
-                return store.context.content.stream_of(lambda start, stop: store._open(stored, start, stop), size)
-            except ValueError as error:
-                raise untrusted(store, draft, str(error)) from error
-
-    def _written(self, write: Callable[[Pointer, Source], str | None], *, like: Stream | None = None) -> str:
+    def _written(self) -> str:
         store, draft = self._store, self._draft
         with Translated(store, draft, "write"):
-            if not self._is_reached:
-                store._reach()
-                self._is_reached = True
-            content = self._content = self._payload if self._encoding is None else self._encoded(self._encoding, like)
-            key = write(draft, content)
+            store._reach()
+            self._is_reached = True
+            content = self._content = self._payload if self._encoding is None else self._encoded(self._encoding)
+            key = store._write(draft, content)
             if content.taken != content.size:
                 text = f"{type(store).__name__}._write is broken: it read {content.taken} of {content.size} bytes"
                 raise StoreError(f"store {store.name!r}: {text} of the payload")
         return key if isinstance(key, str) else draft.key
 
-    def _encoded(self, encoding: Encoding, like: Stream | None) -> Source:
+    def _encoded(self, encoding: Encoding) -> Source:
         draft = self._draft
         if encoding.keys is not None and not self._is_bound:
             self._payload.skip_checksum()
-        try:
-            content = encoding.encode(
-                self._payload,
-                unique=self._unique,
-                store=draft.store or "",
-                stored_as=draft.key,
-                like=like,
-                is_shared=self._shared,
-            )
-        except Damaged as error:
-            raise untrusted(self._store, draft, str(error)) from error
+        content = encoding.encode(self._payload, unique=self._unique, store=draft.store or "", stored_as=draft.key)
         content.skip_checksum()
         self._encrypted_as = content.stream
         return content

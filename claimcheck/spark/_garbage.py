@@ -46,7 +46,7 @@ Topics = Sequence[Mapping[str, Any]]
 _BATCH = 1000
 _LISTED = (
     "store string, key string, id binary, topic string, size bigint, created_ms bigint, expires_ms bigint, "
-    "version string, listed bigint"
+    "listed bigint"
 )
 
 
@@ -146,7 +146,7 @@ class GarbageReport:
 
     Attributes:
         orphans: One row for each: ``store``, ``key``, ``topic``, ``size`` in bytes (null where the medium does not
-            tell), ``created``, ``age_seconds``, ``expires`` and ``version``, which the deletion compares.
+            tell), ``created``, ``age_seconds`` and ``expires``.
         count: Their number.
         listed: Entries in the stores.
         candidates: Payloads of the topics that are older than the grace period.
@@ -306,7 +306,7 @@ def _report(scope: _Scope) -> GarbageReport:
     orphans = rows.selectExpr(
         *("store", "key", "topic", "size", "timestamp_millis(created_ms) AS created"),
         f"({now_ms} - created_ms) / 1000 AS age_seconds",
-        *("timestamp_millis(expires_ms) AS expires", "version"),
+        "timestamp_millis(expires_ms) AS expires",
     )
     return GarbageReport(
         orphans=orphans,
@@ -352,8 +352,8 @@ class _Listing:
             if self.candidates.verdict(entry, prefix=store.prefix) == "candidate":
                 topic = self.candidates.topic_of(entry, prefix=store.prefix)
                 times = entry.created_ms, entry.expires_ms
-                yield store.name, entry.key, fingerprint(entry.key), topic, entry.size, *times, entry.version, None
-        yield store.name, *[None] * 7, count
+                yield store.name, entry.key, fingerprint(entry.key), topic, entry.size, *times, None
+        yield store.name, *[None] * 6, count
 
 
 # Deleting -----------------------------------------------------------------------------------------------------------
@@ -400,5 +400,5 @@ def _entry_of(store: Store, row: Mapping[str, Any]) -> StoreEntry:
     key, known = row["key"], store._lifetime_of(row["key"])
     if known is None:
         return StoreEntry(key=key)  # of none of the topics
-    entry = StoreEntry.of(key, known, size=row["size"], stored_ms=row["created_ms"], version=row["version"])
+    entry = StoreEntry.of(key, known, size=row["size"], stored_ms=row["created_ms"])
     return entry if row["expires_ms"] is None else replace(entry, expires_ms=row["expires_ms"], has_lifetime=True)

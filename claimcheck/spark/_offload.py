@@ -1,14 +1,11 @@
 """Writes payloads: `offload` turns them into envelopes, and `pin` copies them to a long-lived store.
 
 ``df.transform(offload("payload", destination="orders", ...))`` is ready for any sink. Spark reruns tasks, sometimes two
-attempts at once. A payload is identified by the run, the row's position and its content, and a copy by the store and
-the key of its original: all attempts use the same key in the store, so nothing is stored twice, and no attempt deletes
-what another has published.
+attempts at once. Each attempt writes payloads of its own, and none deletes what another has published.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -20,7 +17,6 @@ from claimcheck._client import ClaimCheck
 from claimcheck._store.listing import destination_of
 from claimcheck._store.store import Store
 from claimcheck._validation import check_int, fail
-from claimcheck._wire.checksum import content_hash
 from claimcheck._wire.envelope import Envelope, Kind, is_lookalike
 from claimcheck._wire.headers import DEFAULT_LIMIT, WireLimit, kafka_overhead
 from claimcheck._wire.pointer import PINNED, Pointer
@@ -49,7 +45,7 @@ from claimcheck.spark._reading import (
     views,
     with_results,
 )
-from claimcheck.spark._worker import AnyConfig, Job, claim_check, same, task_id
+from claimcheck.spark._worker import AnyConfig, Job, claim_check, same
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,9 +74,9 @@ def offload(
     A payload becomes one row, or one row for each of its chunks, in order. The columns are those of Spark's Kafka sink
     and of our sinks: the message, ``value``, ``key`` and ``headers``, and all other columns of the payload's row.
 
-    When Spark reruns a task, or runs two attempts at once, the same payload in the same position is written under the
-    same name. This needs rows in the same order each time; otherwise payloads of failed attempts stay until they
-    expire, but none is lost. Payloads of a job that fails stay until they expire, too.
+    When Spark reruns a task, or runs two attempts at once, each attempt writes its payloads again. Those of an attempt
+    or a job that failed stay in the store until their lifetime ends, or a garbage collection deletes them. What the
+    sink wrote of such an attempt is read, too: Spark's sinks deliver at least once.
 
     Payloads leave Spark faster with ``spark.sql.execution.arrow.maxBytesPerBatch`` set to ``16m``.
 
@@ -105,7 +101,7 @@ def offload(
         fail("destination", found=repr(destination), expected="the name of a topic")
     if max_message_bytes is not None:
         check_int("max_message_bytes", max_message_bytes, minimum=1)
-    reading, run = Reading.of(config, max_inflight_bytes, metrics), uuid.uuid4()
+    reading = Reading.of(config, max_inflight_bytes, metrics)
     checked = reading.config
     check_writing(own := checked.for_destination(destination))
     limit = None if max_message_bytes is None else WireLimit(max_message_bytes, kafka_overhead)
@@ -114,7 +110,7 @@ def offload(
         check_paths(own, session_of(df))
         may_chunk = ClaimCheck(checked).may_chunk(destination)
         columns = _Columns.find(df, column, key, headers, may_chunk=may_chunk)
-        stage = _OffloadStage(reading, run.bytes, columns, destination, limit)
+        stage = _OffloadStage(reading, columns, destination, limit)
         return map_batches(df, stage, kept=columns.kept, added=columns.added())
 
     return transform
@@ -172,15 +168,14 @@ class _Input(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class _OffloadStage(Stage[Envelope]):
     reading: Reading
-    run: bytes
     columns: _Columns
     destination: str
     limit: WireLimit | None
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Envelope, int]]:
-        writer, tally = _Writer(self, *task_id()), Tally(self.reading.metrics)
+        writer, tally = _Writer(self), Tally(self.reading.metrics)
         inputs = chain.from_iterable(map(self._inputs, batches))  # no loop: its variable would keep the last batch
-        jobs = (writer.job(*each) for each in enumerate(inputs))
+        jobs = map(writer.job, inputs)
         with closing(self.reading.run(jobs, tally, "write")) as written:
             for item, envelopes in written:
                 tally.row(item.size, store=writer.store if envelopes[0].kind == Kind.POINTER else None)
@@ -225,16 +220,14 @@ def _without(batch: pa.RecordBatch, index: int) -> pa.RecordBatch:
 
 
 class _Writer:
-    def __init__(self, stage: _OffloadStage, micro_batch: str, partition: int) -> None:
+    def __init__(self, stage: _OffloadStage) -> None:
         self._stage, self._cc = stage, claim_check(stage.reading.config)
-        self._run, self._partition = micro_batch.encode() or stage.run, partition
         self._threshold = self._cc.threshold(stage.destination, stage.limit)
         self._overhead = (stage.limit or DEFAULT_LIMIT).overhead
         self.store = self._cc.config.for_destination(stage.destination).store
 
-    def job(self, number: int, item: _Input) -> Job[_Input, list[Envelope]]:
-        plain = self._is_plain(item)
-        return Job(item, partial(self._offload, item, None if plain else number), item.size, waits=not plain)
+    def job(self, item: _Input) -> Job[_Input, list[Envelope]]:
+        return Job(item, partial(self._offload, item), item.size, waits=not self._is_plain(item))
 
     def _is_plain(self, item: _Input) -> bool:
         if item.payload is None:
@@ -242,7 +235,7 @@ class _Writer:
         fits = item.size + self._overhead(item.key, item.headers) <= self._threshold
         return fits and not is_lookalike(item.payload, header=self._cc.config.header)
 
-    def _offload(self, item: _Input, number: int | None) -> list[Envelope]:
+    def _offload(self, item: _Input) -> list[Envelope]:
         try:
             with self._cc.outbound(
                 item.payload,
@@ -251,19 +244,12 @@ class _Writer:
                 headers=item.headers,
                 limit=self._stage.limit,
                 text_key=self._stage.columns.text_key,
-                identity=None if number is None else self._identity(item, number),
             ) as out:
                 return list(out.envelopes)
         except Exception as error:
             if source := row_source(item.row.values_of(self._stage.columns.kept)):
                 error.add_note(f"Row: {source}")
             raise
-
-    def _identity(self, item: _Input, number: int) -> uuid.UUID:
-        """Return the same identity in every attempt, unless the order of rows changes."""
-        digest = content_hash(b"%s/%d/%d/%d/" % (self._run, self._partition, number, item.size))
-        digest.update(item.payload or b"")
-        return uuid.UUID(bytes=digest.digest()[:16], version=5)
 
 
 def _data(envelope: Envelope) -> bytes | None:
@@ -296,8 +282,8 @@ def pin(
 
     Readers of the result need the long-lived store alone. Plain messages, and pointers to that store, pass through
     unchanged. Copies are verified. They stay until the store's ``ttl_seconds``, and a garbage collection does not touch
-    them. Signed pointers are signed again, and stay bound to their topics. Nothing is copied before an action; two
-    actions write the same objects twice.
+    them. Signed pointers are signed again, and stay bound to their topics. Nothing is copied before an action. Each
+    action, and each attempt of a task, writes its own copies; those of an attempt that failed stay as long.
 
     Args:
         df: A batch or a stream.
@@ -305,8 +291,7 @@ def pin(
         config: As in `resolve`, with both stores.
         store: The name of the long-lived store.
         on_error: As in `resolve`. With ``null`` the message becomes null.
-        max_inflight_bytes: Bound on the payload bytes in memory; a payload of more than 8 MiB passes through a
-            temporary file.
+        max_inflight_bytes: Bound on the payload bytes in memory.
         metrics: Counts what tasks do.
 
     Raises:
@@ -357,9 +342,8 @@ class _PinStage(Stage[_Pinned]):
     def _copy(self, cc: ClaimCheck, pointer: Pointer, source: Store) -> _Pinned:
         # Not below the name of any topic: a garbage collection does not touch the copy.
         destination = PINNED + destination_of(pointer.key.removeprefix(source.prefix))
-        identity = uuid.uuid5(uuid.NAMESPACE_OID, f"{source.name}\n{pointer.key}")
         try:
-            copy = source.copy(pointer, to=cc.store(self.store), destination=destination, identity=identity)
+            copy = source.copy(pointer, to=cc.store(self.store), destination=destination)
             return cc.opened.reseal(copy, original=pointer)
         except ClaimCheckError as error:
             return error

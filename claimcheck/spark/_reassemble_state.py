@@ -11,6 +11,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -73,7 +74,7 @@ class _PayloadState:
 class _MicroBatch:
     payload: _PayloadState
     chunks: dict[int, tuple[bytes, bytes | None]] = field(default_factory=dict)
-    stored: dict[bytes, bytes] = field(default_factory=dict)
+    stored: list[bytes] = field(default_factory=list)
     aborted: bool = False
     now: int = 0
     error: Fault | None = None
@@ -94,7 +95,7 @@ class Reassembler(StatefulProcessor):
         self._limits = limits
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state: a few numbers per payload, and a reference for each chunk of an incomplete payload."""
+        """Declare the state: numbers per payload, and references to chunks of incomplete ones, also to duplicates."""
         self._handle = handle
         self._payload = handle.getValueState("payload", _PAYLOAD_STATE)
         self._chunks = handle.getMapState("chunks", "position int", _CHUNK_STATE)
@@ -114,7 +115,7 @@ class Reassembler(StatefulProcessor):
         uuid, batch = _uuid(key), _MicroBatch(payload)
         for row in rows:
             batch.now = max(batch.now, int(row.arrived) - self._limits.behind_ms)
-            self._note_stored(row.digest, row.reference, batch.stored)
+            batch.stored += self._stored(row.reference)
             self._add(uuid, row, batch, waited=state is not None)
         if batch.is_complete:
             yield self._complete(uuid, batch, waited=state is not None)
@@ -138,7 +139,7 @@ class Reassembler(StatefulProcessor):
             return
         if not payload.done:
             yield self._expired(_uuid(key), payload)
-            self._finish(0, now, now, {}, waited=True)
+            self._finish(0, now, now, [], waited=True)
         elif payload.row:
             yield _row(pieces=_unpack(payload.row))
             self._end(now + self._limits.remember_ms)
@@ -192,7 +193,9 @@ class Reassembler(StatefulProcessor):
         return _row(uuid=uuid, row=payload.row, pieces=pieces, declared=payload.declared)
 
     def _wait(self, batch: _MicroBatch, *, is_new: bool) -> None:
-        for position, value in batch.chunks.items():
+        kept = {bytes(reference or b"") for _, reference in batch.chunks.values()}
+        duplicates = {-1 - (crc32(each) >> 1): (b"", each) for each in batch.stored if each not in kept}  # to delete
+        for position, value in (batch.chunks | duplicates).items():
             self._chunks.updateValue((position,), value)
         if is_new and self._limits.expire_ms:
             batch.payload = replace(batch.payload, timer=batch.now + self._limits.expire_ms)
@@ -200,21 +203,21 @@ class Reassembler(StatefulProcessor):
         self._payload.update(batch.payload.values())
 
     def _expired(self, uuid: str, payload: _PayloadState) -> Row:
-        positions = [position for (position,) in self._chunks.keys()]  # noqa: SIM118 - not a dictionary
+        positions = [each for (each,) in self._chunks.keys() if each >= 0]  # noqa: SIM118 - not a dictionary
         why = f"expire_after_seconds ({self._limits.expire_ms / 1000:g}) passed"
         return _failed(uuid, payload.row, incomplete(uuid, positions, payload.count, why))
 
     # Payloads that have ended --------------------------------------------------------------------------------------
 
-    def _finish(self, timer: int, arrived: int, now: int, stored: dict[bytes, bytes], *, waited: bool) -> None:
+    def _finish(self, timer: int, arrived: int, now: int, stored: list[bytes], *, waited: bool) -> None:
         """Drop all state except that the payload has ended, and the references to its stored chunks."""
         if timer:
             self._handle.deleteTimer(timer)
         if waited:
-            for _, (digest, reference) in self._chunks.iterator():
-                self._note_stored(digest, reference, stored)
+            for _, (_, reference) in self._chunks.iterator():
+                stored += self._stored(reference)
             self._chunks.clear()
-        self._end(now + 1 if stored else arrived + self._limits.remember_ms, stored.values())
+        self._end(now + 1 if stored else arrived + self._limits.remember_ms, stored)
 
     def _end(self, timer: int, stored: Collection[bytes] = ()) -> None:
         self._handle.registerTimer(timer)
@@ -222,9 +225,7 @@ class Reassembler(StatefulProcessor):
 
     def _drop(self, payload: _PayloadState, rows: Iterator[Row], now: int) -> Iterator[Row]:
         """Drop late chunks of a payload that has ended: they were stored again, and are released again."""
-        late: dict[bytes, bytes] = {}
-        for row in rows:
-            self._note_stored(row.digest, row.reference, late)
+        late = [reference for row in rows for reference in self._stored(row.reference)]
         if not late:
             return
         self._handle.deleteTimer(payload.timer)
@@ -232,12 +233,12 @@ class Reassembler(StatefulProcessor):
         if earlier and payload.timer <= now:  # it was set by an earlier micro-batch
             yield _row(pieces=earlier)
             earlier = []
-        self._end(now + 1, [*earlier, *late.values()])
+        self._end(now + 1, [*earlier, *late])
 
-    def _note_stored(self, digest: bytes, reference: bytes | None, stored: dict[bytes, bytes]) -> None:
-        """Note the reference to a chunk, unless it is the chunk itself; duplicates are stored under the same name."""
-        if reference is not None and not bytes(reference).startswith(self._limits.inline):
-            stored[bytes(digest)] = bytes(reference)
+    def _stored(self, reference: bytes | None) -> list[bytes]:
+        """Return the reference to a chunk in a list, unless it is the chunk itself."""
+        is_inline = reference is None or bytes(reference).startswith(self._limits.inline)
+        return [] if reference is None or is_inline else [bytes(reference)]
 
 
 def _uuid(key: tuple[str]) -> str:

@@ -2,10 +2,11 @@
 
 `_StoreStage` writes every chunk to the store and passes on a small row with a reference: a message that resolves to the
 chunk's piece, either a pointer envelope or, for a piece no larger than a pointer, a literal. When Spark reruns a task,
-or replays a micro-batch after the driver died, the same chunks are written under the same names, so nothing is left
-over. `claimcheck.spark._reassemble_state` tracks the chunks. `_FetchStage` reads the chunks of complete payloads, and
-`ChunkCleanup` deletes those of payloads that an earlier micro-batch completed or gave up: Spark has committed that one
-by then, so it is never replayed. A replay of the later one deletes the same chunks once more, which has no effect.
+or replays a micro-batch after the driver died, the chunks are written again. What the first attempt wrote stays until
+its lifetime ends. `claimcheck.spark._reassemble_state` tracks the chunks. `_FetchStage` reads the chunks of complete
+payloads, and `ChunkCleanup` deletes those of payloads that an earlier micro-batch completed or gave up: Spark has
+committed that one by then, so it is never replayed. A replay of the later one deletes the same chunks once more, which
+has no effect.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import io
 import json
 import logging
 import re
-import uuid
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -193,7 +193,7 @@ class _StoreStage:
 
 
 class _ChunkWriter:
-    """Stores the chunks of a task, each under a name that depends on its content and place."""
+    """Stores the chunks of a task."""
 
     def __init__(self, stage: _StoreStage) -> None:
         config = stage.reading.config
@@ -201,8 +201,6 @@ class _ChunkWriter:
         self._cc, self._query = claim_check(config), query_id()
         self._store = _store(self._cc)
         self._max_chunks, self._max_bytes = config.chunks.max_chunks, max_payload_bytes(config)
-        limits = config.chunks.expire_after_seconds, stage.expire_by, _REMEMBER_SECONDS
-        self._operator = repr((stage.columns, limits, self._max_chunks, self._max_bytes)).encode()
 
     def jobs(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Job[None, _ChunkRow]]:
         """Yield the jobs that store chunks, and complete their rows."""
@@ -239,9 +237,7 @@ class _ChunkWriter:
         if row.size <= _INLINE_BYTES:
             reference = encode_literal(chunk.piece, header=self._header)
         else:
-            name = uuid.UUID(bytes=hashlib.blake2b(digest + self._operator, digest_size=_DIGEST_BYTES).digest())
-            pointer = self._store.write(chunk.piece, destination=f"chunk-{chunk.uuid}", identity=name)
-            reference = self._cc.seal(pointer)
+            reference = self._cc.seal(self._store.write(chunk.piece, destination=f"chunk-{chunk.uuid}"))
         return row._replace(digest=digest, reference=reference)
 
 
@@ -422,8 +418,7 @@ def _delete_from(store: Store, pointers: list[Pointer]) -> None:
             store.rollback(pointer)
         return
     sizes = {each.key: each.size_in_store if each.segments == 1 else None for each in pointers}
-    # Whatever attempt of this query wrote it last is deleted.
-    for deletion in store.delete(StoreEntry(key=key, size=size, is_immutable=True) for key, size in sizes.items()):
+    for deletion in store.delete(StoreEntry(key=key, size=size) for key, size in sizes.items()):
         if deletion.error is not None:
             raise deletion.error
 

@@ -117,12 +117,6 @@ def _task() -> TaskContext | None:
     return TaskContext.get()
 
 
-def task_id() -> tuple[str, int]:
-    """Return what identifies this task in every attempt: query and micro-batch (empty for a batch), and partition."""
-    query, batch = query_id(), _local_property("streaming.sql.batchId")
-    return f"{query}/{batch}" if query and batch else "", partition_id()
-
-
 def query_id() -> str:
     """Return the id of this task's streaming query, which survives restarts; an empty text for a batch."""
     return _local_property("sql.streaming.queryId") or ""

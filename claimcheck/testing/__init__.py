@@ -237,8 +237,6 @@ class FaultyStore(Store):
     _key = _inner("_key")
     _lifetime_of = _inner("_lifetime_of")
     _scan = _inner("_scan")
-    _stat = _inner("_stat")
-    _rewrite = _inner("_rewrite")
     _translate = _inner("_translate")
     _wrote_nothing = _inner("_wrote_nothing")
 

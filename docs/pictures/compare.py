@@ -23,7 +23,7 @@ from tests.benchmarks.compare.report import cell, differences, draw, table  # no
 IMAGES = HERE.parent / "images"
 PAGE = HERE.parent / "guides" / "strategies.md"
 BROKERS = ("embedded", "kafka", "pulsar")
-SHOWN = ("produce_throughput", "consume_throughput", "consumer_memory", "cost")
+SHOWN = ("produce_throughput", "consume_throughput", "consumer_memory", "partition_bytes")
 
 
 def results() -> dict[str, dict[str, Any]]:
@@ -40,7 +40,7 @@ def write_results(found: dict[str, dict[str, Any]]) -> None:
         lines = [
             f"### {broker[:1].upper()}{broker[1:]}",
             f"Store: {cell(run['store'])}. {run['rounds']} rounds.",
-            f"![{broker}: throughput, memory and cost by payload size](../images/compare-{name}.png)",
+            f"![{broker}: throughput, memory and bytes in the broker by payload size](../images/compare-{name}.png)",
             "\n".join(table(run)),
             "Where the measurement differs, and why:",
             differences(run),

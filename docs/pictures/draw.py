@@ -13,7 +13,6 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parents[1]))
 
-from tests.benchmarks.peers import draw_peers  # noqa: E402
 from tests.benchmarks.picture import (  # noqa: E402
     BLUES,
     GRAY,
@@ -61,15 +60,6 @@ def pulsar() -> None:
     draw_panels(
         panels, IMAGES / "pulsar.png", "Pulsar: throughput relative to its own chunking", shared=True, note=note
     )
-
-
-def peers() -> None:
-    """Draw throughput beside other libraries."""
-    found = figures("peers")
-    rates: dict[str, dict[str, dict[int, float]]] = {}
-    for name, (store, *values) in found["rates"].items():
-        rates.setdefault(store, {})[name] = dict(zip(found["sizes"], values, strict=True))
-    draw_peers(rates, IMAGES / "peers.png")
 
 
 def line() -> None:
@@ -147,5 +137,5 @@ def idea() -> None:
 
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
-    for draw in (idea, kafka, pulsar, peers, line, spark):
+    for draw in (idea, kafka, pulsar, line, spark):
         draw()

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from claimcheck._content.source import Source
-from claimcheck._store.contract import Translated
 from claimcheck._store.listing import KEY_PREFIX, Deletion, StoreEntry
 from claimcheck._store.store import Store
 from claimcheck._validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail
@@ -25,7 +24,6 @@ from claimcheck.stores._common import CaFile
 from claimcheck.stores.redis._segments import (
     SegmentReader,
     SegmentWriter,
-    extend_segments,
     set_command,
     small_command,
     unsized_segments,
@@ -51,12 +49,10 @@ _DELETE_KEYS = 16  # UNLINK frees strings at once, which blocks the server
 _MAX_V1_SEGMENTS = 100_000  # a pointer of version 1 is never signed, and does not declare its size
 _CONNECT_SECONDS = 5
 _V1_PREFIX = "kafka-over-redis-"
-_ANY = "-"  # there is no version: the expiry is compared
 _GONE = -2  # a reply of PTTL
 _SCAN_KEYS = 1000
 _WINDOW = 100
 _SPECIAL = "\\*?[]"  # in a pattern
-_SAME_MS = 1000  # the server returns the remaining time, which passes meanwhile
 
 # Error classes by redis-py's, first match wins; any other error is a StoreError.
 _ERRORS: tuple[tuple[str, type[StoreError]], ...] = (
@@ -168,14 +164,7 @@ class RedisStore(Store):
         return super()._wrote_nothing(error) or getattr(error.__cause__, NOT_REACHED, False)
 
     def _write(self, pointer: Pointer, source: Source) -> None:
-        self._store(pointer, source, create=self._is_exclusive(pointer))
-
-    def _rewrite(self, pointer: Pointer, source: Source) -> None:
-        self._store(pointer, source)
-
-    def _store(self, pointer: Pointer, source: Source, *, create: bool = False) -> None:
-        """Write the segments; with ``create``, only if there is no first one."""
-        segment_bytes = self.segment_bytes or _SEGMENT_BYTES
+        segment_bytes, create = self.segment_bytes or _SEGMENT_BYTES, self._is_exclusive(pointer)
         if create or self._server.is_cluster:
             self._store_segments(pointer, source.pieces(segment_bytes), None, create=create)
         elif source.size is not None and source.size <= self.pipelined_bytes:
@@ -249,18 +238,6 @@ class RedisStore(Store):
             last = min(first + _DELETE_KEYS, pointer.segments)
             self._unlink([segment_key(pointer, i) for i in range(first, last)])
 
-    def _extend(self, pointer: Pointer, ttl_seconds: float, destination: str | None) -> Pointer:
-        """Move the expiry of all segments."""
-        now_ms = int(self.context.clock() * 1000)
-        expires_ms = now_ms + int(ttl_seconds * 1000)
-        with Translated(self, pointer, "extend"):
-            all_expire = extend_segments(self._server, self, pointer, expires_ms, now_ms=now_ms)
-        if not all_expire and pointer.version == 1:
-            return pointer
-        if not all_expire:
-            return super()._extend(pointer, ttl_seconds, destination)
-        return replace(pointer, expires_ms=expires_ms, key_id=None, mac=None)
-
     def _unlink(self, keys: list[str]) -> None:
         exceptions = import_vendor("redis.exceptions", extra="redis")
         try:
@@ -301,20 +278,13 @@ class RedisStore(Store):
             if known is None or not isinstance(size, int) or not isinstance(ttl, int) or ttl == _GONE:
                 continue  # errors: no segment
             whole = size if size < (self.segment_bytes or _SEGMENT_BYTES) else None
-            entry = StoreEntry.of(key, known, size=whole, position=position, version=_ANY)
+            entry = StoreEntry.of(key, known, size=whole, position=position)
             expires = max(int(self.context.clock() * 1000) + ttl, entry.expires_ms or 0)
             yield entry if ttl < 0 else replace(entry, expires_ms=expires, has_lifetime=True)
 
     def _server_time(self) -> float:
         seconds, microseconds = self._server.nodes()[0][1].time()
         return float(seconds + microseconds / 1e6)
-
-    def _stat(self, entry: StoreEntry) -> StoreEntry | None:
-        now = next(self._entries(self._server.client, [f"{entry.key}-0"], ""), None)
-        if now is None or (now.expires_ms is None) != (entry.expires_ms is None):
-            return now if now is None else replace(now, version="")
-        moved = abs((now.expires_ms or 0) - (entry.expires_ms or 0))
-        return now if moved < _SAME_MS else replace(now, version="")
 
     def _discard(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
         small = [entry for entry in entries if entry.size is not None]  # one segment

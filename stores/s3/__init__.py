@@ -9,7 +9,6 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from functools import partial
 from itertools import chain, islice
@@ -36,7 +35,7 @@ from claimcheck.stores._common import (
 )
 from claimcheck.stores._parts import CONNECTIONS, SameVersion, TransferPolicy
 from claimcheck.stores.s3._client import Bucket, client_error, code_of, connect, kind_of_error, never_arrived
-from claimcheck.stores.s3._upload import Creator, Upload, ViewFile, attach
+from claimcheck.stores.s3._upload import Upload, ViewFile, attach, create
 
 __all__ = ["S3Store"]
 
@@ -83,8 +82,6 @@ class S3Store(Store):
         self.bucket = bucket
         self._place = {"endpoint_url": endpoint_url or None, "region_name": region_name or None, "verify": tls_ca_file}
         self._transfers = TransferPolicy(transfer_bytes)
-        self._creator = Creator(lambda: self.name, conditional=True)
-        self._overwriter = Creator(lambda: self.name, conditional=False)
         self._timeouts = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": timeout_seconds}
         self._lock = threading.Lock()
         self._client: tuple[int, Any] | None = None
@@ -102,35 +99,31 @@ class S3Store(Store):
             client[1].close()
 
     def _write(self, pointer: Pointer, source: Source) -> None:
-        self._store(pointer, source, self._creator)
-
-    def _rewrite(self, pointer: Pointer, source: Source) -> None:
-        self._store(pointer, source, self._overwriter)
-
-    def _store(self, pointer: Pointer, source: Source, creator: Creator) -> None:
         source.leave_checksum()
         with self._transfers.upload(source.size) as single:
             if single:
-                self._put(pointer, source, whole(source), creator)
+                self._put(pointer, source, whole(source))
             else:
-                self._put_in_parts(pointer, source, creator)
+                self._put_in_parts(pointer, source)
 
-    def _put_in_parts(self, pointer: Pointer, source: Source, creator: Creator) -> None:
+    def _put_in_parts(self, pointer: Pointer, source: Source) -> None:
         transfers = self._transfers
         part = transfers.put_part_bytes(source.size)
         pieces = source.pieces(part_size(source, self.context.max_payload_bytes, part=part))
         head = deque(islice(pieces, 2))
         if len(head) < 2:  # it is as small as one part
-            self._put(pointer, source, head.pop() if head else memoryview(b""), creator)
+            self._put(pointer, source, head.pop() if head else memoryview(b""))
             return
         upload = Upload(self._s3(), self.bucket, pointer.key, slots=transfers.puts, buffered=source.view is None)
-        upload.run(chain(_emptying(head), pieces), complete=creator.create)
+        upload.run(chain(_emptying(head), pieces))
         for crc32, size in upload.checksums():
             source.add_checksum(crc32, size)
 
-    def _put(self, pointer: Pointer, source: Source, payload: memoryview, creator: Creator) -> None:
+    def _put(self, pointer: Pointer, source: Source, payload: memoryview) -> None:
         body = ViewFile(payload)
-        creator.put(partial(self._s3().put_object, Bucket=self.bucket, Key=pointer.key), body)
+        place = {"Bucket": self.bucket, "Key": pointer.key}
+        put = partial(self._s3().put_object, **place, Body=body, ChecksumCRC32=body.checksum)
+        create(put, store=self.name) if self._is_exclusive(pointer) else put()
         source.add_checksum(body.crc32, len(body))
 
     def _open(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
@@ -192,22 +185,11 @@ class S3Store(Store):
         for found in self._listing().objects(after, stop):
             known = self._lifetime_of(found.key)
             if known is not None:
-                yield StoreEntry.of(
-                    found.key,
-                    known,
-                    size=found.size,
-                    stored_ms=found.stored_ms,
-                    position=found.key,
-                    version=found.version,
-                )
+                yield StoreEntry.of(found.key, known, size=found.size, stored_ms=found.stored_ms, position=found.key)
 
     def _server_time(self) -> float:
         answer = self._s3().head_bucket(Bucket=self.bucket)
         return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
-
-    def _stat(self, entry: StoreEntry) -> StoreEntry | None:
-        version = self._listing().version(entry.key)
-        return None if version is None else replace(entry, version=version)
 
     def _discard(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
         bucket = self._listing()

@@ -106,7 +106,6 @@ class StoredObject(NamedTuple):
     key: str
     size: int
     stored_ms: int
-    version: str
 
 
 class Bucket:
@@ -128,7 +127,7 @@ class Bucket:
                 if stop and found["Key"] > stop:
                     return
                 stored_ms = _milliseconds(found["LastModified"]) + _ROUNDED_MS
-                yield StoredObject(found["Key"], found["Size"], stored_ms, _version(found))
+                yield StoredObject(found["Key"], found["Size"], stored_ms)
 
     def cuts(self, count: int) -> list[str]:
         """Return about ``count`` names between which similar numbers of keys may lie, sorted."""
@@ -178,15 +177,6 @@ class Bucket:
             raise
         return last
 
-    def version(self, key: str) -> str | None:
-        """Return the version of an object as `objects` does; ``None`` if it is gone."""
-        try:
-            return _version(self._client.head_object(Bucket=self._name, Key=key))
-        except client_error() as error:
-            if code_of(error) in _GONE:
-                return None
-            raise
-
     def abort(self, key: str, upload_id: str) -> bool:
         """Abort an upload; return whether it was there."""
         try:
@@ -229,11 +219,6 @@ def _divided(group: str, count: int) -> list[str]:
     if group.endswith("T"):
         return sorted({f"{group}{24 * i // count:02d}" for i in range(count)})
     return sorted({f"{group}{256 * i // count:02x}" for i in range(count)})
-
-
-def _version(found: dict[str, Any]) -> str:
-    """Return the time and the checksum of an object; a listing and a HEAD request have the same."""
-    return f"{_milliseconds(found['LastModified']) // 1000}/{found.get('ETag', '')}"
 
 
 def _milliseconds(moment: datetime) -> int:

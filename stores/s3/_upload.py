@@ -118,38 +118,17 @@ def _widen(request: Any, **_: object) -> None:
         request.body = _Pieces(request.body)
 
 
-class Creator:
-    """Creates objects, and remembers what the server supports."""
-
-    def __init__(self, name: Callable[[], str], *, conditional: bool) -> None:
-        self._name = name
-        self._conditional = conditional
-
-    def put(self, put_object: Callable[..., _Response], body: ViewFile) -> None:
-        self.create(lambda **condition: put_object(Body=body, ChecksumCRC32=body.checksum, **condition))
-
-    def create(self, call: Callable[..., _Response]) -> _Response | None:
-        """Call a function that creates an object if none exists, if the server supports conditions."""
-        if not self._conditional:
-            return call()
-        try:
-            return call(IfNoneMatch="*")
-        except client_error() as error:
-            if code_of(error) in ("PreconditionFailed", "412"):
-                self._check_own(error)
-                return None
-            if code_of(error) not in NOT_KNOWN:
-                raise
-        answer = call()
-        _log.warning("store %r: the server does not support If-None-Match; writing without it", self._name())
-        self._conditional = False
-        return answer
-
-    def _check_own(self, error: Any) -> None:
-        """Accept an existing object if the SDK retried after a lost response: the first attempt created it."""
-        if not error.response.get("ResponseMetadata", {}).get("RetryAttempts"):
-            name = self._name()
-            raise KeyTakenError(f"store {name!r}: the new key is already in use", store=name) from error
+def create(put: Callable[..., _Response], *, store: str) -> None:
+    """Put an object if there is none with its key, as far as the server supports that; raises a `KeyTakenError`."""
+    try:
+        put(IfNoneMatch="*")
+    except client_error() as error:
+        if code_of(error) in ("PreconditionFailed", "412"):
+            raise KeyTakenError(f"store {store!r}: the key is already in use", store=store) from error
+        if code_of(error) not in NOT_KNOWN:
+            raise
+        _log.warning("store %r: the server does not support If-None-Match; writing without it", store)
+        put()
 
 
 class Upload:
@@ -164,23 +143,19 @@ class Upload:
         self._checksums: list[tuple[int, int, int]] = []
         self._lost = False  # whether a part may still arrive
 
-    def run(self, pieces: Iterable[memoryview], *, complete: Callable[[Callable[..., _Response]], object]) -> None:
+    def run(self, pieces: Iterable[memoryview]) -> None:
         response = self._client.create_multipart_upload(**self._place, ChecksumAlgorithm="CRC32")
         self._place["UploadId"] = response["UploadId"]
         try:
             self._send(pieces)
-            complete(self._complete)
+            parts = sorted(self._parts, key=itemgetter("PartNumber"))
+            self._client.complete_multipart_upload(**self._place, MultipartUpload={"Parts": parts})
         except BaseException as error:
             self._abort(error)
             raise
 
     def checksums(self) -> list[tuple[int, int]]:
         return [(crc32, size) for _, crc32, size in sorted(self._checksums)]
-
-    def _complete(self, **more: str) -> _Response:
-        upload = {"Parts": sorted(self._parts, key=itemgetter("PartNumber"))}
-        response: _Response = self._client.complete_multipart_upload(**self._place, MultipartUpload=upload, **more)
-        return response
 
     def _send(self, pieces: Iterable[memoryview]) -> None:
         """Send all parts, and wait for all of them: a part in flight during an abort would stay."""

@@ -31,8 +31,7 @@ from tests.benchmarks.rows import METHOD, Row, Step, behind, count, progress, ta
 GROUPS = {
     "redis": "redis_rows.ROWS",
     "s3": "s3_rows.ROWS",
-    "file": "check_rows.FILE",
-    "checks": "check_rows.CHECKS",
+    "file": "path_rows.FILE",
     "memory": "memory_rows.ROWS",
     "path": "path_rows.ROWS",
     "many": "many_rows.ROWS",
@@ -44,7 +43,7 @@ GROUPS = {
     "spark-source": "spark_source_rows.ROWS",
 }
 # The others need more than that, or longer: make bench-line, bench-many, bench-pulsar, bench-kafka, bench-spark.
-USUAL = ["redis", "s3", "file", "checks", "memory", "path"]
+USUAL = ["redis", "s3", "file", "memory", "path"]
 NO_MEANING = "Quick: few rounds and small payloads, to try the machinery. The figures mean nothing."
 
 

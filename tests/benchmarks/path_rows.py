@@ -1,19 +1,32 @@
-"""The whole path through the decorator: how much it adds to the store, and to messages that need no store."""
+"""Files, and the whole path through the decorator: how much it adds to the store, and to what needs no store."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from claimcheck import ClaimCheck, Pointer, Store
 from tests.benchmarks.lab import THRESHOLD, Lab
-from tests.benchmarks.rounds import Variant, compare, payload_of
+from tests.benchmarks.rounds import Variant, compare, payload_of, writing
 from tests.benchmarks.rows import Findings, Rows, Target
 
-ROWS = Rows()
+FILE, ROWS = Rows(), Rows()
 BEST = "between the best rounds of each"
 _CALLS = 2000
 _OFFLOADS = 20  # so few that their payloads stay in the processor's cache, which is not what is compared
 _BARE, _OURS = "store.write, store.read", "cc.offload, cc.resolve"
+
+
+@FILE.ratio("file-write-{}", "file write {size} without fsync, against open().write", {64: 1.3})
+def _file_write(lab: Lab, size: int) -> Sequence[Variant]:
+    path, payload = lab.folder / "plain", payload_of(size)
+    plain = Variant("open().write", lambda: _plain(path, payload), lambda _: path.unlink())
+    return plain, writing(lab.file_store(), payload)
+
+
+def _plain(path: Path, payload: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(payload)
 
 
 @ROWS.ratio(

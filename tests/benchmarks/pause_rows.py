@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
-from claimcheck import ClaimCheck, from_dict
-from tests.benchmarks.lab import KAFKA_MAX_MESSAGE_BYTES, Lab
+from claimcheck import from_dict
+from tests.benchmarks.lab import Lab
 from tests.benchmarks.rounds import OURS, Sample, Series, payload_of, rotated
 from tests.benchmarks.rows import Findings, Rows, Target
 
@@ -22,7 +22,6 @@ Moving: TypeAlias = Callable[[Lab, bytes], contextlib.AbstractAsyncContextManage
 ROWS = Rows()
 _MOVERS = 4  # tasks
 _ROUNDS = 3
-_CHUNK_BYTES = 999_000  # by hand, in Kafka
 
 
 def _declare(key: str, what: str, moving: Moving, **by_hand: Moving) -> None:
@@ -76,14 +75,6 @@ async def _late(lab: Lab, payload: bytes, moving: Moving) -> tuple[list[float], 
 
 
 @contextlib.asynccontextmanager
-async def _read(lab: Lab, payload: bytes) -> AsyncIterator[Move]:
-    store = lab.redis_store()
-    pointer = await store.awrite(payload)
-    yield lambda: store.aread(pointer)
-    await store.arollback(pointer)
-
-
-@contextlib.asynccontextmanager
 async def _write(lab: Lab, payload: bytes) -> AsyncIterator[Move]:
     store = lab.redis_store()
 
@@ -95,7 +86,7 @@ async def _write(lab: Lab, payload: bytes) -> AsyncIterator[Move]:
 
 @contextlib.asynccontextmanager
 async def _decorated(lab: Lab, payload: bytes) -> AsyncIterator[Move]:
-    cc = _short_lived(lab)
+    cc = lab.cc(type="redis", url=lab.redis, ttl_seconds=10)  # soon deleted: they must not fill the memory
 
     @cc.offload()
     async def send(value: bytes) -> bytes:
@@ -120,117 +111,36 @@ async def _set_by_hand(lab: Lab, payload: bytes) -> AsyncIterator[Move]:
         yield move
 
 
-@contextlib.asynccontextmanager
-async def _set_in_threads(lab: Lab, payload: bytes) -> AsyncIterator[Move]:
-    import redis
-
-    def write() -> None:
-        key = uuid.uuid4().hex
-        client.set(key, payload, ex=600)
-        client.unlink(key)
-
-    with redis.Redis.from_url(lab.redis) as client:
-        yield lambda: asyncio.to_thread(write)
-
-
-def _short_lived(lab: Lab) -> ClaimCheck:
-    """Return a configuration with a store that deletes its payloads soon, so that they do not fill the memory."""
-    return lab.cc(type="redis", url=lab.redis, ttl_seconds=10)
-
-
-def _config(lab: Lab, *, chunks: bool) -> ClaimCheck:
-    return from_dict({"strategy": "chunking"}) if chunks else _short_lived(lab)
-
-
-# Kafka ---------------------------------------------------------------------------------------------------------
-
-
-@contextlib.asynccontextmanager
-async def _kafka_clients(lab: Lab, *, whole: bool = False) -> AsyncIterator[tuple[str, Any, Any]]:
-    """Open a topic, a producer that sends at once, and a consumer."""
-    from confluent_kafka.aio import AIOConsumer, AIOProducer
-
-    topic = f"pauses-{uuid.uuid4().hex}"
-    both: dict[str, Any] = {"bootstrap.servers": lab.kafka}
-    read: dict[str, Any] = {"group.id": topic, "auto.offset.reset": "earliest", "enable.auto.offset.store": False}
-    if whole:
-        both["message.max.bytes"] = KAFKA_MAX_MESSAGE_BYTES
-        read["receive.message.max.bytes"] = KAFKA_MAX_MESSAGE_BYTES + (1 << 20)
-    producer = AIOProducer({**both, "linger.ms": 0}, batch_size=1, buffer_timeout=0)
-    consumer = AIOConsumer({**both, **read})
-    await consumer.subscribe([topic])
-    try:
-        yield topic, producer, consumer
-    finally:
-        await producer.close()
-        await consumer.close()
-
-
-async def _record(consumer: Any) -> Any:
-    while (record := await consumer.poll(-1)).error():  # the topic does not exist yet
-        pass
-    return record
-
-
-@contextlib.asynccontextmanager
-async def _through_kafka(lab: Lab, payload: bytes, *, chunks: bool) -> AsyncIterator[Move]:
-    from claimcheck.transports.kafka import AsyncKafkaConsumer, AsyncKafkaProducer
-
-    async with _kafka_clients(lab) as (topic, native_producer, native_consumer):
-        cc = _config(lab, chunks=chunks)
-        producer, consumer = AsyncKafkaProducer(native_producer, cc), AsyncKafkaConsumer(native_consumer, cc)
-        await consumer.subscribe([topic])
-
-        async def move() -> None:
-            await (await producer.produce(topic, payload, key=b"k"))
-            assert len((await _record(consumer)).value()) == len(payload)
-
-        yield move
-
-
-@contextlib.asynccontextmanager
-async def _kafka_whole(lab: Lab, payload: bytes) -> AsyncIterator[Move]:
-    async with _kafka_clients(lab, whole=True) as (topic, producer, consumer):
-
-        async def move() -> None:
-            sent = await producer.produce(topic, payload, key=b"k")
-            await producer.flush()
-            await sent
-            assert len((await _record(consumer)).value()) == len(payload)
-
-        yield move
+# Brokers -------------------------------------------------------------------------------------------------------
 
 
 @contextlib.asynccontextmanager
 async def _kafka_chunks(lab: Lab, payload: bytes) -> AsyncIterator[Move]:
-    """Send chunks with a key for each payload, and join them in a thread, which checks nothing."""
-    starts, parts = range(0, len(payload), _CHUNK_BYTES), dict[bytes, list[bytes]]()
-    async with _kafka_clients(lab) as (topic, producer, consumer):
+    from confluent_kafka.aio import AIOConsumer, AIOProducer
 
-        async def receive() -> bytes:
-            while True:
-                record = await _record(consumer)
-                pieces = parts.setdefault(record.key(), [])
-                pieces.append(record.value())
-                if len(pieces) == len(starts):
-                    return await asyncio.to_thread(b"".join, parts.pop(record.key()))
+    from claimcheck.transports.kafka import AsyncKafkaConsumer, AsyncKafkaProducer
 
-        async def move() -> None:
-            key = uuid.uuid4().bytes
-            sent = [await producer.produce(topic, payload[at : at + _CHUNK_BYTES], key=key) for at in starts]
-            await producer.flush()
-            await asyncio.gather(*sent)
-            assert len(await receive()) == len(payload)
+    topic, cc = f"pauses-{uuid.uuid4().hex}", from_dict({"strategy": "chunking"})
+    both: dict[str, Any] = {"bootstrap.servers": lab.kafka}
+    read = {**both, "group.id": topic, "auto.offset.reset": "earliest", "enable.auto.offset.store": False}
+    producer = AsyncKafkaProducer(AIOProducer({**both, "linger.ms": 0}, batch_size=1, buffer_timeout=0), cc)
+    consumer = AsyncKafkaConsumer(AIOConsumer(read), cc)
+    await consumer.subscribe([topic])
 
-        yield move
+    async def move() -> None:
+        await (await producer.produce(topic, payload, key=b"k"))
+        while (record := await consumer.poll(-1)).error():  # the topic does not exist yet
+            pass
+        assert len(record.value()) == len(payload)
 
-
-# Pulsar --------------------------------------------------------------------------------------------------------
+    yield move
+    for each in (producer, consumer):
+        await each.close()
 
 
 @contextlib.asynccontextmanager
-async def _through_pulsar(lab: Lab, payload: bytes, *, chunks: bool | None) -> AsyncIterator[Move]:
-    """Send and receive as chunks or as pointers, or by the client's own chunking (``None``)."""
+async def _pulsar_chunks(lab: Lab, payload: bytes, *, wrapped: bool = True) -> AsyncIterator[Move]:
+    """Send and receive chunks, or by the client's own chunking."""
     import pulsar
     import pulsar.asyncio
 
@@ -238,11 +148,11 @@ async def _through_pulsar(lab: Lab, payload: bytes, *, chunks: bool | None) -> A
 
     topic = f"pauses-{uuid.uuid4().hex}"
     client = pulsar.asyncio.Client(lab.pulsar_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    options = {"chunking_enabled": True, "batching_enabled": False} if chunks is None else {}
+    options = {} if wrapped else {"chunking_enabled": True, "batching_enabled": False}
     producer: Any = await client.create_producer(topic, **options)
     consumer: Any = await client.subscribe(topic, "s")
-    if chunks is not None:
-        cc = _config(lab, chunks=chunks)
+    if wrapped:
+        cc = from_dict({"strategy": "chunking"})
         producer, consumer = AsyncPulsarProducer(producer, cc), AsyncPulsarConsumer(consumer, cc)
 
     async def move() -> None:
@@ -256,21 +166,12 @@ async def _through_pulsar(lab: Lab, payload: bytes, *, chunks: bool | None) -> A
         await each.close()
 
 
-_declare("aread", "read", _read)
-_declare("awrite", "write", _write, redis_asyncio_SET=_set_by_hand, SET_in_threads=_set_in_threads)
+_declare("awrite", "write", _write, redis_asyncio_SET=_set_by_hand)
 _declare("decorator", "call a decorated function with, and resolve,", _decorated)
-_declare("kafka", "send and receive through Kafka, as pointers,", partial(_through_kafka, chunks=False))
-_declare(
-    "kafka-chunks",
-    "send and receive through Kafka, as chunks,",
-    partial(_through_kafka, chunks=True),
-    AIOProducer_own_chunks=_kafka_chunks,
-    AIOProducer_whole_record=_kafka_whole,
-)
-_declare("pulsar", "send and receive through Pulsar, as pointers,", partial(_through_pulsar, chunks=False))
+_declare("kafka-chunks", "send and receive through Kafka, as chunks,", _kafka_chunks)
 _declare(
     "pulsar-chunks",
     "send and receive through Pulsar, as chunks,",
-    partial(_through_pulsar, chunks=True),
-    pulsar_asyncio_its_chunking=partial(_through_pulsar, chunks=None),
+    _pulsar_chunks,
+    pulsar_asyncio_its_chunking=partial(_pulsar_chunks, wrapped=False),
 )

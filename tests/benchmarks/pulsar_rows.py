@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import uuid
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,7 +13,7 @@ from tests.benchmarks.children import fresh, peak_extra
 from tests.benchmarks.lab import Lab, pulsar_client
 from tests.benchmarks.memory_rows import NOTE
 from tests.benchmarks.path_rows import BEST
-from tests.benchmarks.rounds import MIB, OURS, Variant, compare, payload_of, reading, times_as_fast
+from tests.benchmarks.rounds import OURS, Variant, compare, payload_of, reading, times_as_fast
 from tests.benchmarks.rows import Findings, Rows, Target
 
 ROWS = Rows()
@@ -156,37 +155,29 @@ def _forget(lab: Lab, strategy: str) -> None:
 
 # Memory --------------------------------------------------------------------------------------------------------
 
-_BOUND_MIB = 256
-_INTERLEAVED = 20
-
 
 def _memory(lab: Lab, size: int, job: str) -> Findings:
-    bound = lab.effort.size(_BOUND_MIB) if job == "receive-interleaved" else 0
-    taken = fresh(_peak, job, lab.pulsar_url, lab.redis, f"bench-{uuid.uuid4().hex}", size, bound)
-    return Findings((taken / (bound or size),), note=NOTE)
+    taken = fresh(_peak, job, lab.pulsar_url, lab.redis, f"bench-{uuid.uuid4().hex}", size)
+    return Findings((taken / size,), note=NOTE)
 
 
-for _job, _what, _most, _mib in (
-    ("send-chunks", "sender of chunks above the payload, {size}", 0.4, 100),
-    ("receive-chunks", "receiver of chunks, {size}", 2.2, 100),
-    ("receive-pointer", "receiver of a pointer, {size}", 1.2, 100),
-    ("receive-interleaved", "receiver of 20 interleaved payloads of {size}, of its bound in bytes", 1.2, 50),
+for _job, _what, _most in (
+    ("send-chunks", "sender of chunks above the payload, {size}", 0.4),
+    ("receive-chunks", "receiver of chunks, {size}", 2.2),
+    ("receive-pointer", "receiver of a pointer, {size}", 1.2),
 ):
-    _unit = "x" if _job.endswith("interleaved") else "payloads"
-    _target = Target(f"pulsar-memory-{_job}", f"Pulsar {_what}, peak", _most, _unit, at_most=True)
-    ROWS.findings(_target, mib=_mib, job=_job)(_memory)
+    _target = Target(f"pulsar-memory-{_job}", f"Pulsar {_what}, peak", _most, "payloads", at_most=True)
+    ROWS.findings(_target, mib=100, job=_job)(_memory)
 
 
-def _opened(job: str, url: str, redis: str, bound: int) -> tuple[Any, claimcheck.ClaimCheck]:
+def _opened(job: str, url: str, redis: str) -> tuple[Any, claimcheck.ClaimCheck]:
     strategy = "external" if job.endswith("pointer") else "chunking"
-    bounds = {"chunking": {"max_payload_bytes": bound, "max_pending_bytes": bound, "on_evict": "ack"}} if bound else {}
     store = {"type": "redis", "url": redis, "ttl_seconds": 60}
-    cc = claimcheck.from_dict({"strategy": strategy, "stores": {"hot": store}, **bounds})
-    return pulsar_client(url), cc
+    return pulsar_client(url), claimcheck.from_dict({"strategy": strategy, "stores": {"hot": store}})
 
 
-def _peak(job: str, url: str, redis: str, topic: str, size: int, bound: int) -> int:
-    client, cc = _opened(job, url, redis, bound)
+def _peak(job: str, url: str, redis: str, topic: str, size: int) -> int:
+    client, cc = _opened(job, url, redis)
     producer = PulsarProducer(client.create_producer(topic), cc)
     if job.startswith("send"):
         producer.send(payload_of(1000))
@@ -196,45 +187,25 @@ def _peak(job: str, url: str, redis: str, topic: str, size: int, bound: int) -> 
         consumer = PulsarConsumer(client.subscribe(topic, "s", receiver_queue_size=16), cc)
         producer.send(b"warm")
         consumer.acknowledge(consumer.receive())
-        sender = threading.Thread(target=fresh, args=(_feed, job, url, redis, topic, size, bound))
-        taken = peak_extra(lambda: _take_all(sender, consumer, more=bool(bound)))
+        sender = threading.Thread(target=fresh, args=(_feed, job, url, redis, topic, size))
+        taken = peak_extra(lambda: _take(sender, consumer))
         sender.join()
     client.close()
     return taken
 
 
-def _take_all(sender: threading.Thread, consumer: Any, *, more: bool) -> Any:
-    """Receive what another process sends; several payloads as far as the bound let them come."""
-    import pulsar
-
-    def take(timeout: int | None) -> Any:
-        message = consumer.receive(timeout)
-        message.data()
-        consumer.acknowledge(message)
-        return message
-
+def _take(sender: threading.Thread, consumer: Any) -> Any:
+    """Receive what another process sends."""
     sender.start()
-    first = take(None)
-    with suppress(pulsar.Timeout):
-        while more:
-            first = take(5000)
-    return first
+    message = consumer.receive()
+    message.data()
+    consumer.acknowledge(message)
+    return message
 
 
-def _feed(job: str, url: str, redis: str, topic: str, size: int, bound: int) -> None:
-    """Send a payload; or a chunk of each in turns, so that none is complete before the others nearly are."""
-    client, cc = _opened(job, url, redis, bound)
-    native = client.create_producer(topic)
-    if not bound:
-        PulsarProducer(native, cc).send(payload_of(size))
-    else:
-        from claimcheck._wire.envelope import encode_chunk
-
-        piece = payload_of(MIB - 1024)
-        count, uuids = -(-size // len(piece)), [str(uuid.uuid4()) for _ in range(_INTERLEAVED)]
-        for position in range(count):
-            for one in uuids:
-                native.send(encode_chunk(one, position, count, memoryview(piece)), partition_key=one)
+def _feed(job: str, url: str, redis: str, topic: str, size: int) -> None:
+    client, cc = _opened(job, url, redis)
+    PulsarProducer(client.create_producer(topic), cc).send(payload_of(size))
     client.close()
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import claimcheck
 from tests.benchmarks import spark_ways
-from tests.benchmarks.children import fresh
 from tests.benchmarks.lab import Lab
 from tests.benchmarks.rounds import MIB, OURS, Effort, Variant, compare, payload_of, size_text, times_as_fast
 from tests.benchmarks.rows import Findings, Rows, Target
@@ -153,60 +150,6 @@ def _reassembled(lab: Lab, size: int) -> Findings:
     shutil.rmtree(folder)
     note = "from Parquet, to the JVM, in a warm JVM"
     return Findings((made.rate * 1e9 / MIB, times_as_fast(made, hand)), (hand, made), note)
-
-
-# Memory --------------------------------------------------------------------------------------------------------
-
-
-@ROWS.findings(
-    Target("spark-memory", "Spark worker's peak, 3,000 payloads of 1 MiB in one partition", 350, "MiB", at_most=True),
-    Target("spark-flat", "the same, of its peak with a tenth of the rows", 1.1, at_most=True),
-)
-def _memory(lab: Lab, size: int) -> Findings:
-    rows = 3000 // (30 if lab.effort.divisor > 1 else 1)
-    with topic(lab, 0, 1024, 16) as there:
-        messages = [value for _, value in there.messages]
-        few, many = (fresh(_peak, there.config, messages, count) for count in (rows // 10, rows))
-    return Findings((many / MIB, many / few), (), "VmHWM of a fresh worker, to the JVM")
-
-
-def _peak(config: dict[str, Any], messages: Sequence[bytes], count: int) -> int:
-    """Resolve payloads in one partition of a fresh Spark; returns the peak of its worker in bytes."""
-    from claimcheck.spark import resolve
-    from tests.benchmarks.spark_ways import session
-
-    spark = session("local[1]")
-    rows = [(messages[n % len(messages)],) for n in range(count)]
-    df = spark.createDataFrame(spark.sparkContext.parallelize(rows, 1), "value binary")
-    noop(df.transform(resolve("value", config=config)))
-    peak = max(_peaks())
-    spark.stop()
-    return peak
-
-
-def _peaks() -> list[int]:
-    """VmHWM of the workers of this Spark, which keeps them for a while."""
-    parents = {pid: parent for pid, parent, _ in _processes()}
-    return [peak for pid, _, peak in _processes() if _is_below(pid, parents)]
-
-
-def _is_below(pid: int, parents: dict[int, int]) -> bool:
-    """Whether a process descends from this one by way of Spark's Java, whose own name is another."""
-    while pid in parents and pid != os.getpid():
-        pid = parents[pid]
-    return pid == os.getpid()
-
-
-def _processes() -> Iterator[tuple[int, int, int]]:
-    """Number, parent and peak of each process of Python's that works for a Spark."""
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            status, works = (process / "status").read_text(), "pyspark.daemon" in (process / "cmdline").read_text()
-        except OSError:  # it ended meanwhile
-            continue
-        said = {line.partition(":")[0]: line.partition(":")[2].split() for line in status.splitlines()}
-        peak = int(said["VmHWM"][0]) << 10 if works and "VmHWM" in said else 0
-        yield int(process.name), int(said["PPid"][0]), peak
 
 
 # What is read --------------------------------------------------------------------------------------------------

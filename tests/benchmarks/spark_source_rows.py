@@ -1,4 +1,4 @@
-"""`claimcheck_pulsar`, against the native client: reading small envelopes, and planning with many partitions."""
+"""`claimcheck_pulsar`: small envelopes against the native client, and one partition that several tasks read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import claimcheck
-from tests.benchmarks.lab import Lab, pulsar_client
+from tests.benchmarks.lab import Lab
 from tests.benchmarks.rounds import OURS, Effort, Variant, compare, times_as_fast
 from tests.benchmarks.rows import Findings, Rows, Target
 from tests.benchmarks.spark_rows import noop
@@ -18,7 +18,6 @@ from tests.benchmarks.spark_rows import noop
 ROWS = Rows()
 _PARTITIONS = 2
 _EFFORT = Effort(seconds=5, least=3, most=5)
-_PLANNING = Effort(seconds=5, least=7, most=7, warm_up=4)  # a young broker needs several times as long
 
 
 def _declare_read(kind: str, bound: float) -> None:
@@ -29,10 +28,6 @@ def _declare_read(kind: str, bound: float) -> None:
 
 def _count(lab: Lab) -> int:
     return 200_000 // (100 if lab.effort.divisor > 1 else 1)
-
-
-def _partition_count(lab: Lab) -> int:
-    return 10 if lab.effort.divisor > 1 else 200
 
 
 def _measure_read(lab: Lab, size: int, *, batched: bool) -> Findings:
@@ -107,110 +102,6 @@ def _fill_with_pointers(lab: Lab, topic: str, count: int) -> dict[str, Any]:
     producer.flush()
     producer.close()
     return config
-
-
-# Many partitions ----------------------------------------------------------------------------------------------------
-
-
-_MANY, _AGAINST = "claimcheck_pulsar, 200 partitions", "against the native client's subscribe"
-
-
-@ROWS.findings(Target("spark-source-first", f"{_MANY}: first offsets of a new topic, {_AGAINST}", 1.5, at_most=True))
-def _measure_first(lab: Lab, size: int) -> Findings:
-    """Use a new topic for each round: the broker opens its ledgers then, which costs most of the time."""
-    partitions, effort = _partition_count(lab), lab.effort if lab.effort.divisor > 1 else _PLANNING
-    topics = iter([_partitioned(lab, partitions) for _ in range(2 * (effort.most + effort.warm_up))])
-    native = Variant("subscribe", lambda: _subscribe(lab, next(topics), "native"), _close)
-
-    def first() -> Any:
-        reader = _stream(lab, next(topics), "ours")
-        reader.initialOffset()
-        return reader
-
-    ours = Variant(OURS, first, lambda reader: reader.stop())
-    theirs, mine = series = compare(effort, partitions, native, ours, counts="operations")
-    return Findings((times_as_fast(theirs, mine),), series, "startingPosition=earliest, with a new subscription")
-
-
-@ROWS.findings(
-    Target("spark-source-batch", f"{_MANY}: planning a batch, {_AGAINST}", 1.5, at_most=True),
-    Target("spark-source-restart", f"{_MANY}: latestOffset after a restart, {_AGAINST}", 1.5, at_most=True),
-    Target("spark-source-limited", f"{_MANY}: latestOffset with maxRowsPerTrigger", 1.0, "s", at_most=True),
-)
-def _measure_planning(lab: Lab, size: int) -> Findings:
-    partitions = _partition_count(lab)
-    topic, rows = _partitioned(lab, partitions), 10 * partitions
-    _fill_all(lab, topic, 3 * rows)
-    begun = _stream(lab, topic, "ours", maxRowsPerTrigger=rows)
-    middle = begun.latestOffset(begun.initialOffset(), begun.getDefaultReadLimit())
-    begun.stop()
-    names = itertools.count()
-
-    def restart() -> Any:
-        reader = _stream(lab, topic, "ours")
-        reader.latestOffset(middle, reader.getDefaultReadLimit())
-        return reader
-
-    limited = _stream(lab, topic, "limited", maxRowsPerTrigger=rows)
-    start = limited.initialOffset()
-    native, batch, again, trigger = series = compare(
-        lab.effort if lab.effort.divisor > 1 else _PLANNING,
-        partitions,
-        Variant("subscribe", lambda: _subscribe(lab, topic, f"native-{next(names)}"), _close),
-        Variant(f"{OURS}, batch", lambda: _source(lab, topic).reader(_schema()).partitions()),
-        Variant(f"{OURS}, restart", restart, lambda reader: reader.stop()),
-        Variant(f"{OURS}, limited", lambda: limited.latestOffset(start, limited.getDefaultReadLimit())),
-        counts="operations",
-    )
-    limited.stop()
-    found = times_as_fast(native, batch), times_as_fast(native, again), trigger.seconds.median
-    return Findings(found, series, f"loaded topics; {rows:,} rows per trigger, of unbatched envelopes")
-
-
-def _partitioned(lab: Lab, partitions: int) -> str:
-    topic = f"bench-{uuid.uuid4().hex[:8]}"
-    lab.pulsar.create_partitioned(topic, partitions)
-    return topic
-
-
-def _source(lab: Lab, topic: str, **options: Any) -> Any:
-    from claimcheck.spark.sources._pulsar import PulsarSource
-
-    told = {"serviceUrl": lab.pulsar_url, "topic": topic, **options}
-    return PulsarSource({name: str(value) for name, value in told.items()})
-
-
-def _stream(lab: Lab, topic: str, subscription: str, **options: Any) -> Any:
-    return _source(lab, topic, subscription=subscription, **options).streamReader(_schema())
-
-
-def _schema() -> Any:
-    from pyspark.sql.types import BinaryType, StructField, StructType
-
-    return StructType([StructField("value", BinaryType())])
-
-
-def _subscribe(lab: Lab, topic: str, subscription: str) -> Any:
-    import pulsar
-
-    client = pulsar_client(lab.pulsar_url)
-    client.subscribe(topic, subscription, initial_position=pulsar.InitialPosition.Earliest)
-    return client
-
-
-def _close(client: Any) -> None:
-    client.close()
-
-
-def _fill_all(lab: Lab, topic: str, count: int) -> None:
-    import pulsar
-
-    mode = pulsar.PartitionsRoutingMode.RoundRobinDistribution
-    producer = lab.pulsar_client.create_producer(topic, message_routing_mode=mode, batching_enabled=False)
-    for _ in range(count):
-        producer.send_async(b"x" * 300, lambda result, message_id: None)
-    producer.flush()
-    producer.close()
 
 
 def _partitions(topic: str) -> Iterator[str]:

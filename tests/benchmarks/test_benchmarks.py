@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks import picture
-from tests.benchmarks.children import ChildError
 from tests.benchmarks.lab import Lab
-from tests.benchmarks.peers import Peer, Results
 from tests.benchmarks.rounds import QUICK, Effort, Sample, Series, Variant, compare, payload_of, times_as_fast
 from tests.benchmarks.rows import FAR, Findings, Row, Step, Target, behind, count, table, take
 
@@ -159,22 +157,3 @@ def test_names_at_the_ends_of_lines_do_not_overlap(rates):
     assert all(after / before >= 1.199 for before, after in itertools.pairwise(places))
     assert places[0] <= rates[0] or len(rates) == 1
     assert places[-1] >= rates[-1] * 0.999
-
-
-def test_libraries_are_compared_by_their_median_and_their_first_peak():
-    results, peer = Results({}), Peer("thing one", "redis")
-    results.versions[peer.name] = "1.2"
-    for put, extra in ((9.0, 1 << 20), (1.0, 0), (3.0, 0), (2.0, 0)):
-        results.add(peer, 1 << 20, {"put": put, "get": 0.0, "extra": extra})
-
-    assert results.table()[2] == "| thing 1.2 one | redis | 2000.0, 1.0 |"
-
-
-def test_a_library_that_fails_is_named_and_left_out():
-    results, peer = Results({}), Peer("thing", "redis")
-    running = {peer: "process"}
-    with results.failure_of(peer, running):
-        raise ChildError("it broke")
-
-    assert not running
-    assert results.table()[-1] == "Left out: thing: it broke"

@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 
 from claimcheck._config_file import from_dict
-from claimcheck.errors import ConfigError
 from tests.benchmarks.compare.broker import BrokerAddress, connect
-from tests.benchmarks.compare.cost import EXAMPLE, estimate, load_prices
 from tests.benchmarks.compare.lab import Lab
-from tests.benchmarks.compare.model import MODES, Experiment
+from tests.benchmarks.compare.model import MODES, STRATEGIES, Experiment
 from tests.benchmarks.compare.report import table
 from tests.benchmarks.compare.runner import PLANS
 from tests.benchmarks.compare.store_space import StoreSpace
@@ -65,7 +63,8 @@ def lab_on(address: BrokerAddress, folder: Path) -> Iterator[Lab]:
 
 def checked(name: str, result: Experiment) -> None:
     assert result.verdict == VERDICTS[name], result
-    assert set(result.measured) == set(MODES) - ({"chunking", "native"} if name == "expiry" else set())
+    modes = MODES if name in ("partition", "memory", "speed") else STRATEGIES
+    assert set(result.measured) == set(modes) - ({"chunking"} if name == "expiry" else set())
     assert result.facts is not None
     assert not {fact: number for fact, number in result.facts.items() if fact.split("/")[0] in FAULTS and number}
     for row in result.rows:
@@ -80,23 +79,3 @@ def test_an_experiment_loses_nothing(kind: str, name: str, request: pytest.Fixtu
         result = PLANS[name](lab)
         assert lab.topics == [], "an experiment deletes its topics"
     checked(name, result)
-
-
-@pytest.mark.parametrize(("before", "after"), [("copies: 1", "copy: 1"), ("copies: 1", "copies: -1")])
-def test_a_wrong_price_file_is_named(before: str, after: str, tmp_path: Path) -> None:
-    file = tmp_path / "prices.yaml"
-    file.write_text(EXAMPLE.read_text().replace(before, after))
-    with pytest.raises(ConfigError, match=r"prices\.yaml: redis.* expected"):
-        load_prices(file)
-
-
-def test_the_cost_of_a_payload_follows_from_its_bytes_in_the_broker() -> None:
-    found = {f"bytes_per_payload/{mode}/{MIB}": size for mode, size in (("external", 400.0), ("chunking", float(MIB)))}
-    result = estimate(load_prices(), found, [MIB])
-    lines = result.series[0].points
-
-    # 1,000 GB: 3 replicas for 7 days at 0.08, and 0.02 for 0.667 of what is written or read and for 2 further copies
-    assert lines["chunking"][0].y == pytest.approx(
-        1000 * (3 * 0.08 * 7 / (365 / 12) + 0.02 * (2 * 0.667 + 2)), rel=0.01
-    )
-    assert lines["external"][0].y < lines["chunking"][0].y < lines["external, Redis"][0].y

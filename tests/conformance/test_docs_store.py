@@ -22,10 +22,8 @@ exec(compile(TEST, PAGE, "exec", dont_inherit=True), globals())
 
 @only(
     "test_listing_has_every_payload",
-    "test_listing_has_payloads_with_an_identity",
     "test_listing_can_be_continued",
     "test_delete_deletes_exactly_its_entries",
-    "test_delete_keeps_an_entry_that_was_written_again",
 )
 class TestListedStore(globals()["TestGzipStore"]):  # type: ignore[misc]
     @pytest.fixture

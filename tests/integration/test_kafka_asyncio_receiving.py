@@ -7,10 +7,9 @@ import confluent_kafka as kafka
 import pytest
 from confluent_kafka.aio import AsyncSerializingProducer
 
-from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
 from claimcheck.transports.kafka import AsyncKafkaConsumer, AsyncKafkaProducer, OffsetStoreError
 from tests.integration.kafka_aio_rig import Held, consuming, poll, producing, send, soon
-from tests.integration.kafka_rig import LIMIT, WITHIN_SECONDS, content, rig, unavailable, values
+from tests.integration.kafka_rig import LIMIT, WITHIN_SECONDS, content, rig, values
 
 BIG = 5 * LIMIT
 
@@ -43,39 +42,6 @@ def waits(store, name, loop):
         return method(*args, **kwargs)
 
     setattr(store, name, call)
-
-
-def test_a_payload_that_is_gone_says_so_at_once_and_the_next_comes(lab):
-    async def main():
-        async with producing(lab) as producer, consuming(lab) as consumer:
-            await send(producer, lab.topic, content(BIG))
-            lab.cc.store("m")._payloads.clear()
-            await send(producer, lab.topic, b"next")
-            gone, following = await poll(consumer, 2)
-            lab.cc.store("m").read = None  # it is not asked again
-            with pytest.raises(PayloadNotFoundError):
-                gone.value()
-            assert following.value() == b"next"
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("prefetch_bytes", [0, 100 * LIMIT])
-def test_after_an_outage_the_payload_can_be_read_again(lab, prefetch_bytes):
-    ill = unavailable(lab)
-
-    async def main():
-        async with consuming(lab, wrap={"prefetch_bytes": prefetch_bytes}) as consumer:
-            (message,) = await poll(consumer, 1)
-            reads = ill.calls["read"]
-            for _ in range(2):
-                with pytest.raises(StoreUnavailableError):
-                    message.value()
-            assert ill.calls["read"] == reads  # the loop does not wait for a store
-            ill.heal()
-            assert await asyncio.to_thread(message.value) == message.value() == content(3 * LIMIT)
-
-    asyncio.run(main())
 
 
 def test_a_receive_that_is_cancelled_loses_nothing(lab):

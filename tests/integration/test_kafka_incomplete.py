@@ -1,15 +1,13 @@
 """Every incomplete payload ends, even on a busy topic, and only its own writer's messages end it; on a real Kafka."""
 
 import asyncio
-import logging
 import time
 import uuid
 
 import pytest
 
-import claimcheck
 from claimcheck._wire.envelope import encode_abort
-from claimcheck.errors import ChunkConflictError, IncompletePayloadError
+from claimcheck.errors import IncompletePayloadError
 from tests.integration.kafka_aio_rig import consuming, soon
 from tests.integration.kafka_rig import (
     LIMIT,
@@ -46,31 +44,6 @@ def redelivering(lab, times):
 
 
 class TestDeadWriter:
-    @pytest.mark.parametrize(
-        ("chunking", "times"), [({}, 3), ({"max_redeliveries": 1}, 1), ({"max_redeliveries": 0}, 0)]
-    )
-    def test_after_so_many_readings_it_is_reported_and_committed(self, lab, clock, chunking, times):
-        drops = []
-        config = {"strategy": "external", "stores": {"m": {"type": "memory"}}, "chunking": chunking}
-        cc = claimcheck.from_dict(config, hooks=[lambda event: drops.append(event.action)])
-        lab.send_raw(chunks_of(A, 3)[0], b"plain")
-        consumer = lab.consumer(cc=cc, wrap={"clock": clock})
-        assert values(receive(consumer, 1)) == [b"plain"]
-
-        for nth in range(times):
-            clock.ahead += 61
-            assert poll_until(consumer, lambda nth=nth: len(drops) > nth) is None
-            assert poll_until(consumer, lambda: consumer.pending_payloads) is None  # it was read again
-        assert drops == ["redeliver"] * times
-        clock.ahead += 61
-        (bad,) = receive(consumer, 1)
-
-        assert is_incomplete(bad)
-        assert drops == ["redeliver"] * times + ["report"]
-        assert nothing_comes(consumer)
-        consumer.commit(message=bad, asynchronous=False)
-        assert lab.committed().offset == lab.end()
-
     def test_those_that_expired_are_read_again_together(self, lab, clock):
         lab.send_raw(*[chunks_of(content(600, n), 3)[0] for n in range(20)])
         consumer = lab.consumer(cc=redelivering(lab, 1), wrap={"clock": clock})
@@ -121,64 +94,6 @@ class TestDeadWriter:
         assert not consumer._assignment.busy
 
 
-class TestAborts:
-    """On the topic: the first chunk of a payload under one key, then an abort of the same uuid."""
-
-    def send(self, lab, key):
-        identity = str(uuid.uuid4())
-        chunks = chunks_of(A, 3, identity)
-        lab.send_raw(chunks[0], key=b"victim")
-        lab.send_raw(encode_abort(identity), key=key)
-        return chunks[1:]
-
-    def test_one_with_another_key_ends_nothing(self, lab):
-        lab.send_raw(*self.send(lab, b"attacker"), key=b"victim")
-
-        assert values(receive(lab.consumer(), 1)) == [A]
-
-    def test_nor_does_it_while_the_payload_is_to_be_read_again(self, lab, clock):
-        rest = self.send(lab, b"attacker")
-        consumer = lab.consumer(wrap={"clock": clock})
-        assert nothing_comes(consumer)
-        clock.ahead += 61
-        assert nothing_comes(consumer, 2.0)  # it goes back, and meets the abort once more
-        lab.send_raw(*rest, key=b"victim")
-
-        assert values(receive(consumer, 1)) == [A]
-
-    def test_one_with_the_same_key_is_logged(self, lab, caplog):
-        self.send(lab, b"victim")
-        with caplog.at_level(logging.WARNING, logger="claimcheck"):
-            assert nothing_comes(lab.consumer())
-
-        (record,) = [record for record in caplog.records if "abort" in record.getMessage()]
-        assert lab.topic in record.getMessage()
-        assert "position 1" in record.getMessage()
-
-
-def test_chunks_of_another_key_never_mix_with_a_payload(lab):
-    identity = str(uuid.uuid4())
-    lab.send_raw(chunks_of(B, 2, identity)[0], key=b"attacker")
-    lab.send_raw(*chunks_of(A, 2, identity), key=b"victim")
-
-    assert values(receive(lab.consumer(), 1)) == [A]
-
-
-def test_a_late_chunk_that_contradicts_what_was_delivered_is_reported(lab):
-    identity = str(uuid.uuid4())
-    lab.send_raw(*chunks_of(A, 2, identity), chunks_of(B, 2, identity)[1], chunks_of(A, 2, identity)[1], b"end")
-    consumer = lab.consumer()
-
-    good, bad, end = receive(consumer, 3)
-    consumer.commit(message=end, asynchronous=False)
-
-    assert good.value() == A
-    assert bad
-    with pytest.raises(ChunkConflictError):
-        bad.value()
-    assert (bad.offset(), end.value(), lab.committed().offset) == (2, b"end", 5)
-
-
 def test_headers_and_keys_of_held_chunks_are_not_kept(lab):
     """Only the first chunk's headers are kept: headers can be larger than the pieces."""
     lab.send_raw(*chunks_of(A, 3)[:2], headers={"large": b"x" * LIMIT})
@@ -197,3 +112,17 @@ def poll_until(consumer, condition):
         assert time.monotonic() < end
         message = consumer.poll(0.01)
     return message
+
+
+def test_an_abort_with_another_key_ends_nothing_while_the_payload_is_to_be_read_again(lab, clock):
+    identity = str(uuid.uuid4())
+    first, *rest = chunks_of(A, 3, identity)
+    lab.send_raw(first, key=b"victim")
+    lab.send_raw(encode_abort(identity), key=b"attacker")
+    consumer = lab.consumer(wrap={"clock": clock})
+    assert nothing_comes(consumer)
+    clock.ahead += 61
+    assert nothing_comes(consumer, 2.0)  # it goes back, and meets the abort once more
+    lab.send_raw(*rest, key=b"victim")
+
+    assert values(receive(consumer, 1)) == [A]

@@ -269,31 +269,6 @@ class TestRestartInTheMiddle:
 
 
 class TestSeek:
-    def test_chunks_from_before_never_complete_with_chunks_from_after(self, lab):
-        """The published example: three chunks, a seek into the middle, then the rest."""
-        chunks = chunks_of(A, 6)
-        lab.send_raw(*chunks[:3])
-        consumer = lab.consumer(cc=lab.claimcheck("external", chunking={"expire_after_seconds": 2}))
-        assert nothing_comes(consumer, 0.5)
-        assert consumer.pending_payloads == 1
-        consumer.seek(at(lab, 1))
-        lab.send_raw(*chunks[3:], b"end")
-
-        (message,) = receive(consumer, 1)
-
-        assert message.value() == b"end"
-        assert nothing_comes(consumer, 3.0)
-        assert consumer.pending_payloads == 0
-
-    def test_to_the_offset_of_a_payload_gives_it_again_whole(self, lab):
-        lab.send_raw(*chunks_of(A, 3), b"plain", *chunks_of(B, 2))
-        consumer = lab.consumer()
-        first = receive(consumer, 3)
-
-        consumer.seek(at(lab, first[0].offset()))
-
-        assert values(receive(consumer, 3)) == values(first) == [A, b"plain", B]
-
     def test_forward(self, lab):
         lab.send_raw(*chunks_of(A, 3), b"plain", *chunks_of(B, 2))
         consumer = lab.consumer()
@@ -382,21 +357,6 @@ class TestNeverComplete:
         told = {"expire_after_seconds": expire, "on_expire": action, "on_evict": action, **chunking}
         return lab.consumer(cc=lab.claimcheck("external", chunking=told), wrap=wrap)
 
-    def test_the_offset_is_held_and_after_a_second_reading_it_ends_as_an_error(self, lab):
-        lab.send_raw(b"before", chunks_of(A, 3)[0], b"plain")
-        consumer = self.consumer(lab)
-        before, plain = receive(consumer, 2)
-        consumer.commit(message=plain, asynchronous=False)
-        assert (before.value(), plain.value(), lab.committed().offset) == (b"before", b"plain", 1)
-
-        (bad,) = receive(consumer, 1)
-        consumer.commit(message=bad, asynchronous=False)
-
-        assert isinstance(bad.payload_error, IncompletePayloadError)
-        assert bad.offset() == 1
-        assert lab.committed().offset == 3
-        assert nothing_comes(consumer)
-
     def test_not_read_again_where_that_is_not_wanted(self, lab):
         lab.send_raw(chunks_of(A, 3)[0], b"plain")
         consumer = self.consumer(lab, max_redeliveries=0)
@@ -419,28 +379,6 @@ class TestNeverComplete:
         assert isinstance(bad.payload_error, IncompletePayloadError)
         assert (plain.value(), end.value(), lab.committed().offset) == (b"plain", b"end", 4)
 
-    def test_ack_passes_it_over(self, lab):
-        lab.send_raw(chunks_of(A, 3)[0], b"plain")
-        consumer = self.consumer(lab, "ack")
-        (plain,) = receive(consumer, 1)
-        assert nothing_comes(consumer)
-
-        consumer.commit(message=plain, asynchronous=False)
-
-        assert lab.committed().offset == 2
-
-    def test_what_made_room_for_another_is_read_again_and_delivered(self, lab):
-        a, b, c = chunks_of(A, 2), chunks_of(B, 2), chunks_of(C, 2)
-        lab.send_raw(a[0], b[0], b"plain", c[0], c[1], b[1], a[1], b"end")
-        consumer = self.consumer(lab, expire=60, max_pending_payloads=1)
-
-        messages = receive(consumer, 5)
-
-        assert sorted(values(messages)) == sorted([A, B, C, b"plain", b"end"])
-        assert nothing_comes(consumer, 0.5)
-        consumer.commit(message=max(messages, key=last_offset), asynchronous=False)
-        assert lab.committed().offset == 8
-
     def test_and_by_the_next_owner_if_this_one_dies_meanwhile(self, lab):
         a, b = chunks_of(A, 2), chunks_of(B, 2)
         lab.send_raw(a[0], b[0], b[1], b"plain")
@@ -452,19 +390,6 @@ class TestNeverComplete:
         lab.send_raw(a[1])
 
         assert values(receive(self.consumer(lab), 1)) == [A]
-
-    def test_a_writer_that_gave_up(self, lab):
-        identity = str(uuid.uuid4())
-        chunks = chunks_of(A, 3, identity)
-        lab.send_raw(*chunks[:2], b"plain", encode_abort(identity), chunks[2], b"end")
-        consumer = self.consumer(lab)
-
-        messages = receive(consumer, 2)
-        consumer.commit(message=messages[-1], asynchronous=False)
-
-        assert values(messages) == [b"plain", b"end"]
-        assert lab.committed().offset == 6
-        assert nothing_comes(consumer)
 
     def test_a_writer_that_gave_up_after_it_was_let_go_of(self, lab):
         identity = str(uuid.uuid4())

@@ -7,16 +7,10 @@ import itertools
 import confluent_kafka as kafka
 import pytest
 
-from claimcheck._wire.headers import kafka_overhead
 from claimcheck.errors import (
-    ChunkConflictError,
     ConfigError,
-    EnvelopeError,
-    PayloadNotFoundError,
-    PointerRejectedError,
-    StoreUnavailableError,
 )
-from claimcheck.transports.kafka import KafkaConsumer, KafkaMessage, KafkaProducer, OffsetStoreError, last_offset
+from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer, OffsetStoreError, last_offset
 from tests.integration.kafka_aio_rig import consuming
 from tests.integration.kafka_rig import (
     LIMIT,
@@ -28,12 +22,10 @@ from tests.integration.kafka_rig import (
     nothing_comes,
     receive,
     rig,
-    unavailable,
     values,
 )
 
 SIZES = [0, 1, 1000, LIMIT - 200, LIMIT, LIMIT + 1, 10 * LIMIT, 1_000_000]
-HEADER = b"PRF_wdkafcli_header_"
 
 
 @pytest.fixture
@@ -78,28 +70,6 @@ class TestEveryStrategy:
 
         assert (message.key(), message.headers() or [], reports) == (None, [], [None])
 
-    def test_headers_as_a_mapping(self, lab, strategy):
-        consumer, producer = lab.consumer(), lab.producer(strategy)
-        for size in (10, 3 * LIMIT):
-            producer.produce(lab.topic, content(size), headers={"name": "value", "none": None})
-        producer.flush(30)
-
-        assert [m.headers() for m in receive(consumer, 2)] == [[("name", b"value"), ("none", None)]] * 2
-
-    @pytest.mark.parametrize("over", [-1, 0, 1])
-    def test_exactly_at_the_limit_with_key_and_headers(self, lab, strategy, over):
-        """A record at the limit is sent unchanged, and one byte more is offloaded."""
-        consumer, producer = lab.consumer(), lab.producer(strategy)
-        key, headers = b"key", [("name", b"v" * 100)]
-        size = LIMIT - kafka_overhead(key, headers) + over
-        producer.produce(lab.topic, content(size), key, headers=headers)
-        producer.flush(30)
-
-        (message,) = receive(consumer, 1)
-
-        assert (message.value(), message.key(), message.headers()) == (content(size), key, headers)
-        assert isinstance(message, KafkaMessage) == (over > 0)
-
     def test_what_a_payload_may_be(self, lab, strategy):
         consumer, producer = lab.consumer(), lab.producer(strategy)
         large = content(4 * LIMIT)
@@ -110,18 +80,6 @@ class TestEveryStrategy:
 
         expected = [b"text", "ü".encode() * LIMIT, large, large, large, b"s", None]
         assert values(receive(consumer, len(given))) == expected
-
-    def test_a_payload_that_looks_like_an_envelope_comes_back_as_it_was(self, lab, strategy):
-        consumer, producer = lab.consumer(), lab.producer(strategy)
-        given = [HEADER, HEADER + b"\x02{}", HEADER + b"\x01" + content(5 * LIMIT), HEADER + b"\xff"]
-        for value in given:
-            producer.produce(lab.topic, value, headers={"h": "1"})
-        producer.flush(30)
-
-        messages = receive(consumer, len(given))
-
-        assert values(messages) == given
-        assert {tuple(message.headers()) for message in messages} == {(("h", b"1"),)}
 
     def test_all_of_a_payload_goes_to_the_partition_that_was_chosen(self, wide, strategy):
         consumer, producer, reports = wide.consumer(), wide.producer(strategy), []
@@ -171,17 +129,6 @@ class TestPartitionersByKey:
 
 
 class TestMixed:
-    def test_every_kind_on_one_topic_from_writers_with_other_strategies(self, lab):
-        consumer = lab.consumer()
-        writers = [lab.producer(strategy) for strategy in (*STRATEGIES, "hybrid")]
-        sent = [content(size, n) for n, size in enumerate([10, 3 * LIMIT, LIMIT, 20 * LIMIT, 0, 50, 2 * LIMIT] * 3)]
-        for value, writer in zip(sent, itertools.cycle(writers), strict=False):
-            writer.produce(lab.topic, value, b"k")
-        for writer in writers:
-            writer.flush(30)
-
-        assert sorted(values(receive(consumer, len(sent)))) == sorted(sent)
-
     def test_the_published_format_alone(self, lab):
         """Records of another implementation of the format: without our headers, and without a key."""
         payload = content(5000)
@@ -191,15 +138,6 @@ class TestMixed:
 
         assert values(messages) == [payload, b"plain"]
         assert [(m.offset(), last_offset(m)) for m in messages] == [(0, 2), (3, 3)]
-
-    def test_interleaved_out_of_order_and_twice(self, lab):
-        one, two = chunks_of(content(900, 1), 3), chunks_of(content(800, 2), 2)
-        lab.send_raw(one[0], two[0], two[0], one[2], two[1], one[0], one[1], one[1], two[1], b"end")
-
-        messages = receive(lab.consumer(), 3)
-
-        assert values(messages) == [content(800, 2), content(900, 1), b"end"]
-        assert [m.offset() for m in messages] == [1, 0, 9]
 
     def test_several_at_once_with_consume(self, lab):
         consumer, producer = lab.consumer(), lab.producer("chunking")
@@ -230,30 +168,6 @@ class TestMixed:
 
 
 class TestBadRecords:
-    def test_each_raises_its_own_error_and_stops_no_other(self, lab):
-        payload, producer = content(3 * LIMIT), lab.producer("external")
-        producer.produce(lab.topic, payload)
-        producer.flush(30)
-        twice = str(chunks_of(b"x", 1)[0][21:57], "ascii")
-        lab.send_raw(
-            HEADER + b"\x63unknown", HEADER + b"\x01short", HEADER + b'\x02\x02{"nonsense":1}', HEADER + b"\x02\x02{",
-            chunks_of(b"aaaa", 2, twice)[0], chunks_of(b"bbbb", 2, twice)[0], chunks_of(b"bbbb", 2, twice)[1], b"good",
-        )  # fmt: skip
-
-        messages = receive(lab.consumer(), 7)
-
-        assert messages[0].value() == payload
-        for message, error in zip(
-            messages[1:5], [EnvelopeError, EnvelopeError, EnvelopeError, EnvelopeError], strict=True
-        ):
-            with pytest.raises((error, PointerRejectedError)):
-                message.value()
-            assert message.error() is None
-        with pytest.raises(ChunkConflictError):
-            messages[5].value()
-        assert (messages[5].offset(), last_offset(messages[5])) == (5, 7)
-        assert messages[6].value() == b"good"
-
     def test_events_of_the_client_come_through(self, lab):
         consumer = lab.consumer(enable_partition_eof=True)
         lab.send_raw(b"one")
@@ -262,39 +176,6 @@ class TestBadRecords:
 
         assert found[0].value() == b"one"
         assert found[1].error().code() == kafka.KafkaError._PARTITION_EOF
-
-
-class TestOutage:
-    @pytest.fixture(params=[0, 100 * LIMIT], ids=["when asked", "look-ahead"])
-    def message(self, lab, request, ill):
-        (message,) = receive(lab.consumer(wrap={"prefetch_bytes": request.param}), 1)
-        return message
-
-    @pytest.fixture
-    def ill(self, lab):
-        return unavailable(lab)
-
-    def test_a_later_call_reads_again(self, message, ill):
-        for _ in range(2):
-            with pytest.raises(StoreUnavailableError):
-                message.value()
-        assert isinstance(message.payload_error, StoreUnavailableError)
-        assert bool(message)
-
-        ill.heal()
-
-        assert (message.value(), message.payload_error) == (content(3 * LIMIT), None)
-
-    def test_an_error_that_is_not_retryable_is_kept(self, message, ill):
-        ill.heal()
-        ill.fail("read", error=PayloadNotFoundError("gone"))
-        with pytest.raises((PayloadNotFoundError, StoreUnavailableError)):  # what look-ahead met may come first
-            message.value()
-        assert isinstance(message.payload_error, PayloadNotFoundError)
-        reads = ill.calls["read"]
-
-        assert isinstance(message.payload_error, PayloadNotFoundError)
-        assert ill.calls["read"] == reads
 
 
 class TestWhatIsWrapped:
@@ -391,12 +272,6 @@ class TestReadAheadByDefault:
             [sent] = self._send(lab, "external", 1)
             assert consumer.poll(WITHIN_SECONDS).value() == sent
         assert consumer._receiver.prefetch._pool is None
-
-    def test_chunks_and_plain_messages_start_nothing(self, lab):
-        sent, consumer = self._send(lab, "chunking", 3), lab.consumer()
-        lab.producer().produce(lab.topic, b"plain")
-        assert values(receive(consumer, 3)) == sent
-        assert (consumer._receiver.prefetch._pool, len(consumer._receiver.ready)) == (None, 0)
 
     def test_an_asynchronous_consumer_reads_ahead_too(self, lab, reads):
         sent = self._send(lab, "external")

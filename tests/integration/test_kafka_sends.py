@@ -128,23 +128,6 @@ class TestDefiniteFailures:
 
 
 class TestUnknownOutcomes:
-    def test_a_time_out_keeps_what_is_stored(self, lab):
-        producer, reports = lab.producer(message_timeout_ms=200, **NOBODY), Reports()
-        producer.produce(lab.topic, LARGE, on_delivery=reports)
-        producer.flush(30)
-
-        assert (reports, stored(lab)) == (["_MSG_TIMED_OUT"], 1)
-
-    def test_of_chunks_it_is_a_partial_send(self, lab):
-        producer = lab.producer("chunking", message_timeout_ms=200, **NOBODY)
-
-        with pytest.raises(PartialSendError) as raised:
-            producer.produce(lab.topic, LARGE)
-
-        assert raised.value.__cause__.args[0].name() == "_MSG_TIMED_OUT"
-        assert (raised.value.acknowledged, raised.value.unknown) == (raised.value.seen, 1) == (0, 1)
-        assert str(raised.value).startswith(f"0 of {raised.value.total} chunks are in the topic, 1 may be, ")
-
     @pytest.mark.parametrize(
         "name",
         ["_MSG_TIMED_OUT", "_TRANSPORT", "_PURGE_INFLIGHT", "UNKNOWN", "INVALID_PRODUCER_EPOCH", "_FENCED",

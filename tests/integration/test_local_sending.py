@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import io
 import multiprocessing
 import os
@@ -11,7 +10,6 @@ import threading
 import pytest
 
 import claimcheck
-from claimcheck import HEADER
 from claimcheck.errors import ConfigError
 from claimcheck.hooks import SendEvent
 from claimcheck.transports.local import (
@@ -25,80 +23,11 @@ from claimcheck.transports.local import (
     LocalProducer,
     MessageId,
     MessageTooLargeError,
-    UnknownPartitionError,
     UnknownTopicError,
 )
 from tests.local_rig import BIG, LIMIT, STRATEGIES, drain, send, stored
 
 # What goes in comes out
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize(
-    "payload",
-    [
-        b"small",
-        b"",
-        BIG,
-        HEADER + b"\x02 looks like a pointer",
-        HEADER + b"\x01" + BIG,
-        HEADER,
-        bytearray(BIG),
-        memoryview(BIG),
-    ],
-    ids=["plain", "empty", "big", "literal", "big lookalike", "header alone", "bytearray", "memoryview"],
-)
-def test_payloads_come_out_as_they_went_in(broker, configure, consume, strategy, payload):
-    LocalProducer(broker, configure(strategy)).send("orders", payload, key=b"k", headers={"h": b"1"})
-    (message,) = drain(consume())
-    assert message.value == payload
-    assert (message.key, message.headers, message.error) == (b"k", [("h", b"1")], None)
-    assert (message.topic, message.partition, message.offset) == ("orders", 0, 0)
-    assert (message.timestamp, message.redelivery_count) == (1000.0, 0)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("count", [10, 10_000])
-def test_whatever_has_a_buffer_is_a_payload(broker, configure, consume, strategy, count):
-    numbers = array.array("H", range(count))
-    LocalProducer(broker, configure(strategy)).send("orders", numbers)
-    LocalProducer(broker, configure(strategy)).send("orders", memoryview(numbers)[::2])
-    assert [m.value for m in drain(consume())] == [numbers.tobytes(), memoryview(numbers)[::2].tobytes()]
-
-
-@pytest.mark.parametrize("strategy", [*STRATEGIES, "inline"])
-def test_a_tombstone_stays_one(broker, configure, consume, strategy):
-    LocalProducer(broker, configure(strategy)).send("orders", None, key=b"k")
-    (message,) = drain(consume())
-    assert message.value is None
-    assert (message.key, message.error) == (b"k", None)
-    assert broker.fetch("orders", 0, 0, 1)[0].value is None
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("size", [10, 10_000])
-def test_files_are_sent_from_where_they_stand(broker, configure, consume, tmp_path, strategy, size):
-    (tmp_path / "file").write_bytes(b"head" + BIG[:size])
-    with open(tmp_path / "file", "rb") as file:
-        file.seek(4)
-        LocalProducer(broker, configure(strategy)).send("orders", file)
-    assert [message.value for message in drain(consume())] == [BIG[:size]]
-
-
-def test_files_that_cannot_seek_are_chunked(broker, configure, consume):
-    reader, writer = os.pipe()
-    with os.fdopen(writer, "wb") as out, os.fdopen(reader, "rb") as file:
-        out.write(BIG)
-        out.close()
-        ids = send(broker, configure("chunking"), "orders", file)
-    assert len(ids) > 1
-    assert [message.value for message in drain(consume())] == [BIG]
-
-
-def test_pointers_into_memory(broker, consume):
-    cc = claimcheck.from_dict({"strategy": "external", "stores": {"here": {"type": "memory", "space": "transport"}}})
-    LocalProducer(broker, cc).send("orders", BIG)
-    assert [message.value for message in drain(consume(cc=cc))] == [BIG]
 
 
 def test_a_pointer_is_small_and_the_payload_is_in_the_store(broker, configure, tmp_path):
@@ -130,38 +59,7 @@ def test_the_threshold_is_exact(broker, configure, strategy, key, headers):
         assert (broker.fetch("orders", 0, before, 1)[0].value == payload) is plain
 
 
-def test_keys_and_headers_are_kept_in_every_shape(broker, configure, consume):
-    headers = [("a", b"1"), ("a", b"2"), ("ü", "ü"), ("uuid", b"mine")]
-    for strategy in STRATEGIES:
-        LocalProducer(broker, configure(strategy)).send("orders", BIG, key="schlüssel", headers=headers)
-    for message in drain(consume()):
-        assert message.key == "schlüssel".encode()
-        assert message.headers == [("a", b"1"), ("a", b"2"), ("ü", "ü".encode()), ("uuid", b"mine")]
-
-
-def test_a_key_that_is_missing_stays_missing(broker, configure, consume):
-    for strategy in STRATEGIES:
-        LocalProducer(broker, configure(strategy)).send("orders", BIG)
-    assert [(m.key, m.headers) for m in drain(consume())] == [(None, [])] * 3
-
-
 # Partitions
-
-
-def test_chunks_of_a_key_go_where_its_small_messages_go(broker, configure):
-    cc = configure("chunking")
-    producer = LocalProducer(broker, cc)
-    for n in range(8):
-        small = producer.send("wide", b"x", key=b"key-%d" % n)
-        ids = send(broker, cc, "wide", BIG, key=b"key-%d" % n)
-        assert {each.partition for each in ids} == {small.partition}
-
-
-def test_chunks_without_a_key_share_a_partition(broker, configure, consume):
-    cc = configure("chunking")
-    used = [{each.partition for each in send(broker, cc, "wide", BIG)} for _ in range(8)]
-    assert [len(each) for each in used] == [1] * 8
-    assert [message.value for message in drain(consume("wide"))] == [BIG] * 8
 
 
 def test_a_partition_can_be_asked_for(broker, configure):
@@ -194,19 +92,6 @@ def test_several_producers_and_strategies_on_one_topic(broker, configure, consum
     broker.database.close()
 
 
-def test_chunks_of_two_payloads_interleaved(broker, configure, consume):
-    limit = claimcheck.WireLimit(LIMIT, lambda key, headers: 600)
-    cc, other = configure("chunking"), os.urandom(10_000)
-    with cc.outbound(BIG, destination="o", limit=limit) as a, cc.outbound(other, destination="o", limit=limit) as b:
-        for pair in zip(a.envelopes, b.envelopes, strict=True):
-            for envelope in pair:
-                broker.append("orders", envelope.data, key=envelope.key, headers=envelope.headers)
-        broker.append("orders", b"plain")
-    found = drain(consume())
-    assert [message.value for message in found] == [BIG, other, b"plain"]
-    assert [message.positions[:2] for message in found] == [(0, 2), (1, 3), (6,)]
-
-
 def _produce_elsewhere(path: str, config: dict, count: int) -> None:
     with LocalBroker(path, max_message_bytes=LIMIT) as broker, claimcheck.from_dict(config) as cc:
         for n in range(count):
@@ -234,32 +119,7 @@ def test_a_writer_in_another_process(tmp_path, strategy):
     assert found == [(b"%d" % n, b"%d" % n * 5000) for n in range(5)]
 
 
-def test_each_group_gets_everything_once(broker, configure, consume):
-    LocalProducer(broker, configure("chunking")).send("orders", BIG)
-    for group in ("a", "b"):
-        assert [m.value for m in drain(consume(group=group))] == [BIG]
-        assert drain(consume(group=group)) == []
-
-
 # Sends that fail
-
-
-@pytest.mark.parametrize("error", [UnknownTopicError, UnknownPartitionError])
-def test_what_the_broker_refuses_leaves_nothing_in_the_store(broker, configure, tmp_path, error):
-    topic = "unknown" if error is UnknownTopicError else "orders"
-    with pytest.raises(error):
-        LocalProducer(broker, configure()).send(topic, BIG, partition=None if topic == "unknown" else 7)
-    assert stored(tmp_path) == []
-
-
-def test_an_unknown_outcome_keeps_the_payload(broker, configure, tmp_path, monkeypatch):
-    def append(*args: object, **kwargs: object) -> None:
-        raise BrokerCommitError("failed at the very end", path="broker.sqlite")
-
-    monkeypatch.setattr(broker, "append", append)
-    with pytest.raises(BrokerCommitError):
-        LocalProducer(broker, configure()).send("orders", BIG)
-    assert len(stored(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("error", [BrokerBusyError("locked"), BrokerStorageError("full"), MessageTooLargeError("big")])
@@ -358,10 +218,3 @@ def test_what_is_no_broker_or_no_claimcheck_is_refused(broker, configure, wrong)
         LocalProducer(broker, wrong)
     with pytest.raises(ConfigError, match="broker: found an object of type"):
         LocalProducer(wrong, configure())
-
-
-def test_hybrid_goes_by_chunks_while_the_store_is_down(broker, configure, consume, tmp_path):
-    (tmp_path / "store").write_text("a file where the directory should be")
-    cc = configure("hybrid")
-    assert len(send(broker, cc, "orders", BIG)) > 1
-    assert [message.value for message in drain(consume(cc=cc))] == [BIG]

@@ -6,7 +6,6 @@ import sys
 import pulsar
 import pytest
 
-from claimcheck._wire.envelope import encode_abort
 from claimcheck.transports.pulsar import deserialize
 from tests import servers
 from tests.integration.pulsar_rig import (
@@ -15,7 +14,6 @@ from tests.integration.pulsar_rig import (
     MANY,
     SHARED,
     STRATEGIES,
-    UUID,
     chunk,
     content,
     nothing_comes,
@@ -63,41 +61,6 @@ class TestAcknowledge:
         again = consumer.receive(5000)
         assert (again.data(), again.redelivery_count()) == (payload, 1)
         consumer.acknowledge(again)
-        lab.settled()
-
-    def test_duplicates_go_with_their_payload(self, lab):
-        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
-        for message in (chunk(1, 0, 2, b"a"), chunk(1, 0, 2, b"a"), chunk(1, 1, 2, b"b"), chunk(1, 1, 2, b"b")):
-            native.send(message)
-        message = consumer.receive(5000)
-        assert message.data() == b"ab"
-        assert nothing_comes(consumer)
-
-        consumer.acknowledge(message)
-        native.send(chunk(1, 0, 2, b"a"))
-        assert nothing_comes(consumer)
-
-        lab.settled()
-
-    def test_an_aborted_payload_leaves_nothing(self, lab):
-        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
-        native.send(chunk(1, 0, 3, b"a"))
-        native.send(encode_abort(UUID.format(1)))
-        native.send(chunk(1, 1, 3, b"late"))
-
-        assert nothing_comes(consumer)
-        assert consumer.pending_payloads == 0
-        lab.settled()
-
-    def test_a_payload_that_contradicts_itself_can_be_acknowledged(self, lab):
-        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
-        for message in (chunk(1, 0, 2, b"a"), chunk(1, 0, 2, b"X"), chunk(1, 1, 2, b"b")):
-            native.send(message)
-
-        message = consumer.receive(5000)
-
-        assert "different bytes" in str(message.error)
-        consumer.acknowledge(message)
         lab.settled()
 
 
@@ -315,26 +278,6 @@ class TestGiveBack:
         assert consumer.take_ready() is None
         lab.settled()
 
-    def test_what_expires_comes_again_until_it_is_complete(self, lab):
-        time = [0.0]
-        consumer = lab.consumer(wrap={"clock": lambda: time[0]})
-        native = lab.client.create_producer(lab.topic)
-        native.send(chunk(1, 0, 2, b"a"))
-        with pytest.raises(pulsar.Timeout):
-            consumer.receive(0)
-        servers.wait_until(lambda: pending(consumer) == 1, "the head is held")
-
-        time[0] += 61
-        with pytest.raises(pulsar.Timeout):
-            consumer.receive(0)
-        assert consumer.pending_payloads == 0
-        servers.wait_until(lambda: pending(consumer) == 1, "the head came again")
-
-        native.send(chunk(1, 1, 2, b"b"))
-        time[0] += 1
-        servers.wait_until(lambda: _acknowledged_one(consumer), "it is complete")
-        lab.settled()
-
     @MANY
     def test_when_its_consumer_goes_it_comes_whole_to_another(self, lab, kind):
         strategy = "external" if kind == pulsar.ConsumerType.Shared else "chunking"
@@ -369,11 +312,3 @@ def _copies(lab):
         found.append(reader.read_next(5000))
     reader.close()
     return found
-
-
-def _acknowledged_one(consumer):
-    try:
-        consumer.acknowledge(consumer.receive(0))
-    except pulsar.Timeout:
-        return False
-    return True

@@ -35,23 +35,6 @@ async def wrapped(lab, strategy="external"):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_any_size_comes_back(lab, strategy):
-    async def main():
-        async with wrapped(lab, strategy) as (producer, consumer):
-            for size in (0, 10, LIMIT - 200, LIMIT, 30 * LIMIT):
-                sent = await producer.send(content(size), properties={"a": "b"}, partition_key="k")
-                message = await consumer.receive()
-                assert (message.data(), message.properties()) == (content(size), {"a": "b"})
-                assert message.partition_key() == "k"
-                assert message.message_id() == (sent if hasattr(sent, "ids") else message.message_id())
-                await consumer.acknowledge(message)
-            await producer.send(None)
-            assert (await consumer.receive()).has_null_value()
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_many_at_once_and_given_back(lab, strategy):
     async def main():
         async with wrapped(lab, strategy) as (producer, consumer):

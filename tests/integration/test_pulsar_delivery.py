@@ -1,6 +1,5 @@
 """Seeking and redelivery: payloads are delivered whole."""
 
-import pulsar
 import pytest
 
 from claimcheck.transports.pulsar import deserialize
@@ -19,20 +18,6 @@ class TestSeek:
         consumer.seek(deserialize(ids[1].serialize()))
 
         assert consumer.receive(5000).data() == payloads[1 if inclusive else 2]
-
-    def test_chunks_from_before_never_complete_with_chunks_from_after(self, lab):
-        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
-        ids = [native.send(chunk(1, i, 4, b"%d" % i)) for i in range(2)]
-        assert nothing_comes(consumer)
-
-        consumer.seek(ids[1])
-        for i in (2, 3):
-            native.send(chunk(1, i, 4, b"%d" % i))
-        assert nothing_comes(consumer)
-        assert consumer.pending_payloads == 1
-
-        consumer.seek(pulsar.MessageId.earliest)
-        assert consumer.receive(5000).data() == b"0123"
 
 
 class TestBroker:

@@ -7,21 +7,16 @@ import pulsar
 import pulsar.asyncio
 import pytest
 
-from claimcheck._wire.envelope import encode_abort
-from claimcheck.errors import ChunkConflictError, ConfigError, IncompletePayloadError
+from claimcheck.errors import ConfigError, IncompletePayloadError
 from claimcheck.transports.pulsar import AsyncPulsarConsumer, AsyncPulsarReader, PulsarReader
 from tests import servers
 from tests.clocks import Clock
 from tests.integration.pulsar_rig import (
     KEYED,
     LIMIT,
-    UUID,
     chunk,
     content,
-    nothing_comes,
     pending,
-    receive,
-    rig_on,
 )
 
 EXPIRED = 61
@@ -139,22 +134,6 @@ class TestDeadWriter:
         consumer.acknowledge(consumer.receive(5000))
         lab.settled()
 
-    def test_it_goes_to_the_dead_letters_where_there_are_any(self, lab, head, clock):
-        aside = lab.client.create_producer(f"{lab.topic}-dlq")
-        cc = lab.claimcheck("external", chunking={"max_redeliveries": 1})
-        consumer = lab.consumer(cc=cc, wrap={"clock": clock, "dead_letter_producer": aside})
-        consumer.acknowledge(consumer.receive(5000))
-        _expire(consumer, clock)
-        servers.wait_until(lambda: pending(consumer) == 1, "the head came again")
-
-        _expire(consumer, clock)
-
-        assert nothing_comes(consumer, 0)
-        lab.settled()
-        letter = rig_on(lab, f"{lab.topic}-dlq").subscribe().receive(5000)
-        assert (letter.data(), letter.properties()["a"]) == (chunk(1, 0, 2, b"a"), "b")
-        assert "chunking.max_redeliveries" in letter.properties()["dead-letter-reason"]
-
     @pytest.mark.parametrize("producer", ["none", "closed"])
     def test_what_cannot_be_dead_lettered_is_reported(self, lab, head, clock, producer):
         aside = lab.client.create_producer(f"{lab.topic}-dlq")
@@ -206,47 +185,6 @@ class TestDeadWriter:
 
         assert reader.take_ready() is None
         assert [record.levelname for record in caplog.records if "expired" in record.message] == ["WARNING"]
-
-
-class TestWriters:
-    def test_an_abort_of_another_producer_ends_nothing(self, lab):
-        consumer = lab.consumer()
-        victim, other = (lab.client.create_producer(lab.topic) for _ in range(2))
-        victim.send(chunk(1, 0, 2, b"a"))
-        other.send(encode_abort(UUID.format(1)))
-        victim.send(chunk(1, 1, 2, b"b"))
-
-        message = consumer.receive(5000)
-
-        assert message.data() == b"ab"
-        consumer.acknowledge(message)
-        lab.settled()
-
-    def test_chunks_of_another_producer_under_the_same_uuid_are_another_payload(self, lab):
-        consumer = lab.consumer()
-        victim, other = (lab.client.create_producer(lab.topic) for _ in range(2))
-        other.send(chunk(1, 0, 1, b"forged"))
-        for position, piece in enumerate((b"a", b"b")):
-            victim.send(chunk(1, position, 2, piece))
-
-        messages = receive(consumer, 2)
-
-        assert [message.data() for message in messages] == [b"forged", b"ab"]
-        consumer.acknowledge_cumulative(messages[-1])
-        lab.settled()
-
-    def test_a_late_chunk_that_contradicts_the_delivered_payload_is_reported(self, lab):
-        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
-        native.send(chunk(1, 0, 1, b"a"))
-        consumer.acknowledge(consumer.receive(5000))
-        native.send(chunk(1, 0, 1, b"X"))
-
-        message = consumer.receive(5000)
-
-        assert isinstance(message.error, ChunkConflictError)
-        lab.settled(backlog=1)
-        consumer.acknowledge(message)
-        lab.settled()
 
 
 @pytest.mark.parametrize("wrap", [AsyncPulsarConsumer, AsyncPulsarReader])

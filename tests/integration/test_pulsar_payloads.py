@@ -1,14 +1,13 @@
 """Payloads of any size through a real Pulsar arrive whole, with the metadata of the native message."""
 
 import asyncio
-import io
 import threading
 
 import pulsar
 import pulsar.asyncio
 import pytest
 
-from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
+from claimcheck.errors import StoreUnavailableError
 from claimcheck.testing import FaultyStore
 from claimcheck.transports.pulsar import (
     AsyncPulsarConsumer,
@@ -42,14 +41,6 @@ class TestEveryStrategy:
         consumer.acknowledge(message)
         lab.settled()
 
-    def test_a_payload_without_a_key_has_none_at_its_reader(self, lab, strategy):
-        consumer = lab.consumer()
-        lab.producer(strategy).send(content(3 * LIMIT))
-
-        message = consumer.receive(10_000)
-
-        assert (message.partition_key(), message.properties()) == ("", {})
-
     def test_asynchronously_in_order_and_each_callback_once(self, lab, strategy):
         consumer, producer, heard = lab.consumer(), lab.producer(strategy), []
         payloads = [content(size, i) for i, size in enumerate([10, 3 * LIMIT, 20, LIMIT, 30 * LIMIT, 0, 5])]
@@ -61,15 +52,6 @@ class TestEveryStrategy:
 
         assert [message.data() for message in messages] == payloads
         assert heard == [(pulsar.Result.Ok, message.message_id()) for message in messages]
-
-    @pytest.mark.parametrize("known", [True, False])
-    def test_a_file(self, lab, strategy, known):
-        payload = content(3_000_000)
-        consumer = lab.consumer()
-
-        lab.producer(strategy).send(io.BytesIO(payload) if known else io.BufferedReader(Pipe(payload)))
-
-        assert consumer.receive(10_000).data() == payload
 
     @pytest.mark.parametrize("kind", [pulsar.schema.JsonSchema, pulsar.schema.AvroSchema])
     def test_a_schema_of_the_users_own(self, lab, strategy, kind):
@@ -121,32 +103,6 @@ class TestEveryStrategy:
         lab.settled()
 
 
-class Pipe(io.RawIOBase):
-    """Cannot seek."""
-
-    def __init__(self, data):
-        self.inner = io.BytesIO(data)
-
-    def readable(self):
-        return True
-
-    def readinto(self, buffer):
-        return self.inner.readinto(buffer)
-
-
-def test_tombstones_and_look_alikes(lab):
-    consumer, producer = lab.consumer(), lab.producer("chunking")
-    fake = lab.cc.config.header + b"\x02\x02{}"
-    producer.send(None, partition_key="gone")
-    producer.send(fake)
-    producer.send(lab.cc.config.header)
-
-    tombstone, escaped, bare = receive(consumer, 3)
-
-    assert (tombstone.has_null_value(), tombstone.data(), tombstone.partition_key()) == (True, b"", "gone")
-    assert (escaped.data(), bare.data(), escaped.has_null_value()) == (fake, lab.cc.config.header, False)
-
-
 class TestPrefetch:
     def test_the_next_ones_are_read_meanwhile_and_within_the_bound(self, lab):
         reading, store, most = threading.Semaphore(0), lab.cc.store("m"), 0
@@ -166,48 +122,6 @@ class TestPrefetch:
         assert 200_000 <= most <= 500_000
         for _ in range(5):
             assert reading.acquire(timeout=10)
-
-    def test_everything_comes_in_order_and_errors_with_their_own_message(self, lab):
-        consumer, producer = lab.consumer(wrap={"prefetch_bytes": 10**9}), lab.producer()
-        pointer = lab.cc.store("m").write(content(500_000))
-        lab.cc.store("m").rollback(pointer)
-        payloads = [content([10, 200_000][i % 2], i) for i in range(10)]
-        for payload in payloads:
-            producer.send(payload)
-        lab.client.create_producer(lab.topic).send(lab.cc.seal(pointer))
-        producer.send(b"last")
-
-        *good, gone, last = receive(consumer, 12)
-
-        assert [message.data() for message in good] == payloads
-        assert isinstance(gone.error, PayloadNotFoundError)
-        assert last.data() == b"last"
-        for message in (*good, gone, last):
-            consumer.acknowledge(message)
-        lab.settled()
-
-
-def test_one_bad_message_stops_no_other(lab):
-    consumer, producer = lab.consumer(), lab.producer()
-    pointer = lab.cc.store("m").write(b"soon gone")
-    lab.cc.store("m").rollback(pointer)
-    native = lab.client.create_producer(lab.topic)
-    native.send(b"plain")
-    native.send(lab.cc.seal(pointer))
-    native.send(lab.cc.config.header + b"\x09 no such type")
-    producer.send(content(2 * LIMIT))
-
-    plain, gone, strange, good = receive(consumer, 4)
-
-    assert (plain.error, good.error) == (None, None)
-    with pytest.raises(PayloadNotFoundError):
-        gone.data()
-    with pytest.raises(PayloadNotFoundError):
-        gone.value()
-    assert "type" in str(strange.error)
-    for message in (plain, gone, strange, good):
-        consumer.acknowledge(message)
-    lab.settled()
 
 
 def test_an_id_of_the_whole_survives_bytes_and_compares(lab):
@@ -243,12 +157,6 @@ def test_without_a_receiver_queue_there_are_no_chunks(lab):
     lab.producer("chunking").send(content(2 * LIMIT))
     with pytest.raises(pulsar.exceptions.InvalidConfiguration):
         consumer.receive()
-
-
-def test_without_a_receiver_queue_nothing_can_be_read_ahead(lab):
-    lab.producer("external").send(content(2 * LIMIT))
-    consumer = lab.consumer(receiver_queue_size=0, wrap={"prefetch_bytes": 100 * LIMIT})
-    assert consumer.receive().data() == content(2 * LIMIT)
 
 
 class TestReadAheadByDefault:
@@ -297,13 +205,6 @@ class TestReadAheadByDefault:
         assert [consumer.receive().data() for _ in sent] == sent
         assert len(reads) == len(sent)
 
-    def test_chunks_and_plain_messages_start_nothing(self, lab):
-        consumer = lab.consumer()
-        lab.producer("chunking").send(content(2 * LIMIT))
-        lab.producer().send(b"plain")
-        assert [message.data() for message in receive(consumer, 2)] == [content(2 * LIMIT), b"plain"]
-        assert (consumer._prefetch._pool, len(consumer._ready)) == (None, 0)
-
 
 class TestOutage:
     @pytest.fixture
@@ -315,30 +216,6 @@ class TestOutage:
         lab.producer("external").send(content(2 * LIMIT))
         store.fail("read")
         return store
-
-    @pytest.mark.parametrize("prefetch_bytes", [0, 100 * LIMIT])
-    def test_what_a_later_try_may_bring_is_tried_again(self, lab, ill, prefetch_bytes):
-        message = lab.consumer(wrap={"prefetch_bytes": prefetch_bytes}).receive(5000)
-        for _ in range(2):
-            with pytest.raises(StoreUnavailableError):
-                message.data()
-        assert isinstance(message.error, StoreUnavailableError)
-
-        ill.heal()
-
-        assert message.data() == content(2 * LIMIT)
-        assert message.error is None
-
-    def test_what_no_later_try_brings_is_not(self, lab, ill):
-        ill.heal()
-        message = lab.consumer().receive(5000)
-        ill.fail("read", error=PayloadNotFoundError("gone"))
-        with pytest.raises(PayloadNotFoundError):
-            message.data()
-        reads = ill.calls["read"]
-
-        assert message.error is not None
-        assert ill.calls["read"] == reads
 
     @pytest.mark.parametrize("how", ["reader", "consumer", "look-ahead"])
     def test_on_an_event_loop_nothing_waits_for_the_store(self, lab, ill, how):

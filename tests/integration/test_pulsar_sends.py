@@ -167,17 +167,6 @@ class TestQueue:
 
 
 class TestRefused:
-    def test_what_was_stored_for_a_pointer_is_removed(self, lab):
-        watched = Watched(lab)
-        producer = lab.producer(watched.cc, wrap={"max_message_bytes": LIMIT})
-        lab.broker.request("POST", f"persistent/public/default/{lab.topic}/terminate")
-
-        with pytest.raises((pulsar.exceptions.TopicTerminated, pulsar.exceptions.AlreadyClosed)) as caught:
-            producer.send(content(2 * LIMIT))
-
-        definitely = caught.type is pulsar.exceptions.TopicTerminated
-        assert watched.names == (["write", "rollback"] if definitely else ["write"])
-
     def test_a_payload_that_is_too_big_after_all(self, lab):
         watched = Watched(lab)
         producer = lab.producer(watched.cc, wrap={"max_message_bytes": 10 * LIMIT})
@@ -199,15 +188,6 @@ class TestRefused:
         producer.flush()
         assert watched.names == ["write", "rollback"]
         assert len(heard.calls) == 1
-
-    def test_chunks_that_are_all_refused_are_a_plain_refusal(self, lab):
-        consumer = lab.consumer()
-        producer = lab.producer("chunking", wrap={"max_message_bytes": 10 * LIMIT})
-
-        with pytest.raises(pulsar.exceptions.MessageTooBig):
-            producer.send(content(30 * LIMIT))
-
-        assert nothing_comes(consumer)
 
     def test_chunks_that_break_off_are_aborted_and_the_error_says_how_many_went(self, lab):
         consumer, producer = lab.consumer(), lab.producer("chunking")
@@ -328,18 +308,6 @@ class TestNoAnswer:
         client = pulsar.Client(pulsar_broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
         yield client
         client.close()
-
-    def test_the_deadline_ends_it_and_what_was_stored_stays(self, stuck, client):
-        stuck.client = client
-        watched = Watched(stuck)
-        producer = stuck.producer(watched.cc, wrap={"deadline_seconds": 1.0}, send_timeout_millis=500)
-
-        with pytest.raises(SendDeadlineError, match="lower limit"):
-            producer.send(content(10_000))
-        with pytest.raises(SendDeadlineError):
-            producer.send(content(2 * LIMIT), properties={"p": "v" * 6000})
-
-        assert watched.names == ["write"]
 
     @pytest.mark.parametrize("asynchronously", [False, True])
     def test_of_chunks_none_is_known_to_be_there_and_the_deadline_is_the_cause(self, stuck, client, asynchronously):

@@ -48,7 +48,7 @@ class TestIncompleteUploads:
     def test_go_after_the_grace_and_those_of_others_stay(self, store, begin, s3_server, s3_bucket):
         store._server_time = lambda: None  # it is not later there
         now = int(time.time() * 1000)
-        new_key = store._key("orders", uuid.uuid4(), created_ms=now, expires_ms=now + 1000, fresh=True)
+        new_key = store._key("orders", uuid.uuid4(), created_ms=now, expires_ms=now + 1000)
         begin(new_key, parts=2)
         begin(f"claims/orders-{uuid.uuid4()}", parts=0)
         begin("claims/of-others", parts=1)

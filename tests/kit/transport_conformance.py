@@ -56,6 +56,7 @@ from claimcheck.errors import (
 from claimcheck.hooks import SendEvent
 from tests.kit.transport_chunks import ChunkConformance
 from tests.kit.transport_harness import Harness, chunks_of, content, faulty, requires
+from tests.kit.transport_signing import SigningConformance
 
 STRATEGIES = ("external", "chunking")
 LOOKALIKES = (HEADER, HEADER + b"\x02{}", HEADER + b"\x01" + bytes(500), HEADER + b"\xff")
@@ -69,7 +70,7 @@ DAMAGED = {
 }
 
 
-class TransportConformance(ChunkConformance):
+class TransportConformance(ChunkConformance, SigningConformance):
     """Subclass it under a name that begins with ``Test`` and override the hooks of `TransportKit`.
 
     Declare capabilities as class attributes (``has_nack``, ``has_seek`` ...), and any other test that the transport

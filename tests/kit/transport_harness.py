@@ -246,6 +246,7 @@ class Harness:
         self.topic = f"conformance-{uuid.uuid4().hex}"
         self.clock = clock
         self.events: list[Event] = []
+        self.config: dict[str, Any] = {}  # of all writers and readers, if it is set before the first one opens
         self._kit = kit
         self._stack = stack
         self._producers: dict[tuple[str, str], Any] = {}
@@ -262,7 +263,7 @@ class Harness:
     def configure(self, strategy: str = "external", **more: Any) -> ClaimCheck:
         """Open a configuration; all of them share one `FaultyStore`."""
         store = {"type": "claimcheck.testing:FaultyStore", "store": {"type": "memory", "space": self.topic}}
-        raw = {"strategy": strategy, "stores": {"kit": store}, **more}
+        raw = {"strategy": strategy, "stores": {"kit": store}, **self.config, **more}
         return self._stack.enter_context(from_dict(raw, hooks=[self.events.append]))
 
     def writer(self, strategy: str) -> ClaimCheck:

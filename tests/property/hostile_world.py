@@ -118,7 +118,6 @@ class World:
                     for name, cc in stores.items():
                         yield self._sent(cc, self._payload(1200), destination, name)
                         yield self._sent(cc, self._payload(1200), destination, name, unknown_size=True)
-                        yield self._sent(cc, self._payload(1500), destination, name, identity=uuid.uuid4())
                     yield self._sent(chunks, self._payload(6000), destination)
                     yield self._sent(inline, self._payload(100), destination)
                 if key_id == "k1" and codec is None:
@@ -137,10 +136,9 @@ class World:
         store: str = "",
         *,
         unknown_size: bool = False,
-        identity: uuid.UUID | None = None,
     ) -> Written:
         body = File(payload) if unknown_size else payload
-        with cc.outbound(body, destination=destination, key=b"k", headers={}, identity=identity) as out:
+        with cc.outbound(body, destination=destination, key=b"k", headers={}) as out:
             written = Written(payload, destination, list(out.envelopes), store)
         written.key = written.pointer.get("key", "")
         assert bool(written.key) == bool(store)

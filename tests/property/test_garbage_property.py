@@ -29,11 +29,8 @@ GRACE = 10
 TOPICS = ("orders", "orders.dlq")
 PARTITIONS = {"orders": 2, "orders.dlq": 1, "payments": 1}
 LIFETIMES = st.sampled_from([None, 20, 200])
-IDENTITIES = [uuid.UUID(int=number) for number in range(2)]
-
-
 MOVES = st.lists(st.sampled_from("-mr"), min_size=3, max_size=9)
-SCRIPTS = MOVES | st.lists(st.sampled_from("---mmrrwWstTixcSgk"), max_size=14)
+SCRIPTS = MOVES | st.lists(st.sampled_from("---mmrrwWstTxcSgk"), max_size=14)
 
 
 class Killed(BaseException):
@@ -81,9 +78,9 @@ class Life(RuleBasedStateMachine):
 
     # Writers ---------------------------------------------------------------------------------------------------
 
-    def write(self, topic: str, lifetime: int | None, identity: uuid.UUID | None = None) -> Pointer:
+    def write(self, topic: str, lifetime: int | None) -> Pointer:
         self.store.ttl_seconds = lifetime
-        return self.store.write(b"payload", destination=topic, identity=identity)
+        return self.store.write(b"payload", destination=topic)
 
     def send(self, topic: str, pointer: Pointer, state: Any = "committed") -> Message:
         message = Message(encode_pointer(encode(pointer)), state)
@@ -108,13 +105,6 @@ class Life(RuleBasedStateMachine):
     def write_slowly(self, topic: str, lifetime: int | None) -> None:
         """It is sent when the grace period ends at the latest."""
         self.pending.append((self.clock() + GRACE, topic, self.write(topic, lifetime)))
-
-    @rule(identity=st.sampled_from(IDENTITIES), sent=st.booleans())
-    def run_task(self, identity: uuid.UUID, sent: bool) -> None:
-        """A task that may have run before, and may fail before it sends anything."""
-        pointer = self.write("orders", 200, identity)
-        if sent:
-            self.send("orders", pointer)
 
     @rule()
     def begin_transaction(self) -> None:
@@ -193,7 +183,6 @@ class Life(RuleBasedStateMachine):
             "s": self.send_late,
             "t": lambda: self.wait(1),
             "T": lambda: self.wait(GRACE + 1),
-            "i": lambda: self.run_task(IDENTITIES[0], True),
             "x": lambda: self.retain(("orders", 0)),
             "c": lambda: [self.consume(("orders", 0), group) for group in ("fast", "slow")],
             "S": self.sweep,

@@ -37,7 +37,7 @@ def sent_to(topic: str) -> tuple[list[Message], list[bytes]]:
     ):
         cc = configured(strategy, key_id="k2" if number == 2 else "k1")
         payload = f"{topic} {number} ".encode().ljust(size, b".")
-        with cc.outbound(payload, destination=topic, headers={}, limit=LIMIT, identity=uuid.UUID(int=number)) as out:
+        with cc.outbound(payload, destination=topic, headers={}, limit=LIMIT) as out:
             messages += [(topic, bytes(each.data), dict(each.headers or {})) for each in out.envelopes]
             if number == 2 and out.abort is not None:
                 messages.append((topic, out.abort.data, dict(out.abort.headers)))

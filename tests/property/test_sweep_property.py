@@ -1,11 +1,10 @@
-"""Sweeps beside writers, rollbacks, repeated tasks, other sweeps and crashes: nothing goes too early, nothing stays."""
+"""Sweeps beside writers, rollbacks, other sweeps and crashes: nothing goes too early, nothing stays."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,11 +21,8 @@ from tests.hypothesis_examples import examples
 
 GRACE = 5
 LIFETIMES = st.sampled_from([None, 1, 10, 100])
-IDENTITIES = [uuid.UUID(int=number) for number in range(2)]
-
-
 Events = Iterator[Callable[[], object]]
-SCRIPT = st.lists(st.sampled_from("--wrtk"), max_size=6)
+SCRIPT = st.lists(st.sampled_from("--wtk"), max_size=6)
 
 
 class Killed(BaseException):
@@ -92,13 +88,6 @@ class Life(RuleBasedStateMachine):
         self.readable[pointer.key] = pointer, payload
         return pointer
 
-    @rule(identity=st.sampled_from(IDENTITIES))
-    def write_again(self, identity: uuid.UUID) -> None:
-        """A task that may have run before; its destination looks like a time in a key."""
-        self.store.ttl_seconds = 10
-        pointer = self.store.write(b"task", destination="orders-20010101T000000Z-1s", identity=identity)
-        self.readable[pointer.key] = pointer, b"task"
-
     @rule(pointer=consumes(pointers))
     def roll_back(self, pointer: Pointer) -> None:
         self.readable.pop(pointer.key, None)
@@ -110,12 +99,11 @@ class Life(RuleBasedStateMachine):
 
     @rule(target=pointers, listing=SCRIPT, deleting=SCRIPT, lifetime=LIFETIMES)
     def sweep(self, listing: list[str], deleting: list[str], lifetime: int | None) -> object:
-        """Sweep while others write (w), repeat tasks (r), sweep (t) or kill it (k)."""
+        """Sweep while others write (w), sweep (t) or kill it (k)."""
         written: list[Pointer] = []
         steps = {
             "-": lambda: None,
             "w": lambda: written.append(self.written(lifetime, b"meanwhile")),
-            "r": lambda: self.write_again(IDENTITIES[0]),
             "t": self.sweep_to_the_end,
             "k": self.die,
         }

@@ -41,11 +41,11 @@ class Rig:
         for topic in ("orders", "orders.dlq", "bills"):
             self.broker.create_topic(topic, partitions=2)
 
-    def write(self, topic: str = "orders", *, days: float = 3, identity: uuid.UUID | None = None):
+    def write(self, topic: str = "orders", *, days: float = 3):
         """Store a payload that was written some days ago; return its pointer."""
         store = self.cc.store("disk")
         store.context = StoreContext(name="disk", clock=lambda: time.time() - days * DAY)
-        return store.write(PAYLOAD, destination=topic, identity=identity)
+        return store.write(PAYLOAD, destination=topic)
 
     def send(self, pointer, topic: str = "orders", key: bytes = b"k"):
         """Append a message with a pointer; return the pointer."""
@@ -272,20 +272,6 @@ def test_groups_of_a_secure_kafka_need_settings_of_their_own(name):
     assert "secret" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"the Kafka client refuses its settings: check topics\[0\].admin"):
         WholeTopics.of({**topics, "admin": {"no.such.setting": "secret"}}, path="topics[0]").consumed()
-
-
-def test_a_payload_that_is_written_again_stays(rig):
-    """A task that runs again writes the same key; its message is still to come."""
-    identity = uuid.uuid4()
-    pointer = rig.write(identity=identity)
-
-    with rig.collect() as report:
-        assert report.count == 1
-        rig.write(identity=identity, days=1.5)
-        deletion = report.delete(force=True)
-
-    assert (deletion.changed, deletion.deleted) == (1, 0)
-    assert rig.readable(pointer) == [True]
 
 
 def test_nothing_is_deleted_if_there_is_no_pointer_at_all(rig):

@@ -1,9 +1,8 @@
-"""``df.transform(offload(...))``: payloads to messages; rerunning tasks stores nothing twice."""
+"""``df.transform(offload(...))``: payloads to messages."""
 
 from __future__ import annotations
 
 import os
-import uuid
 from pathlib import Path
 
 import pytest
@@ -73,69 +72,16 @@ def test_chunks_are_rows_that_stay_together(spark, config):
     assert [bytes(outcome.payload) for outcome in outcomes] == [b"c" * 2500, b"s"]
 
 
-def test_a_task_that_is_run_again_writes_nothing_twice(spark, config):
+def test_a_task_that_is_run_again_writes_payloads_of_its_own(spark, config):
     """Each action runs the tasks again, as a retry does."""
     df = frame(spark, [os.urandom(3000) for _ in range(6)], partitions=3)
     sent = df.transform(offload("payload", destination="orders", config=config))
 
     first, second = sent.collect(), sent.collect()
 
-    assert len(stored(config)) == 6
-    assert pointers(config, first) == pointers(config, second)
-    assert df.transform(offload("payload", destination="orders", config=config)).count() == 6
-    assert len(stored(config)) == 12, "another run has names of its own"
-
-
-def test_a_task_that_fails_half_way_leaves_what_its_next_attempt_uses(config):
-    stage, rows = stage_of(config), [batch_of([os.urandom(3000) for _ in range(5)])]
-    with pytest.raises(RuntimeError):
-        list(stage_rows(stage, ("", 3), [*rows, RuntimeError("the node is gone")]))
-    left = stored(config)
-
-    messages = list(stage_rows(stage, ("", 3), rows))
-
-    assert (len(left), len(messages)) == (5, 5)
-    assert stored(config) == left
-
-
-def test_other_rows_in_the_same_place_never_overwrite(config):
-    """If the order of rows changes between attempts, payloads of the first attempt must stay unchanged."""
-    stage = stage_of(config)
-    first = list(stage_rows(stage, ("", 0), [batch_of([b"a" * 3000, b"b" * 3000])]))
-    second = list(stage_rows(stage, ("", 0), [batch_of([b"b" * 3000, b"a" * 3000])]))
-
     cc = claimcheck.from_dict(config)
-    assert [cc.resolve(bytes(value)) for value in first + second] == [
-        b"a" * 3000, b"b" * 3000, b"b" * 3000, b"a" * 3000
-    ]  # fmt: skip
-    assert len(stored(config)) == 4
-
-
-def test_micro_batches_are_known_by_query_and_number(config):
-    """After a restart the run is new, but the query and its micro-batch are the same."""
-    rows = [batch_of([b"a" * 3000])]
-
-    one = list(stage_rows(stage_of(config), ("query/7", 0), rows))
-    again = list(stage_rows(stage_of(config), ("query/7", 0), rows))
-    other = list(stage_rows(stage_of(config), ("query/8", 0), rows))
-
-    assert len(stored(config)) == 2
-    assert keys_of(config, one) == keys_of(config, again) != keys_of(config, other)
-
-
-def test_what_fails_removes_nothing_that_another_attempt_may_have_made_known(config, monkeypatch):
-    stage = stage_of(config)
-    [known] = stage_rows(stage, ("", 0), [batch_of([b"a" * 3000])])
-
-    def broken(self, pointer, source):
-        raise OSError("the disk is full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("claimcheck.stores.filesystem.FilesystemStore._write", broken)
-        with pytest.raises(claimcheck.StoreError):
-            list(stage_rows(stage, ("", 0), [batch_of([b"a" * 3000])]))
-
-    assert claimcheck.from_dict(config).resolve(bytes(known)) == b"a" * 3000
+    assert len({cc.pointer(row.value).key for row in first + second}) == len(stored(config)) == 12
+    assert [cc.resolve(row.value) for row in first] == [cc.resolve(row.value) for row in second]
 
 
 def test_on_a_stream(spark, config, tmp_path):
@@ -178,54 +124,3 @@ def test_mistakes_are_told_on_the_driver(spark, config, arguments, words):
 
     with pytest.raises(ConfigError, match=words):
         frame(spark, []).transform(offload(**given))
-
-
-# The stage, without Spark ---------------------------------------------------------------------------------------
-
-
-def batch_of(payloads):
-    import pyarrow as pa
-
-    return pa.RecordBatch.from_arrays([pa.array(payloads, type=pa.binary())], names=["payload"])
-
-
-def stage_of(config):
-    from claimcheck.spark import _offload as offloading
-    from claimcheck.spark._reading import Reading
-    from claimcheck.spark._worker import as_config
-
-    reading = Reading(config=as_config(config), concurrency=1, max_inflight_bytes=1 << 20)
-    columns = offloading._Columns(
-        payload=0,
-        key=None,
-        headers=None,
-        kept=(),
-        names=("value", "headers"),
-        text_key=False,
-        all_names=("payload",),
-    )
-    return offloading._OffloadStage(reading, uuid.uuid4().bytes, columns, "orders", None)
-
-
-def stage_rows(stage, place, batches):
-    """Yield the messages of a task; an exception among the batches is raised."""
-
-    def coming():
-        for batch in batches:
-            if isinstance(batch, Exception):
-                raise batch
-            yield batch
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("claimcheck.spark._offload.task_id", lambda: place)
-        for batch in stage(coming()):
-            yield from batch.column("a0").to_pylist()
-
-
-def keys_of(config, values):
-    cc = claimcheck.from_dict(config)
-    return [cc.pointer(bytes(value)).key for value in values]
-
-
-def pointers(config, rows):
-    return keys_of(config, [row.value for row in rows])

@@ -48,7 +48,7 @@ def opened(options: dict[str, Any], **more: Any) -> claimcheck.ClaimCheck:
 
 
 def write(cc: claimcheck.ClaimCheck, piece: bytes) -> tuple[Any, bytes]:
-    pointer = cc.store("chunks").write(piece, destination=f"chunk-{uuid.uuid4()}", identity=uuid.uuid4())
+    pointer = cc.store("chunks").write(piece, destination=f"chunk-{uuid.uuid4()}")
     return pointer, cc.seal(pointer)
 
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import claimcheck
 from claimcheck import MissingDependencyError
-from claimcheck._content import compression as _compression
 from claimcheck._content.compression import CODECS, Damaged, DecompressingReader, compress, sample_of, shrinks
 from claimcheck._wire.buffers import PieceReader
 from claimcheck._wire.digest import digest_of
@@ -198,13 +197,6 @@ def test_a_sample_is_small_and_includes_both_ends(size):
     assert len(sample) == min(size, 65_536)
     assert sample[0] == payload[0]
     assert sample[-1] == payload[-1]
-
-
-@every_codec
-def test_the_fingerprint_names_what_the_stream_depends_on(codec):
-    fingerprints = {_compression.fingerprint(codec, level) for level in (None, 2, 3)}
-    assert len(fingerprints) == 3
-    assert all(text.startswith(f"{codec}-") for text in fingerprints)
 
 
 @every_codec

@@ -1,7 +1,5 @@
 """Copies of stored payloads; tests/conformance has the rest."""
 
-import uuid
-
 import pytest
 
 from claimcheck._store.contract import StoreContext
@@ -10,8 +8,7 @@ from claimcheck.stores.filesystem import FilesystemStore
 from claimcheck.stores.memory import MemoryStore
 from claimcheck.testing import FaultyStore
 
-IDENTITY = uuid.UUID(int=7)
-LARGE = bytes(range(256)) * (9 << 12)  # over what an identified copy keeps in memory
+LARGE = bytes(range(256)) * (9 << 12)
 
 
 @pytest.fixture
@@ -30,39 +27,16 @@ def files(tmp_path, folder="archive"):
     return [path for path in (tmp_path / folder).rglob("*") if path.is_file()]
 
 
-def test_a_large_payload_with_an_identity_goes_through_a_file(store, archive, tmp_path):
-    pointer = store.write(LARGE, destination="orders")
-
-    copies = [store.copy(pointer, to=archive, identity=IDENTITY) for _ in range(2)]
-
-    assert copies[0].key == copies[1].key
-    assert archive.read(copies[0]) == LARGE
-    assert len(files(tmp_path)) == 1
-
-
-@pytest.mark.parametrize("identity", [None, IDENTITY])
 @pytest.mark.parametrize("size", [1000, len(LARGE)])
-def test_a_damaged_payload_leaves_no_copy(store, archive, tmp_path, identity, size):
+def test_a_damaged_payload_leaves_no_copy(store, archive, tmp_path, size):
     pointer = store.write(LARGE[:size])
     (path,) = files(tmp_path, "source")
     path.write_bytes(bytes(size))
 
     with pytest.raises(IntegrityError):
-        store.copy(pointer, to=archive, identity=identity)
+        store.copy(pointer, to=archive)
 
     assert files(tmp_path) == []
-
-
-def test_a_damaged_payload_does_not_replace_its_good_copy(store, archive, tmp_path):
-    pointer = store.write(LARGE)
-    copied = store.copy(pointer, to=archive, identity=IDENTITY)
-    (path,) = files(tmp_path, "source")
-    path.write_bytes(bytes(len(LARGE)))
-
-    with pytest.raises(IntegrityError):
-        store.copy(pointer, to=archive, identity=IDENTITY)
-
-    assert archive.read(copied) == LARGE
 
 
 def test_errors_of_either_store_are_its_own(archive):
@@ -88,5 +62,3 @@ def test_a_payload_may_live_longer_than_others(store, shortest, lifetime):
 def test_no_lifetime(store, seconds):
     with pytest.raises(ConfigError, match="ttl_seconds"):
         store.write(b"payload", min_ttl_seconds=seconds)
-    with pytest.raises(ConfigError, match="ttl_seconds"):
-        store.extend(store.write(b"payload"), seconds)

@@ -53,18 +53,17 @@ def test_a_payload_is_one_plain_file(store, tmp_path):
     unique=st.uuids(),
     created_ms=st.integers(0, 250_000_000_000_000),
     ttl=st.none() | st.integers(0, 10**9),
-    fresh=st.booleans(),
 )
-def test_a_new_key_has_the_folder_in_which_a_listing_expects_it(destination, unique: UUID, created_ms, ttl, fresh):
+def test_a_new_key_has_the_folder_in_which_a_listing_expects_it(destination, unique: UUID, created_ms, ttl):
     store = FilesystemStore(path="claims", ttl_seconds=ttl)
 
     expires_ms = None if ttl is None else created_ms + ttl * 1000
-    key = store._key(destination, unique, created_ms=created_ms, expires_ms=expires_ms, fresh=fresh)
+    key = store._key(destination, unique, created_ms=created_ms, expires_ms=expires_ms)
     known = store._lifetime_of(key)
 
     assert known is not None
-    assert known.is_known
-    assert (known.created_ms and known.created_ms // 1000) == (created_ms // 1000 if fresh else None)
+    assert known.created_ms is not None
+    assert known.created_ms // 1000 == created_ms // 1000
     assert known.lifetime_ms == (None if ttl is None else ttl * 1000)
 
 

@@ -89,12 +89,6 @@ class TestCandidates:
     def test_payloads_of_other_destinations_are_none(self, store, destination, verdict):
         assert self.verdict(store, 0, destination=destination) == verdict
 
-    def test_a_task_that_runs_again_renews_its_payload_only_if_it_has_a_lifetime(self, store):
-        assert self.verdict(store, 0, identity=uuid.UUID(int=1)) == "candidate"
-        store.delete(list(store.scan()))
-        store.ttl_seconds = None
-        assert self.verdict(store, 0, identity=uuid.UUID(int=1)) == "unknown"
-
     @pytest.mark.parametrize(
         ("entry", "verdict"),
         [

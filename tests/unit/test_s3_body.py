@@ -10,7 +10,7 @@ import pytest
 
 from claimcheck._store.contract import StoreContext
 from claimcheck._threads import Interrupted, interruptible
-from claimcheck.errors import KeyTakenError, StoreError
+from claimcheck.errors import StoreError
 from claimcheck.stores.s3 import S3Store
 from claimcheck.stores.s3._upload import ViewFile
 from tests.parts import divided
@@ -100,7 +100,6 @@ class TestChecksumInTheHeader:
         (request,) = server.requests
         assert (request.body, request.headers["x-amz-checksum-crc32"]) == (LARGE, crc32_of(LARGE))
         assert request.headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
-        assert request.headers["if-none-match"] == "*"
         assert (pointer.size, pointer.checksum) == (len(LARGE), f"crc32:{zlib.crc32(LARGE):08x}")
         assert store.read(pointer) == LARGE
 
@@ -125,24 +124,6 @@ class TestChecksumInTheHeader:
             store.write(LARGE)
 
         assert len(server.objects) == 1
-
-    def test_of_a_lost_answer_is_known_all_the_same(self, server, open_store):
-        """The first try was stored; the second one is refused before its body was asked for."""
-        store = open_store(server)
-        store.write(LARGE)
-        server.answers += [Answer(), Answer(412, "PreconditionFailed")]
-
-        pointer = store.write(LARGE)
-
-        assert pointer.checksum == f"crc32:{zlib.crc32(LARGE):08x}"
-
-    def test_leaves_somebody_elses_object_alone(self, server, open_store):
-        server.answers += [Answer(412, "PreconditionFailed")]
-
-        with pytest.raises(KeyTakenError):
-            open_store(server).write(LARGE)
-
-        assert [request.method for request in server.requests] == ["PUT"]
 
 
 class TestInterrupted:

@@ -9,7 +9,6 @@ import pytest
 from claimcheck._operate.sweep import Sweep
 from claimcheck._store.contract import StoreContext
 from claimcheck.errors import ConfigError
-from claimcheck.stores.obstore import ObstoreStore
 from claimcheck.stores.s3 import S3Store
 from claimcheck.stores.s3._lifecycle import apply, rule_for, rules_of
 from tests.unit.cli.rig import ok, run
@@ -62,7 +61,7 @@ class TestListing:
         for hour in range(48):
             store.context = StoreContext(clock=lambda hour=hour: 1_700_006_400 + 3600 * hour)  # midnight
             store.write(b"payload", destination="orders")
-            store.write(b"payload", destination="orders", identity=uuid.uuid4())
+            bucket.put_object(Key=f"claims/orders-60s_{uuid.uuid4()}", Body=b"of an earlier release")
         bucket.put_object(Key="claims/zz-of-others", Body=b"")
 
         parts = [[entry.key for entry in store.scan(partition=part)] for part in store.partitions(24)]
@@ -80,35 +79,12 @@ class TestListing:
 
     def test_goes_on_after_a_thousand_objects(self, open_store, bucket):
         store = open_store(ttl_seconds=0)
-        keys = [
-            store._key("orders", uuid.uuid4(), created_ms=0, expires_ms=DAY * 1000, fresh=True) for _ in range(1001)
-        ]
+        keys = [store._key("orders", uuid.uuid4(), created_ms=0, expires_ms=DAY * 1000) for _ in range(1001)]
         for key in keys:
             bucket.put_object(Key=key, Body=b"")
 
         assert Sweep(dry_run=False).run(store).deleted == 1001
         assert list(bucket.objects.all()) == []
-
-
-class TestRepeatedTask:
-    def test_renews_the_lifetime_of_what_is_stored(self, open_store):
-        """The key is taken; but the new pointer promises a full lifetime, which counts from the object's time."""
-        store = open_store()
-        store.write(b"payload", identity=UUID)
-        sent = requests_of(store, ["PutObject"])
-
-        pointer = store.write(b"payload", identity=UUID)
-
-        assert ["If-None-Match" in params["headers"] for params in sent] == [True, False]
-        assert store.read(pointer) == b"payload"
-
-    def test_writes_nothing_again_if_there_is_no_lifetime(self, open_store):
-        store = open_store(ttl_seconds=None)
-        store.write(b"payload", identity=UUID)
-        sent = requests_of(store, ["PutObject"])
-
-        assert store.read(store.write(b"payload", identity=UUID)) == b"payload"
-        assert len(sent) == 1
 
 
 class TestLifecycleRule:
@@ -148,14 +124,6 @@ class TestLifecycleRule:
         with pytest.raises(ConfigError, match=text):
             rule_for(open_store(**options), grace_seconds=0, others=others)
 
-    @pytest.mark.parametrize(("dead_letters", "days"), [(1, 7), (30, 30)])
-    def test_keeps_the_payloads_of_dead_letters(self, open_store, dead_letters, days):
-        store = open_store(ttl_seconds=7 * DAY)
-
-        rule = rule_for(store, grace_seconds=0, others=[], dead_letter_ttl_seconds=dead_letters * DAY)
-
-        assert rule.days == days
-
     def test_may_cover_a_store_with_a_shorter_lifetime(self, open_store):
         inside = open_store("other", prefix="claims/team", ttl_seconds=1)
         assert rule_for(open_store(), grace_seconds=0, others=[inside]).days == 1
@@ -185,23 +153,6 @@ class TestCommand:
         assert "the rule differs" in ok("lifecycle").stdout
         assert len(rules_of(open_store())) == 2
 
-    def test_counts_the_dead_letters_of_every_destination(self, tmp_path):
-        with (tmp_path / "claimcheck.yaml").open("a") as file:
-            file.write("\ndestinations: {orders: {dead_letter_ttl_seconds: 2592000}}\n")
-
-        assert "delete objects after 31 days" in ok("lifecycle").stdout
-
     @pytest.mark.parametrize(("arguments", "code"), [(["--store", "m"], 3), (["--store", "none"], 3)])
     def test_refuses(self, arguments, code):
         assert run("lifecycle", *arguments).exit_code == code
-
-
-def test_obstore_renews_the_lifetime_of_what_is_stored():
-    store = ObstoreStore(url="memory:///renewed", ttl_seconds=600)
-    first = store.write(b"payload", identity=UUID)
-    (before,) = store.scan()
-
-    assert store.write(b"payload", identity=UUID).key == first.key
-
-    (after,) = store.scan()
-    assert after.version != before.version

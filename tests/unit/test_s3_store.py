@@ -8,7 +8,6 @@ import uuid
 import zlib
 from dataclasses import replace
 
-import boto3
 import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.exceptions import (
@@ -19,7 +18,9 @@ from botocore.exceptions import (
     ReadTimeoutError,
 )
 
+from claimcheck._content.source import Source
 from claimcheck._store.contract import StoreContext
+from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import (
     ConfigError,
     KeyTakenError,
@@ -90,7 +91,7 @@ def answer(request, status, code):
 
 
 class TestSinglePut:
-    def test_sends_own_checksum_and_condition(self, open_store, bucket):
+    def test_sends_own_checksum(self, open_store, bucket):
         store, payload = open_store(prefix="claims"), b"payload" * 1000
         line = Line(store._s3())
 
@@ -98,7 +99,6 @@ class TestSinglePut:
 
         headers = line.requests[0].headers
         assert base64.b64decode(headers["x-amz-checksum-crc32"]) == zlib.crc32(payload).to_bytes(4, "big")
-        assert headers["If-None-Match"] == b"*"
         assert (len(line.requests), line.bodies) == (1, [payload])
         assert pointer.key == f"claims/{KEY}"
 
@@ -125,36 +125,25 @@ class TestSinglePut:
 
         assert seen[0] is payload
 
-    def test_knows_its_own_object_when_an_answer_was_lost(self, open_store, monkeypatch):
-        """The first try was stored and its answer lost: the second one meets what the first has made."""
-        monkeypatch.setattr("botocore.endpoint.time.sleep", lambda seconds: None)
-        store = open_store()
-        client = store._s3()
-        Line(client, (500, "InternalError"), (412, "PreconditionFailed"))
-        boto3.client("s3").put_object(Bucket="payloads", Key=KEY, Body=b"payload")
-
-        pointer = store.write(b"payload", destination="orders")
-
-        assert store.read(pointer) == b"payload"
-
-    def test_leaves_somebody_elses_object_alone(self, open_store, bucket):
+    def test_only_a_record_must_be_the_first_one(self, open_store, bucket):
         bucket.Object(KEY).put(Body=b"somebody else's")
+        record = Pointer(key=KEY, size=1)
 
         with pytest.raises(KeyTakenError):
-            open_store().write(b"payload", destination="orders")
+            open_store()._write(record, Source(b"x", limit=1))
 
         assert bucket.Object(KEY).get()["Body"].read() == b"somebody else's"
+        open_store()._write(replace(record, created_ms=1), Source(b"y", limit=1))
+        assert bucket.Object(KEY).get()["Body"].read() == b"y"
 
-    def test_does_without_the_condition_where_the_server_knows_none(self, open_store, caplog):
-        store, payload = open_store(), b"payload" * 100
+    def test_does_without_the_condition_where_the_server_knows_none(self, open_store, bucket, caplog):
+        store = open_store()
         line = Line(store._s3(), (501, "NotImplemented"))
 
-        assert store.read(store.write(payload)) == payload
-        store.context = replace(store.context, new_uuid=uuid.uuid4)
-        store.write(payload)
+        store._write(Pointer(key=KEY, size=1), Source(b"x", limit=1))
 
-        conditions = [request.headers.get("If-None-Match") for request in line.requests if request.method == "PUT"]
-        assert conditions == [b"*", None, None]
+        assert [request.headers.get("If-None-Match") for request in line.requests] == [b"*", None]
+        assert bucket.Object(KEY).get()["Body"].read() == b"x"
         assert "If-None-Match" in caplog.text
 
 
@@ -167,7 +156,6 @@ class TestMultipart:
 
         assert [request.method for request in line.requests] == ["POST", "PUT", "PUT", "PUT", "POST"]
         assert all("x-amz-checksum-crc32" in request.headers for request in line.requests[1:4])
-        assert line.requests[-1].headers["If-None-Match"] == b"*"
         assert store.read(pointer) == payload
 
     def test_is_aborted_when_a_part_fails(self, open_store, bucket):

@@ -62,11 +62,6 @@ class Operations(StoreKit):
         assert payload is not None
         self.entries[pointer.key] = payload
 
-    def test_a_file_has_no_identity(self, store: Store) -> None:
-        """A file cannot be read a second time."""
-        with pytest.raises(PayloadTypeError, match="identity"):
-            store.write(payloads.Unseekable(payloads.Zeros(10)), identity=uuid.uuid4())
-
     @pytest.mark.parametrize("payload", REFUSED)
     def test_what_is_no_payload_is_refused(self, store: Store, events: list[OperationEvent], payload: str) -> None:
         """Text, ``None``, generators and closed files are refused before any I/O."""
@@ -162,17 +157,6 @@ class Operations(StoreKit):
             assert not file.seekable()
             with pytest.raises(io.UnsupportedOperation):
                 file.seek(3)
-
-    def test_copies_with_an_identity_are_one(self, store: Store, open_store: OpenStore) -> None:
-        """A task that runs again uses the same key; a medium with keys of its own may store a second copy."""
-        other, identity = open_store(name="archive"), uuid.uuid4()
-        pointer = store.write(payloads.content(3000), destination="orders")
-
-        first, second = (store.copy(pointer, to=other, identity=identity) for _ in range(2))
-
-        assert str(identity) in first.key
-        assert first.key.partition("@")[0] == second.key.partition("@")[0]
-        assert other.read(first) == other.read(second) == payloads.content(3000)
 
     def test_pointer_says_what_readers_need(self, open_store: OpenStore, store: Store) -> None:
         """A pointer survives encoding, has times of the store's clock, and is all that a reader needs."""

@@ -15,7 +15,7 @@ from claimcheck._operate.sweep import Sweep
 from claimcheck._store.contract import StoreContext
 from claimcheck.errors import ConfigError, ScanNotSupportedError, StoreError, StoreUnavailableError
 from claimcheck.hooks import Hooks, SweepEvent
-from claimcheck.stores._files import PARTIAL_SUFFIX
+from claimcheck.stores._files import PARTIAL_SUFFIX, folder_for
 from claimcheck.stores.filesystem import FilesystemStore
 from claimcheck.stores.memory import MemoryStore
 from claimcheck.testing import FaultyStore
@@ -75,31 +75,35 @@ class TestVerdicts:
 
     def test_a_payload_without_a_lifetime_stays(self, memory, clock):
         memory.ttl_seconds = None
-        pointers = [memory.write(b"payload"), memory.write(b"payload", identity=uuid.uuid4())]
+        pointer = memory.write(b"payload")
         memory.ttl_seconds = 1
 
         clock.sleep(10**9)
 
-        assert sweep(memory, clock, unmarked_lifetime_seconds=1).kept == {"unlimited": 2}
-        assert all(memory.read(pointer) for pointer in pointers)
+        assert sweep(memory, clock, unmarked_lifetime_seconds=1).kept == {"unlimited": 1}
+        assert memory.read(pointer) == b"payload"
 
     def test_a_shorter_ttl_does_not_shorten_the_life_of_what_is_stored(self, memory, clock):
         memory.ttl_seconds = 1000
-        pointers = [memory.write(b"payload"), memory.write(b"payload", identity=uuid.uuid4())]
+        pointer = memory.write(b"payload")
         memory.ttl_seconds = 1
 
         clock.sleep(900)
 
-        assert sweep(memory, clock).kept == {"alive": 2}
-        assert all(memory.read(pointer) for pointer in pointers)
+        assert sweep(memory, clock).kept == {"alive": 1}
+        assert memory.read(pointer) == b"payload"
 
-    def test_keys_of_earlier_releases_stay_unless_their_lifetime_is_given(self, memory, clock):
-        memory._payloads[OLD_KEY], memory._written_ms[OLD_KEY] = b"payload", int(clock() * 1000)
-        clock.sleep(100)
+    @pytest.mark.parametrize("key", [OLD_KEY, f"ab/orders-60s_{OLD_KEY[-36:]}", f"ab/orders-never_{OLD_KEY[-36:]}"])
+    def test_keys_of_earlier_releases_stay_unless_their_lifetime_is_given(self, disk, tmp_path, key):
+        key = key.replace("ab/", folder_for(key, None))
+        (tmp_path / key).parent.mkdir(exist_ok=True)
+        (tmp_path / key).write_bytes(b"payload")
+        age(tmp_path / key, 100)
 
-        assert sweep(memory, clock).kept == {"unknown": 1}
-        assert sweep(memory, clock, unmarked_lifetime_seconds=96).kept == {"alive": 1}
-        assert sweep(memory, clock, unmarked_lifetime_seconds=95).deleted == 1
+        assert Sweep(dry_run=False, grace_seconds=5).run(disk).kept == {"unknown": 1}
+        assert disk.read(claimcheck.Pointer(key=key, size=7)) == b"payload"
+        assert Sweep(dry_run=False, grace_seconds=5, unmarked_lifetime_seconds=99).run(disk).kept == {"alive": 1}
+        assert Sweep(dry_run=False, grace_seconds=5, unmarked_lifetime_seconds=90).run(disk).deleted == 1
 
     def test_a_dry_run_deletes_nothing(self, memory, clock):
         pointer = memory.write(b"payload")
@@ -127,18 +131,6 @@ class TestRuns:
 
         assert (report.scanned, report.deleted) == (500, 500)
         assert list(memory.scan()) == []
-
-    @pytest.mark.parametrize("delete", ["delete", "_discard"], ids=["before the comparison", "after it"])
-    def test_an_entry_that_is_written_again_before_it_goes_stays(self, memory, clock, delete):
-        identity = uuid.uuid4()
-        memory.write(b"payload", identity=identity)
-        clock.sleep(100)
-        entries = list(memory.scan())
-
-        pointer = memory.write(b"payload", identity=identity)
-
-        assert [each.outcome for each in getattr(memory, delete)(entries)] == ["changed"]
-        assert memory.read(pointer) == b"payload"
 
     def test_nothing_is_deleted_that_is_not_in_a_listing(self, memory, disk, tmp_path):
         (tmp_path / "notes.txt").write_text("kept")
@@ -207,7 +199,8 @@ class TestRuns:
         with claimcheck.from_dict(
             {"stores": {"m": {"type": "memory", "space": "swept", "ttl_seconds": 0}}}, hooks=[events.append]
         ) as cc:
-            cc.store("m").write(b"payload", identity=uuid.uuid4())
+            cc.store("m").context = StoreContext(name="m", clock=lambda: time.time() - 2, hooks=cc.hooks)
+            cc.store("m").write(b"payload")
 
             assert cc.sweep("m", grace_seconds=0).expired == 1
             assert cc.sweep("m", grace_seconds=0, dry_run=False).deleted == 1
@@ -239,9 +232,8 @@ class TestFiles:
 
         assert [entry.key for entry in disk.scan()] == [pointer.key]
 
-    @pytest.mark.parametrize("identity", [None, uuid.uuid4()])
-    def test_only_files_in_the_folder_of_their_key_are_listed(self, disk, tmp_path, identity):
-        kept = disk.write(b"payload", identity=identity)
+    def test_only_files_in_the_folder_of_their_key_are_listed(self, disk, tmp_path):
+        kept = disk.write(b"payload")
         folder, _, name = kept.key.rpartition("/")
         shard = folder[-2:]
         wrong = "00" if shard != "00" else "01"
@@ -340,30 +332,6 @@ class TestFiles:
         with pytest.raises(StoreError):
             disk.rollback(pointer)
         assert (outside / OLD_KEY).exists()
-
-    @pytest.mark.parametrize("has_links", [True, False])
-    def test_a_file_that_replaces_another_while_it_is_deleted_gets_its_name_back(
-        self, disk, tmp_path, monkeypatch, has_links
-    ):
-        """The moment between the comparison and the deletion; also on file systems without hard links."""
-        if not has_links:
-            monkeypatch.setattr(os, "link", refuse)
-        identity = uuid.uuid4()
-        pointer = disk.write(b"payload", identity=identity)
-        age(tmp_path / pointer.key, 4000)
-        rename = os.rename
-
-        def write_first(*arguments, **options):
-            monkeypatch.setattr(os, "rename", rename)
-            disk.write(b"payload", identity=identity)
-            rename(*arguments, **options)
-
-        monkeypatch.setattr(os, "rename", write_first)
-        report = Sweep(dry_run=False, grace_seconds=0).run(disk)
-
-        assert (report.expired, report.deleted, report.skipped) == (1, 0, 1)
-        assert disk.read(pointer) == b"payload"
-        assert files(tmp_path) == [pointer.key.rpartition("/")[2]]
 
 
 @pytest.fixture(params=["memory", "filesystem", "redis", "s3"])

@@ -33,9 +33,9 @@ _TOGETHER_SECONDS = _AGAIN_SECONDS + 1.0  # two looks can be so far apart
 
 def run(lab: Lab) -> Experiment:
     """Send one payload in each mode and case, and read all of them again and again until something is missing."""
-    cases: list[tuple[Mode, str]] = [(mode, LIFETIME) for mode in lab.modes if mode in ("external", "hybrid")]
+    cases: list[tuple[Mode, str]] = [(mode, LIFETIME) for mode in lab.strategies if mode != "chunking"]
     if lab.broker.retention_source is not None:
-        cases += [(mode, RETENTION) for mode in lab.modes]
+        cases += [(mode, RETENTION) for mode in lab.strategies]
     with contextlib.ExitStack() as stack:
         lab.progress("connecting")
         swept = threading.Event()

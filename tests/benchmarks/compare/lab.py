@@ -13,10 +13,10 @@ from claimcheck._client import ClaimCheck
 from claimcheck.config import Config
 from claimcheck.hooks import Hook
 from tests.benchmarks.compare.broker import Broker, TopicSettings
-from tests.benchmarks.compare.model import MODES, Mode, NotMeasuredError
-from tests.benchmarks.compare.payloads import Payloads
-from tests.benchmarks.compare.process import Role, Worker, WorkerSpec
+from tests.benchmarks.compare.model import MODES, STRATEGIES, Mode, NotMeasuredError
+from tests.benchmarks.compare.payloads import make
 from tests.benchmarks.compare.store_space import StoreSpace
+from tests.benchmarks.compare.worker import Role, Worker, WorkerSpec
 
 PREFIX = "claimcheck-compare-"
 """The names of all topics and the parts of stores begin with this."""
@@ -46,7 +46,6 @@ class Lab:
     space: StoreSpace
     sizes: tuple[int, ...]
     rounds: int = 5
-    payloads: Payloads = field(default_factory=Payloads)
     quick: bool = False
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     progress: Callable[[str], None] = _silent
@@ -64,6 +63,10 @@ class Lab:
     def modes(self) -> tuple[Mode, ...]:
         """The modes that can be compared: without a store there is no ``external`` and no ``hybrid``."""
         return MODES if self.space.name is not None else ("chunking", "native")
+
+    @property
+    def strategies(self) -> tuple[Mode, ...]:
+        return STRATEGIES if self.space.name is not None else ("chunking",)
 
     def config(self, mode: Mode, **store_options: object) -> Config:
         """Return the user's configuration with the strategy of a mode, in the run's part of the store.
@@ -101,13 +104,13 @@ class Lab:
     # Payloads and topics ---------------------------------------------------------------------------------------
 
     def payload(self, size: int, number: int) -> bytes:
-        """Return payload ``number`` of this size; `Payloads.verify` recognizes it."""
-        return self.payloads.make(size, number)
+        """Return payload ``number`` of this size; `verify` recognizes it."""
+        return make(size, number)
 
-    def settings(self, mode: Mode, largest: int, *, partitions: int = 1) -> TopicSettings:
+    def settings(self, mode: Mode, largest: int) -> TopicSettings:
         """Return settings for payloads up to a size: ``native`` needs a raised limit."""
         raised = max(largest + _HEADROOM_BYTES, self.broker.limit_bytes) if mode == "native" else None
-        return TopicSettings(partitions=partitions, max_message_bytes=raised)
+        return TopicSettings(max_message_bytes=raised)
 
     def topic(self, mode: Mode, purpose: str, settings: TopicSettings | None = None) -> str:
         """Create a topic with a unique name; it is deleted after the experiment, or by `delete_topic`."""
@@ -150,7 +153,6 @@ class Lab:
             max_message_bytes=max_message_bytes,
             session_seconds=session_seconds,
             kill_after=kill_after,
-            payloads=self.payloads.folder,
         )
         worker = Worker(spec, ended=self._forget)
         self._workers.append(worker)

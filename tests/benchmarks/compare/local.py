@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from tests.benchmarks.compare.model import CompareError, Mode
 LIMIT_BYTES = 1 << 20
 """The largest message by default."""
 
-_POLL_SECONDS = 0.05
 _FILES = ("", "-wal", "-shm")
 
 
@@ -88,8 +86,6 @@ class EmbeddedBroker:
         self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
     ) -> Consumer:
         broker = LocalBroker(self._path(topic))
-        if mode == "native":
-            return _NativeConsumer(broker, group, topic)
         return _Consumer(broker, LocalConsumer(broker, cc, topics=[topic], group=group), topic)
 
     def close(self) -> None:
@@ -152,38 +148,4 @@ class _Consumer:
 
     def close(self) -> None:
         self._consumer.close()
-        self._broker.close()
-
-
-class _NativeConsumer:
-    """Reads messages in order, and keeps a position for each partition in the broker's file."""
-
-    def __init__(self, broker: LocalBroker, group: str, topic: str) -> None:
-        self._broker, self._group, self._topic = broker, group, topic
-        with broker.database.write() as db:
-            db.execute("CREATE TABLE IF NOT EXISTS native (grp, partition, offset, PRIMARY KEY (grp, partition))")
-            known = dict(db.execute("SELECT partition, offset FROM native WHERE grp = ?", (group,)).fetchall())
-        self._next = {partition: known.get(partition, 0) for partition in range(broker.partitions(topic))}
-
-    def receive(self, timeout: float) -> Received | None:
-        end = time.monotonic() + timeout
-        while True:
-            for partition, offset in self._next.items():
-                for message in self._broker.fetch(self._topic, partition, offset, 1):
-                    del self._next[partition]
-                    self._next[partition] = offset + 1
-                    return Received(message.value, None, partition, offset, message)
-            if time.monotonic() >= end:
-                return None
-            time.sleep(_POLL_SECONDS)
-
-    def commit(self, received: Received) -> None:
-        row = (self._group, received.partition, int(received.position) + 1)
-        with self._broker.database.write() as db:
-            db.execute("INSERT OR REPLACE INTO native (grp, partition, offset) VALUES (?, ?, ?)", row)
-
-    def seek(self, partition: int, position: int | str) -> None:
-        self._next[partition] = int(position)
-
-    def close(self) -> None:
         self._broker.close()

@@ -69,11 +69,9 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @broker_options
 @click.option("--config", metavar="FILE", type=_FILE, help="Your configuration; its store is measured.")
 @click.option("--sizes", metavar="SIZES", callback=parse_sizes, help="Payload sizes, for example 64KiB,1MiB,10MiB.")
-@click.option("--payloads", metavar="DIR", type=click.Path(exists=True, file_okay=False), help="Sizes and contents.")
 @click.option("--only", metavar="NAMES", callback=_names, help="Run some experiments only, for example speed,seek.")
 @click.option("--rounds", type=click.IntRange(1, 1000), help="How often measurements are repeated.  [default: 5]")
 @click.option("--quick", is_flag=True, help="A short test run; its figures are not reliable.")
-@click.option("--prices", metavar="FILE", type=_FILE, help="Prices for the cost per month.  [default: an example]")
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), default="compare-results", show_default=True)
 @click.option("--brokers", metavar="NAMES", default="embedded,kafka,pulsar", show_default=True, help="Of those found.")
 def main(broker: BrokerOptions, config: str | None, out: Path, brokers: str, **given: Any) -> None:

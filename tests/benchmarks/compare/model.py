@@ -19,6 +19,8 @@ Mode = Literal["external", "chunking", "hybrid", "native"]
 """
 
 MODES: tuple[Mode, ...] = ("external", "chunking", "hybrid", "native")
+STRATEGIES: tuple[Mode, ...] = ("external", "chunking", "hybrid")
+"""What claimcheck does, for experiments about correctness; ``native`` is measured where bytes and seconds are."""
 
 
 class CompareError(ClaimCheckError):
@@ -71,7 +73,6 @@ PUBLISHED: dict[str, tuple[str, ...]] = {
         "incomplete chunks stay in the topic until retention",
     ),
     "speed": ("Throughput and latency",),
-    "cost": ("Cost per month",),
 }
 """The rows of the published table by experiment: the title, and what it says of an external store and of chunks."""
 

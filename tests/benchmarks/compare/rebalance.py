@@ -16,8 +16,8 @@ from tests.benchmarks.compare.broker import Consumer
 from tests.benchmarks.compare.faults import SendingClaimCheck
 from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.model import Experiment, Row, Tally, Verdict
-from tests.benchmarks.compare.process import Worker
 from tests.benchmarks.compare.trial import CHUNKS, Delivery, Trial, numbers_of, until_killed
+from tests.benchmarks.compare.worker import Worker
 
 _PAYLOADS = 4
 _KILLS = 20
@@ -35,7 +35,7 @@ def run(lab: Lab) -> Experiment:
     """Kill consumers at exact points, in each mode, and let others take over."""
     with ExitStack() as stack:
         groups: list[_Group] = []
-        for mode in lab.modes:
+        for mode in lab.strategies:
             lab.progress(f"{mode}, consumers that are killed")
             groups += _killed(stack.enter_context(Trial.of(lab, mode, "rebalance")))
         lab.progress(f"{len(groups)} consumers take over")
@@ -67,12 +67,12 @@ class _Group:
 
     def is_complete(self) -> bool:
         """Whether every payload was received by one of the consumers."""
-        return set(self.trial.sizes) <= {*self.first, *numbers_of(self.found)}
+        return self.trial.sent <= {*self.first, *numbers_of(self.found)}
 
     def row(self) -> Row:
         """Return what both consumers received."""
         counts = Counter((*self.first, *numbers_of(self.found)))
-        times = [counts[number] for number in self.trial.sizes]
+        times = [counts[number] for number in self.trial.sent]
         return {
             "mode": self.trial.mode,
             "killed after messages": str(self.killed_after),
@@ -88,8 +88,7 @@ class _Group:
 def _killed(trial: Trial) -> list[_Group]:
     """Send payloads, and kill one consumer in each of several groups."""
     _send_in_pairs(trial)
-    # Where no wrapper sees the messages, the process can be killed between payloads only.
-    messages = _PAYLOADS if trial.mode == "native" else len(trial.lab.broker.positions(trial.topic, 0))
+    messages = len(trial.lab.broker.positions(trial.topic, 0))
     chunked = messages > _PAYLOADS
     count = _QUICK_KILLS if trial.lab.quick else _KILLS if chunked else _OTHER_KILLS
     points = list(enumerate(kill_points(messages, _PAYLOADS, count, trial.lab.rng)))
@@ -113,7 +112,7 @@ def _send_in_pairs(trial: Trial) -> None:
             second = partial(trial.send_or_raise, other, number + 1)
             with SendingClaimCheck(trial.config, partial(_between, second)) as pairing:
                 trial.send_all(pairing, [number])
-            if number + 1 not in trial.sizes:
+            if number + 1 not in trial.sent:
                 second()
 
 

@@ -15,7 +15,7 @@ Run = dict[str, Any]
 """The values of a run, as in its JSON file."""
 
 STRATEGIES = ("external", "chunking")
-_PICTURED_FIRST = ("speed", "memory", "partition", "cost")
+_PICTURED_FIRST = ("speed", "memory", "partition")
 _VERDICTS = {
     "agrees": "published: right",
     "partly": "published: partly right",

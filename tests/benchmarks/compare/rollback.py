@@ -14,8 +14,8 @@ from claimcheck.testing import FaultyStore, When
 from tests.benchmarks.compare.faults import KillingStore, SendingClaimCheck, with_faulty_stores
 from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.model import Experiment, Row, Tally
-from tests.benchmarks.compare.process import Worker
 from tests.benchmarks.compare.trial import Trial, each_mode, numbers_of, until_killed
+from tests.benchmarks.compare.worker import Worker
 
 _ROLLBACK_SECONDS = 3.0
 _READ_SECONDS = 20.0
@@ -54,9 +54,6 @@ class _Bench:
         yield self._reading()
 
     def _failures(self) -> Iterator[Row]:
-        if self._trial.mode == "native":
-            yield self._failure("refused", "it is over the topic's limit", self._send_too_large)
-            return
         total = self._count_messages()
         if self._trial.mode in ("external", "hybrid"):
             yield from self._store_failures()
@@ -108,11 +105,6 @@ class _Bench:
     def _send_refused(self, number: int, *, unknown: bool = False) -> object:
         with SendingClaimCheck(self._trial.config, self._refusing(number), unknown=unknown) as cc:
             return self._send(cc)
-
-    def _send_too_large(self) -> object:
-        limit = self._trial.settings.max_message_bytes or self._trial.lab.broker.limit_bytes
-        with ClaimCheck(self._trial.config) as cc, self._trial.producer(cc) as producer:
-            return self._trial.send(producer, self._next(), size=2 * limit)
 
     def _send(self, cc: ClaimCheck) -> object:
         with self._trial.producer(cc) as producer:
@@ -172,7 +164,7 @@ class _Bench:
         if not sent:
             found |= {"messages left": self._messages() - messages, "bytes left": max(0, self._bytes() - size)}
         left = self._objects()
-        if left is None or objects is None or self._trial.mode in ("chunking", "native"):
+        if left is None or objects is None or self._trial.mode == "chunking":
             return self._row(_WHAT[kind], point, **found, **{"stored payloads left": None})
         # Of a payload that was sent nevertheless, the one in the store is the one that was sent.
         stay = (left - objects) * (kind == "store" or not sent)

@@ -29,10 +29,8 @@ from tests.benchmarks.compare import (
     speed,
 )
 from tests.benchmarks.compare.broker import Broker, BrokerAddress, connect
-from tests.benchmarks.compare.cost import Prices, estimate, load_prices
 from tests.benchmarks.compare.lab import PREFIX, Lab
 from tests.benchmarks.compare.model import CompareError, Experiment
-from tests.benchmarks.compare.payloads import MAX_BYTES, MIN_BYTES, SIZE_RANGE, Payloads
 from tests.benchmarks.compare.recommendation import Setting, recommend
 from tests.benchmarks.compare.store_space import StoreSpace
 from tests.benchmarks.machine import machine
@@ -50,7 +48,7 @@ PLANS: dict[str, Run] = {
     "rollback": rollback.run,
     "speed": speed.run,
 }
-"""All experiments in their order; ``cost`` is computed from them."""
+"""All experiments in their order."""
 
 _LOCAL_SIZES = (64 << 10, 1 << 20, 10 << 20)
 _SIZES = (*_LOCAL_SIZES, 100 << 20)
@@ -70,22 +68,18 @@ class Options:
     Attributes:
         address: The broker; ``None`` for an embedded one in a temporary folder.
         config: The configuration; ``None`` for a store of files in a temporary folder.
-        sizes: Of the payloads; ``None`` for those of ``payloads``, or the default.
-        payloads: A folder whose files are the payloads' contents.
+        sizes: Of the payloads; ``None`` for the default.
         only: Names of experiments; ``None`` for all.
         rounds: How often measurements are repeated; ``None`` for the default.
         quick: A short test run.
-        prices: A price file; ``None`` for the example.
     """
 
     address: BrokerAddress | None = None
     config: Config | None = None
     sizes: tuple[int, ...] | None = None
-    payloads: str | None = None
     only: tuple[str, ...] | None = None
     rounds: int | None = None
     quick: bool = False
-    prices: str | None = None
 
 
 Show = Callable[[str], None]
@@ -107,14 +101,13 @@ def selected(only: Sequence[str] | None) -> dict[str, Run]:
 def compare(options: Options, *, show: Show = _silent, done: Show = _silent) -> dict[str, Any]:
     """Run the experiments and return values for JSON. What they create is removed, also after an error."""
     plans = selected(options.only)
-    prices = load_prices(options.prices)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True))
         broker = stack.enter_context(contextlib.closing(connect(options.address or BrokerAddress("local", folder))))
         lab = _lab(broker, options, folder)
         begin = lab.clock()
         finished = _run(lab, plans, show, done)
-        return _comparison(lab, _with_cost(finished, prices, lab), options, lab.clock() - begin)
+        return _comparison(lab, finished, options, lab.clock() - begin)
 
 
 # Before the run ------------------------------------------------------------------------------------------------
@@ -127,7 +120,6 @@ def _lab(broker: Broker, options: Options, folder: str) -> Lab:
         space=StoreSpace.of(options.config or _default_config(folder), f"{PREFIX}{run}"),
         sizes=_sizes(broker, options),
         rounds=options.rounds or (_QUICK_ROUNDS if options.quick else _ROUNDS),
-        payloads=Payloads(options.payloads),
         quick=options.quick,
         rng=random.Random(run),
         run=run,
@@ -141,16 +133,8 @@ def _default_config(folder: str) -> Config:
 
 def _sizes(broker: Broker, options: Options) -> tuple[int, ...]:
     if options.sizes is not None:
-        sizes = tuple(sorted(set(options.sizes)))
-    elif options.payloads is not None:
-        sizes = Payloads(options.payloads).sizes()
-    else:
-        sizes = _LOCAL_SIZES if broker.address.kind == "local" else _SIZES
-    wrong = [size for size in sizes if not MIN_BYTES <= size <= MAX_BYTES]
-    if wrong or not sizes:
-        text = f"payloads must have {SIZE_RANGE}"
-        raise CompareError(f"{text}, not {size_text(wrong[-1])}" if wrong else text)
-    return sizes
+        return tuple(sorted(set(options.sizes)))
+    return _LOCAL_SIZES if broker.address.kind == "local" else _SIZES
 
 
 def _check_room(lab: Lab) -> None:
@@ -223,15 +207,7 @@ def _cleaned(lab: Lab) -> Iterator[None]:
 # After the run -------------------------------------------------------------------------------------------------
 
 
-def _with_cost(finished: Sequence[Experiment], prices: Prices, lab: Lab) -> tuple[Experiment, ...]:
-    """Add the cost, which is computed from what a payload takes up in the broker."""
-    partition = next((each for each in finished if each.name == "partition"), None)
-    if partition is None:
-        return tuple(finished)
-    return (*finished, estimate(prices, partition.facts, lab.sizes))
-
-
-def _comparison(lab: Lab, experiments: tuple[Experiment, ...], options: Options, seconds: float) -> dict[str, Any]:
+def _comparison(lab: Lab, experiments: Sequence[Experiment], options: Options, seconds: float) -> dict[str, Any]:
     config = lab.space.config
     setting = Setting(
         limit_bytes=lab.broker.limit_bytes,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from claimcheck._texts import size_text
 from tests.benchmarks.compare.lab import Lab, WorkerPair
 from tests.benchmarks.compare.model import CompareError, Experiment, Mode, Point, Row, Series, Tally, median_point
-from tests.benchmarks.compare.process import Report
+from tests.benchmarks.compare.worker import Report
 from tests.benchmarks.rounds import percentile
 
 _ROUND_SECONDS = 0.25

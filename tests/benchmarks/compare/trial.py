@@ -14,8 +14,8 @@ from claimcheck.config import Config
 from tests.benchmarks.compare.broker import Consumer, Producer, Received, TopicSettings
 from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.model import CompareError, Mode, Row, Tally
-from tests.benchmarks.compare.payloads import number_of
-from tests.benchmarks.compare.process import Worker, WorkerDiedError
+from tests.benchmarks.compare.payloads import number_of, verify
+from tests.benchmarks.compare.worker import Worker, WorkerDiedError
 
 CHUNKS = 8
 """Into how many chunks a payload is split, at least."""
@@ -24,12 +24,6 @@ _SEND_SECONDS = 30.0
 _STEP_SECONDS = 0.2
 _END_SECONDS = 10.0
 _LARGEST_BYTES = 1 << 20
-
-
-def payload_bytes(limit_bytes: int, mode: Mode) -> int:
-    """Return a size that needs this mode: 25 % over the broker's limit, and otherwise no more than 1 MiB."""
-    over = limit_bytes + limit_bytes // 4
-    return over if mode == "native" else min(over, _LARGEST_BYTES)
 
 
 def with_small_chunks(config: Config, size: int) -> Config:
@@ -54,34 +48,32 @@ class Delivery:
 
 @dataclass(slots=True)
 class Trial:
-    """A topic with payloads of one size in one mode; ``sizes`` of those whose send was tried, by number."""
+    """A topic with payloads of one size in one mode; ``sent`` are those whose send was tried."""
 
     lab: Lab
     mode: Mode
     topic: str
     size: int
-    settings: TopicSettings
     config: Config
-    sizes: dict[int, int] = field(default_factory=dict)
+    sent: set[int] = field(default_factory=set)
 
     @classmethod
     @contextmanager
     def of(cls, lab: Lab, mode: Mode, purpose: str, *, partitions: int = 1) -> Iterator[Trial]:
         """Create the topic, and delete it after the block."""
-        size = payload_bytes(lab.broker.limit_bytes, mode)
-        settings = lab.settings(mode, size, partitions=partitions)
-        topic = lab.topic(mode, purpose, settings)
+        size = min(lab.broker.limit_bytes + lab.broker.limit_bytes // 4, _LARGEST_BYTES)
+        topic = lab.topic(mode, purpose, TopicSettings(partitions=partitions))
         lab.stored = lab.space.name is not None
         try:
             with _quiet():
-                yield cls(lab, mode, topic, size, settings, with_small_chunks(lab.config(mode), size))
+                yield cls(lab, mode, topic, size, with_small_chunks(lab.config(mode), size))
         finally:
             lab.delete_topic(topic)
 
-    def payload(self, number: int, *, size: int | None = None) -> bytes:
+    def payload(self, number: int) -> bytes:
         """Return a payload that is about to be sent."""
-        self.sizes[number] = size or self.size
-        return self.lab.payload(self.sizes[number], number)
+        self.sent.add(number)
+        return self.lab.payload(self.size, number)
 
     def identify(self, received: Received) -> Delivery:
         """Return which payload was received."""
@@ -90,16 +82,16 @@ class Trial:
 
     def _number(self, content: bytes) -> int | None:
         """Return the number of a payload if every byte is right and its send was tried."""
-        if not self.lab.payloads.verify(content):
+        if not verify(content):
             return None
         number = number_of(content)
-        return number if self.sizes.get(number) == len(content) else None  # the beginning of a payload is correct, too
+        is_whole = number in self.sent and len(content) == self.size  # the beginning of a payload is correct, too
+        return number if is_whole else None
 
     @contextmanager
     def producer(self, cc: ClaimCheck) -> Iterator[Producer]:
         """Open a producer, and close it after the block."""
-        limit = self.settings.max_message_bytes
-        with closing(self.lab.broker.producer(self.mode, self.topic, cc, max_message_bytes=limit)) as producer:
+        with closing(self.lab.broker.producer(self.mode, self.topic, cc)) as producer:
             yield producer
 
     @contextmanager
@@ -109,7 +101,7 @@ class Trial:
         with closing(broker.consumer(self.mode, self.topic, cc, **more)) as consumer:  # type: ignore[arg-type]
             yield consumer
 
-    def send(self, producer: Producer, number: int, *, size: int | None = None) -> Exception | int | None:
+    def send(self, producer: Producer, number: int) -> Exception | int | None:
         """Send a payload and wait; returns the error that ended the send, or the partition."""
         results: list[Exception | int | None] = []
 
@@ -117,7 +109,7 @@ class Trial:
             results.append(partition if error is None else error)
 
         try:
-            producer.send(self.payload(number, size=size), done=done)
+            producer.send(self.payload(number), done=done)
             producer.flush(_SEND_SECONDS)
         except Exception as error:
             return error
@@ -152,7 +144,7 @@ class Trial:
 def each_mode(lab: Lab, purpose: str, measure: Callable[[Trial], list[Row]], *, partitions: int = 1) -> Tally:
     """Measure in each mode, with a topic of its own."""
     rows: list[Row] = []
-    for mode in lab.modes:
+    for mode in lab.strategies:
         lab.progress(mode)
         with Trial.of(lab, mode, purpose, partitions=partitions) as trial:
             rows += measure(trial)

@@ -1,0 +1,323 @@
+"""Requests to S3 that are refused, torn, late or falsified: a payload comes whole, or an error says why; nothing stays.
+
+Both engines pass the same tests; what one of them does in its own way is said where it differs.
+"""
+
+import contextlib
+import random
+import threading
+import time
+from typing import Any, ClassVar
+
+import pytest
+
+from claimcheck.errors import IntegrityError, PayloadNotFoundError, StoreError, StoreUnavailableError
+from claimcheck.stores.obstore import ObstoreStore
+from claimcheck.stores.s3 import S3Store
+from tests.fault.rig import MIB, READINGS, TriggerFile, assert_unavailable, content
+from tests.fault.s3_rig import (
+    ALL_READINGS,
+    LARGE,
+    NOTHING,
+    PART,
+    SMALL,
+    BareLine,
+    DamagedReads,
+    Reads,
+    S3Line,
+    left,
+    written,
+)
+
+SEEDS = pytest.mark.parametrize("seed", range(16))
+REQUESTS = {"put": SMALL, "begin": LARGE, "part": LARGE, "complete": LARGE}
+ALL_REQUESTS = pytest.mark.parametrize(("request_", "payload"), REQUESTS.items(), ids=REQUESTS)
+WITH_BODY = pytest.mark.parametrize(("request_", "payload"), [("put", SMALL), ("part", LARGE)], ids=["put", "part"])
+ENGINES = {
+    "s3": lambda bucket, **options: S3Store(bucket=bucket, **options),
+    "obstore": lambda bucket, **options: ObstoreStore(url=f"s3://{bucket}", **options),
+}
+
+
+class BothEngines:
+    @pytest.fixture(autouse=True, params=ENGINES)
+    def engine_name(self, request):
+        self.engine = ENGINES[request.param]
+        return request.param
+
+
+class TestWriting(BothEngines, S3Line):
+    @ALL_REQUESTS
+    @pytest.mark.parametrize("status", [500, 503])
+    def test_refused_twice_is_sent_again(self, store, proxy, request_, payload, status):
+        proxy.fail(request_, status=status, times=2)
+
+        assert store.read(store.write(payload)) == payload
+
+    @ALL_REQUESTS
+    @pytest.mark.parametrize("status", [503, 403])
+    def test_refused_for_ever_is_an_error_and_leaves_nothing(
+        self, store, proxy, bucket, engine_name, request_, payload, status
+    ):
+        """A part of obstore's that is on its way may come after the abort: for a lifecycle rule."""
+        after = int(request_ == "part" and engine_name == "s3")
+        proxy.fail(request_, status=status, times=None, after=after)
+
+        with pytest.raises(StoreError) as caught:
+            store.write(payload)
+
+        assert caught.value.retryable is (status == 503)
+        assert not hasattr(caught.value, "__notes__")
+        assert left(bucket) == NOTHING
+
+    @SEEDS
+    @WITH_BODY
+    def test_torn_once_is_sent_again(self, store, proxy, bucket, engine_name, request_, payload, seed):
+        """The engine obstore does not repeat the request for a whole object."""
+        rng = random.Random(seed)
+        proxy.fail(request_, break_request=rng.choice([0, rng.randrange(2 * MIB)]), reset=rng.random() < 0.5)
+        try:
+            assert store.read(written(store, payload, bucket)) == payload
+        except StoreUnavailableError:
+            assert (engine_name, request_) == ("obstore", "put")
+            assert left(bucket) == NOTHING
+
+    @WITH_BODY
+    @pytest.mark.parametrize("reset", [False, True], ids=["cut", "reset"])
+    def test_torn_for_ever_is_an_error_and_leaves_no_object(
+        self, store, proxy, bucket, engine_name, request_, payload, reset
+    ):
+        """The engine obstore aborts by itself, and a straggling part may come after: for a lifecycle rule."""
+        proxy.fail(request_, break_request=MIB, reset=reset, times=None)
+
+        assert_unavailable(lambda: store.write(payload))
+
+        objects, uploads = left(bucket)
+        assert objects == []
+        assert uploads == [] or (engine_name, request_) == ("obstore", "part")
+
+    @ALL_REQUESTS
+    @pytest.mark.parametrize("times", [1, None])
+    def test_unanswered_is_true_whatever_is_said(self, store, proxy, bucket, request_, payload, times):
+        """What was done without an answer, and is done again, may be in its own way; an upload without parts stays."""
+        proxy.fail(request_, lose_answer=True, times=times)
+        try:
+            pointer = store.write(payload)
+        except StoreError:
+            assert left(bucket)[0] == []
+        else:
+            assert times == 1
+            assert store.read(pointer) == payload
+            assert left(bucket)[0] == [pointer.key]
+        assert request_ == "begin" or left(bucket)[1] == []
+
+    @WITH_BODY
+    def test_changed_on_the_way_is_noticed(self, store, proxy, bucket, engine_name, request_, payload):
+        """By the server, which knows the checksum that was meant; obstore sends none, so readers notice."""
+        proxy.fail(request_, flip_request=MIB, times=None)
+        if engine_name == "s3":
+            with pytest.raises(StoreError):
+                store.write(payload)
+            assert left(bucket) == NOTHING
+        else:
+            pointer = store.write(payload)
+            with pytest.raises(IntegrityError):
+                store.read(pointer)
+
+    def test_a_rollback_is_repeated_and_in_the_end_an_error(self, store, proxy, bucket):
+        pointer, other = store.write(SMALL), store.write(SMALL)
+        proxy.fail("delete", status=503, times=2)
+        store.rollback(other)
+        proxy.fail("delete", status=503, times=None)
+
+        assert_unavailable(lambda: store.rollback(pointer))
+
+        assert left(bucket) == ([pointer.key], [])
+
+    def test_a_payload_that_fails_leaves_nothing(self, store, bucket):
+        def fail():
+            raise OSError("the disk is on fire")
+
+        with pytest.raises(Exception, match="on fire"):
+            store.write(TriggerFile(LARGE, fail, at=2 * PART))
+
+        assert left(bucket) == NOTHING
+
+    @pytest.mark.parametrize("how", [{"status": 503}, {"status": 403}, {"lose_answer": True}, {"break_request": 0}])
+    def test_an_abort_that_fails_is_logged(self, store, proxy, caplog, engine_name, how):
+        """The first error is that of the part, with a note; obstore aborts by itself, and may raise that error."""
+        proxy.fail("part", status=403, after=1)
+        proxy.fail("abort", times=None, **how)
+
+        with pytest.raises(StoreError) as caught:
+            store.write(LARGE)
+
+        assert "could not abort" in caplog.text
+        if engine_name == "s3":
+            assert "AccessDenied" in str(caught.value)
+            assert "lifecycle rule" in notes(caught.value)
+
+    def test_a_late_answer_is_an_error(self, proxy, bucket, s3_bucket, store):
+        late = proxy.fail("put", hold_answer=0, times=None)
+        with self.engine(s3_bucket, endpoint_url=proxy.url, timeout_seconds=0.3) as hasty:
+            assert_unavailable(lambda: hasty.write(b"payload"))
+
+        late.go.set()
+        assert left(bucket) == NOTHING
+
+
+class Reading(BothEngines, Reads):
+    @SEEDS
+    def test_torn_once_is_whole_or_can_be_read_again(self, store, proxy, pointer, engine_name, seed):
+        rng = random.Random(seed)
+        read = rng.choice([*READINGS.values()])
+        place = rng.choice([0, 1000, rng.randrange(PART), PART - 1])
+        proxy.fail("get", break_answer=place, reset=rng.random() < 0.5, after=rng.randrange(3))
+        try:
+            assert read(store, pointer) == LARGE
+        except StoreUnavailableError:
+            assert engine_name == "s3", "obstore goes on where the answer ended"
+            assert read(store, pointer) == LARGE
+
+    @ALL_READINGS
+    @pytest.mark.parametrize("how", [{"status": 500, "times": 2}, {"status": 503, "times": 2}, {"lose_answer": True}])
+    def test_refused_or_unanswered_is_asked_again(self, store, proxy, pointer, read, how):
+        proxy.fail("get", **how)
+
+        assert read(store, pointer) == LARGE
+
+    @ALL_READINGS
+    @pytest.mark.parametrize("place", [0, 1000])
+    def test_torn_for_ever_is_an_error(self, store, proxy, pointer, read, engine_name, place):
+        proxy.fail("get", break_answer=0 if engine_name == "obstore" else place, times=None)
+
+        assert_unavailable(lambda: read(store, pointer))
+
+    def test_for_want_of_rights_is_not_tried_again(self, store, proxy, pointer):
+        proxy.fail("get", status=403, times=None)
+
+        with pytest.raises(StoreError) as caught:
+            store.read(pointer)
+
+        assert not caught.value.retryable
+        assert not isinstance(caught.value, PayloadNotFoundError)
+
+    def test_replaced_while_a_torn_line_is_made_again(self, store, proxy, bucket, pointer):
+        """What is fetched to go on with must not be of another object without anybody noticing."""
+        proxy.fail("get", break_answer=PART - MIB)
+        with store.open(pointer) as file:
+            got = file.read(MIB)
+            bucket.Object(pointer.key).put(Body=LARGE[::-1])
+            with contextlib.suppress(StoreError):  # or all of the old one was on its way already
+                assert got + file.read() == LARGE
+
+    def test_a_reader_that_stops_early_costs_no_connection_and_no_thread(self, store, pointer):
+        before = set(threading.enumerate())
+        for _ in range(10):
+            with store.open(pointer) as file:
+                assert file.read(10) == LARGE[:10]
+
+        assert not [thread.name for thread in set(threading.enumerate()) - before if "claimcheck" in thread.name]
+
+
+class TestReading(Reading, DamagedReads):
+    """One request after the other."""
+
+
+class TestReadingSideBySide(Reading, DamagedReads):
+    """Several parts at once, and with little patience."""
+
+    options: ClassVar[dict[str, Any]] = {**Reads.options, "gets": 3, "timeout_seconds": 1}
+
+    def test_goes_well(self, store, proxy, pointer):
+        assert store.read(pointer) == LARGE
+        assert proxy.seen.count("get") >= 3
+
+    @ALL_READINGS
+    def test_silence_is_waited_for_and_no_longer(self, store, proxy, pointer, read):
+        late = proxy.fail("get", hold_answer=2 * MIB, times=None)
+
+        assert_unavailable(lambda: read(store, pointer))
+
+        assert proxy.seen.count("get") <= 3 * 4, "four tries at most of each part"
+        late.go.set()
+
+
+class TestBareLine(BothEngines, BareLine):
+    """A line that is cut in the middle of several requests."""
+
+    far_options: ClassVar[dict[str, Any]] = {"timeout_seconds": 2}
+
+    @SEEDS
+    def test_cut_at_any_byte(self, far, line, bucket, engine_name, seed):
+        rng = random.Random(seed)
+        line.requests.break_after(rng.randrange(1000, len(LARGE)))
+        pointer = written(far, LARGE, bucket)
+        assert line.connections > 1
+
+        line.answers.break_after(rng.randrange(len(LARGE)), reset=rng.random() < 0.5)
+        read = rng.choice([*READINGS.values()])
+        try:
+            assert read(far, pointer) == LARGE
+        except StoreUnavailableError:
+            assert engine_name == "s3"
+            assert read(far, pointer) == LARGE
+
+    @ALL_READINGS
+    def test_dead_at_any_time(self, far, line, bucket, read):
+        pointer = far.write(LARGE)
+        for when in (0, 5 * MIB):
+            line.answers.at(when, line.die)
+            assert_unavailable(lambda: read(far, pointer))
+            line.revive()
+            assert read(far, pointer) == LARGE
+        line.die()
+        assert_unavailable(lambda: far.write(SMALL))
+        assert_unavailable(lambda: far.rollback(pointer))
+        assert left(bucket) == ([pointer.key], [])
+
+        line.revive()
+        far.rollback(pointer)
+        assert left(bucket) == NOTHING
+
+    def test_dead_during_the_write(self, far, line, bucket, engine_name):
+        error = assert_unavailable(lambda: far.write(TriggerFile(content(40 * MIB), line.die)))
+        assert engine_name == "obstore" or "lifecycle rule" in notes(error)
+
+        line.revive()
+        assert far.read(written(far, LARGE, bucket)) == LARGE
+
+    def test_slower_than_the_timeout_in_all_but_never_silent_is_whole(self, far, line):
+        pointer = far.write(content(6 * MIB))
+        line.answers.throttle(2 * MIB)
+        began = time.monotonic()
+
+        assert far.read(pointer) == content(6 * MIB)
+        assert time.monotonic() - began > 2.5
+
+    def test_changed_words_are_an_error_or_the_truth(self, far, line):
+        """Some bytes of the answer's head."""
+        pointer = far.write(LARGE)
+        for offset in range(0, 330, 30):
+            line.answers.flip(offset)
+            with contextlib.suppress(StoreError):
+                assert far.read(pointer) == LARGE
+            line.free()
+        assert far.read(pointer) == LARGE
+
+
+def test_no_bucket_is_no_reason_to_try_again(s3_server):
+    with S3Store(bucket="nobody-made-this-one", endpoint_url=s3_server.endpoint_url) as store:
+        for payload in (SMALL, TriggerFile(SMALL, lambda: None)):
+            with pytest.raises(StoreError) as caught:
+                store.write(payload)
+            assert not isinstance(caught.value, StoreUnavailableError)
+
+
+def notes(error):
+    """Of an error and of all that caused it."""
+    found = ""
+    while error is not None:
+        found += " ".join(getattr(error, "__notes__", []))
+        error = error.__cause__
+    return found
