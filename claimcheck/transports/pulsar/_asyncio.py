@@ -120,10 +120,13 @@ class _AsyncReceiver(_AsyncWrapper[R]):
     async def _take(self) -> None:
         """Take the next message, in a thread unless it is small; there chunks expire, too."""
         receiving = self._receiving = self._receiving or asyncio.ensure_future(self._receive())
-        await asyncio.wait({receiving}, timeout=self._blocking.seconds_to_tick)
-        if receiving.done():
-            self._receiving = None
-            native = receiving.result()
+        if (seconds := self._blocking.seconds_to_tick) is not None:
+            await asyncio.wait({receiving}, timeout=seconds)
+        if seconds is None or receiving.done():
+            try:
+                native = await receiving
+            finally:
+                self._receiving = None
             if not self._blocking.take_plain(native):
                 await asyncio.to_thread(self._blocking.take, native)
         if self._blocking.seconds_to_tick == 0:
