@@ -55,7 +55,7 @@ def dead_letter(
 
 
 class LocalLetters:
-    """A `claimcheck.transports._common.dead_letters.DeadLetterTopic` whose messages are acknowledged one by one."""
+    """A dead-letter topic whose messages are acknowledged one by one."""
 
     def __init__(self, broker: LocalBroker, cc: claimcheck.ClaimCheck, *, source: str, target: str, group: str) -> None:
         for option, name in (("--from", source), ("--to", target)):

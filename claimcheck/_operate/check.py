@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from claimcheck._content.coder import package_users
 from claimcheck._content.data_keys import DataKeys
-from claimcheck._operate.findings import CheckReport, Finding, finding, reason_of
+from claimcheck._operate.findings import CheckReport, Finding, Severity, finding, reason_of
 from claimcheck._store.store import Store
 from claimcheck._texts import split_url
 from claimcheck._validation import is_placeholder, without_secrets
@@ -72,13 +72,6 @@ def check(cc: Configured, *, open: bool = False) -> CheckReport:  # noqa: A002 -
 
 def _general(config: Config) -> Iterator[Finding]:
     yield from _threshold("", config)
-    if config.strategy == "hybrid":
-        message = f"while the store {config.store!r} fails, payloads go through the broker as chunks"
-        fix = (
-            "Read with a wrapped consumer, ClaimCheck.resolver() or Spark's reassemble: ClaimCheck.resolve cannot read "
-            "chunks. Give messages a key, and size the broker for this load."
-        )
-        yield finding("info", "strategy-hybrid", "strategy", message, fix)
     if config.reads_from is not None and config.store is not None and config.store not in config.reads_from:
         fix = f"Add {config.store!r} to reads_from, unless this process only writes."
         message = f"this process cannot read from {config.store!r}, its own store"
@@ -132,21 +125,14 @@ def _encryption(config: Config) -> Iterator[Finding]:
         fix = "Set it to true when all payloads that are not encrypted have expired."
         yield finding("warning", "encryption-optional", "encryption.require", message, fix)
     if encryption.key_id is not None and not encryption.inline:
-        yield from _plain_messages(config)
-
-
-def _plain_messages(config: Config) -> Iterator[Finding]:
-    message, fix = "payloads up to the threshold are sent as they are, not encrypted", "Set it to true to encrypt them."
-    yield finding("info", "encryption-small-plain", "encryption.inline", message, fix)
-    strategies = {"strategy": config.strategy}
-    for pattern, override in config.destinations:
-        if override.strategy != config.strategy:
-            strategies[f"destinations.{pattern}.strategy"] = override.strategy
-    for path, strategy in strategies.items():
-        if strategy == "inline":
-            message = "no payload is encrypted, because all of them stay in their messages"
-            fix = "Set encryption.inline to true, or use another strategy."
-            yield finding("warning", "encryption-inline-strategy", path, message, fix)
+        strategies = {config.strategy, *(override.strategy for _, override in config.destinations)}
+        message = "payloads up to the threshold are sent as they are, not encrypted"
+        if is_inline := "inline" in strategies:
+            message += ", and so are all payloads of the strategy inline"
+        severity: Severity = "warning" if is_inline else "info"
+        yield finding(
+            severity, "encryption-small-plain", "encryption.inline", message, "Set it to true to encrypt them."
+        )
 
 
 def _secrets(config: Config) -> Iterator[Finding]:

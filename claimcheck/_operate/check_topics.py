@@ -64,13 +64,6 @@ class Expectation:
     def chunks(self) -> bool:
         return self.strategy in ("chunking", "hybrid")
 
-    def unset(self) -> Iterator[Finding]:
-        """Yield a finding if payloads are stored, but the configuration does not limit their lifetime."""
-        if self.store is not None and self.lifetime is None:
-            message = f"store {self.store!r} has no ttl_seconds, so the topic's settings cannot be compared with it"
-            fix = "Set ttl_seconds to the time after which payloads are deleted."
-            yield finding("info", "lifetime-unset", self.path, message, fix)
-
     def too_large(self, limit: int, default: int) -> Iterator[tuple[Severity, str]]:
         """Yield what would be larger than a topic's limit: an error, or a warning if only the default is."""
         options = {"threshold_bytes": self.threshold}
@@ -160,9 +153,10 @@ def _kafka_topic(
         yield finding("error", "kafka-topic-missing", f"topic {name}", message, fix)
         return
     expected = Expectation.of(cc, name)
-    yield from expected.unset()
-    look = partial(_kafka_settings, cluster, name, expected)
-    yield from examined("kafka", expected.path, "the topic's configuration", look)
+    yield from examined(
+        "kafka", expected.path, "the topic's configuration",
+        lambda: examine_settings(kafka.topic_settings(cluster.admin, name), expected),
+    )  # fmt: skip
     reader = _Groups(cc, cluster, name, cluster.partitions([name], known), expected, clock)
     yield from examined("kafka", expected.path, "the consumer groups", partial(reader.findings, groups))
     for each in sorted(other for other in known if is_dead_letter_topic(other, name)):
@@ -170,36 +164,26 @@ def _kafka_topic(
         yield from examined("kafka", f"topic {each}", "the topic's configuration", look)
 
 
-def _kafka_settings(cluster: kafka.Cluster, topic: str, expected: Expectation) -> Iterator[Finding]:
-    yield from examine_settings(kafka.topic_settings(cluster.admin, topic), expected)
-
-
 def examine_settings(config: kafka.TopicSettings, expected: Expectation) -> Iterator[Finding]:
     path, lifetime = expected.path, expected.lifetime
+    longest = None if config.retention is None else config.retention + config.segment
     if config.compacted and (expected.chunks or lifetime is not None):
         fix = "Use cleanup.policy=delete; for compacted topics use strategy external and a store without ttl_seconds."
         yield finding("error" if expected.chunks else "warning", "kafka-compacted", path, "the topic is compacted", fix)
-    elif lifetime is not None and _outlives(config.retention, lifetime):
-        message = f"retention is {_retention_text(config)}, and payloads live {duration(lifetime)}"
-        yield finding("warning", "kafka-retention", path, message, "Reduce retention.ms, or raise ttl_seconds.")
-    elif lifetime is not None and _outlives((config.retention or 0) + config.segment, lifetime):
-        longest = duration((config.retention or 0) + config.segment)
-        message = f"with little traffic, a message stays up to {longest} (retention.ms plus segment.ms), "
-        message += f"and payloads live {duration(lifetime)}"
-        fix = "Reduce segment.ms to an hour, for example, or raise ttl_seconds."
-        yield finding("info", "kafka-segment-roll", path, message, fix)
+    elif lifetime is not None and _outlives(longest, lifetime):
+        kept = "unlimited" if longest is None else f"{duration(longest)} with segment.ms"
+        message = f"retention is {kept}, and payloads live {duration(lifetime)}"
+        severity: Severity = "warning" if _outlives(config.retention, lifetime) else "info"
+        yield finding(
+            severity, "kafka-retention", path, message, "Reduce retention.ms or segment.ms, or raise ttl_seconds."
+        )
     for severity, message in expected.too_large(config.max_message_bytes or _BROKER_BYTES, kafka.MAX_MESSAGE_BYTES):
         fix = "Raise max.message.bytes, or lower the option. With auto, pass max_message_bytes= to KafkaProducer."
         yield finding(severity, "kafka-limit", path, message, fix)
 
 
 def _retention_text(config: kafka.TopicSettings) -> str:
-    text = f"{duration(config.retention)}" if config.retention is not None else "unlimited"
-    if config.retention_bytes is not None and config.retention is None:
-        text += " (only retention.bytes limits it)"
-    if config.local_retention is not None:
-        text += f" (local.retention.ms, {duration(config.local_retention)}, applies to the brokers' disks only)"
-    return text
+    return "unlimited" if config.retention is None else duration(config.retention)
 
 
 def _kafka_dead_letters(cluster: kafka.Cluster, name: str, expected: Expectation) -> Iterator[Finding]:
@@ -343,7 +327,6 @@ def _pulsar_topic(
         yield finding("error", "pulsar-topic-missing", path, "the topic does not exist", "Check its name.")
         return
     expected = Expectation.of(cc, topic)
-    yield from expected.unset()
     subscriptions = stats.get("subscriptions") or {}
     yield from examined("pulsar", path, "the policies", partial(_policies, admin, topic, expected))
     yield from examined("pulsar", path, "the size limits", partial(_limits, admin, topic, expected))

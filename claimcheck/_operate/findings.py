@@ -18,7 +18,6 @@ WHY: dict[str, str] = {
     # The configuration, and whether its keys and stores work.
     "config-invalid": "The configuration cannot be loaded, so no producer and no consumer starts.",
     "package-missing": "Payloads cannot be sent with this setting, or received.",
-    "strategy-hybrid": "While the store is down, the broker carries the whole load.",
     "reads-from-own-store": "This process cannot read the messages that it writes itself.",
     "threshold-high": "The broker refuses messages that are below the threshold but above its limit.",
     "signing-off": "A hostile message can make a reader deliver another payload of the same store.",
@@ -28,7 +27,6 @@ WHY: dict[str, str] = {
     "signing-key-missing": "No pointer can be signed or verified with this key.",
     "encryption-optional": "Anyone who can write to a store can replace a payload by one that is not encrypted.",
     "encryption-small-plain": "Anyone who can read the topic can read them.",
-    "encryption-inline-strategy": "Anyone who can read the topic can read the payloads.",
     "encryption-key-failed": "No payload can be encrypted or decrypted with this key.",
     "encryption-works": "",
     "secret-in-file": "Anyone who can read the file or its history has the secret.",
@@ -69,18 +67,14 @@ WHY: dict[str, str] = {
     "s3-no-abort": "Parts of interrupted uploads stay in the bucket: listings do not show them, but you pay for them.",
     "s3-versioning": "A deleted payload stays in the bucket as a noncurrent version, and you keep paying for it.",
     # Other stores of objects, and the filesystem.
-    "obstore-not-examined": _UNKNOWN,
     "filesystem-not-examined": _UNKNOWN,
     "filesystem-permissions": "Payloads may be confidential, and a changed or deleted one cannot be delivered.",
-    # Every broker.
-    "lifetime-unset": "The topics cannot be checked: payloads may be deleted before their messages.",
     # Kafka.
     "kafka-not-examined": _UNKNOWN,
     "kafka-settings-invalid": "Nothing about the topics was examined.",
     "kafka-unreachable": "Nothing about the topics was examined.",
     "kafka-topic-missing": "Nothing about this topic was examined.",
     "kafka-retention": _GONE,
-    "kafka-segment-roll": _GONE,
     "kafka-compacted": "The last message of each key stays forever, its payload does not; chunks are removed.",
     "kafka-limit": "The broker refuses these messages, and the whole batch that contains them.",
     "kafka-group-unknown": "Its lag was not examined.",

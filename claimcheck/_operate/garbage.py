@@ -42,23 +42,14 @@ from claimcheck.errors import (
 GRACE_SECONDS = 86_400.0
 """The default grace period: longer than any time between the write of a payload and the send of its message."""
 
-AGES = (("less than 7 days", 7 * 86_400), ("7 to 30 days", 30 * 86_400), ("more than 30 days", math.inf))
-"""The classes of age in a report, with their upper limits in seconds."""
-
 Verdict = Literal["candidate", "recent", "unknown", "other", "leftover"]
 
 _UUID_LENGTH = 36
 _RECORD_BYTES = 1024  # always, so that it can be read without knowing who wrote it
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
-    store: str | None
-    key: str
-
-
-def reference_of(message: Buffer, *, header: bytes = HEADER) -> Reference | None:
-    """Return what a message points at; ``None`` if it is not a pointer."""
+def reference_of(message: Buffer, *, header: bytes = HEADER) -> str | None:
+    """Return the key that a message points at; ``None`` if it is not a pointer."""
     if not is_lookalike(message, header=header):
         return None
     kind = as_view(message)[len(header)]
@@ -70,8 +61,7 @@ def reference_of(message: Buffer, *, header: bytes = HEADER) -> Reference | None
     envelope = decode(message, header=header)
     assert isinstance(envelope, PointerData)
     # Without the limit of this configuration: another reader's may be higher.
-    pointer = pointers.decode(envelope.data, max_bytes=len(envelope.data))
-    return Reference(pointer.store, pointer.key)
+    return pointers.decode(envelope.data, max_bytes=len(envelope.data)).key
 
 
 def fingerprint(key: str) -> bytes:

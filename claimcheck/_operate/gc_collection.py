@@ -38,7 +38,6 @@ from functools import partial
 from typing import Literal
 
 from claimcheck._operate.garbage import (
-    AGES,
     GRACE_SECONDS,
     Candidates,
     Claim,
@@ -70,7 +69,6 @@ class StoreReport(SweepReport):
 
     referenced: int = 0
     topics: Counter[str] = field(default_factory=Counter)
-    ages: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -222,7 +220,7 @@ class Run:
         """Forget the candidate that a message points at."""
         for header in self._options.headers:
             try:
-                reference = reference_of(message.value or b"", header=header)
+                key = reference_of(message.value or b"", header=header)
             except UnknownVersionError as error:
                 if self._is_ignored(message):
                     self.report.ignored += 1
@@ -236,9 +234,9 @@ class Run:
             except EnvelopeError:
                 self.report.damaged += 1
                 continue
-            if reference is not None:
+            if key is not None:
                 self.report.pointers += 1
-                found = fingerprint(reference.key)
+                found = fingerprint(key)
                 self.report.matched |= found in self._garbage or found in self._recent
                 self._garbage.discard(found)
 
@@ -276,8 +274,6 @@ class Run:
             return False
         report.expired += 1
         report.topics[self._candidates.topic_of(entry, prefix=prefix) or ""] += 1
-        seconds = self._options.clock() - (entry.created_ms or 0) / 1000
-        report.ages[next(name for name, limit in AGES if seconds < limit)] += 1
         return True
 
 

@@ -148,7 +148,7 @@ class Redrive:
 
 
 class KafkaDeadLetters:
-    """A dead-letter topic of Kafka; see `claimcheck.transports._common.dead_letters.DeadLetterTopic`."""
+    """A dead-letter topic of Kafka with a consumer, and the topic to send to with a producer."""
 
     def __init__(self, place: kafka.KafkaTarget, cc: ClaimCheck, *, group: str) -> None:
         source, target = self._source, self._target = place.topics
@@ -173,7 +173,7 @@ class KafkaDeadLetters:
         self._senders = Senders(cc, lambda each: KafkaProducer(native, each, max_message_bytes=limit))
 
     def letters(self) -> Iterator[Letter]:
-        """Yield the letters of all partitions, in the order in which the broker returns them."""
+        """Yield the letters that are in the topic now and were not settled before, as the broker returns them."""
         places = [kafka_client.vendor().TopicPartition(self._source, partition) for partition in self._partitions]
         ends = {place.partition: self._consumer.get_watermark_offsets(place, _WATERMARK_SECONDS)[1] for place in places}
         self._consumer.assign(places)
@@ -250,7 +250,7 @@ def _ended(message: Any) -> int:
 
 
 class PulsarDeadLetters:
-    """A dead-letter topic of Pulsar; see `claimcheck.transports._common.dead_letters.DeadLetterTopic`."""
+    """The same on Pulsar."""
 
     def __init__(self, place: pulsar.PulsarTarget, cc: ClaimCheck, *, group: str) -> None:
         source, target = self._source, self._target = place.topics
@@ -271,7 +271,7 @@ class PulsarDeadLetters:
             raise
 
     def letters(self) -> Iterator[Letter]:
-        """Yield the letters, partition by partition."""
+        """Yield the letters that are in the topic now and were not settled before, partition by partition."""
         consumers = [self._subscribe(topic) for topic in self._partitions]
         ends = [position_of(consumer.get_last_message_id()) for consumer in consumers]
         for consumer, end in zip(consumers, ends, strict=True):

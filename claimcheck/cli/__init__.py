@@ -22,8 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: Without the program's name; by default those of the process.
     """
     try:
-        for package in ("click", "rich"):
-            import_vendor(package, extra="cli")
+        import_vendor("click", extra="cli")
     except MissingDependencyError as error:
         if sys.stderr is not None:  # it was closed
             sys.stderr.write(f"claimcheck: {error}\n")

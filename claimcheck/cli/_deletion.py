@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 import click
 
 from claimcheck._client import ClaimCheck
-from claimcheck._operate.garbage import AGES
 from claimcheck._operate.gc_collection import Collection, CollectionReport, StoreReport
 from claimcheck._operate.gc_topics import KafkaTopics, LocalTopics, PulsarTopics, Topics
 from claimcheck._operate.sweep import SweepReport
@@ -93,11 +92,15 @@ def sweep(
     """
     check_output(STDIO)
     with loaded(config) as cc:
-        swept = _Swept(checked_stores(cc, names), is_chosen=bool(names))
+        reports = {name: SweepReport(store=name, dry_run=not yes) for name in checked_stores(cc, names)}
         options = {"grace_seconds": grace, "rate": rate, "unmarked_lifetime_seconds": unmarked_lifetime}
-        with reported("listing ...", lambda _: swept.show(as_json=as_json)) as status:
-            swept.run(cc, status, dry_run=not yes, **options)
-    _end(_Split(swept.reports.values(), is_chosen=bool(names)))
+
+        def split() -> _Split:
+            return _Split(reports.values(), is_chosen=bool(names))
+
+        with reported("listing ...", lambda _: _show_sweeps(split(), as_json=as_json)) as status:
+            _sweep_all(cc, reports, status, dry_run=not yes, **options)
+    _end(split())
 
 
 class _Split:
@@ -133,48 +136,36 @@ def _end(split: _Split) -> NoReturn:
     sys.exit(int(not split.ok))
 
 
-class _Swept:
-    """Sweeps several stores, one after the other, and keeps the report of each."""
+def _sweep_all(cc: ClaimCheck, reports: dict[str, SweepReport], status: Callable[[str], None], **options: Any) -> None:
+    """Sweep all stores; one that fails does not stop the others."""
 
-    def __init__(self, names: tuple[str, ...], *, is_chosen: bool) -> None:
-        self._names, self._is_chosen = names, is_chosen
-        self.reports: dict[str, SweepReport] = {}
+    def on_batch(report: SweepReport) -> None:
+        reports[report.store] = report
+        expired = report.expired + report.leftovers
+        status(f"{report.store}: {report.scanned:,} listed, {expired:,} expired, {report.deleted:,} deleted")
 
-    def run(self, cc: ClaimCheck, status: Callable[[str], None], **options: Any) -> None:
-        """Sweep all; a store that fails does not stop the others."""
+    for name in reports:
+        try:
+            on_batch(cc.sweep(name, on_batch=on_batch, **options))
+        except BaseException as error:
+            reports[name].error = error
+            if not isinstance(error, ClaimCheckError):
+                raise
 
-        def on_batch(report: SweepReport) -> None:
-            self.reports[report.store] = report
-            expired = report.expired + report.leftovers
-            status(f"{report.store}: {report.scanned:,} listed, {expired:,} expired, {report.deleted:,} deleted")
 
-        for name in self._names:
-            self.reports[name] = SweepReport(store=name, dry_run=options["dry_run"])
-            try:
-                on_batch(cc.sweep(name, on_batch=on_batch, **options))
-            except BaseException as error:
-                self.reports[name].error = error
-                if not isinstance(error, ClaimCheckError):
-                    raise
-
-    def show(self, *, as_json: bool) -> None:
-        split = _Split(self.reports.values(), is_chosen=self._is_chosen)
-        not_swept = [name for name in self._names if name not in self.reports]
-        if as_json:
-            facts = {"ok": split.ok and not not_swept, **split.facts(), "not_swept": not_swept}
-            click.echo(json.dumps(facts, indent=2))
-            return
-        for report in split.reports:
-            click.echo("\n".join(_sweep_lines(report)))
-        for text in split.not_listed.values():
-            click.echo(text)
-        for name in not_swept:
-            click.echo(f"{name}: not swept: interrupted")
+def _show_sweeps(split: _Split, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"ok": split.ok, **split.facts()}, indent=2))
+        return
+    for report in split.reports:
+        click.echo("\n".join(_sweep_lines(report)))
+    for text in split.not_listed.values():
+        click.echo(text)
 
 
 def _sweep_lines(report: SweepReport) -> Iterator[str]:
-    if report.error is not None and not report.scanned:
-        yield f"{report.store}: not swept: {why(report.error)}"
+    if not (report.scanned or report.finished):
+        yield f"{report.store}: not swept: {why(report.error) or 'interrupted'}"
         return
     leftovers = f"{report.leftovers:,} {'leftover' if report.leftovers == 1 else 'leftovers'}"
     counts = f"{report.expired:,} of {report.scanned:,} entries expired, {leftovers}"
@@ -361,10 +352,8 @@ def _gc_lines(report: StoreReport, collection: CollectionReport) -> Iterator[str
     yield _deleted(report, "", collection.duration_seconds, claim=claim)
     if unclaimed := collection.unclaimed.get(report.store):
         yield f"  claimed by no cluster: {', '.join(map(printable, unclaimed))}"
-    ages = {name: report.ages[name] for name, _ in AGES if name in report.ages}
-    for counted in (report.topics, ages):
-        if counted:
-            yield f"  {', '.join(f'{count:,} {printable(name)}' for name, count in counted.items())}"
+    if report.topics:
+        yield f"  {', '.join(f'{count:,} {printable(name)}' for name, count in report.topics.items())}"
     if report.referenced:
         yield f"  {report.referenced:,} kept: a message points at them"
     yield from _rest(report, _KEPT_BY_GC)

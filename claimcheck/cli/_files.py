@@ -1,4 +1,4 @@
-"""Files and pipes of the command line: output appears when it is complete, and terminals show a progress bar."""
+"""Files and pipes of the command line: output appears when it is complete, and terminals show what happens."""
 
 from __future__ import annotations
 
@@ -127,34 +127,24 @@ def reported(first: str, show: Callable[[BaseException | None], None]) -> Iterat
     """Yield a function that shows the state on a terminal; the result is shown even after an error."""
     problem: BaseException | None = None
     try:
-        if is_terminal(sys.stderr):
-            from rich.console import Console
-
-            with Console(stderr=True).status(first) as status:
-                yield status.update
-        else:
-            yield lambda text: None
+        _state(first)
+        yield _state
     except BaseException as error:
         problem = error
         raise
     finally:
+        _state("")
         show(problem)
+
+
+def _state(text: str) -> None:
+    """Replace the line that a terminal shows."""
+    if is_terminal(sys.stderr):
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
 
 
 def note(text: str) -> None:
     """Write a result for people to the terminal. Scripts have the exit code, and cron mails any output."""
     if is_terminal(sys.stderr):
         sys.stderr.write(f"{text}\n")
-
-
-@contextlib.contextmanager
-def progress(title: str, file: BinaryIO, total: int | None) -> Iterator[BinaryIO]:
-    """Yield the file; while it is read, a terminal shows a progress bar."""
-    if total is None or not is_terminal(sys.stderr):
-        yield file
-        return
-    from rich.console import Console
-    from rich.progress import wrap_file
-
-    with wrap_file(file, total, description=title, console=Console(stderr=True), transient=True) as watched:
-        yield watched

@@ -8,30 +8,20 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import click
 
 from claimcheck._client import ClaimCheck
 from claimcheck._content.header import Damaged, read_header
-from claimcheck._content.source import remaining_bytes
 from claimcheck._store.store import Store
-from claimcheck._texts import duration, printable
+from claimcheck._texts import duration, printable, time_text
 from claimcheck._wire import pointer as pointers
 from claimcheck._wire.buffers import Buffer, PieceReader
 from claimcheck._wire.envelope import Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
 from claimcheck._wire.pointer import Pointer
 from claimcheck.cli._commands import CONFIG, OUTPUT, human_bytes, json_option, loaded, with_config
-from claimcheck.cli._files import (
-    STDIO,
-    check_output,
-    note,
-    opened,
-    output,
-    progress,
-    read_message,
-)
+from claimcheck.cli._files import STDIO, check_output, note, opened, output, read_message
 from claimcheck.config import HEADER, MAX_POINTER_BYTES
 from claimcheck.errors import ClaimCheckError, ConfigError, EnvelopeError, PointerRejectedError, StoreError
 
@@ -66,8 +56,7 @@ def put(config: str, file: str, store_name: str | None, destination: str, target
     check_output(target)
     with loaded(config) as cc, opened(file) as payload:
         store = _writable_store(cc, store_name, destination)
-        with progress("storing", payload, remaining_bytes(payload)) as watched:
-            pointer = store.write(watched, destination=destination)
+        pointer = store.write(payload, destination=destination)
         with _rollback_on_error(store, pointer), output(target) as out:
             out.write(cc.seal(pointer))
     note(f"Stored {human_bytes(pointer.size or 0)} in {store.name} as {pointer.key}.")
@@ -122,8 +111,8 @@ def get(config: str, envelope: str, target: str, destination: str | None) -> Non
             pointer = cc.pointer(message, destination=destination)
         reader = messages.open(pointer) if pointer is not None else cc.open(message, destination=destination)
         size = len(message) if pointer is None else pointer.size
-        with reader as payload, progress("reading", payload, size) as watched, output(target) as out:
-            shutil.copyfileobj(watched, out, _PIECE_BYTES)
+        with reader as payload, output(target) as out:
+            shutil.copyfileobj(payload, out, _PIECE_BYTES)
     source = f" from {pointer.store or 'a store'} ({pointer.key})" if pointer else ""
     note(f"Wrote {human_bytes(size or 0)}{source}.")
 
@@ -187,7 +176,6 @@ def pointer_facts(pointer: Pointer, cc: ClaimCheck | None, now: float) -> Facts:
     configured = cc.config.stores.get(pointer.store or "") if cc else None
     facts = {"pointer_version": pointer.version, "store_type": configured.type if configured else None}
     facts |= {name: getattr(pointer, name) for name in _FIELDS}
-    facts |= {"created": _iso(pointer.created_ms), "expires": _iso(pointer.expires_ms)}
     facts["expired"] = pointer.expires_ms is not None and pointer.expires_ms <= now * 1000
     return facts | {"extra": dict(pointer.extra) or None}
 
@@ -228,7 +216,7 @@ def _signature(message: bytes, pointer: Pointer, cc: ClaimCheck | None) -> tuple
 def lines(facts: Facts, *, now: float) -> Iterator[str]:
     """Yield what is known, by the names that it has in JSON; times have their distance from now."""
     for name, value in facts.items():
-        if value is None or value is False or f"{name}_ms" in facts:
+        if value is None or value is False:
             continue
         text = printable(str(value))
         if name == "size" or name.endswith("_bytes"):
@@ -236,14 +224,5 @@ def lines(facts: Facts, *, now: float) -> Iterator[str]:
         elif name.endswith("_ms"):
             ahead = value / 1000 - now
             distance = f"in {duration(ahead)}" if ahead > 0 else f"{duration(-ahead)} ago"
-            text = f"{_iso(value) or f'{value} ms after 1970'} ({distance})"
+            text = f"{time_text(value / 1000)} ({distance})"
         yield f"{name.removesuffix('_ms'):<18} {text}"
-
-
-def _iso(ms: int | None) -> str | None:
-    if ms is None:
-        return None
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (ValueError, OverflowError, OSError):  # a pointer may claim any year
-        return None

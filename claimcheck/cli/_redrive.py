@@ -27,9 +27,7 @@ from claimcheck.cli._commands import (
 )
 from claimcheck.cli._files import STDIO, check_output, reported
 from claimcheck.errors import TransportError
-from claimcheck.transports._common.dead_letters import DeadLetterTopic
 from claimcheck.transports.kafka._queries import KafkaTarget
-from claimcheck.transports.pulsar._queries import PulsarTarget
 
 _GROUP = "claimcheck-redrive"
 
@@ -97,11 +95,13 @@ def redrive(
     sys.exit(int(bool(report.unreadable or report.foreign)))
 
 
-def _opened(cc: ClaimCheck, broker: BrokerOptions, topics: tuple[str, str], group: str) -> DeadLetterTopic:
+def _opened(
+    cc: ClaimCheck, broker: BrokerOptions, topics: tuple[str, str], group: str
+) -> KafkaDeadLetters | PulsarDeadLetters:
     place = broker.target(topics)
     if isinstance(place, KafkaTarget):
         return KafkaDeadLetters(place, cc, group=group)
-    assert isinstance(place, PulsarTarget)
+    assert place is not None
     return PulsarDeadLetters(place, cc, group=group)
 
 

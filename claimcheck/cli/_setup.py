@@ -51,11 +51,6 @@ STORES = {
     # To delete files after this time, run in a cron job: claimcheck sweep --yes
     ttl_seconds: 604800
 """,
-    "memory": """\
-  memory:
-    # For tests only: no other process can read these payloads.
-    type: memory
-""",
 }
 
 _TEMPLATE = """\

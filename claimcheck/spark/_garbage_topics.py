@@ -326,15 +326,15 @@ class _ReferenceStage:
     def _references(self, batch: pa.RecordBatch) -> Iterator[tuple[bytes | None, str | None]]:
         for number, message in enumerate(views(batch.column(0))):
             try:
-                reference = None if message is None else reference_of(message, header=self.header)
+                key = None if message is None else reference_of(message, header=self.header)
             except UnknownVersionError as error:
                 place, position = (batch.column(index)[number].as_py() for index in (1, 2))
                 yield None, f"{place}{'' if position is None else f', position {position}'}: {error}"
             except EnvelopeError:
                 yield None, _DAMAGED
             else:
-                if reference is not None:
-                    yield fingerprint(reference.key), None
+                if key is not None:
+                    yield fingerprint(key), None
 
 
 def _spans_of(batch: pa.RecordBatch) -> Iterator[tuple[str, int, int]]:

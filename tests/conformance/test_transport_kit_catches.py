@@ -16,7 +16,7 @@ import pytest
 from claimcheck.errors import ClaimCheckError
 from tests.kit.transport_harness import Facts
 from claimcheck.transports.local import (LocalBroker, LocalConsumer, LocalProducer)
-from claimcheck.transports.local import _clients as producer
+from claimcheck.transports import local as producer
 from tests.conformance.local_transport import LocalConformance
 
 class SpreadingBroker(LocalBroker):

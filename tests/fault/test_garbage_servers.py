@@ -64,7 +64,7 @@ class Lab:
     pause: float = 6
 
     def collection(self) -> list[str]:
-        options = ["--grace", f"{GRACE}s", "--yes", "--claim", "--rate", "200/s"]
+        options = ["--grace", f"{GRACE}s", "--yes", "--claim", "--rate", "200"]
         return ["--config", str(self.config), "gc", *self.broker, *options]
 
 
@@ -212,7 +212,7 @@ def run(lab: Lab, topic: str) -> None:
 def compare(lab: Lab, sent: set[bytes]) -> None:
     with claimcheck.load(lab.config) as cc:
         values = [bytes(message.value or b"") for message in lab.topics().read()]
-        pointed = {reference.key for value in values if (reference := reference_of(value))}
+        pointed = {key for value in values if (key := reference_of(value))}
         stored = {entry.key for entry in cc.store("hot").scan()}
         print(f"{len(sent)} sent, {len(values)} in the topic, {len(stored)} stored")
         assert (pointed - stored, stored - pointed) == (set(), set()), "lost, orphans"

@@ -28,7 +28,7 @@ def seen(lab: Rig, raw=None, *, clock=time.time, **more):
 
 
 def found(report) -> list[str]:
-    return ids(report, "pulsar-", "lifetime-unset", "clock-", "connection-")
+    return ids(report, "pulsar-", "clock-", "connection-")
 
 
 def set_policy(lab: Rig, name: str, value: object, query: str = "", topic: str | None = None, shown: str = "") -> None:

@@ -59,7 +59,7 @@ class Lab:
     def kill_during_deletion(self) -> None:
         """Start a slow collection, and kill it after its first deletions."""
         before = len(self.stored)
-        process = subprocess.Popen(**command(*self.arguments, "--yes", "--claim", "--rate", "2/s"))
+        process = subprocess.Popen(**command(*self.arguments, "--yes", "--claim", "--rate", "2"))
         try:
             wait_until(lambda: len(self.stored) < before, "something was deleted")
         finally:

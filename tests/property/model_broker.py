@@ -169,7 +169,7 @@ class Reader:
         if delivery.outcome is not None:
             self._give_back(delivery.outcome)
         else:
-            self.acks.forget(delivery.end)
+            self.acks.pop(delivery.end, None)
             self.broker.again |= delivery.all_positions
 
     def clear(self) -> None:
@@ -219,5 +219,5 @@ class Reader:
         self.deleted_below(self.broker.low)
 
     def _acked(self, position: int) -> None:
-        self.acks.forget(position)
+        self.acks.pop(position, None)
         self.broker.acked.add(position)

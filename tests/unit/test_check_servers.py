@@ -13,7 +13,7 @@ import pytest
 import claimcheck
 from claimcheck import Store
 from claimcheck._operate.check_stores import _server
-from claimcheck._operate.check_topics import Expectation, _retention_text, examine_settings
+from claimcheck._operate.check_topics import Expectation, examine_settings
 from claimcheck._operate.findings import WHY, examined, finding
 from claimcheck._texts import duration
 from claimcheck.testing import FaultyStore
@@ -79,7 +79,7 @@ KEYS = {f"k{number}": base64.b64encode(bytes([number]) * 32).decode() for number
     [
         ({"type": "pulsar-topic", "url": "pulsar://localhost", "topic": "t"}, ["pulsar-not-examined"]),
         ({"type": "pulsar-topic", "url": "pulsar://localhost", "topic": "t", "admin_url": "http://localhost"}, []),
-        ({"type": "obstore", "url": "s3://bucket"}, ["obstore-not-examined"]),
+        ({"type": "obstore", "url": "s3://bucket"}, []),
     ],
 )
 def test_what_a_type_of_store_does_not_tell_is_named(options, found):
@@ -136,17 +136,13 @@ def test_tiered_storage_counts_as_retention():
     tiered = {"remote_storage_enable": "true", "local_retention_ms": 3600 * 1000}
     assert settings(**tiered) == []
     assert settings(retention_ms=30 * DAY * 1000, **tiered) == [("warning", "kafka-retention")]
-    config = TopicSettings.of(
-        {"remote.storage.enable": "true", "local.retention.ms": "3600000", "retention.ms": "86400000"}
-    )
-    assert _retention_text(config) == "1 day (local.retention.ms, 1 hour, applies to the brokers' disks only)"
 
 
 def test_a_payload_must_outlive_its_message_and_not_longer():
     assert settings(retention_ms=7 * DAY * 1000, segment_ms=0) == []
     assert settings(retention_ms=7 * DAY * 1000 + 1, segment_ms=0) == [("warning", "kafka-retention")]
-    assert settings(retention_ms=6 * DAY * 1000 + 1) == [("info", "kafka-segment-roll")]
-    assert settings(retention_ms=-1, retention_bytes=10) == [("warning", "kafka-retention")]
+    assert settings(retention_ms=6 * DAY * 1000 + 1) == [("info", "kafka-retention")]
+    assert settings(retention_ms=-1) == [("warning", "kafka-retention")]
     assert TopicSettings.of({"cleanup.policy": "compact", "retention.ms": "1000"}).retention is None
 
 

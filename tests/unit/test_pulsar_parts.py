@@ -340,7 +340,7 @@ class TestRedeliveryTracker:
         counts = RedeliveryTracker(1)
         for entry in [0, *range(10_000), 0, 10_000]:
             counts.add(("t", (1, entry, 0)))
-        assert len(counts._counts) == 10_000
+        assert len(counts) == 10_000
         assert counts.too_many(("t", (1, 0, 0)), 0) == 3
         assert counts.too_many(("t", (1, 1, 0)), 0) is None
 

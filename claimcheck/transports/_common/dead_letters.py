@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.envelope import is_lookalike
@@ -59,16 +59,6 @@ class Letter:
     skip: Callable[[], None] | None = field(repr=False, default=None)
     store: str | None = None
     foreign: ForeignLetterError | None = None
-
-
-class DeadLetterTopic(Protocol):
-    """A dead-letter topic with a consumer, and the topic to send to with a producer."""
-
-    def letters(self) -> Iterator[Letter]:
-        """Yield the letters that were in the topic at the time of the call, and were not settled before."""
-
-    def close(self) -> None:
-        """Close consumer and producer; letters that were not settled are received again by the next consumer."""
 
 
 class EndClock:

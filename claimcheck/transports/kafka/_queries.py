@@ -182,23 +182,17 @@ class TopicSettings:
 
     retention: float | None
     segment: float
-    local_retention: float | None
-    retention_bytes: int | None
     compacted: bool
     max_message_bytes: int | None
 
     @classmethod
     def of(cls, values: Mapping[str, str | None]) -> TopicSettings:
         """Parse the settings as the broker returns them."""
-        retention, by_bytes = float(values.get("retention.ms") or -1), int(values.get("retention.bytes") or -1)
+        retention = float(values.get("retention.ms") or -1)
         policy = values.get("cleanup.policy") or "delete"
-        local = float(values.get("local.retention.ms") or -2)
-        tiered = values.get("remote.storage.enable") == "true" and local >= 0
         return cls(
             retention=retention / _MS if retention >= 0 and "delete" in policy else None,
             segment=float(values.get("segment.ms") or 0) / _MS,
-            local_retention=local / _MS if tiered else None,
-            retention_bytes=by_bytes if by_bytes >= 0 else None,
             compacted="compact" in policy,
             max_message_bytes=int(values.get("max.message.bytes") or 0) or None,
         )

@@ -11,6 +11,7 @@ file is intact. WAL needs shared memory: every process has to run on the machine
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -379,14 +380,6 @@ class Database:
         self._closed = False
         self._reset()
 
-    def read(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
-        """Return a context manager with a connection that sees one snapshot of the file."""
-        return self._transaction("DEFERRED")
-
-    def write(self) -> contextlib.AbstractContextManager[sqlite3.Connection]:
-        """Return a context manager that commits all changes together, or rolls them back if the block raises."""
-        return self._transaction("IMMEDIATE")
-
     def close(self) -> None:
         """Close the connection; the file is kept. Closing twice is harmless."""
         self._leave_parents_connection()
@@ -400,6 +393,7 @@ class Database:
 
     @contextlib.contextmanager
     def _transaction(self, mode: str) -> Iterator[sqlite3.Connection]:
+        """Open a block that sees one snapshot; commits all changes together, or rolls them back if the block raises."""
         self._leave_parents_connection()
         with self._lock, _mapped_errors(self.path):
             if self._closed:
@@ -419,6 +413,9 @@ class Database:
                 _roll_back(db)
                 text = f"{self.path}: a commit failed ({error}); whether the change was made is unknown"
                 raise BrokerCommitError(text, path=self.path) from error
+
+    read = functools.partialmethod(_transaction, "DEFERRED")
+    write = functools.partialmethod(_transaction, "IMMEDIATE")
 
     def _reset(self) -> None:
         self._pid = os.getpid()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from claimcheck._send.outbound import in_background
@@ -61,16 +61,16 @@ class _AsyncReceiver(_AsyncWrapper[R]):
         self,
         native: pulsar.asyncio.Consumer | pulsar.asyncio.Reader,
         wrapper: R,
-        receive: Callable[[], Awaitable[pulsar.Message]],
+        receive: Callable[[], Coroutine[Any, Any, pulsar.Message]],
     ) -> None:
         super().__init__(wrapper)
         self._native = native
         self._receive = receive
-        self._receiving: asyncio.Future[pulsar.Message] | None = None
-        self._working: asyncio.Future[None] | None = None  # a thread takes a message, or expires chunks
-        self._reads: dict[PulsarMessage, asyncio.Future[None]] = {}  # of stored payloads in the queue
+        self._receiving: asyncio.Task[pulsar.Message] | None = None
+        self._taking: asyncio.Task[None] | None = None  # takes one message, or expires chunks
+        self._reads: dict[PulsarMessage, asyncio.Task[None]] = {}  # of stored payloads in the queue
         self._calls = 0
-        self._called: asyncio.Future[None] | None = None  # done when another call began
+        self._changed = asyncio.Event()  # a task has ended, or another call has begun
         self._one_at_a_time = asyncio.Lock()
         self._closed = False
 
@@ -84,8 +84,7 @@ class _AsyncReceiver(_AsyncWrapper[R]):
     async def _next(self) -> PulsarMessage:
         """Wait for a payload; as many stored payloads are read concurrently as calls wait."""
         self._calls += 1
-        if self._called is not None and not self._called.done():
-            self._called.set_result(None)
+        self._changed.set()
         try:
             async with self._one_at_a_time:
                 while (message := self._blocking.take_read()) is None:
@@ -95,53 +94,43 @@ class _AsyncReceiver(_AsyncWrapper[R]):
             self._calls -= 1
 
     async def _step(self) -> None:
-        """Wait until a payload is read, a message is received, another call begins, or chunks may expire."""
+        """Raise the error of a task that has ended, start what the calls that wait need, and wait for a change."""
         self._check_open()
-        if self._called is None or self._called.done():
-            self._called = asyncio.get_running_loop().create_future()
-        ready = self._start_reads()
-        waits: set[asyncio.Future[Any]] = {self._called, *(self._reads[each] for each in ready[:1])}
-        timeout = None
-        if self._working is not None:
-            waits.add(self._working)
-        elif len(ready) < self._calls:
-            timeout = self._blocking.seconds_to_tick  # not from now: the caller may give up earlier each time
-            self._receiving = self._receiving or asyncio.ensure_future(self._receive())
-            waits.add(self._receiving)
-        await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        self._check_open()
-        if ready and self._reads[ready[0]].done():
-            self._reads.pop(ready[0]).result()
-        self._take_received()
-
-    def _start_reads(self) -> list[PulsarMessage]:
-        """Read the payloads for all calls that wait; returns those messages. Cancels the reads of forgotten ones."""
+        self._changed.clear()
+        if self._taking is not None and self._taking.done():
+            taking, self._taking = self._taking, None
+            taking.result()
         queue = self._blocking.waiting()
-        for message in self._reads.keys() - set(queue):
+        if queue and queue[0] in self._reads and self._reads[queue[0]].done():
+            self._reads.pop(queue[0]).result()
+        for message in self._reads.keys() - set(queue):  # forgotten or returned
             self._reads.pop(message).cancel()
-        ready = queue[: self._calls]
-        for message in ready:
+        for message in queue[: self._calls]:
             if message not in self._reads and (stored := message.stored) is not None and not stored.is_read:
-                self._reads[message] = asyncio.ensure_future(in_thread(stored.read))
-        return ready
+                self._reads[message] = self._started(in_thread(stored.read))
+        if self._taking is None and len(queue) < self._calls:
+            self._taking = self._started(self._take())
+        await self._changed.wait()
 
-    def _take_received(self) -> None:
-        """Take the message that was received, in a thread unless it is small; there chunks expire, too."""
-        if self._working is not None:
-            if self._working.done():
-                done, self._working = self._working, None
-                done.result()
-            return
-        work = self._blocking.tick if self._blocking.seconds_to_tick == 0 else None
-        if self._receiving is not None and self._receiving.done():
-            received, self._receiving = self._receiving, None
-            if received.cancelled():
-                raise _asyncio_error(vendor().Result.AlreadyClosed)
-            native = received.result()
+    def _started(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(lambda _: self._changed.set())
+        return task
+
+    async def _take(self) -> None:
+        """Take the next message, in a thread unless it is small; there chunks expire, too."""
+        receiving = self._receiving = self._receiving or asyncio.ensure_future(self._receive())
+        if (seconds := self._blocking.seconds_to_tick) is not None:
+            await asyncio.wait({receiving}, timeout=seconds)
+        if seconds is None or receiving.done():
+            try:
+                native = await receiving
+            finally:
+                self._receiving = None
             if not self._blocking.take_plain(native):
-                work = functools.partial(self._blocking.take, native)
-        if work is not None:
-            self._working = asyncio.ensure_future(asyncio.to_thread(work))
+                await asyncio.to_thread(self._blocking.take, native)
+        if self._blocking.seconds_to_tick == 0:
+            await asyncio.to_thread(self._blocking.tick)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -150,11 +139,11 @@ class _AsyncReceiver(_AsyncWrapper[R]):
     async def _stop(self) -> None:
         """Stop receiving: callers that wait get the client's ``AlreadyClosed``."""
         self._closed = True
-        reads = list(self._reads.values())
-        for each in (self._receiving, *reads):
+        self._changed.set()
+        for each in (self._receiving, *self._reads.values()):
             if each is not None:
                 each.cancel()
-        if running := [each for each in (self._receiving, self._working, *reads) if each and not each.done()]:
+        if running := [each for each in (self._taking, *self._reads.values()) if each and not each.done()]:
             await asyncio.wait(running)
 
 

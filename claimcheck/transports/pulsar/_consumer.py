@@ -328,29 +328,23 @@ def _topic_of(message: AnyMessage) -> str | None:
 # Redeliveries and dead letters ---------------------------------------------------------------------------------------
 
 
-class RedeliveryTracker:
-    """Counts redeliveries where the broker does not: on Exclusive and Failover subscriptions. Falsy while empty."""
+class RedeliveryTracker(OrderedDict[Place, int]):
+    """Counts redeliveries where the broker does not: on Exclusive and Failover subscriptions."""
 
     def __init__(self, maximum: int | None) -> None:
+        super().__init__()
         self._maximum = maximum
-        self._counts: OrderedDict[Place, int] = OrderedDict()
-
-    def __bool__(self) -> bool:
-        return bool(self._counts)
 
     def too_many(self, place: Place, broker_count: int) -> int | None:
         """Return the larger of the own and the broker's count of redeliveries if it reaches the maximum."""
-        count = max(self._counts.get(place, 0), broker_count)
+        count = max(self.get(place, 0), broker_count)
         return count if self._maximum is not None and count >= self._maximum else None
 
     def add(self, place: Place) -> None:
         if self._maximum is not None:
-            self._counts[place] = self._counts.pop(place, 0) + 1
-            if len(self._counts) > _REMEMBERED:
-                self._counts.popitem(last=False)
+            self[place] = self.pop(place, 0) + 1
+            if len(self) > _REMEMBERED:
+                self.popitem(last=False)
 
     def forget(self, place: Place) -> None:
-        self._counts.pop(place, None)
-
-    def clear(self) -> None:
-        self._counts.clear()
+        self.pop(place, None)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import heapq
 import struct
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from claimcheck._receive.resolver import Outcome
 from claimcheck._wire import headers as hints
@@ -161,8 +160,8 @@ def before(position: Position, partition: int, topic: str) -> pulsar.MessageId |
     return _native(topic, partition, ledger, entry - 1, -1) if entry > 0 else None
 
 
-def nowhere(topic: str) -> pulsar.MessageId:
-    """Return an id that is before all messages of a topic."""
+def nowhere(topic: str = "") -> pulsar.MessageId:
+    """Return an id that is before all messages of a topic, as the client passes it to callbacks of failed sends."""
     return _native(topic, -1, -1, -1, -1)
 
 
@@ -321,51 +320,29 @@ class PulsarMessage(Delegated):
 # Cumulative acknowledgement -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AckPlan:
+class AckPlan(NamedTuple):
     """What to acknowledge: cumulatively all before a position, or up to the target, and messages after it."""
 
     before: Any | None
     individually: tuple[pulsar.MessageId, ...]
 
 
-class CumulativeAcks:
+class CumulativeAcks(OrderedDict[Any, "pulsar.MessageId"]):
     """The messages of one topic that are their own payloads, while a payload in chunks is not settled. Not thread-safe.
 
     "Everything up to here" may include messages of payloads that are incomplete or not settled. The lowest of those is
     the *hole*: everything before it is acknowledged cumulatively, and the messages after it individually.
     """
 
-    def __init__(self, *, limit: int = _MOST_HANDLES) -> None:
-        self._limit = limit
-        self._handles: dict[Any, pulsar.MessageId] = {}
-        self._heap: list[Any] = []  # positions, including some that are no longer in `_handles`
-
-    def __len__(self) -> int:
-        return len(self._handles)
-
     def received(self, position: Any, handle: pulsar.MessageId) -> None:
         """Remember a message that is a payload of its own (plain, a pointer, or unreadable)."""
-        if position not in self._handles:
-            heapq.heappush(self._heap, position)
-        self._handles[position] = handle
-        while len(self._handles) > self._limit:
-            self._handles.pop(heapq.heappop(self._heap), None)
-        if len(self._heap) > 2 * len(self._handles) + 64:  # most of them were forgotten
-            self._heap = sorted(self._handles)
-
-    def forget(self, position: Any) -> None:
-        """Forget a message that was acknowledged, or negatively acknowledged, individually."""
-        self._handles.pop(position, None)
+        self[position] = handle
+        if len(self) > _MOST_HANDLES:
+            self.popitem(last=False)
 
     def up_to(self, target: Any, *, hole: Any | None, settled: Iterable[tuple[Any, pulsar.MessageId]] = ()) -> AckPlan:
         """Return the plan for acknowledging everything up to a message, and forget what it covers."""
         before = hole if hole is not None and hole <= target else None
-        behind = dict(settled)
-        while self._heap and self._heap[0] <= target:
-            position = heapq.heappop(self._heap)
-            if position in self._handles:
-                behind[position] = self._handles.pop(position)
+        behind = dict(settled) | {position: self.pop(position) for position in list(self) if position <= target}
         covered = target if before is None else before
-        individually = tuple(behind[position] for position in sorted(behind) if position > covered)
-        return AckPlan(before=before, individually=individually)
+        return AckPlan(before, tuple(behind[position] for position in sorted(behind) if position > covered))

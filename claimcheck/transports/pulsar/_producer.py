@@ -12,7 +12,9 @@ from claimcheck._validation import check_cc, check_int, check_seconds
 from claimcheck._wire import headers as hints
 from claimcheck._wire.envelope import Envelope
 from claimcheck._wire.headers import WireLimit, byte_length
+from claimcheck.errors import import_vendor
 from claimcheck.transports._common.delegation import Closing, Delegated, RollbackWorker
+from claimcheck.transports.pulsar._message import nowhere
 from claimcheck.transports.pulsar._queries import MAX_MESSAGE_BYTES, vendor
 from claimcheck.transports.pulsar._send import (
     BoundedProducer,
@@ -21,7 +23,6 @@ from claimcheck.transports.pulsar._send import (
     Ticket,
     classify,
     error_of,
-    no_id,
     without_schema,
 )
 
@@ -93,7 +94,7 @@ class PulsarProducer(Delegated, Closing):
         self._cc = cc
         self._raw = without_schema(producer)
         self._schema = producer._schema
-        self._new_message = vendor()._pulsar.MessageBuilder
+        self._new_message = import_vendor("_pulsar", extra="pulsar").MessageBuilder
         self._send_message = producer._producer.send_async
         self._topic: str = producer.topic()
         # Read once: partitioned producers read it under a lock, with which a router in Python waits for the GIL.
@@ -174,7 +175,7 @@ class PulsarProducer(Delegated, Closing):
             self._watch(ticket)
             return
         if self._closed:
-            Ticket(callback)(vendor().Result.AlreadyClosed, no_id())
+            Ticket(callback)(vendor().Result.AlreadyClosed, nowhere())
             return
         self.prepare(content, properties, partition_key, checked).launch_for(callback)
 

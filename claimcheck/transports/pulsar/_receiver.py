@@ -317,7 +317,7 @@ class Receiver(Delegated, Closing, ABC):
         """Forget a message that is its own payload and was acknowledged or negatively acknowledged."""
         with self._lock:
             if (behind := self._behind.get(place[0])) is not None:
-                behind.forget(place[1])
+                behind.pop(place[1], None)
 
     def _delivery_of(self, message_id: object) -> _Delivery | None:
         """Return the chunked payload of this id, if it was delivered and is not settled."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import logging
 import threading
 import time
@@ -18,7 +19,7 @@ from claimcheck._validation import check_type
 from claimcheck._wire.envelope import Envelope
 from claimcheck.errors import TransportError
 from claimcheck.transports._common.delegation import RollbackWorker
-from claimcheck.transports.pulsar._message import WholeMessageId
+from claimcheck.transports.pulsar._message import WholeMessageId, nowhere
 from claimcheck.transports.pulsar._queries import vendor
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Ticket:
 
     def expire(self) -> None:
         """Call the callback with ``Result.Timeout``, unless it was called before."""
-        self(vendor().Result.Timeout, no_id())
+        self(vendor().Result.Timeout, nowhere())
 
     def __call__(self, result: pulsar.Result, message_id: pulsar.MessageId) -> None:
         """Call the callback, unless it was called before."""
@@ -237,10 +238,6 @@ def _flush_in_thread(producer: pulsar.Producer) -> Future[None]:
     _flushing[thread] = producer
     thread.start()
     return flushed
-
-
-def no_id() -> pulsar.MessageId:
-    return vendor().MessageId(-1, -1, -1, -1)._msg_id
 
 
 @atexit.register
@@ -436,7 +433,7 @@ class PayloadSend(InFlightWindow):
             self._out.finish()  # nothing is deleted, and a lost producer sends no abort envelope
         else:
             self._rollbacks.submit(self._failed)
-        ticket(self.result or vendor().Result.UnknownError, no_id())
+        ticket(self.result or vendor().Result.UnknownError, nowhere())
 
     def _failed(self) -> None:
         self._out.tell_readers(lambda abort: self._send_abort(abort, self._out.ledger.error))
@@ -451,8 +448,7 @@ class PayloadSend(InFlightWindow):
 
 def without_schema(producer: pulsar.Producer) -> pulsar.Producer:
     """Return a native producer that sends encoded bytes through the same connection."""
-    pulsar = vendor()
     check_type("producer", producer, valid=hasattr(producer, "_producer"), expected="a pulsar.Producer")
-    raw = pulsar.Producer()
-    raw._producer, raw._schema, raw._client = producer._producer, pulsar.schema.BytesSchema(), producer._client
+    raw = copy.copy(producer)
+    raw._schema = vendor().schema.BytesSchema()
     return raw

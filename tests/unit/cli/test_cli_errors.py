@@ -169,11 +169,10 @@ def test_files_that_cannot_be_read_are_named():
     assert one_line(PermissionError(13, "Permission denied", "secret")) == "secret: Permission denied"
 
 
-@pytest.mark.parametrize("package", ["click", "rich"])
-def test_a_missing_package_is_named_with_its_extra(package):
-    done = start("put", "payload", code=f"import sys\nsys.modules[{package!r}] = None\n{CODE}")
+def test_a_missing_package_is_named_with_its_extra():
+    done = start("put", "payload", code=f"import sys\nsys.modules['click'] = None\n{CODE}")
     assert done.returncode == 3
-    assert f"needs the package {package}: pip install 'claimcheck-messaging[cli]'" in done.stderr.decode()
+    assert "needs the package click: pip install 'claimcheck-messaging[cli]'" in done.stderr.decode()
     assert b"Traceback" not in done.stderr
 
 

@@ -71,7 +71,7 @@ def test_it_counts_first_and_deletes_exactly_the_orphans_with_yes(lab):
     still_there = lab.stored
     deleted = ok(*GC, "--yes", "--claim").stdout.splitlines()
 
-    assert counted[:8] == [
+    assert counted[:7] == [
         "2 messages read: 2 pointers",
         "  read: orders (1), orders.dlq (1)",
         "  grace period: 1 day; younger payloads are kept",
@@ -79,14 +79,13 @@ def test_it_counts_first_and_deletes_exactly_the_orphans_with_yes(lab):
         "  nothing was deleted: use --yes --claim to delete them",
         "  claimed by no cluster: orders",
         "  2 orders",
-        "  1 less than 7 days, 1 7 to 30 days",
     ]
-    assert counted[8:11] == [
+    assert counted[7:10] == [
         "  2 kept: a message points at them",
         "  1 kept: within the grace period",
         "  1 kept: of other destinations",
     ]
-    assert counted[11].startswith("store 'side': PulsarTopicStore cannot list its payloads")
+    assert counted[10].startswith("store 'side': PulsarTopicStore cannot list its payloads")
     assert len(still_there) == 6
     assert deleted[4].startswith("  2 deleted in ")
     assert lab.stored == {each.key for each in (sent, dead, recent, other)}
@@ -282,7 +281,7 @@ class TestMessagesOfAnUnknownVersion:
         (["--kafka", "localhost:9092"], "name one broker"),
         (["--topic", "missing"], "there is no topic missing"),
         (["--store", "missing"], "missing"),
-        (["--grace", "24"], "'24' has no unit: use 24s, 24m, 24h or 24d"),
+        (["--grace", "24"], "'24' is not a duration: use a number with s, m, h or d"),
     ],
 )
 def test_usage(lab, arguments, text):
