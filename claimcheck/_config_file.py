@@ -24,8 +24,7 @@ _KINDS = {"NoneType": "nothing", "str": "text", "dict": "a mapping", "bool": "a 
 _UNKNOWN = "?"  # the name of a store that a problem hides; no such configuration is ever returned
 _STORE_TYPES = "a store type such as redis, s3, filesystem, memory or module:Class"
 OVERRIDABLE = (
-    "strategy", "threshold_bytes", "store", "reads_from", "dead_letter_ttl_seconds", "chunking", "hybrid",
-    "limits", "compression",
+    "strategy", "threshold_bytes", "store", "reads_from", "chunking", "hybrid", "limits", "compression",
 )  # fmt: skip
 """The keys that a destination may override."""
 

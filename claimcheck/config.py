@@ -268,8 +268,6 @@ class Config:
         stores: All stores by name.
         reads_from: Names of the stores that readers accept in pointers; ``None`` for all. A destination's must be among
             those of the top level, and applies to readers that know where a message came from.
-        dead_letter_ttl_seconds: How long a stored payload stays readable after a consumer sent its message to a
-            dead-letter topic, if that is longer than the rest of its lifetime; ``None`` leaves lifetimes as they are.
         chunking: Payloads in chunks; see `ChunkingConfig`.
         hybrid: The hybrid strategy; see `HybridConfig`.
         checksum: The algorithm of the checksums that writers add to pointers and chunks: ``crc32``, ``sha256`` or
@@ -290,7 +288,6 @@ class Config:
     store: str | None = None
     stores: Mapping[str, StoreConfig] = field(default_factory=dict)
     reads_from: tuple[str, ...] | None = None
-    dead_letter_ttl_seconds: Seconds | None = None
     chunking: ChunkingConfig = field(default_factory=ChunkingConfig)
     hybrid: HybridConfig = field(default_factory=HybridConfig)
     checksum: Literal["crc32", "sha256", "xxh3-128"] | None = None
@@ -321,12 +318,6 @@ class Config:
     def readable(self) -> tuple[str, ...]:
         """The names of the stores that pointers may name."""
         return tuple(self.stores) if self.reads_from is None else self.reads_from
-
-    @property
-    def longest_dead_letter_ttl_seconds(self) -> float:
-        """The longest ``dead_letter_ttl_seconds`` of all destinations; 0 without one."""
-        configs = (self, *(config for _, config in self.destinations))
-        return max(config.dead_letter_ttl_seconds or 0 for config in configs)
 
     def readable_from(self, destination: str | None) -> tuple[str, ...]:
         """Return the names of the stores that pointers may name in messages from a destination, under any name."""

@@ -16,7 +16,6 @@ from claimcheck.transports._common.dead_letters import (
     Letter,
     Senders,
     foreign,
-    kept_longer,
     origin,
     patient,
     relabeled,
@@ -46,9 +45,8 @@ def dead_letter(
         broker.create_topic(topic)
     originals = [broker.fetch(message.topic, message.partition, at, 1)[0] for at in message.positions]
     for each in originals:
-        value = kept_longer(cc, each.value, topic=each.topic, dead_letter_topic=topic)
         labels = tuple(origin(each.topic, each.partition, each.offset, reason))
-        append = partial(broker.append, topic, value, key=each.key)
+        append = partial(broker.append, topic, each.value, key=each.key)
         try:
             append(headers=[*each.headers, *labels])
         except MessageTooLargeError:

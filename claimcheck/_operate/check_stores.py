@@ -41,7 +41,7 @@ def examine_stores(cc: ClaimCheck, clock: Callable[[], float], failed: Container
         if store is not None and kind != "redis":  # which expires payloads, and may have many keys
             yield from _listing(store, path, clock)
         if store is not None:
-            yield from _server(kind, store, path, clock, cc.config.longest_dead_letter_ttl_seconds)
+            yield from _server(kind, store, path, clock)
 
 
 def _listing(store: Store, path: str, clock: Callable[[], float]) -> Iterator[Finding]:
@@ -66,7 +66,7 @@ def _listing(store: Store, path: str, clock: Callable[[], float]) -> Iterator[Fi
         yield finding("warning", "store-not-listable", path, message, fix)
 
 
-def _server(kind: str, store: Any, path: str, clock: Callable[[], float], dead_letter_ttl: float) -> Iterator[Finding]:
+def _server(kind: str, store: Any, path: str, clock: Callable[[], float]) -> Iterator[Finding]:
     if kind == "redis":
         yield from examined("redis", path, "the clock", partial(_clock, store, path, clock))
         for name, client in store._server.nodes():
@@ -74,7 +74,7 @@ def _server(kind: str, store: Any, path: str, clock: Callable[[], float], dead_l
             yield from examined("redis", place, "its settings", partial(_redis, place, client))
     elif kind == "s3":
         yield from examined("s3", path, "the clock", partial(_clock, store, path, clock))
-        yield from examined("s3", path, "the lifecycle rules", partial(_lifecycle, store, path, dead_letter_ttl))
+        yield from examined("s3", path, "the lifecycle rules", partial(_lifecycle, store, path))
     elif kind == "filesystem":
         look = partial(_rights, store._root, f"{path}.path", store._mode)
         yield from examined("filesystem", f"{path}.path", "the permissions", look)
@@ -122,7 +122,7 @@ def _redis(path: str, client: Any) -> Iterator[Finding]:
         yield finding("warning", "redis-no-persistence", path, message, fix)
 
 
-def _lifecycle(store: S3Store, path: str, dead_letter_ttl: float) -> Iterator[Finding]:
+def _lifecycle(store: S3Store, path: str) -> Iterator[Finding]:
     rules = [rule for rule in rules_of(store) if rule.get("Status") == "Enabled"]
     covering = [rule for rule in rules if _covers(rule, store.prefix)]
     where = f"objects below {store.prefix!r}" if store.prefix else "the objects of this bucket"
@@ -134,8 +134,7 @@ def _lifecycle(store: S3Store, path: str, dead_letter_ttl: float) -> Iterator[Fi
         yield finding("warning", "s3-no-abort", path, "no lifecycle rule aborts incomplete multipart uploads", fix)
     for rule in rules:
         if _touches(rule, store.prefix) and store.ttl_seconds is not None:
-            longer = "dead_letter_ttl_seconds" if dead_letter_ttl > store.ttl_seconds else "ttl_seconds"
-            yield from _too_early(rule, path, longer, max(store.ttl_seconds, dead_letter_ttl))
+            yield from _too_early(rule, path, store.ttl_seconds)
     versioning = store._s3().get_bucket_versioning(Bucket=store.bucket).get("Status")
     if versioning == "Enabled" and not any("NoncurrentVersionExpiration" in rule for rule in covering):
         message = "versioning is enabled, and no lifecycle rule deletes noncurrent versions"
@@ -164,14 +163,14 @@ def _touches(rule: dict[str, Any], prefix: str) -> bool:
     return (prefix.startswith(own) or own.startswith(prefix)) and not conditions & {"Tag", "Tags"}
 
 
-def _too_early(rule: dict[str, Any], path: str, option: str, lifetime: float) -> Iterator[Finding]:
+def _too_early(rule: dict[str, Any], path: str, lifetime: float) -> Iterator[Finding]:
     name, expiration = rule.get("ID", "(unnamed)"), rule.get("Expiration", {})
     days = expiration.get("Days", 0 if "Date" in expiration else math.inf)
     moved = [each.get("Days", 0) for each in rule.get("Transitions", []) if each.get("StorageClass") in _ARCHIVES]
     if days * _DAY < lifetime:
         when = f"after {duration(days * _DAY)}" if days else "on a fixed date"
-        message = f"the lifecycle rule {name!r} deletes payloads {when}, but {option} is {duration(lifetime)}"
-        fix = f"Change the rule to delete them later, or reduce {option}."
+        message = f"the lifecycle rule {name!r} deletes payloads {when}, but ttl_seconds is {duration(lifetime)}"
+        fix = "Change the rule to delete them later, or reduce ttl_seconds."
         yield finding("error", "s3-expiry-early", path, message, fix)
     if min(moved, default=math.inf) * _DAY < lifetime:
         message = f"the lifecycle rule {name!r} archives payloads after {duration(min(moved) * _DAY)}"

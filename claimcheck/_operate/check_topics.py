@@ -44,7 +44,6 @@ class Expectation:
     lifetime: float | None
     threshold: int | None
     chunk_bytes: int | None
-    dead_letter_lifetime: float | None = None
 
     @classmethod
     def of(cls, cc: ClaimCheck, topic: str) -> Expectation:
@@ -57,7 +56,6 @@ class Expectation:
             strategy=config.strategy,
             store=store,
             lifetime=lifetime,
-            dead_letter_lifetime=None if lifetime is None else max(lifetime, config.dead_letter_ttl_seconds or 0),
             threshold=None if config.threshold_bytes == "auto" else config.threshold_bytes,
             chunk_bytes=None if chunk == "auto" else chunk,
         )
@@ -206,10 +204,10 @@ def _retention_text(config: kafka.TopicSettings) -> str:
 
 def _kafka_dead_letters(cluster: kafka.Cluster, name: str, expected: Expectation) -> Iterator[Finding]:
     config = kafka.topic_settings(cluster.admin, name)
-    if (lifetime := expected.dead_letter_lifetime) is not None and _outlives(config.retention, lifetime):
+    if (lifetime := expected.lifetime) is not None and _outlives(config.retention, lifetime):
         message = f"this dead-letter topic keeps messages for {_retention_text(config)}, "
         message += f"and their payloads live {duration(lifetime)}"
-        fix = "Reduce its retention.ms, or raise dead_letter_ttl_seconds to it."
+        fix = "Reduce its retention.ms, or raise ttl_seconds of the store to the longest time until a letter is read."
         yield finding("warning", "kafka-dead-letters", f"topic {name}", message, fix)
 
 
@@ -394,7 +392,7 @@ def _limits(admin: pulsar.AdminClient, topic: str, expected: Expectation) -> Ite
 
 
 def _pulsar_dead_letters(admin: pulsar.AdminClient, name: str, expected: Expectation) -> Iterator[Finding]:
-    stats, path, lifetime = pulsar.topic_stats(admin, name), f"topic {name}", expected.dead_letter_lifetime
+    stats, path, lifetime = pulsar.topic_stats(admin, name), f"topic {name}", expected.lifetime
     if stats is None:  # created with the first dead letter
         return
     kept, ttl = pulsar.retention_seconds(admin, name), pulsar.ttl_seconds(admin, name)
@@ -406,7 +404,7 @@ def _pulsar_dead_letters(admin: pulsar.AdminClient, name: str, expected: Expecta
         _outlives(ttl if stats.get("subscriptions") else 0.0, lifetime) or _outlives(kept, lifetime)
     ):
         message = f"this dead-letter topic may keep messages longer than their payloads live ({duration(lifetime)})"
-        fix = "Set its message TTL and retention, or raise dead_letter_ttl_seconds to the longer one."
+        fix = "Set its message TTL and retention, or raise ttl_seconds of the store to the longer one."
         yield finding("warning", "pulsar-dead-letters", path, message, fix)
 
 

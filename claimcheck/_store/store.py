@@ -26,7 +26,6 @@ from claimcheck._store.listing import Deletion, StoreEntry, destination_of
 from claimcheck._store.read import ReadableStore
 from claimcheck._store.write import StoreWrite, WritableStore
 from claimcheck._threads import Pipelined, in_thread
-from claimcheck._validation import Seconds, check_value
 from claimcheck._wire.buffers import as_view
 from claimcheck._wire.pointer import Pointer, is_key
 from claimcheck.errors import ClaimCheckError, PayloadError, PointerRejectedError
@@ -61,42 +60,7 @@ class Store(ReadableStore, WritableStore):
         with self.operation("rollback", pointer, pointer.size), Translated(self, pointer, "rollback"):
             self._delete(pointer)
 
-    def extend(self, pointer: Pointer, ttl_seconds: float, *, destination: str | None = None) -> Pointer:
-        """Extend the lifetime of a payload, and return the pointer to use from now on.
-
-        The payload stays readable for at least ``ttl_seconds`` from now. Redis changes the expiry of what is stored.
-        All other stores copy the payload under a new key, and the old one stays until its own lifetime ends.
-
-        Args:
-            pointer: The payload's pointer.
-            ttl_seconds: Seconds from now.
-            destination: Topic or queue of the new pointer, for the key of a copy; by default that of the old one.
-
-        Returns:
-            An unsigned pointer. If the lifetime is already as long, or unlimited, ``pointer`` itself: then nothing was
-            read or written.
-
-        Raises:
-            PointerRejectedError: Not a pointer of this store; no I/O was done.
-            PayloadNotFoundError: The payload, or a part of it, is gone.
-            IntegrityError: The payload is damaged; there is no copy.
-            StoreUnavailableError: The store could not be reached; the same call may succeed later.
-        """
-        check_value("ttl_seconds", ttl_seconds, Seconds)
-        self.check(pointer)
-        unlimited = pointer.expires_ms is None and pointer.version != 1
-        if unlimited or (pointer.expires_ms or 0) >= int((self.context.clock() + ttl_seconds) * 1000):
-            return pointer
-        return self._extend(pointer, ttl_seconds, destination)
-
-    def copy(
-        self,
-        pointer: Pointer,
-        *,
-        to: Store,
-        destination: str | None = None,
-        min_ttl_seconds: float | None = None,
-    ) -> Pointer:
+    def copy(self, pointer: Pointer, *, to: Store, destination: str | None = None) -> Pointer:
         """Copy a payload to a store, in bounded memory, and return a pointer to the copy.
 
         The copy is verified: a damaged payload leaves none. What the pointer points at stays as it is.
@@ -106,7 +70,6 @@ class Store(ReadableStore, WritableStore):
             to: The store to write to, which may be this one.
             destination: Topic or queue, for the key of the copy; by default that of the payload's key. The destination
                 from which readers accept the pointer stays the same.
-            min_ttl_seconds: The lifetime of the copy, if longer than the ``ttl_seconds`` of ``to``.
 
         Raises:
             StoreError: See `read` for this store's errors, and `write` for those of ``to``.
@@ -115,7 +78,7 @@ class Store(ReadableStore, WritableStore):
         bound = pointer.destination or ""
         with self.open(pointer) as file:
             try:
-                write = StoreWrite(to, file, destination=name, bound=bound, min_ttl_seconds=min_ttl_seconds)
+                write = StoreWrite(to, file, destination=name, bound=bound)
                 return replace(write.run(), destination=pointer.destination)
             except PayloadError as error:  # of reading the copied payload, which for the write is only a file
                 if isinstance(error.__cause__, ClaimCheckError):
@@ -194,13 +157,6 @@ class Store(ReadableStore, WritableStore):
         size = getattr(pointer, "size", None) or 0
         return await in_thread(lambda: self.read(pointer), size=size, pipelined=self.pipelined_read(pointer))
 
-    async def aextend(self, pointer: Pointer, ttl_seconds: float, *, destination: str | None = None) -> Pointer:
-        """Same as `extend`. After a cancellation no copy stays in the store."""
-        return await in_thread(
-            lambda: self.extend(pointer, ttl_seconds, destination=destination),
-            undo=lambda extended: None if extended.key == pointer.key else self.rollback(extended),
-        )
-
     async def arollback(self, pointer: Pointer) -> None:
         """Same as `rollback`. It runs to completion even if it is cancelled."""
         import asyncio
@@ -224,14 +180,6 @@ class Store(ReadableStore, WritableStore):
                 self.check(pointer)
                 return Pipelined(self._pipelined, (pointer, None))
         return None
-
-    def _extend(self, pointer: Pointer, ttl_seconds: float, destination: str | None) -> Pointer:
-        """Return a pointer to the same payload that stays readable for ``ttl_seconds`` from now; see `extend`.
-
-        By default the payload is copied. Override it if the medium can change the expiry of what it stores; it must
-        never become earlier.
-        """
-        return self.copy(pointer, to=self, destination=destination, min_ttl_seconds=ttl_seconds)
 
     def _check_entry(self, entry: StoreEntry) -> None:
         """Refuse to delete what `scan` does not list."""

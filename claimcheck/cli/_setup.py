@@ -126,15 +126,14 @@ def init(strategy: str, store: str | None, target: str) -> None:
 def lifecycle(config: str, names: tuple[str, ...], write: bool) -> None:
     """Make the bucket of an s3 store delete objects below its prefix after ttl_seconds plus one day.
 
-    If dead_letter_ttl_seconds is longer than ttl_seconds, it applies to all objects. The same rule aborts incomplete
-    multipart uploads. Other rules of the bucket stay as they are. Applying the rule again changes nothing.
+    The same rule aborts incomplete multipart uploads. Other rules of the bucket stay as they are. Applying the rule
+    again changes nothing.
     """
     check_output(STDIO)
     with loaded(config) as cc:
         for store in _stores(cc, names):
             others = [each for each in _stores(cc, ()) if each is not store]
-            longest = cc.config.longest_dead_letter_ttl_seconds
-            rule = rule_for(store, grace_seconds=_GRACE_SECONDS, others=others, dead_letter_ttl_seconds=longest)
+            rule = rule_for(store, grace_seconds=_GRACE_SECONDS, others=others)
             click.echo("\n".join(_described(store, rule, write=write)))
 
 

@@ -29,16 +29,14 @@ import claimcheck.testing._store_kit as payloads
 from claimcheck._registry import check_store
 from claimcheck._store.listing import StoreEntry
 from claimcheck._store.store import Store
-from claimcheck._wire.pointer import Pointer
 from claimcheck.config import StoreConfig
-from claimcheck.errors import IntegrityError, PayloadError, PayloadNotFoundError, PointerRejectedError, StoreError
+from claimcheck.errors import IntegrityError, PayloadError, PayloadNotFoundError, PointerRejectedError
 from claimcheck.hooks import OperationEvent
 from claimcheck.testing._store_kit import (
     MIB,
     OpenStore,
     StoreKit,
     as_if_written,
-    assert_kept_until,
     assert_not_earlier,
     content,
     damaged_size,
@@ -51,8 +49,6 @@ from claimcheck.testing._store_kit import (
 
 _LOST = (IntegrityError, PayloadNotFoundError)
 _DAY = 86_400
-_MORE_SECONDS = 600
-_ROUNDED_MS = 1000
 
 
 class StoreConformance(StoreKit):
@@ -350,42 +346,6 @@ class StoreConformance(StoreKit):
 
     # Longer lifetimes and copies -------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("size", ["empty", "several segments"])
-    def test_extension_ends_later(self, store: Store, size: str) -> None:
-        """An extended payload is the same, and neither the medium nor a sweep deletes it earlier."""
-        ttl = self._ttl_of(store)
-        expected = content(0 if size == "empty" else 2 * piece_bytes(store) + 1)
-        pointer = store.write(expected, destination="orders")
-
-        extended = store.extend(pointer, ttl + _MORE_SECONDS)
-        assert (extended.expires_ms or 0) >= (pointer.expires_ms or 0) + _MORE_SECONDS * 1000 - _ROUNDED_MS
-        assert "orders" in extended.key
-        assert store.extend(pointer, 0) is pointer, "it is never shortened"
-        assert store.extend(extended, ttl + 1) is extended
-        between = store.extend(pointer, ttl + _MORE_SECONDS / 2)
-
-        assert store.read(extended) == self.peek(extended) == store.read(between) == expected
-        assert store.read(pointer) == expected, "another message may still point at it"
-        assert_kept_until(store, extended)
-
-    @pytest.mark.parametrize("harm", ["vanished", "cut"])
-    def test_extension_of_a_damaged_payload_fails(self, store: Store, events: list[OperationEvent], harm: str) -> None:
-        """It raises an error and writes nothing: a part of a payload is not extended as if it were the whole."""
-        ttl, expected = self._ttl_of(store), content(2 * piece_bytes(store) + 1)
-        pointer = store.write(expected)
-        self.damage(pointer, None if harm == "vanished" else expected[: len(expected) // 2])
-
-        with pytest.raises(PayloadNotFoundError if harm == "vanished" else StoreError):
-            store.extend(pointer, ttl + _MORE_SECONDS)
-
-        written, started = (
-            {event.key for event in events if (event.operation, event.phase) == ("write", phase)}
-            for phase in ("completed", "started")
-        )
-        assert written == {pointer.key}
-        for key in started - written:
-            assert self.peek(Pointer(key=key, size=pointer.size, segments=1)) is None
-
     def test_copy_is_a_payload_of_its_own(self, store: Store, open_store: OpenStore) -> None:
         """It has the other store's name and is readable; the original stays."""
         other, pointer = open_store(name="archive"), store.write(content(3000), destination="orders")
@@ -396,11 +356,3 @@ class StoreConformance(StoreKit):
         assert copied.key != pointer.key
         assert "orders" in copied.key
         assert other.read(copied) == store.read(pointer) == content(3000)
-
-    def _ttl_of(self, store: Store) -> float:
-        """Return the store's lifetime; without one, checks that nothing is ever extended, and skips the rest."""
-        if store.ttl_seconds is None:
-            pointer = store.write(b"payload")
-            assert store.extend(pointer, _MORE_SECONDS) is pointer
-            pytest.skip("the payloads of this store have no lifetime to extend")
-        return store.ttl_seconds

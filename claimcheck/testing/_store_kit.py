@@ -151,13 +151,6 @@ def assert_not_earlier(entry: StoreEntry, pointer: Pointer) -> None:
         assert entry.expires_ms <= pointer.expires_ms + 60_000
 
 
-def assert_kept_until(store: Store, pointer: Pointer) -> None:
-    """The listing, by which a sweep deletes, must not end a payload's lifetime before its pointer does."""
-    with suppress(ScanNotSupportedError):
-        entry = next(each for each in store.scan() if each.key == pointer.key)
-        assert (entry.expires_ms or 0) + 50 >= (pointer.expires_ms or 0)
-
-
 def later(seconds: float) -> float:
     return time.time() + seconds
 

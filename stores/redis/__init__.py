@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from claimcheck._content.source import Source
-from claimcheck._store.contract import Translated
 from claimcheck._store.listing import KEY_PREFIX, Deletion, StoreEntry
 from claimcheck._store.store import Store
 from claimcheck._validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail
@@ -25,7 +24,6 @@ from claimcheck.stores._common import CaFile
 from claimcheck.stores.redis._segments import (
     SegmentReader,
     SegmentWriter,
-    extend_segments,
     set_command,
     small_command,
     unsized_segments,
@@ -239,18 +237,6 @@ class RedisStore(Store):
         for first in range(0, pointer.segments, _DELETE_KEYS):
             last = min(first + _DELETE_KEYS, pointer.segments)
             self._unlink([segment_key(pointer, i) for i in range(first, last)])
-
-    def _extend(self, pointer: Pointer, ttl_seconds: float, destination: str | None) -> Pointer:
-        """Move the expiry of all segments."""
-        now_ms = int(self.context.clock() * 1000)
-        expires_ms = now_ms + int(ttl_seconds * 1000)
-        with Translated(self, pointer, "extend"):
-            all_expire = extend_segments(self._server, self, pointer, expires_ms, now_ms=now_ms)
-        if not all_expire and pointer.version == 1:
-            return pointer
-        if not all_expire:
-            return super()._extend(pointer, ttl_seconds, destination)
-        return replace(pointer, expires_ms=expires_ms, key_id=None, mac=None)
 
     def _unlink(self, keys: list[str]) -> None:
         exceptions = import_vendor("redis.exceptions", extra="redis")

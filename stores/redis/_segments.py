@@ -28,8 +28,6 @@ _BYTES_AT_ONCE = 4 << 20
 _READ_AHEAD = 3  # two are enough on loopback, but not after a round trip of 1 ms
 _WRITE_AHEAD = 2
 _CHECK_KEYS = 100  # per command
-_GONE, _NO_EXPIRY = -2, -1  # replies of PTTL
-_NO_CONDITIONS = "wrong number of arguments"  # Redis 6.2, whose PEXPIREAT has no GT
 _REDIRECTS = ("MovedError", "AskError", "TryAgainError")
 
 
@@ -223,45 +221,16 @@ def unsized_segments(server: RedisServer, store: StoreContract, pointer: Pointer
                 yield segment
 
 
-def _pipelined(
-    server: RedisServer, pointer: Pointer, command: str, numbers: Sequence[int], *arguments: object
-) -> list[Any]:
+def _pipelined(server: RedisServer, pointer: Pointer, command: str, numbers: Sequence[int]) -> list[Any]:
     """Send a command for each of these segments in one round trip, and return the replies."""
     pipeline = server.client.pipeline(transaction=False)
     for i in numbers:
-        pipeline.execute_command(command, segment_key(pointer, i), *arguments)
+        pipeline.execute_command(command, segment_key(pointer, i))
     replies = list(pipeline.execute(raise_on_error=False))  # raising would prepend the command to the server's text
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
     return replies
-
-
-def extend_segments(
-    server: RedisServer, store: StoreContract, pointer: Pointer, expires_ms: int, *, now_ms: int
-) -> bool:
-    """Let all segments expire at a moment, or at their present one if that is later; false if some never expire."""
-    all_expire = True
-    for first in range(0, pointer.segments, _SEGMENTS_AT_ONCE):
-        some = range(first, min(first + _SEGMENTS_AT_ONCE, pointer.segments))
-        _extend(server, pointer, some, expires_ms, now_ms)
-        remaining = _pipelined(server, pointer, "PTTL", some)
-        for i, milliseconds in zip(some, remaining, strict=True):
-            if milliseconds == _GONE:
-                raise missing(store, pointer, i)
-            all_expire = all_expire and milliseconds != _NO_EXPIRY
-    return all_expire
-
-
-def _extend(server: RedisServer, pointer: Pointer, numbers: Sequence[int], expires_ms: int, now_ms: int) -> None:
-    try:
-        _pipelined(server, pointer, "PEXPIREAT", numbers, expires_ms, "GT")
-    except import_vendor("redis.exceptions", extra="redis").ResponseError as error:
-        if _NO_CONDITIONS not in str(error):
-            raise
-        remaining = _pipelined(server, pointer, "PTTL", numbers)
-        shorter = [i for i, ms in zip(numbers, remaining, strict=True) if 0 <= ms < expires_ms - now_ms]
-        _pipelined(server, pointer, "PEXPIREAT", shorter, expires_ms)
 
 
 class SegmentWriter:

@@ -42,9 +42,7 @@ class LifecycleRule:
         return all(found.get(name) == value for name, value in self.as_dict().items())
 
 
-def rule_for(
-    store: S3Store, *, grace_seconds: float, others: list[S3Store], dead_letter_ttl_seconds: float = 0
-) -> LifecycleRule:
+def rule_for(store: S3Store, *, grace_seconds: float, others: list[S3Store]) -> LifecycleRule:
     """Return the rule for a store: its lifetime plus the grace, rounded up to days."""
     path = f"stores.{store.name}"
     if store.ttl_seconds is None:
@@ -57,8 +55,7 @@ def rule_for(
         if inside and (other.ttl_seconds is None or other.ttl_seconds > store.ttl_seconds):
             text = f"{path}.prefix: the rule would also delete payloads of the store {other.name!r}, which live longer"
             raise ConfigError(text, path=f"{path}.prefix")
-    lifetime = max(store.ttl_seconds, dead_letter_ttl_seconds)
-    days = max(1, math.ceil((lifetime + grace_seconds) / _DAY))
+    days = max(1, math.ceil((store.ttl_seconds + grace_seconds) / _DAY))
     return LifecycleRule(store.bucket, store.prefix, days, max(1, math.ceil(grace_seconds / _DAY)))
 
 

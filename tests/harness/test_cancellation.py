@@ -111,20 +111,6 @@ async def arollback(lab):
     return Subject(lambda: lab.store.arollback(pointer), finish)
 
 
-@subject
-async def aextend(lab):
-    lab.gate.open()
-    pointer = lab.store.write(PAYLOAD, destination="t")
-    lab.gate.close()
-
-    async def finish(ending):
-        kept = ending.result or pointer
-        wrong = [] if await lab.store.aread(kept) == PAYLOAD else ["another payload"]
-        return wrong if ending.result or await eventually(lambda: lab.stored == 1) else [*wrong, "an orphan"]
-
-    return Subject(lambda: lab.store.aextend(pointer, 1000), finish)
-
-
 class Broker:
     """A produce function that suspends before and after it sends, or fails definitely."""
 

@@ -248,7 +248,7 @@ def test_dead_letter_topics_are_found_by_their_names(lab):
     assert text(seen(lab), "kafka-dead-letters").startswith(f"warning topic {lab.topic}.DLT: ")
     lab.create(name=f"{lab.topic}.errors", retention_ms=48 * HOUR_MS)
     assert found(seen(lab)) == ["kafka-dead-letters"] * 2
-    longer = stored(dead_letter_ttl_seconds=48 * HOUR_MS / 1000)
+    longer = configuration({"type": "memory", "ttl_seconds": 48 * HOUR_MS / 1000})
     assert found(seen(lab, longer)) == ["kafka-dead-letters"]
 
 

@@ -162,7 +162,8 @@ def test_dead_letter_topics_that_outlive_payloads_or_keep_nothing(good):
     assert f"warning topic persistent://public/default/{dead}: " in text(seen(good), "pulsar-dead-letters-dropped")
     set_retention(good, 48 * 60, dead)
     assert found(seen(good)) == ["pulsar-dead-letters"]
-    assert found(seen(good, stored(dead_letter_ttl_seconds=48 * HOUR))) == []
+    longer = {"type": "memory", "ttl_seconds": 48 * HOUR}
+    assert found(seen(good, configuration(longer, **FITS))) == []
     set_retention(good, 60, dead)
     assert found(seen(good)) == []
     good.client.subscribe(dead, "inspection").close()

@@ -90,15 +90,6 @@ def test_a_rule_that_deletes_before_the_lifetime_ends_is_an_error(client, bucket
     assert text(report, "s3-expiry-early") == words
 
 
-def test_a_rule_that_deletes_the_payloads_of_dead_letters_is_an_error(client, bucket):
-    put_rules(client, bucket, GOOD | {"Expiration": {"Days": 8}})
-    raw = hot(client, bucket, ttl_seconds=7 * 86_400)
-    report = diagnosed(raw | {"destinations": {"orders": {"dead_letter_ttl_seconds": 30 * 86_400}}})
-    assert ids(report, *OURS) == ["s3-expiry-early"]
-    assert "deletes payloads after 8 days, but dead_letter_ttl_seconds is 30 days" in text(report, "s3-expiry-early")
-    assert ids(diagnosed(raw | {"dead_letter_ttl_seconds": 8 * 86_400}), *OURS) == []
-
-
 def test_a_rule_that_archives_payloads_is_an_error(client, bucket):
     moving = {"ID": "cold", "Status": "Enabled", "Filter": {"Prefix": ""}}
     put_rules(client, bucket, GOOD, {**moving, "Transitions": [{"Days": 0, "StorageClass": "GLACIER"}]})

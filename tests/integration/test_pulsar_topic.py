@@ -247,15 +247,6 @@ class TestRetention:
             lab.broker.set_policy(f"{lab.topic}-short", "retention", {**KEEPS, "retentionTimeInMinutes": -1})
             servers.wait_until(lambda: _writes(store), "the broker knows of the new retention")
 
-    def test_a_lifetime_beyond_the_retention_is_refused(self, store):
-        pointer = store.write(b"payload")
-
-        longer = store.extend(pointer, 3000)
-        with pytest.raises(ConfigError, match="at least 7200 s"):
-            store.extend(pointer, 7200)
-
-        assert store.read(longer) == b"payload"
-
     def test_where_nobody_can_look_the_log_says_so(self, lab, caplog):
         with PulsarTopicStore(url=lab.broker.service_url, topic=f"{lab.topic}-any") as store:
             store.write(b"payload")

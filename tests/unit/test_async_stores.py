@@ -141,17 +141,3 @@ def test_a_cancelled_rollback_is_done_all_the_same(store, tmp_path, monkeypatch)
 
 def files(folder):
     return {path for path in folder.rglob("*") if path.is_file()}
-
-
-def test_an_extended_payload_lives_longer_and_a_cancelled_extension_leaves_no_copy(tmp_path, monkeypatch):
-    store = FilesystemStore(path=str(tmp_path), ttl_seconds=60)
-    pointer = store.write(BIG)
-    original = files(tmp_path)
-    held = HeldUp(monkeypatch, store, "_extend", after=True)
-
-    asyncio.run(held.cancelled(store.aextend(pointer, 3600)))
-    assert files(tmp_path) == original
-    extended = asyncio.run(store.aextend(pointer, 3600))
-
-    assert extended.expires_ms > pointer.expires_ms + 3000_000
-    assert store.read(extended) == store.read(pointer) == BIG

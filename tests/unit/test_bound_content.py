@@ -136,9 +136,9 @@ def test_copies_can_be_read(opened: Opened) -> None:
     first, second = opened(), opened()
     store, payload = first.store("s"), os.urandom((1 << 20) + 1000)
     pointer = store.write(payload, destination="orders")
-    for copied in (store.copy(pointer, to=store), store.extend(pointer, 5000)):
-        assert second.resolve(first.seal(copied), destination="orders") == payload
-        assert "hmac-sha256:" in str(copied.checksum)
+    copied = store.copy(pointer, to=store)
+    assert second.resolve(first.seal(copied), destination="orders") == payload
+    assert "hmac-sha256:" in str(copied.checksum)
 
 
 def test_a_checksum_tells_nothing_about_the_payload(opened: Opened) -> None:

@@ -272,16 +272,6 @@ def test_a_copy_of_a_payload_that_was_not_encrypted():
         assert encrypted.read(copied) == b"x" * 1000
 
 
-def test_a_dead_letter_with_a_longer_lifetime_is_readable():
-    with opened(space="lifetime") as cc:
-        store = cc.store("s")
-        store.ttl_seconds = 100
-        pointer = store.write(b"x" * 1000, destination="orders")
-        extended = store.extend(pointer, 5000, destination="orders.dlq")
-        assert extended.key != pointer.key
-        assert store.read(extended) == b"x" * 1000
-
-
 def test_no_message_is_made_that_no_reader_can_decrypt():
     signing = {"key_id": "s1", "keys": {"s1": "signing key " * 4}}
     with opened(signing=signing) as cc:

@@ -62,5 +62,3 @@ def test_a_payload_may_live_longer_than_others(store, shortest, lifetime):
 def test_no_lifetime(store, seconds):
     with pytest.raises(ConfigError, match="ttl_seconds"):
         store.write(b"payload", min_ttl_seconds=seconds)
-    with pytest.raises(ConfigError, match="ttl_seconds"):
-        store.extend(store.write(b"payload"), seconds)

@@ -124,14 +124,6 @@ class TestLifecycleRule:
         with pytest.raises(ConfigError, match=text):
             rule_for(open_store(**options), grace_seconds=0, others=others)
 
-    @pytest.mark.parametrize(("dead_letters", "days"), [(1, 7), (30, 30)])
-    def test_keeps_the_payloads_of_dead_letters(self, open_store, dead_letters, days):
-        store = open_store(ttl_seconds=7 * DAY)
-
-        rule = rule_for(store, grace_seconds=0, others=[], dead_letter_ttl_seconds=dead_letters * DAY)
-
-        assert rule.days == days
-
     def test_may_cover_a_store_with_a_shorter_lifetime(self, open_store):
         inside = open_store("other", prefix="claims/team", ttl_seconds=1)
         assert rule_for(open_store(), grace_seconds=0, others=[inside]).days == 1
@@ -160,12 +152,6 @@ class TestCommand:
         (tmp_path / "claimcheck.yaml").write_text(text.replace("604800", "1209600"))
         assert "the rule differs" in ok("lifecycle").stdout
         assert len(rules_of(open_store())) == 2
-
-    def test_counts_the_dead_letters_of_every_destination(self, tmp_path):
-        with (tmp_path / "claimcheck.yaml").open("a") as file:
-            file.write("\ndestinations: {orders: {dead_letter_ttl_seconds: 2592000}}\n")
-
-        assert "delete objects after 31 days" in ok("lifecycle").stdout
 
     @pytest.mark.parametrize(("arguments", "code"), [(["--store", "m"], 3), (["--store", "none"], 3)])
     def test_refuses(self, arguments, code):

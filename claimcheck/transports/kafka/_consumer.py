@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from claimcheck._validation import check_cc, check_type
 from claimcheck.errors import ClaimCheckError, ConfigError
-from claimcheck.transports._common.dead_letters import kept_longer, origin
+from claimcheck.transports._common.dead_letters import origin
 from claimcheck.transports._common.dispatch import dispatch, passes_plain, resolver_of
 from claimcheck.transports._common.received import DEFAULT_THREADS, Prefetch
 from claimcheck.transports.kafka._client import NativeClient, OffsetStoreError, exception_of, vendor
@@ -96,7 +96,6 @@ class KafkaConsumer(NativeClient):
         _check_offset_store(consumer)
         self._native: Consumer = consumer
         self._poll: Any = consumer.poll
-        self._cc = cc
         self._dead_letter_producer: Any = dead_letter_producer
         self._assignment = Assignment(
             consumer, resolver_of(cc, clock=clock), partial(dispatch, cc), clock,
@@ -164,13 +163,11 @@ class KafkaConsumer(NativeClient):
     def dead_letter(self, message: Message, topic: str, *, reason: str = "rejected") -> None:
         """Send a payload's records to a dead-letter topic, and wait until they are in it. Then commit the message.
 
-        The records are unchanged, except for a pointer whose payload's lifetime was extended, see
-        ``dead_letter_ttl_seconds``. Each gets the headers ``dead-letter-topic``, ``-partition``, ``-offset`` and
+        The records are unchanged. Each gets the headers ``dead-letter-topic``, ``-partition``, ``-offset`` and
         ``-reason``, unless it is so close to the producer's ``message.max.bytes`` that they do not fit.
 
         Raises:
             ConfigError: There is no ``dead_letter_producer``.
-            StoreUnavailableError: The lifetime of the payload could not be extended now; nothing was sent.
             KafkaException: An error of the client. Some of the records may be in the dead-letter topic.
         """
         if self._dead_letter_producer is None:
@@ -183,10 +180,9 @@ class KafkaConsumer(NativeClient):
             text = "the chunks were not kept: pass dead_letter_producer to the consumer that received them"
             raise ClaimCheckError(text)
         for each in records:
-            value = kept_longer(self._cc, each.value(), topic=source, dead_letter_topic=topic)
             headers = list(each.headers() or [])
             labels = [*headers, *origin(source, partition, each.offset(), reason)]
-            produce = partial(producer.produce, topic, value, key=each.key(), on_delivery=on_delivery)
+            produce = partial(producer.produce, topic, each.value(), key=each.key(), on_delivery=on_delivery)
             _produce(producer, produce, labels, headers)
         while len(reports) < len(records):
             producer.poll(_POLL_SECONDS)

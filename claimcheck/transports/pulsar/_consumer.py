@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, TypedDict
 from claimcheck._receive.resolver import Dropped, Outcome
 from claimcheck._validation import check_cc, check_int, check_type
 from claimcheck.errors import ClaimCheckError, ConfigError, TransportError
-from claimcheck.transports._common.dead_letters import REASON, kept_longer
+from claimcheck.transports._common.dead_letters import REASON
 from claimcheck.transports._common.received import DEFAULT_THREADS, Prefetch
 from claimcheck.transports.pulsar._message import Place, PulsarMessage, id_of, natives, nowhere, position_of
 from claimcheck.transports.pulsar._queries import vendor
@@ -29,7 +28,6 @@ _log = logging.getLogger(__name__)
 _REMEMBERED = 10_000  # payloads whose redeliveries are counted
 _ORIGIN_ID, _ORIGIN_TOPIC = "ORIGIN_MESSAGE_ID", "REAL_TOPIC"  # the names that Pulsar's own clients use
 _REASON_CHARACTERS = 300
-_PARTITION = re.compile(r"-partition-\d+$")
 _SHARED = (
     "cannot assemble chunks on a subscription that may be Shared, where each may go to another consumer: send pointers "
     "(strategy external), or subscribe Key_Shared and pass consumer_type=pulsar.ConsumerType.KeyShared"
@@ -197,11 +195,8 @@ class PulsarConsumer(Receiver):
     def dead_letter(self, message: PulsarMessage, *, reason: str = "rejected") -> None:
         """Send a payload's messages to the dead-letter topic, and acknowledge them.
 
-        They are unchanged, except for a pointer whose payload's lifetime was extended, see ``dead_letter_ttl_seconds``.
-
         Raises:
             ConfigError: There is no ``dead_letter_producer``.
-            StoreUnavailableError: The lifetime of the payload could not be extended now; nothing was sent.
             Exception: The client's own error; nothing was acknowledged. Some messages may be in the dead-letter topic.
         """
         if self._dead_letters is None:
@@ -288,11 +283,8 @@ class PulsarConsumer(Receiver):
         """Send messages to a dead-letter topic, whose readers get the same payloads, and wait for the broker."""
         for message in messages:
             about = {_ORIGIN_ID: str(message.message_id()), _ORIGIN_TOPIC: message.topic_name()}
-            data, topic = message.data(), _PARTITION.sub("", message.topic_name())
-            if not message.has_null_value():
-                data = kept_longer(self._cc, data, topic=topic, dead_letter_topic=producer.topic())
             producer.send(
-                None if message.has_null_value() else data,
+                None if message.has_null_value() else message.data(),
                 properties={**message.properties(), **about, REASON: reason[:_REASON_CHARACTERS]},
                 partition_key=message.partition_key() or None,
                 ordering_key=message.ordering_key() or None,
