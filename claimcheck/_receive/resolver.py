@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 from claimcheck._content.coder import Unpacker
@@ -21,7 +22,6 @@ from claimcheck._receive.assembler import Assembled, Assembler, AssemblyEvent, B
 from claimcheck._receive.record import Handle, Identity, Position, Record, Slot
 from claimcheck._wire import headers as hints
 from claimcheck._wire.buffers import Buffer, as_view
-from claimcheck._wire.checksum import content_hash
 from claimcheck._wire.digest import digest_of
 from claimcheck._wire.envelope import Abort, Chunk, Decoded, Encoded, Kind, Literal, Plain, PointerData, decode
 from claimcheck._wire.signing import Seal
@@ -424,8 +424,8 @@ def _typed(error: Exception) -> ClaimCheckError:
 def _writer(writer: Hashable, key: object) -> Hashable:
     """Return a short name for the sender of a message; the key serves if the sender is unknown."""
     name = key if writer is None else writer
-    if isinstance(name, str):
-        return name if len(name) <= _LONGEST_WRITER else content_hash(name.encode("utf-8", "replace")).digest()
-    if isinstance(name, (bytes, bytearray, memoryview)):
-        return bytes(name) if len(name) <= _LONGEST_WRITER else content_hash(name).digest()
+    if isinstance(name, (bytearray, memoryview)):
+        name = bytes(name)
+    if isinstance(name, (str, bytes)) and len(name) > _LONGEST_WRITER:
+        return blake2b(name.encode("utf-8", "replace") if isinstance(name, str) else name, digest_size=16).digest()
     return name

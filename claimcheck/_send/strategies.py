@@ -36,6 +36,10 @@ _WIDEST_SIZE = 2**50
 class ExternalStrategy(Strategy):
     """Writes every payload that does not fit into its message to the store, and sends a pointer."""
 
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)
+        self._start = encode_pointer(b"", header=self._header)
+
     def _offload(self, message: Message) -> Outbound:
         store = self.context.store()
         limit = self.context.config.limits.max_payload_bytes
@@ -55,7 +59,7 @@ class ExternalStrategy(Strategy):
         return Outbound([envelope], undo=undo)
 
     def _envelope(self, message: Message, pointer: bytes, size: int) -> Envelope:
-        data = encode_pointer(pointer, header=self._header)
+        data = self._start + pointer
         headers = message.hinted({hints.TYPE: "pointer", hints.SIZE: str(size)})
         needed, limit = len(data) + message.limit.overhead(message.key, headers), message.limit.max_message_bytes
         if needed > limit:
