@@ -282,7 +282,6 @@ class StoreWrite:
             self._encoding = replace(encoding, destination=self._bound)
         self._unique = store.context.new_uuid()
         self._encrypted_as: Stream | None = None
-        self._is_reached = False
         self._draft = self._drafted(destination, min_ttl_seconds)
         self._content = self._payload
         self._check_draft()
@@ -329,24 +328,21 @@ class StoreWrite:
             raise StoreError(text, store=store.name, key=draft.key) from error
 
     def _write_or_undo(self) -> Pointer:
+        store, draft, is_reached = self._store, self._draft, False
         try:
-            return self._pointer(self._written())
+            with Translated(store, draft, "write"):
+                store._reach()
+                is_reached = True
+                content = self._content = self._payload if self._encoding is None else self._encoded(self._encoding)
+                key = store._write(draft, content)
+                if content.taken != content.size:
+                    text = f"{type(store).__name__}._write is broken: it read {content.taken} of {content.size} bytes"
+                    raise StoreError(f"store {store.name!r}: {text} of the payload")
+            return self._pointer(key if isinstance(key, str) else draft.key)
         except BaseException as error:
-            if self._is_reached:
-                self._store._undo(_stored(self._store, self._draft, self._content.taken), error)
+            if is_reached:
+                store._undo(_stored(store, draft, self._content.taken), error)
             raise
-
-    def _written(self) -> str:
-        store, draft = self._store, self._draft
-        with Translated(store, draft, "write"):
-            store._reach()
-            self._is_reached = True
-            content = self._content = self._payload if self._encoding is None else self._encoded(self._encoding)
-            key = store._write(draft, content)
-            if content.taken != content.size:
-                text = f"{type(store).__name__}._write is broken: it read {content.taken} of {content.size} bytes"
-                raise StoreError(f"store {store.name!r}: {text} of the payload")
-        return key if isinstance(key, str) else draft.key
 
     def _encoded(self, encoding: Encoding) -> Source:
         draft = self._draft
