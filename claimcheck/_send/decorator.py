@@ -96,11 +96,11 @@ async def offload_async(strategy: Strategy, message: Message) -> Outbound:
     """Offload without blocking the event loop. After a cancellation, the stored payload is deleted."""
     if (quick := strategy.shortcut(message)) is not None:
         return quick
-    return await in_thread(lambda: strategy.offload(message), undo=_undo, to_the_end=is_file(message.payload))
 
+    def undo(out: Outbound) -> None:
+        out.settle(InterruptedError("the sending task was cancelled"))
 
-def _undo(out: Outbound) -> None:
-    out.settle(InterruptedError("the sending task was cancelled"))
+    return await in_thread(lambda: strategy.offload(message), undo=undo, to_the_end=is_file(message.payload))
 
 
 class OutboundBlock:
@@ -273,19 +273,14 @@ def _new_like(future: AnyFuture) -> AnyFuture:
 
 
 def _record(out: Outbound, number: int, done: AnyFuture) -> None:
-    error = _error_of(done)
-    if error is None:
-        out.ledger.acknowledged(number, done.result())
-    else:
-        out.ledger.failed(number, error)
-
-
-def _error_of(future: AnyFuture) -> BaseException | None:
-    if future.cancelled():
+    if done.cancelled():
         from concurrent.futures import CancelledError
 
-        return CancelledError("the future was cancelled")
-    return future.exception()
+        out.ledger.failed(number, CancelledError("the future was cancelled"))
+    elif (error := done.exception()) is not None:
+        out.ledger.failed(number, error)
+    else:
+        out.ledger.acknowledged(number, done.result())
 
 
 def _finish(out: Outbound, done: AnyFuture) -> None:

@@ -79,9 +79,13 @@ class ChunkingStrategy(Strategy):
     needs_store = False
 
     def _offload(self, message: Message) -> Outbound:
-        limit, name = self._limit()
+        config = self.context.config
+        limit, name = min(
+            (config.chunking.max_payload_bytes, "chunking.max_payload_bytes"),
+            (config.limits.max_payload_bytes, "limits.max_payload_bytes"),
+        )
         payload, _ = rewindable(message.payload, limit=limit)
-        source = Source(payload, limit=limit, limit_name=name, checksum=self._algorithm)
+        source = Source(payload, limit=limit, limit_name=name, checksum=config.content_checksum)
         unique = uuid4()
         declared, uuid = source.size or 0, str(unique)
         source = self._encoded(message, source, unique)
@@ -90,7 +94,7 @@ class ChunkingStrategy(Strategy):
         if size > limit:
             text = f"a payload of {size} bytes, encoded, is over {name} ({limit} bytes)"
             raise PayloadTooLargeError(text, size=size, limit=limit)
-        count, most = max(1, -(-size // room)), self.context.config.chunking.max_chunks
+        count, most = max(1, -(-size // room)), config.chunking.max_chunks
         if count > most:
             text = f"{size} bytes need {count} chunks of {room} bytes, but chunking.max_chunks is {most}"
             raise PayloadTooLargeError(text, size=size, limit=most)
@@ -99,15 +103,6 @@ class ChunkingStrategy(Strategy):
         signed = self._signature(message, "abort", uuid=uuid)
         abort = Envelope(data, message.hinted({hints.TYPE: "abort", **signed}), message.key, Kind.ABORT)
         return Outbound(chunks, total=count, uuid=uuid, abort=abort, blocking=source.view is None)
-
-    @property
-    def _algorithm(self) -> str:
-        return self.context.config.content_checksum
-
-    def _limit(self) -> tuple[int, str]:
-        """Return the smaller payload limit and its name."""
-        every, chunked = self.context.config.limits.max_payload_bytes, self.context.config.chunking.max_payload_bytes
-        return (every, "limits.max_payload_bytes") if every < chunked else (chunked, "chunking.max_payload_bytes")
 
     def _encoded(self, message: Message, source: Source, unique: UUID) -> Source:
         """Return what is split into chunks: an encoded envelope, or the payload as it is."""
@@ -149,11 +144,12 @@ class ChunkingStrategy(Strategy):
 
     def _room(self, message: Message, uuid: str) -> int:
         """Return the payload bytes per chunk, allowing for the longest hints that any chunk has."""
-        configured = self.context.config.chunking.max_message_bytes
+        config = self.context.config
+        configured = config.chunking.max_message_bytes
         best = min(message.threshold, message.limit.chunk_message_bytes or message.threshold)
         limit = best if configured == "auto" else min(configured, message.limit.max_message_bytes)
         widest = hints.chunk_hints(message.headers, uuid, _WIDEST, _WIDEST, _WIDEST)
-        widest[hints.CHECKSUM] = digest_of(algorithm=self._algorithm)
+        widest[hints.CHECKSUM] = digest_of(algorithm=config.content_checksum)
         checksum = digest_of(algorithm="sha256")
         widest |= self._signature(message, "chunks", uuid=uuid, chunks=_WIDEST, size=_WIDEST_SIZE, checksum=checksum)
         framing = message.limit.overhead(message.key, message.hinted(widest))
