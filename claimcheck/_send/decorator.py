@@ -110,21 +110,19 @@ class OutboundBlock:
         self._strategy = strategy
         self._message = message
         self._classify = classify
-        self._out: Outbound | None = None
+        self._out: Outbound
 
     def __enter__(self) -> Outbound:
         return self._entered(self._strategy.offload(self._message))
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._out is not None:
-            self._out.settle(error)
+        self._out.settle(error)
 
     async def __aenter__(self) -> Outbound:
         return self._entered(await offload_async(self._strategy, self._message))
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._out is not None:
-            await self._out.settle_async(error)
+        await self._out.settle_async(error)
 
     def _entered(self, out: Outbound) -> Outbound:
         self._out = out.bind(self._message.destination, self._strategy.context.hooks, self._classify)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import replace
 from uuid import UUID, uuid4
 
@@ -14,7 +14,7 @@ from claimcheck._content.source import Source, remaining_bytes
 from claimcheck._send.outbound import Outbound
 from claimcheck._send.strategy import Message, Strategy, StrategyContext, rewindable, spooled
 from claimcheck._wire import headers as hints
-from claimcheck._wire.digest import begin, digest_of
+from claimcheck._wire.digest import digest_of
 from claimcheck._wire.envelope import (
     CHUNK_OVERHEAD_BYTES,
     Envelope,
@@ -85,7 +85,7 @@ class ChunkingStrategy(Strategy):
             (config.limits.max_payload_bytes, "limits.max_payload_bytes"),
         )
         payload, _ = rewindable(message.payload, limit=limit)
-        source = Source(payload, limit=limit, limit_name=name, checksum=config.content_checksum)
+        source = Source(payload, limit=limit, limit_name=name, checksum=self._algorithm)
         unique = uuid4()
         declared, uuid = source.size or 0, str(unique)
         source = self._encoded(message, source, unique)
@@ -103,6 +103,10 @@ class ChunkingStrategy(Strategy):
         signed = self._signature(message, "abort", uuid=uuid)
         abort = Envelope(data, message.hinted({hints.TYPE: "abort", **signed}), message.key, Kind.ABORT)
         return Outbound(chunks, total=count, uuid=uuid, abort=abort, blocking=source.view is None)
+
+    @property
+    def _algorithm(self) -> str:
+        return "sha256" if self.context.signer else self.context.config.content_checksum  # that of the signature
 
     def _encoded(self, message: Message, source: Source, unique: UUID) -> Source:
         """Return what is split into chunks: an encoded envelope, or the payload as it is."""
@@ -122,16 +126,12 @@ class ChunkingStrategy(Strategy):
         self, message: Message, source: Source, uuid: str, count: int, room: int, declared: int
     ) -> Iterator[Envelope]:
         total = source.size or 0
-        second = begin("sha256", size=total) if self.context.signer and source.algorithm != "sha256" else None
-        with closing(source), closing(second) if second else nullcontext():
+        with closing(source):
             for position, piece in enumerate(source.pieces(room)):
-                if second is not None:
-                    second.update(piece)
                 ours = hints.chunk_hints(message.headers, uuid, position, count, total) | {hints.SIZE: str(declared)}
                 if position == count - 1:  # the checksum is known only now: a file is read once
                     ours[hints.CHECKSUM] = checksum = source.checksum
-                    signed = second.text() if second is not None else checksum
-                    ours |= self._signature(message, "chunks", uuid=uuid, chunks=count, size=total, checksum=signed)
+                    ours |= self._signature(message, "chunks", uuid=uuid, chunks=count, size=total, checksum=checksum)
                 data = encode_chunk(uuid, position, count, piece, header=self._header)
                 yield Envelope(data, message.hinted(ours), message.key, Kind.CHUNK)
 
@@ -144,13 +144,11 @@ class ChunkingStrategy(Strategy):
 
     def _room(self, message: Message, uuid: str) -> int:
         """Return the payload bytes per chunk, allowing for the longest hints that any chunk has."""
-        config = self.context.config
-        configured = config.chunking.max_message_bytes
+        configured = self.context.config.chunking.max_message_bytes
         best = min(message.threshold, message.limit.chunk_message_bytes or message.threshold)
         limit = best if configured == "auto" else min(configured, message.limit.max_message_bytes)
         widest = hints.chunk_hints(message.headers, uuid, _WIDEST, _WIDEST, _WIDEST)
-        widest[hints.CHECKSUM] = digest_of(algorithm=config.content_checksum)
-        checksum = digest_of(algorithm="sha256")
+        widest[hints.CHECKSUM] = checksum = digest_of(algorithm=self._algorithm)
         widest |= self._signature(message, "chunks", uuid=uuid, chunks=_WIDEST, size=_WIDEST_SIZE, checksum=checksum)
         framing = message.limit.overhead(message.key, message.hinted(widest))
         overhead = framing + len(self._header) + CHUNK_OVERHEAD_BYTES

@@ -20,6 +20,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
+from uuid import UUID
 
 from claimcheck._content.coder import Encoding, Stream, keyed_checksum
 from claimcheck._content.header import AEAD, ALGORITHM
@@ -231,15 +232,17 @@ class Store(ReadableStore):
                 return Source(payload, limit=self.segment_bytes * segments, limit_name=what, checksum=checksum)
         return Source(payload, limit=limit, checksum=checksum)
 
-    def _expires_ms(self, created_ms: int, min_ttl_seconds: float | None) -> int | None:
-        if self.ttl_seconds is None:
-            return None
-        if not 0 <= self.ttl_seconds <= MAX_SECONDS:  # a third-party store may not check its option, and pass NaN
-            expected = f"0 to {MAX_SECONDS} seconds"
-            fail(f"stores.{self.name}.ttl_seconds", found=f"{self.ttl_seconds:g}", expected=expected)
-        if min_ttl_seconds is not None:
-            check_value("min_ttl_seconds", min_ttl_seconds, Seconds)
-        return created_ms + int(max(self.ttl_seconds, min_ttl_seconds or 0) * 1000)
+    def _new_entry(self, destination: str, unique: UUID, min_ttl_seconds: float | None) -> tuple[str, int, int | None]:
+        """Return the key of a new payload, when it is written, and when its lifetime ends."""
+        written, ttl, expires = int(self.context.clock() * 1000), self.ttl_seconds, None
+        if ttl is not None:
+            if not 0 <= ttl <= MAX_SECONDS:  # a third-party store may not check its option, and pass NaN
+                expected = f"0 to {MAX_SECONDS} seconds"
+                fail(f"stores.{self.name}.ttl_seconds", found=f"{ttl:g}", expected=expected)
+            if min_ttl_seconds is not None:
+                check_value("min_ttl_seconds", min_ttl_seconds, Seconds)
+            expires = written + int(max(ttl, min_ttl_seconds or 0) * 1000)
+        return self._key(destination, unique, created_ms=written, expires_ms=expires), written, expires
 
     def _undo(self, pointer: Pointer, error: BaseException) -> None:
         """Delete what a failed write may have left behind."""
@@ -302,9 +305,7 @@ class StoreWrite:
 
     def _drafted(self, destination: str, min_ttl_seconds: float | None) -> Pointer:
         store, encoding = self._store, self._encoding
-        written = int(store.context.clock() * 1000)
-        expires = store._expires_ms(written, min_ttl_seconds)
-        key = store._key(destination, self._unique, created_ms=written, expires_ms=expires)
+        key, written, expires = store._new_entry(destination, self._unique, min_ttl_seconds)
         encrypts = encoding is not None and encoding.keys is not None
         bound = self._bound and store.pointer_version != 1 and (encrypts or store.context.binds)
         return created(

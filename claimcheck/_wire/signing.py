@@ -114,10 +114,15 @@ class Seal:
             raise PointerRejectedError(_PLAIN, reason="envelope")
         if not self._config.signing.keys:
             return
+        kind: StatementKind = "literal" if isinstance(envelope, envelopes.Literal) else "encoded"
         if isinstance(envelope, envelopes.Literal):
-            self._check_bytes("literal", envelope.payload, headers, "an escaped payload", destination)
-        if isinstance(envelope, envelopes.Encoded):
-            self._check_bytes("encoded", envelope.content, headers, "an encrypted message", destination)
+            data, what = envelope.payload, "an escaped payload"
+        elif isinstance(envelope, envelopes.Encoded):
+            data, what = envelope.content, "an encrypted message"
+        else:
+            return
+        facts: Facts = {"size": len(data), "checksum": sha256_of(data)}
+        self._check(kind, hints.signature(headers), what, destination, facts)
 
     def check_origin(self, bound: str, read_from: str | None, *, what: str = "an encrypted payload") -> None:
         """Check that a payload that was encrypted for one destination is accepted from another; raises as `accept`."""
@@ -156,12 +161,6 @@ class Seal:
         return name
 
     # Internals -------------------------------------------------------------------------------------------------
-
-    def _check_bytes(
-        self, kind: StatementKind, data: memoryview, headers: object, what: str, destination: str | None
-    ) -> None:
-        facts: Facts = {"size": len(data), "checksum": sha256_of(data)}
-        self._check(kind, hints.signature(headers), what, destination, facts)
 
     def _check(
         self, kind: StatementKind, texts: Iterable[str], what: str, destination: str | None, facts: Facts
