@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 from claimcheck._content.source import Source
-from claimcheck._store.listing import Deletion, IncompleteScanError, KeyLifetime, StoreEntry, parse_name
+from claimcheck._store.listing import Deletion, IncompleteScanError, KeyLifetime, StoreEntry
 from claimcheck._store.store import Store
 from claimcheck._validation import Check, Seconds, check_arguments
 from claimcheck._wire.buffers import Reader
@@ -115,7 +115,8 @@ class FilesystemStore(Store):
 
     def _key(self, destination: str, unique: uuid.UUID, *, created_ms: int, expires_ms: int | None) -> str:
         name = super()._key(destination, unique, created_ms=created_ms, expires_ms=expires_ms)
-        return f"{folder_for(name, created_ms)}{name}" if parse_name(name) != KeyLifetime() else name
+        has_time = name[-37] == "."  # the character before the uuid, see `claimcheck._store.listing`
+        return f"{folder_for(name, created_ms)}{name}" if has_time else name
 
     def _lifetime_of(self, key: str) -> KeyLifetime | None:
         folder, slash, name = key.rpartition("/")

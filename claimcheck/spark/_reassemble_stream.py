@@ -413,7 +413,7 @@ class ChunkCleanup:
 
 def _delete_from(store: Store, pointers: list[Pointer]) -> None:
     """Delete chunks with as few requests as the store allows; raises the first error."""
-    if type(store)._scan is Store._scan or pointers[0].version == 1:  # it cannot delete by key alone
+    if not store.is_listable or pointers[0].version == 1:  # it cannot delete by key alone
         for pointer in pointers:
             store.rollback(pointer)
         return
