@@ -72,11 +72,11 @@ def reassemble(
     **On a batch** one shuffle brings all chunks of a payload together, and each partition holds one payload in memory
     at a time. Chunks that are not in the DataFrame are missing.
 
-    **On a stream** chunks are stored in ``config.store``, and small references to them in Spark's state, until the
-    payload is complete; a later micro-batch deletes them. Those of a query that was stopped expire with their store:
-    its lifetime must be well above ``chunking.expire_after_seconds``, for which the first chunk waits for the others,
-    and which must be much longer than a micro-batch. Each micro-batch reads the source twice. Streaming needs pyspark
-    4.1 and the RocksDB state store.
+    **On a stream** chunks are stored in ``config.store``, and small references to them in Spark's state until the
+    payload is complete. Stored chunks stay until they expire: the store's ``ttl_seconds`` must be well above
+    ``chunking.expire_after_seconds``, for which the first chunk waits for the others, and which must be much longer
+    than a micro-batch. Each micro-batch reads the source twice. Streaming needs pyspark 4.1 and the RocksDB state
+    store.
 
     Args:
         column: A binary column of messages.
