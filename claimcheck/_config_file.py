@@ -13,12 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from claimcheck._validation import Problems, build, describe, did_you_mean, fail, options_of, valid_options
+from claimcheck._validation import Problems, build, check_options, describe, did_you_mean, fail, options_of
 from claimcheck.config import (
     PLACEHOLDER,
     Config,
-    EncryptionConfig,
-    SigningConfig,
     StoreConfig,
     encryption_key,
     signing_key,
@@ -150,10 +148,9 @@ def _checked(
 ) -> Config:
     """Check the top level, or a destination's view of it; a section with a problem gets its defaults."""
     prefix, own = f"{path}." if path else "", Problems()
-    values = valid_options(options_of(Config), top, path, own, placeholders=False)
+    values = check_options(options_of(Config), top, path, problems=own, placeholders=False)
     config = Config(**{**values, "stores": stores})
-    _check_signing(config, own)
-    _check_encryption(config.encryption, own)
+    _check_keys(config, own)
     _check_pointer_versions(config, own)
     _check_chunking(config, prefix, own)
     _check_values(config, prefix, own)
@@ -178,36 +175,26 @@ def _check_names(config: Config, prefix: str, stores: Sequence[str] | None, prob
             problems.add(f"{prefix}{key}", found=repr(name), expected=expected)
 
 
-def _check_signing(config: Config, problems: Problems) -> None:
-    options = ("require", "require_envelope", "accept_from", "max_age_seconds")
-    needy = next((name for name in options if getattr(config.signing, name)), None)
-    if needy == "accept_from" and config.encryption.keys:
-        needy = None
-    _check_keys("signing", config.signing, needy, signing_key, problems)
-
-
-def _check_encryption(encryption: EncryptionConfig, problems: Problems) -> None:
-    needy, is_local = "require" if encryption.require else None, encryption.provider == "local"
-    _check_keys("encryption", encryption, needy, encryption_key if is_local else None, problems)
-
-
-def _check_keys(
-    path: str,
-    section: SigningConfig | EncryptionConfig,
-    needy: str | None,
-    resolve: Callable[..., bytes] | None,
-    problems: Problems,
-) -> None:
-    """Check that there are keys if the option ``needy`` is set, that writers have theirs, and all that are resolved."""
-    if needy and not section.keys:
-        setting = "true" if getattr(section, needy) is True else "set"
-        problems.add(f"{path}.keys", found="nothing", expected=f"at least one key, because {path}.{needy} is {setting}")
-    if section.key_id is not None and section.key_id not in section.keys:
-        problems.add(f"{path}.key_id", found="an id that has no key", expected=f"the id of a key below {path}.keys")
-    for name, text in section.keys.items():
-        with problems:
-            if resolve is not None and not PLACEHOLDER.search(text):
-                resolve(text, path=f"{path}.keys.{name}")
+def _check_keys(config: Config, problems: Problems) -> None:
+    """Check that there are keys where options need them, that writers have theirs, and keys without placeholders."""
+    needy = ["require", "require_envelope", "max_age_seconds"] + ["accept_from"] * (not config.encryption.keys)
+    is_local = config.encryption.provider == "local"
+    sections: list[tuple[str, Any, list[str], Callable[..., bytes] | None]] = [
+        ("signing", config.signing, needy, signing_key),
+        ("encryption", config.encryption, ["require"], encryption_key if is_local else None),
+    ]
+    for path, section, options, resolve in sections:
+        needs = next((name for name in options if getattr(section, name)), None)
+        if needs and not section.keys:
+            why = f"{path}.{needs} is {'true' if getattr(section, needs) is True else 'set'}"
+            problems.add(f"{path}.keys", found="nothing", expected=f"at least one key, because {why}")
+        if section.key_id is not None and section.key_id not in section.keys:
+            expected = f"the id of a key below {path}.keys"
+            problems.add(f"{path}.key_id", found="an id that has no key", expected=expected)
+        for name, text in section.keys.items():
+            with problems:
+                if resolve is not None and not PLACEHOLDER.search(text):
+                    resolve(text, path=f"{path}.keys.{name}")
 
 
 def _check_pointer_versions(config: Config, problems: Problems) -> None:

@@ -162,41 +162,34 @@ def build(target: type[T], raw: object, path: str, *, secret: bool = False) -> T
 
 
 def check_options(
-    options: Mapping[str, Option], raw: object, path: str, *, secret: bool = False, placeholders: bool = True
-) -> dict[str, Any]:
-    """Check a mapping key by key and return its converted values."""
-    problems = Problems()
-    values = valid_options(options, raw, path, problems, secret=secret, placeholders=placeholders)
-    problems.raise_all()
-    return values
-
-
-def valid_options(
     options: Mapping[str, Option],
     raw: object,
     path: str,
-    problems: Problems,
     *,
+    problems: Problems | None = None,
     secret: bool = False,
     placeholders: bool = True,
 ) -> dict[str, Any]:
-    """Return the converted values of the keys that are valid, and add a problem for each other one."""
+    """Return the converted values of the valid keys; the other ones become ``problems``, or else one error."""
+    found = Problems() if problems is None else problems
     if not isinstance(raw, Mapping):
         required = "".join(f" with {name}: {_expected(each.hint)}" for name, each in options.items() if each.required)
-        problems.add(path or "configuration", found=describe(raw, secret=secret), expected=f"a mapping{required}")
-        return {}
+        found.add(path or "configuration", found=describe(raw, secret=secret), expected=f"a mapping{required}")
+        raw, options = {}, {}
     misspelled = {near for name in raw if name not in options for near in _similar(name, options)}
     for name, option in options.items():
         if option.required and name not in raw and name not in misspelled:
-            problems.add(_join(path, name), found="nothing", expected=_expected(option.hint))
+            found.add(_join(path, name), found="nothing", expected=_expected(option.hint))
     values = {}
     for name, value in raw.items():
-        with problems:
+        with found:
             option, key = _option(options, name, path), _join(path, name)
             if not placeholders and is_placeholder(value):  # it would never be resolved
                 expected = f"{_expected(option.hint)}; placeholders work only in store options and keys"
                 fail(key, found="a placeholder", expected=expected)
             values[name] = _convert(option.hint, value, key, secret)
+    if problems is None:
+        found.raise_all()
     return values
 
 
