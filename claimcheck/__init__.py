@@ -56,11 +56,8 @@ __all__ = [
 ]
 __all__ += errors.__all__
 
-_LAZY = {
-    "CheckReport": "_operate.findings",
-    "Finding": "_operate.findings",
-    "SweepReport": "_operate.sweep",
-}  # half of what an import would take more
+# Half of what an import would take more.
+_LAZY = {"CheckReport": "_operate.findings", "Finding": "_operate.findings", "SweepReport": "_operate.sweep"}
 
 
 def __getattr__(name: str) -> object:
