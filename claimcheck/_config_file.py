@@ -153,7 +153,7 @@ def _checked(
     _check_keys(config, own)
     _check_pointer_versions(config, own)
     _check_chunking(config, prefix, own)
-    _check_values(config, prefix, own)
+    _check_compression(config, prefix, own)
     _check_names(config, prefix, names, own)
     problems.extend(own)
     if config.store is not None:
@@ -211,10 +211,8 @@ def _check_pointer_versions(config: Config, problems: Problems) -> None:
             problems.add(f"stores.{name}.pointer_version", found="1", expected=f"2: {reason}")
 
 
-def _check_values(config: Config, prefix: str, problems: Problems) -> None:
-    header, compression = config.envelope.header, config.compression
-    if not header.isascii() or not 4 <= len(header) <= 64:
-        problems.add("envelope.header", found=repr(header), expected="4 to 64 ASCII characters")
+def _check_compression(config: Config, prefix: str, problems: Problems) -> None:
+    compression = config.compression
     if compression is not None and compression.level is not None:
         lowest, highest = _COMPRESSION_LEVELS[compression.codec]
         if not lowest <= compression.level <= highest:

@@ -48,6 +48,8 @@ ENCRYPTION_KEY_BYTES = 32
 
 T = TypeVar("T")
 
+_HEADER = Check(lambda header: header.isascii() and 4 <= len(header) <= 64, "4 to 64 ASCII characters")
+
 Action = Literal["redeliver", "dead_letter", "ack"]
 
 _PARTITION = re.compile(r"-partition-\d+$")
@@ -235,7 +237,7 @@ class EnvelopeConfig:
         header: 4 to 64 ASCII characters that every envelope begins with. Writers and readers must agree.
     """
 
-    header: str = HEADER.decode()
+    header: Annotated[str, _HEADER] = HEADER.decode()
 
 
 @_section
@@ -288,7 +290,7 @@ class Config:
     @property
     def header(self) -> bytes:
         """The first bytes of every envelope."""
-        return self.envelope.header.encode()  # ASCII, unless the configuration is invalid
+        return self.envelope.header.encode()
 
     @property
     def content_checksum(self) -> str:
