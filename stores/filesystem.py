@@ -115,8 +115,7 @@ class FilesystemStore(Store):
 
     def _key(self, destination: str, unique: uuid.UUID, *, created_ms: int, expires_ms: int | None) -> str:
         name = super()._key(destination, unique, created_ms=created_ms, expires_ms=expires_ms)
-        has_time = name[-37] == "."  # the character before the uuid, see `claimcheck._store.listing`
-        return f"{folder_for(name, created_ms)}{name}" if has_time else name
+        return f"{folder_for(name, created_ms)}{name}" if name[-37] == "." else name  # before the uuid: it has a time
 
     def _lifetime_of(self, key: str) -> KeyLifetime | None:
         folder, slash, name = key.rpartition("/")

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from claimcheck import _opened, _threads
+from claimcheck._send import strategies as _strategies
 from claimcheck._store import contract as _store_contract
 from claimcheck.transports._common import delegation
 from claimcheck.transports.kafka import _producer as kafka_producer
@@ -316,6 +317,7 @@ def scheduled(scheduler: Scheduler) -> Iterator[None]:
     new_uuid = lambda: uuid.UUID(int=scheduler.random.getrandbits(128), version=4)  # noqa: E731
     context: Any = _store_contract.StoreContext
     opened: Any = _opened
+    strategies: Any = _strategies
     kafka: Any = kafka_producer
     *defaults, _, _, binds = context.__init__.__defaults__
     patches: list[tuple[Any, str, Any]] = [
@@ -330,6 +332,7 @@ def scheduled(scheduler: Scheduler) -> Iterator[None]:
         (_send.BoundedProducer, "_start", lambda self: _watch_deadlines(scheduler, self)),
         (_send, "threading", threads),
         (context.__init__, "__defaults__", (*defaults, clock, new_uuid, binds)),
+        (strategies, "uuid4", new_uuid),
         (opened, "Breaker", functools.partial(opened.Breaker, clock=clock)),
         (kafka, "Poller", functools.partial(kafka.Poller, clock=clock)),
         (kafka, "InFlightWindow", functools.partial(kafka.InFlightWindow, clock=clock)),
