@@ -204,7 +204,7 @@ class StoreConformance(StoreKit):
         self, store: Store, monkeypatch: pytest.MonkeyPatch, hostile: str
     ) -> None:
         """Pointers of other stores, keys out of scope, absurd sizes and unknown features cause no I/O."""
-        good = as_if_written(store, store.write(b"payload", destination="orders").key, 100)
+        good = as_if_written(store, store._new_key("orders", uuid.uuid4()), 100)
         pointer = payloads.hostile_pointer(good, hostile)
         forbid_io(store, monkeypatch)
 
