@@ -34,8 +34,18 @@ from claimcheck.stores._common import (
     whole,
 )
 from claimcheck.stores._parts import CONNECTIONS, SameVersion, TransferPolicy
-from claimcheck.stores.s3._client import Bucket, client_error, code_of, connect, kind_of_error, never_arrived
-from claimcheck.stores.s3._upload import Upload, ViewFile, attach, create
+from claimcheck.stores.s3._client import (
+    Bucket,
+    Upload,
+    ViewFile,
+    attach,
+    client_error,
+    code_of,
+    connect,
+    create,
+    kind_of_error,
+    never_arrived,
+)
 
 __all__ = ["S3Store"]
 

@@ -12,7 +12,7 @@ from claimcheck._store.contract import StoreContext
 from claimcheck._threads import Interrupted, interruptible
 from claimcheck.errors import StoreError
 from claimcheck.stores.s3 import S3Store
-from claimcheck.stores.s3._upload import ViewFile
+from claimcheck.stores.s3._client import ViewFile
 from tests.parts import divided
 from tests.unit.tiny_s3 import Answer, TinyS3
 
@@ -118,7 +118,7 @@ class TestChecksumInTheHeader:
     def test_is_verified_by_the_server(self, server, open_store, monkeypatch):
         store = open_store(server)
         store.write(LARGE)
-        monkeypatch.setattr("claimcheck.stores.s3._upload.checksum.crc32", lambda piece, before=0: 4711)
+        monkeypatch.setattr("claimcheck.stores.s3._client.checksum.crc32", lambda piece, before=0: 4711)
 
         with pytest.raises(StoreError, match="BadDigest"):
             store.write(LARGE)
