@@ -46,12 +46,11 @@ CONFIG = "claimcheck.yaml"
 """The default path of the configuration."""
 
 COMMANDS = {
-    "init": ("_setup", "Write a configuration file."),
     "check": ("_check", "Find what is wrong with a configuration, its stores and its topics."),
     "sweep": ("_deletion", "Delete expired payloads, and what interrupted writes left behind."),
     "gc": ("_deletion", "Delete stored payloads that no message points at."),
     "redrive": ("_redrive", "Send dead letters back to their topic."),
-    "lifecycle": ("_setup", "Make a bucket delete expired payloads."),
+    "lifecycle": ("_lifecycle", "Make a bucket delete expired payloads."),
     "put": ("_payloads", "Store a payload and write its envelope."),
     "get": ("_payloads", "Write the payload of an envelope."),
     "inspect": ("_payloads", "Describe an envelope."),
@@ -132,7 +131,7 @@ def grace_option(default: str, text: str) -> Callable[..., Any]:
 
 def loaded(config: str) -> ClaimCheck:
     if not os.path.exists(config):
-        text = f"{config} does not exist: name the configuration, set CLAIMCHECK_CONFIG, or run 'claimcheck init'"
+        text = f"{config} does not exist: name the configuration with --config, or set CLAIMCHECK_CONFIG"
         raise ConfigError(text, path=config)
     return load(config)
 

@@ -11,7 +11,6 @@ import yaml
 from jsonschema import Draft202012Validator
 
 import claimcheck
-from claimcheck.cli._setup import STORES, STRATEGIES, as_yaml
 from tests.config_schema import schema
 from tests.unit import test_config
 
@@ -50,12 +49,6 @@ def test_every_configuration_of_the_documentation_is_valid():
     assert examples
     for example in examples:
         VALIDATOR.validate(yaml.safe_load(example))
-
-
-@pytest.mark.parametrize("store", [*STORES, None])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_new_configuration_is_valid(strategy, store):
-    VALIDATOR.validate(yaml.safe_load(as_yaml(strategy, store)))
 
 
 @pytest.mark.parametrize(

@@ -1,64 +1,13 @@
-"""``init``, ``check``, shell completion and ``--json``."""
+"""``check``, shell completion and ``--json``."""
 
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
-import yaml
 
-import claimcheck
 from claimcheck.cli._commands import COMMANDS
-from claimcheck.cli._setup import STORES, STRATEGIES
-from tests.unit.cli.rig import CONFIG, is_one_line, ok, put, run, start
-
-# init ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("store", STORES)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_new_configuration_loads_and_passes_the_check(here, strategy, store):
-    ok("init", "--strategy", strategy, "--store", store, "-o", "new.yaml")
-    config = claimcheck.load("new.yaml").config
-    assert config.strategy == strategy
-    assert [each.type for each in config.stores.values()] == [store]
-    assert "#" in (here / "new.yaml").read_text()
-    ok("--config", "new.yaml", "check")
-
-
-def test_the_sections_in_comments_are_valid_and_spark_redacts_their_variables(here):
-    text = ok("init", "--store", "filesystem", "-o", "-").stdout
-    config = claimcheck.from_dict(yaml.safe_load(re.sub(r"(?m)^# (?=  |\w+:$)", "", text))).config
-    assert config.destinations
-    for section in (config.signing, config.encryption):
-        assert "SECRET" in section.keys[section.key_id]
-
-
-def test_a_new_configuration_stores_payloads_at_once(here):
-    (here / "claimcheck.yaml").unlink()
-    result = ok("init", "--store", "filesystem", "--strategy", "external")
-    assert "claimcheck --config claimcheck.yaml check --servers" in result.stderr
-    ok("check", "--servers")
-    assert ok("get", "-", stdin=put(b"payload")).stdout_bytes == b"payload"
-
-
-def test_the_next_command_can_be_pasted_into_a_shell(here):
-    assert "claimcheck --config 'my file.yaml' check --servers" in ok("init", "-o", "my file.yaml").stderr
-
-
-def test_without_a_terminal_there_are_defaults_and_no_questions(here):
-    text = ok("init", "-o", "-").stdout
-    raw = yaml.safe_load(text)
-    assert (raw["strategy"], list(raw["stores"])) == ("external", ["redis"])
-    assert "stores" not in yaml.safe_load(ok("init", "--strategy", "chunking", "-o", "-").stdout)
-
-
-def test_an_existing_configuration_is_not_replaced(here):
-    result = run("init")
-    assert (result.exit_code, is_one_line(result)) == (1, True)
-    assert (here / "claimcheck.yaml").read_text() == CONFIG
-
+from tests.unit.cli.rig import CONFIG, ok, run, start
 
 # check -----------------------------------------------------------------------------------------------------------
 
