@@ -14,6 +14,7 @@ import click
 
 from claimcheck._client import ClaimCheck
 from claimcheck._content.header import Damaged, read_header
+from claimcheck._content.source import remaining_bytes
 from claimcheck._store.store import Store
 from claimcheck._texts import duration, printable, time_text
 from claimcheck._wire import pointer as pointers
@@ -21,7 +22,7 @@ from claimcheck._wire.buffers import Buffer, PieceReader
 from claimcheck._wire.envelope import Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
 from claimcheck._wire.pointer import Pointer
 from claimcheck.cli._commands import CONFIG, OUTPUT, human_bytes, json_option, loaded, with_config
-from claimcheck.cli._files import STDIO, check_output, note, opened, output, read_message
+from claimcheck.cli._files import STDIO, check_output, note, opened, output, progress, read_message
 from claimcheck.config import HEADER, MAX_POINTER_BYTES
 from claimcheck.errors import ClaimCheckError, ConfigError, EnvelopeError, PointerRejectedError, StoreError
 
@@ -56,7 +57,8 @@ def put(config: str, file: str, store_name: str | None, destination: str, target
     check_output(target)
     with loaded(config) as cc, opened(file) as payload:
         store = _writable_store(cc, store_name, destination)
-        pointer = store.write(payload, destination=destination)
+        with progress("storing", payload, remaining_bytes(payload)) as watched:
+            pointer = store.write(watched, destination=destination)
         with _rollback_on_error(store, pointer), output(target) as out:
             out.write(cc.seal(pointer))
     note(f"Stored {human_bytes(pointer.size or 0)} in {store.name} as {pointer.key}.")
@@ -111,8 +113,8 @@ def get(config: str, envelope: str, target: str, destination: str | None) -> Non
             pointer = cc.pointer(message, destination=destination)
         reader = messages.open(pointer) if pointer is not None else cc.open(message, destination=destination)
         size = len(message) if pointer is None else pointer.size
-        with reader as payload, output(target) as out:
-            shutil.copyfileobj(payload, out, _PIECE_BYTES)
+        with reader as payload, progress("reading", payload, size) as watched, output(target) as out:
+            shutil.copyfileobj(watched, out, _PIECE_BYTES)
     source = f" from {pointer.store or 'a store'} ({pointer.key})" if pointer else ""
     note(f"Wrote {human_bytes(size or 0)}{source}.")
 

@@ -32,12 +32,14 @@ def _read_to_end(master: int):
         return
 
 
-def test_a_terminal_shows_how_it_went(here):
+def test_a_terminal_shows_a_bar_and_how_it_went(here):
     code, shown = on_terminal("put", "payload", "-o", "envelope")
     assert code == 0
+    assert "storing  [####" in shown
     assert "Stored 2.9 MiB (3,000,000 bytes) in disk as 20" in shown
     code, shown = on_terminal("get", "envelope", stderr_only=True)
     assert code == 0
+    assert "reading  [####" in shown
     assert "Wrote 2.9 MiB" in shown
 
 
