@@ -21,9 +21,6 @@ second assumption, some copy ``c`` was readable at the moment ``t`` when step 4 
 error if anything that was appended since was deleted unread. Or ``c`` was appended before. Then it was readable during
 the whole step 3, which read it. In both cases the candidate is forgotten, whatever happens after ``t``.
 
-Without step 4, a message could move from a topic that has not been read to one that has been read. Without the error of
-`Topics.read`, it could do so once more during step 4: from one end to another, each time just before it is read.
-
 Keys are unique per write, so no candidate is written again. Keys without a time are kept: earlier releases could write
 them again.
 """
