@@ -85,7 +85,7 @@ class ClaimCheck:
         valid = listeners is not None and all(map(callable, listeners))
         check_type("hooks", hooks, valid=valid, expected="an iterable of callables")
         self.config = config
-        self._hooks = Hooks(listeners or ())
+        self.hooks = Hooks(listeners or ())  # transports emit their events to them
         self._header = config.header
         self._lock = threading.RLock()
         self._open = self._new()
@@ -200,11 +200,6 @@ class ClaimCheck:
     def may_chunk(self, destination: str) -> bool:
         """Whether a payload for this destination can become several messages, which need a key to stay together."""
         return strategy_class(self.config.for_destination(destination)).may_chunk
-
-    @property
-    def hooks(self) -> Hooks:
-        """The registered hooks; transports emit their events to them."""
-        return self._hooks
 
     def seal(self, pointer: Pointer, *, destination: str | None = None) -> bytes:
         """Return the message that carries a pointer, signed where signing is configured.
@@ -366,7 +361,7 @@ class ClaimCheck:
             unpacker=current.unpacker,
             header=self._header,
             clock=clock,
-            hooks=self._hooks,
+            hooks=self.hooks,
             seal=current.seal,
         )
 
@@ -472,7 +467,7 @@ class ClaimCheck:
         return opened.plans.get((destination, limit)) or opened.plan(destination, limit)
 
     def _new(self) -> Opened:
-        return Opened(self.config, store=self.store, hooks=self._hooks)
+        return Opened(self.config, store=self.store, hooks=self.hooks)
 
 
 def _check_callable(name: str, value: object) -> None:

@@ -13,22 +13,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from claimcheck._validation import Problems, did_you_mean, fail, options_of, valid_options
-from claimcheck.config import PLACEHOLDER, Config, EncryptionConfig, SigningConfig, encryption_key, signing_key
+from claimcheck._validation import Problems, build, check_options, describe, did_you_mean, fail, options_of
+from claimcheck.config import (
+    PLACEHOLDER,
+    Config,
+    StoreConfig,
+    encryption_key,
+    signing_key,
+)
 from claimcheck.errors import ConfigError
 
 _MAX_FILE_BYTES = 256 << 10
 _QUOTED = re.compile(r"'[^'\s]+'")
 
-_KINDS = {"NoneType": "nothing", "str": "text", "dict": "a mapping", "bool": "a boolean", "int": "an integer"}
 _UNKNOWN = "?"  # the name of a store that a problem hides; no such configuration is ever returned
-_STORE_TYPES = "a store type such as redis, s3, filesystem, memory or module:Class"
 OVERRIDABLE = (
     "strategy", "threshold_bytes", "store", "reads_from", "chunking", "hybrid", "limits", "compression",
 )  # fmt: skip
 """The keys that a destination may override."""
 
-_TOP = (*OVERRIDABLE, "stores", "checksum", "signing", "encryption", "envelope", "destinations")
 # Readers know no destination and use these limits of the top level, so a destination's may only be lower.
 _READERS = (
     ("limits", "max_payload_bytes"),
@@ -40,21 +43,8 @@ _COMPRESSION_LEVELS = {"zstd": (1, 19), "lz4": (0, 12)}
 """The lowest and highest level of each codec. Those of zstd above 19 need windows that readers refuse."""
 
 
-def load(path: str | os.PathLike[str]) -> Config:
-    """Read a YAML file.
-
-    Raises:
-        ConfigError: The file is missing, is not YAML, or has problems; see `from_dict`.
-    """
-    return from_dict(read_yaml(path))
-
-
 def from_dict(raw: object) -> Config:
-    """Check a mapping, shaped like the YAML file, and convert it to a configuration.
-
-    Raises:
-        ConfigError: With every problem: its key, what was found, what is expected, and the nearest valid key.
-    """
+    """Convert a mapping, shaped like the YAML file, to a configuration; raises one error with every problem."""
     problems = Problems()
     config = parse(raw, problems)
     problems.raise_all()
@@ -64,28 +54,22 @@ def from_dict(raw: object) -> Config:
 def parse(raw: object, problems: Problems) -> Config:
     """Return the valid parts of a mapping as a configuration, and add every problem to ``problems``."""
     if not isinstance(raw, Mapping):
-        problems.add("configuration", found=_kind(raw), expected="a mapping with strategy, store, stores, ...")
+        expected = "a mapping with strategy, store, stores, ..."
+        problems.add("configuration", found=describe(raw, secret=True), expected=expected)
         return Config(store=_UNKNOWN)
-    top = {name: value for name, value in raw.items() if name != "destinations"}
-    names = _names(top.get("stores"))
-    base = _checked(top, "", names, problems)
-    patterns = {} if raw.get("destinations") is None else raw["destinations"]
-    if not isinstance(patterns, Mapping):
-        problems.add("destinations", found=_kind(patterns), expected="a mapping of patterns")
-        return base
+    top = dict(raw)
+    entries, patterns = (_mapping(top.pop(name, None), name, problems) for name in ("stores", "destinations"))
+    names = None if entries is None else list(entries)
+    stores = _stores(entries or {}, problems)
+    base = _checked(top, "", stores, names, problems)
     wrong = problems.sections()  # reported once, and not again for every destination
     valid = {name: value for name, value in top.items() if name not in wrong}
-    valid["stores"] = {name: top["stores"][name] for name in base.stores}
-    overrides = [(str(p), _override(base, valid, p, override, names, problems)) for p, override in patterns.items()]
+    overrides = [(str(p), _override(base, valid, p, each, names, problems)) for p, each in (patterns or {}).items()]
     return replace(base, destinations=tuple(overrides))
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:
-    """Read a YAML file of up to 256 KiB; errors name the line and never quote the file.
-
-    Raises:
-        ConfigError: The file cannot be read, is not YAML, is too large, or has a key twice in one mapping.
-    """
+    """Read a YAML file of up to 256 KiB; a `ConfigError` names the line and never quotes the file."""
     import yaml
 
     if not isinstance(path, (str, os.PathLike)):
@@ -102,9 +86,26 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
     raise ConfigError(f"{name} is not YAML: {why}", path=name)  # not chained: the error of PyYAML quotes the file
 
 
-def _names(stores: object) -> list[str] | None:
-    """The names of all stores, valid or not; ``None`` if ``stores`` is not a mapping."""
-    return [] if stores is None else list(stores) if isinstance(stores, Mapping) else None
+def _mapping(value: object, name: str, problems: Problems) -> Mapping[Any, object] | None:
+    """A section with names of the user's own; empty if YAML has nothing there, ``None`` if it is wrong."""
+    if value is None or isinstance(value, Mapping):
+        return value or {}
+    problems.add(name, found=describe(value, secret=True), expected="a mapping of names")
+    return None
+
+
+def _stores(entries: Mapping[Any, object], problems: Problems) -> dict[str, StoreConfig]:
+    """The valid ones of these stores."""
+    stores = {}
+    for name, entry in entries.items():
+        with problems:
+            if not isinstance(name, str) or not name:
+                fail(f"stores.{name}", found=f"the name {name!r}", expected="a name as text")
+            if isinstance(entry, Mapping):
+                options = {option: value for option, value in entry.items() if option != "type"}
+                entry = {"type": entry.get("type"), "options": options}
+            stores[name] = build(StoreConfig, entry, f"stores.{name}", secret=True)
+    return stores
 
 
 def _override(
@@ -117,37 +118,42 @@ def _override(
 ) -> Config:
     path = f"destinations.{pattern}"
     if not isinstance(override, Mapping):
-        problems.add(path, found=_kind(override), expected="a mapping")
+        problems.add(path, found=describe(override, secret=True), expected="a mapping")
         return base
     merged = dict(top)
     for name, value in override.items():
         with problems:
             if name not in OVERRIDABLE:
-                found = "a key that applies to all destinations" if name in _TOP else "an unknown key"
+                found = "a key that applies to all destinations" if name in options_of(Config) else "an unknown key"
                 expected = f"one of {', '.join(OVERRIDABLE)}{did_you_mean(name, OVERRIDABLE)}"
                 fail(f"{path}.{name}", found=found, expected=expected)
             inherited = top.get(name)
             if isinstance(value, Mapping) and isinstance(inherited, Mapping):
                 value = {**inherited, **value}
             merged[name] = value
-    config = _checked(merged, path, names, problems)
+    config = _checked(merged, path, base.stores, names, problems)
     if config.store is None:
         config = replace(config, store=base.store)
     _check_readers(base, config, path, problems)
     return config
 
 
-def _checked(top: Mapping[str, object], path: str, names: Sequence[str] | None, problems: Problems) -> Config:
+def _checked(
+    top: Mapping[str, object],
+    path: str,
+    stores: Mapping[str, StoreConfig],
+    names: Sequence[str] | None,
+    problems: Problems,
+) -> Config:
     """Check the top level, or a destination's view of it; a section with a problem gets its defaults."""
     prefix, own = f"{path}." if path else "", Problems()
-    stores = _stores(top.get("stores"), own)
-    shaped = {**top, "stores": stores, "reads_from": _reads_from(top.get("reads_from"), names, prefix, own)}
-    config = Config(**valid_options(options_of(Config), shaped, path, own, placeholders=False))
-    _check_signing(config, own)
-    _check_encryption(config.encryption, own)
+    values = check_options(options_of(Config), top, path, problems=own, placeholders=False)
+    config = Config(**{**values, "stores": stores})
+    _check_keys(config, own)
     _check_pointer_versions(config, own)
     _check_chunking(config, prefix, own)
-    _check_values(config, prefix, names, own)
+    _check_compression(config, prefix, own)
+    _check_names(config, prefix, names, own)
     problems.extend(own)
     if config.store is not None:
         return config
@@ -156,85 +162,38 @@ def _checked(top: Mapping[str, object], path: str, names: Sequence[str] | None, 
     return replace(config, store=names[0] if len(names) == 1 else None)
 
 
-def _stores(entries: object, problems: Problems) -> dict[str, dict[str, object]]:
-    """The valid entries of ``stores``, in the shape of `StoreConfig`."""
-    if entries is None:  # an empty section of YAML
-        return {}
-    if not isinstance(entries, Mapping):
-        problems.add("stores", found=_kind(entries), expected="a mapping of names to stores")
-        return {}
-    shaped = {}
-    for name, entry in entries.items():
-        with problems:
-            shaped[name] = _split_type(name, entry)
-    return shaped
+def _check_names(config: Config, prefix: str, stores: Sequence[str] | None, problems: Problems) -> None:
+    """Check that the names of stores are among these, valid or not; ``None`` if they are unknown."""
+    named = [("store", config.store, "a name"), *(("reads_from", name, "names") for name in config.reads_from or ())]
+    for key, name, kind in named:
+        if name is not None and stores is not None and name not in stores:
+            known = sorted(map(str, stores))
+            expected = (
+                f"{kind} below stores ({', '.join(known) or 'no store is configured'}){did_you_mean(name, known)}"
+            )
+            problems.add(f"{prefix}{key}", found=repr(name), expected=expected)
 
 
-def _split_type(name: object, entry: object) -> dict[str, object]:
-    path = f"stores.{name}"
-    if not isinstance(name, str) or not name:
-        fail(path, found=f"the name {name!r}", expected="a name as text")
-    if not isinstance(entry, Mapping):
-        fail(path, found=_kind(entry), expected=f"a mapping with type: {_STORE_TYPES}")
-    if not isinstance(entry.get("type"), str):
-        fail(f"{path}.type", found=_kind(entry.get("type")), expected=_STORE_TYPES)
-    return {"type": entry["type"], "options": {k: v for k, v in entry.items() if k != "type"}}
-
-
-def _reads_from(names: object, stores: Sequence[str] | None, prefix: str, problems: Problems) -> tuple[str, ...] | None:
-    if names is None:
-        return None
-    if not isinstance(names, (list, tuple)):
-        problems.add(f"{prefix}reads_from", found=_kind(names), expected="a list of names of stores")
-        return None
-    for name in names:
-        if stores is not None and (not isinstance(name, str) or name not in stores):
-            found = repr(name) if isinstance(name, str) else _kind(name)
-            problems.add(f"{prefix}reads_from", found=found, expected=_store_names(name, stores, "names"))
-    return tuple(names)
-
-
-def _kind(value: object) -> str:
-    """A value's type, without the value: an address may hold a password."""
-    kind = type(value).__name__
-    return _KINDS.get(kind) or f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
-
-
-def _store_names(name: object, stores: Sequence[str], kind: str) -> str:
-    known = sorted(str(store) for store in stores)
-    return f"{kind} below stores ({', '.join(known) or 'no store is configured'}){did_you_mean(name, known)}"
-
-
-def _check_signing(config: Config, problems: Problems) -> None:
-    options = ("require", "require_envelope", "accept_from", "max_age_seconds")
-    needy = next((name for name in options if getattr(config.signing, name)), None)
-    if needy == "accept_from" and config.encryption.keys:
-        needy = None
-    _check_keys("signing", config.signing, needy, signing_key, problems)
-
-
-def _check_encryption(encryption: EncryptionConfig, problems: Problems) -> None:
-    needy, is_local = "require" if encryption.require else None, encryption.provider == "local"
-    _check_keys("encryption", encryption, needy, encryption_key if is_local else None, problems)
-
-
-def _check_keys(
-    path: str,
-    section: SigningConfig | EncryptionConfig,
-    needy: str | None,
-    resolve: Callable[..., bytes] | None,
-    problems: Problems,
-) -> None:
-    """Check that there are keys if the option ``needy`` is set, that writers have theirs, and all that are resolved."""
-    if needy and not section.keys:
-        setting = "true" if getattr(section, needy) is True else "set"
-        problems.add(f"{path}.keys", found="nothing", expected=f"at least one key, because {path}.{needy} is {setting}")
-    if section.key_id is not None and section.key_id not in section.keys:
-        problems.add(f"{path}.key_id", found="an id that has no key", expected=f"the id of a key below {path}.keys")
-    for name, text in section.keys.items():
-        with problems:
-            if resolve is not None and not PLACEHOLDER.search(text):
-                resolve(text, path=f"{path}.keys.{name}")
+def _check_keys(config: Config, problems: Problems) -> None:
+    """Check that there are keys where options need them, that writers have theirs, and keys without placeholders."""
+    needy = ["require", "require_envelope", "max_age_seconds"] + ["accept_from"] * (not config.encryption.keys)
+    is_local = config.encryption.provider == "local"
+    sections: list[tuple[str, Any, list[str], Callable[..., bytes] | None]] = [
+        ("signing", config.signing, needy, signing_key),
+        ("encryption", config.encryption, ["require"], encryption_key if is_local else None),
+    ]
+    for path, section, options, resolve in sections:
+        needs = next((name for name in options if getattr(section, name)), None)
+        if needs and not section.keys:
+            why = f"{path}.{needs} is {'true' if getattr(section, needs) is True else 'set'}"
+            problems.add(f"{path}.keys", found="nothing", expected=f"at least one key, because {why}")
+        if section.key_id is not None and section.key_id not in section.keys:
+            expected = f"the id of a key below {path}.keys"
+            problems.add(f"{path}.key_id", found="an id that has no key", expected=expected)
+        for name, text in section.keys.items():
+            with problems:
+                if resolve is not None and not PLACEHOLDER.search(text):
+                    resolve(text, path=f"{path}.keys.{name}")
 
 
 def _check_pointer_versions(config: Config, problems: Problems) -> None:
@@ -251,17 +210,13 @@ def _check_pointer_versions(config: Config, problems: Problems) -> None:
             problems.add(f"stores.{name}.pointer_version", found="1", expected=f"2: {reason}")
 
 
-def _check_values(config: Config, prefix: str, stores: Sequence[str] | None, problems: Problems) -> None:
-    header, compression, name = config.envelope.header, config.compression, config.store
-    if not header.isascii() or not 4 <= len(header) <= 64:
-        problems.add("envelope.header", found=repr(header), expected="4 to 64 ASCII characters")
+def _check_compression(config: Config, prefix: str, problems: Problems) -> None:
+    compression = config.compression
     if compression is not None and compression.level is not None:
         lowest, highest = _COMPRESSION_LEVELS[compression.codec]
         if not lowest <= compression.level <= highest:
             expected = f"a level of {compression.codec}, from {lowest} to {highest}"
             problems.add(f"{prefix}compression.level", found=str(compression.level), expected=expected)
-    if name is not None and stores is not None and name not in stores:
-        problems.add(f"{prefix}store", found=repr(name), expected=_store_names(name, stores, "a name"))
 
 
 def _check_chunking(config: Config, prefix: str, problems: Problems) -> None:
@@ -328,18 +283,13 @@ def _loader() -> type[Any]:
         """PyYAML's loader; it rejects duplicate keys, of which the last one would win."""
 
         def compose_mapping_node(self, anchor: Any) -> Any:
-            node = super().compose_mapping_node(anchor)
-            _no_duplicates([key for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+            node, seen = super().compose_mapping_node(anchor), set()
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"):
+                if (key.tag, key.value) in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem="this key appears twice in one mapping", problem_mark=key.start_mark
+                    )
+                seen.add((key.tag, key.value))
             return node
 
     return Loader
-
-
-def _no_duplicates(keys: list[Any]) -> None:
-    import yaml
-
-    seen = set()
-    for key in keys:
-        if (key.tag, key.value) in seen and key.value != "<<":
-            raise yaml.MarkedYAMLError(problem="this key appears twice in one mapping", problem_mark=key.start_mark)
-        seen.add((key.tag, key.value))

@@ -7,6 +7,7 @@ metadata (a zip on a Spark worker). Third parties register an entry point in the
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 from collections.abc import Mapping
@@ -18,7 +19,9 @@ from claimcheck._validation import (
     did_you_mean,
     fail,
     is_placeholder,
+    option_of,
     options_of,
+    plain_types,
     without_secrets,
 )
 from claimcheck.config import StoreConfig, expand
@@ -92,18 +95,14 @@ def build_store(config: StoreConfig, *, path: str) -> Any:
 
 def check_unresolved(known: Mapping[str, Option], options: Mapping[str, object], path: str) -> None:
     """Check the options that need no environment variable."""
-    late = {name for name, value in options.items() if is_placeholder(value) and _option(known, name)}
-    check_options(
-        {name: option for name, option in known.items() if name not in late},
-        {name: value for name, value in options.items() if name not in late},
-        path,
-        secret=True,
-    )
+    late = {name for name, value in options.items() if is_placeholder(value) and option_of(known, name)}
+    early = {name: option for name, option in known.items() if name not in late}
+    check_options(early, {name: value for name, value in options.items() if name not in late}, path, secret=True)
 
 
 def resolved_options(known: Mapping[str, Option], options: Mapping[str, object], path: str) -> dict[str, Any]:
     """Return options with their environment variables resolved, after checking them."""
-    values = {name: _resolve(_option(known, name), value, f"{path}.{name}") for name, value in options.items()}
+    values = {name: _resolve(option_of(known, name), value, f"{path}.{name}") for name, value in options.items()}
     return check_options(known, values, path, secret=True)
 
 
@@ -117,10 +116,6 @@ def _store_class(config: StoreConfig, path: str) -> tuple[type[Any], Mapping[str
     except Exception as exc:  # annotations are third-party code, too
         text = f"{path}.type: cannot read the options of {config.type!r}: {type(exc).__name__}: {exc}"
         raise ConfigError(text, path=f"{path}.type", found=config.type) from exc
-
-
-def _option(known: Mapping[str, Option], name: str) -> Option | None:
-    return known.get(name) or known.get("**")
 
 
 def _below(path: str, error: ConfigError) -> ConfigError:
@@ -140,21 +135,15 @@ def _construction_error(path: str, error: Exception) -> ClaimCheckError:
 
 
 def _resolve(option: Option | None, value: object, path: str) -> object:
+    """Resolve the placeholders of a value, and convert it to the number or boolean that its option takes."""
     text: object = expand(value, path=path)
     if not is_placeholder(value) or option is None or not isinstance(text, str):
         return text
-    return _as_number(text, option.hint)
-
-
-def _as_number(text: str, hint: object) -> object:
-    """Convert text from the environment to the number or boolean that the option takes."""
-    annotation = inspect.formatannotation(hint)
-    if "bool" in annotation and text.lower() in ("true", "false"):
+    kinds = plain_types(option.hint)
+    if bool in kinds and text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):
-        if kind.__name__ in annotation and "str" not in annotation:
-            try:
+        if kind in kinds and str not in kinds:
+            with contextlib.suppress(ValueError):
                 return kind(text)
-            except ValueError:
-                continue
     return text

@@ -18,7 +18,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
-from claimcheck.errors import ArgumentTypeError, ConfigError, ConfigProblem
+from claimcheck.errors import ArgumentTypeError, ConfigError
 
 T = TypeVar("T")
 
@@ -60,11 +60,7 @@ class Check:
         return self.expected
 
 
-class _Secret:
-    """The type of `SECRET`."""
-
-
-SECRET = _Secret()
+SECRET = object()
 """In `typing.Annotated`: errors never quote this value or anything inside it."""
 
 ByteCount = Annotated[int, Range(1)]
@@ -87,7 +83,7 @@ class Problems:
     """Collects the `ConfigError` of each ``with`` block, so that one error can report all of them."""
 
     def __init__(self) -> None:
-        self._problems: list[ConfigProblem] = []
+        self._problems: dict[str, ConfigError] = {}
 
     def __enter__(self) -> None:
         return None
@@ -98,32 +94,33 @@ class Problems:
         self.extend(error.problems)
         return True
 
-    def __iter__(self) -> Iterator[ConfigProblem]:
-        return iter(self._problems)
+    def __iter__(self) -> Iterator[ConfigError]:
+        return iter(self._problems.values())
 
     def add(self, path: str, *, found: str, expected: str) -> None:
         """Add the problem of one key; see `fail`."""
         with self:
             fail(path, found=found, expected=expected)
 
-    def extend(self, problems: Iterable[ConfigProblem]) -> None:
+    def extend(self, problems: Iterable[ConfigError]) -> None:
         """Add problems; one that is already present is ignored."""
-        self._problems += [problem for problem in problems if problem not in self._problems]
+        for problem in problems:
+            self._problems.setdefault(str(problem), problem.with_traceback(None))
 
     def sections(self, prefix: str = "") -> set[str]:
         """Return the top-level keys that have a problem, below a prefix that ends with a dot."""
-        paths = (problem.path for problem in self._problems)
+        paths = [problem.path for problem in self]
         return {path.removeprefix(prefix).partition(".")[0] for path in paths if path.startswith(prefix)}
 
     def raise_all(self) -> None:
         """Raise one error for all problems, if there are any."""
         if not self._problems:
             return
-        first, count = self._problems[0], len(self._problems)
-        lines = [f"\n  {problem}" for problem in self._problems]
+        first, count = next(iter(self)), len(self._problems)
+        lines = [f"\n  {problem}" for problem in self]
         text = str(first) if count == 1 else f"the configuration has {count} problems:{''.join(lines)}"
         facts = {"path": first.path, "found": first.found, "expected": first.expected}
-        raise ConfigError(text, **facts, problems=tuple(self._problems))
+        raise ConfigError(text, **facts, _problems=tuple(self))
 
 
 def fail(path: str, *, found: str, expected: str) -> NoReturn:
@@ -161,44 +158,38 @@ def options_of(target: Callable[..., object]) -> dict[str, Option]:
 
 def build(target: type[T], raw: object, path: str, *, secret: bool = False) -> T:
     """Make a dataclass from a mapping, nested dataclasses included."""
-    problems = Problems()
-    values = valid_options(options_of(target), raw, path, problems, secret=secret, placeholders=False)
-    problems.raise_all()
-    return target(**values)
+    return target(**check_options(options_of(target), raw, path, secret=secret, placeholders=False))
 
 
-def check_options(options: Mapping[str, Option], raw: object, path: str, *, secret: bool = False) -> dict[str, Any]:
-    """Check a mapping key by key and return its converted values."""
-    problems = Problems()
-    values = valid_options(options, raw, path, problems, secret=secret)
-    problems.raise_all()
-    return values
-
-
-def valid_options(
+def check_options(
     options: Mapping[str, Option],
     raw: object,
     path: str,
-    problems: Problems,
     *,
+    problems: Problems | None = None,
     secret: bool = False,
     placeholders: bool = True,
 ) -> dict[str, Any]:
-    """Return the converted values of the keys that are valid, and add a problem for each other one."""
+    """Return the converted values of the valid keys; the other ones become ``problems``, or else one error."""
+    found = Problems() if problems is None else problems
     if not isinstance(raw, Mapping):
-        problems.add(path or "configuration", found=_describe(raw, secret=secret), expected="a mapping")
-        return {}
+        required = "".join(f" with {name}: {_expected(each.hint)}" for name, each in options.items() if each.required)
+        found.add(path or "configuration", found=describe(raw, secret=secret), expected=f"a mapping{required}")
+        raw, options = {}, {}
     misspelled = {near for name in raw if name not in options for near in _similar(name, options)}
     for name, option in options.items():
         if option.required and name not in raw and name not in misspelled:
-            problems.add(_join(path, name), found="nothing", expected=_expected(option.hint))
+            found.add(_join(path, name), found="nothing", expected=_expected(option.hint))
     values = {}
     for name, value in raw.items():
-        with problems:
-            option = _option(options, name, path)
-            if not placeholders:
-                _no_placeholder(option, value, _join(path, name))
-            values[name] = _convert(option.hint, value, _join(path, name), secret)
+        with found:
+            option, key = _option(options, name, path), _join(path, name)
+            if not placeholders and is_placeholder(value):  # it would never be resolved
+                expected = f"{_expected(option.hint)}; placeholders work only in store options and keys"
+                fail(key, found="a placeholder", expected=expected)
+            values[name] = _convert(option.hint, value, key, secret)
+    if problems is None:
+        found.raise_all()
     return values
 
 
@@ -248,34 +239,24 @@ def constraints(hint: object) -> list[Range | Check]:
 # Keys ----------------------------------------------------------------------------------------------------------
 
 
+def option_of(options: Mapping[str, Option], name: object) -> Option | None:
+    """Return the option of a name, which may be one of ``**options``."""
+    return options.get(name) or options.get(REST) if isinstance(name, str) else None
+
+
 def _option(options: Mapping[str, Option], name: object, path: str) -> Option:
-    if isinstance(name, str) and (name in options or REST in options):
-        return options.get(name) or options[REST]
-    known = (
-        f"one of {', '.join(sorted(options))}{did_you_mean(name, options)}"
-        if options
-        else "nothing: this takes no options"
+    if option := option_of(options, name):
+        return option
+    known = f"one of {', '.join(sorted(options))}{did_you_mean(name, options)}"
+    fail(
+        _join(path, str(name)), found="an unknown key", expected=known if options else "nothing: this takes no options"
     )
-    fail(_join(path, str(name)), found="an unknown key", expected=known)
 
 
 def _similar(name: object, known: Iterable[str]) -> list[str]:
     import difflib  # slow to import
 
     return difflib.get_close_matches(str(name), list(known), n=1)
-
-
-def _takes_mapping(hint: object) -> bool:
-    bare = _bare(hint)
-    origin = typing.get_origin(bare)
-    return dataclasses.is_dataclass(bare) or (inspect.isclass(origin) and issubclass(origin, Mapping))
-
-
-def _no_placeholder(option: Option, value: object, path: str) -> None:
-    """Elsewhere a placeholder would never be resolved."""
-    if is_placeholder(value):
-        expected = f"{_expected(option.hint)}; placeholders work only in store options and keys"
-        fail(path, found="a placeholder", expected=expected)
 
 
 def _join(path: str, name: str) -> str:
@@ -292,24 +273,25 @@ def _convert(hint: object, value: object, path: str, secret: bool) -> Any:
         return None
     if dataclasses.is_dataclass(bare) and isinstance(bare, type):
         return build(bare, value, path, secret=secret)
-    if _takes_mapping(bare):
+    origin = typing.get_origin(bare)
+    if inspect.isclass(origin) and issubclass(origin, Mapping):
         return _convert_mapping(typing.get_args(bare)[1], value, path, secret)
-    if typing.get_origin(bare) is tuple and isinstance(value, (list, tuple)):
+    if origin is tuple and isinstance(value, (list, tuple)):
         item = typing.get_args(bare)[0]
         return tuple(_convert(item, each, f"{path}.{number}", secret) for number, each in enumerate(value))
     if not _fits(hint, value):
-        fail(path, found=_describe(value, hint, secret=secret), expected=_expected(hint))
+        fail(path, found=describe(value, hint, secret=secret), expected=_expected(hint))
     return value
 
 
 def _convert_mapping(hint: object, value: object, path: str, secret: bool) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        fail(path, found=_describe(value, secret=secret), expected="a mapping")
+        fail(path, found=describe(value, secret=secret), expected="a mapping")
     problems, converted = Problems(), {}
     for name, item in value.items():
         with problems:
             if not isinstance(name, str):
-                found = f"a key that is {_describe(name, secret=True)}" if secret else f"the key {name!r}"
+                found = f"a key that is {describe(name, secret=True)}" if secret else f"the key {name!r}"
                 fail(path, found=found, expected="names as text; put it in quotes")
             converted[name] = _convert(hint, item, _join(path, name), secret)
     problems.raise_all()
@@ -317,9 +299,10 @@ def _convert_mapping(hint: object, value: object, path: str, secret: bool) -> di
 
 
 def _bare(hint: object) -> Any:
-    """Return a hint without its annotations, and without ``None`` if the rest is a dataclass."""
+    """Return a hint without its annotations, and without ``None`` if one alternative remains."""
     bare = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
-    return next((each for each in _alternatives(bare) if dataclasses.is_dataclass(each)), bare)
+    others = [each for each in typing.get_args(bare) if each is not type(None)] if _is_union(bare) else []
+    return _bare(others[0]) if len(others) == 1 else bare
 
 
 def _fits(hint: object, value: object) -> bool:
@@ -328,7 +311,7 @@ def _fits(hint: object, value: object) -> bool:
         return True
     if origin is Annotated:
         return _fits(args[0], value) and (value is None or all(each.allows(value) for each in constraints(hint)))
-    if origin in (typing.Union, types.UnionType):
+    if _is_union(hint):
         return any(_fits(arg, value) for arg in args)
     if origin is Literal:
         return any(type(value) is type(arg) and value == arg for arg in args)
@@ -342,7 +325,7 @@ def _expected(hint: object) -> str:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return functools.reduce(lambda kind, each: each.describe(kind), constraints(hint), _expected(args[0]))
-    if origin in (typing.Union, types.UnionType):
+    if _is_union(hint):
         return " or ".join(_expected(arg) for arg in args)
     if origin is Literal:
         return " or ".join(repr(arg) for arg in args)
@@ -357,12 +340,12 @@ def _expected(hint: object) -> str:
     return names.get(hint, "a mapping" if dataclasses.is_dataclass(hint) else getattr(hint, "__name__", str(hint)))
 
 
-def _describe(value: object, hint: object = Any, *, secret: bool = False) -> str:
+def describe(value: object, hint: object = Any, *, secret: bool = False) -> str:
     """Quote a value, or only name its type where it may be a secret: any text, or a number where none is valid."""
     if value is None:
         return "nothing"
     if isinstance(value, (int, float)):
-        kinds = set(_leaves(hint))
+        kinds = plain_types(hint)
         return repr(value) if not secret or (kinds and kinds <= {int, float}) else "a number"
     if isinstance(value, str):
         hidden = secret or "://" in value or "@" in value or len(value) > 40  # may hold a password
@@ -370,18 +353,16 @@ def _describe(value: object, hint: object = Any, *, secret: bool = False) -> str
     return f"a {'mapping' if isinstance(value, Mapping) else type(value).__name__}"
 
 
-def _alternatives(hint: object) -> tuple[object, ...]:
-    """Return the members of a union; nothing for other hints."""
-    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else ()
+def _is_union(hint: object) -> bool:
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 
-def _leaves(hint: object) -> Iterator[object]:
+def plain_types(hint: object) -> set[object]:
     """The plain types in a hint. The texts of a `Literal` do not count: any other value may be text or a number."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        yield from (type(arg) for arg in args if type(arg) is not str)
-    elif origin in (Annotated, typing.Union, types.UnionType):
-        for arg in args[:1] if origin is Annotated else args:
-            yield from _leaves(arg)
-    elif hint is not type(None):
-        yield hint
+    args = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return {type(arg) for arg in args if type(arg) is not str}
+    if typing.get_origin(hint) is Annotated or _is_union(hint):
+        inner = args if _is_union(hint) else args[:1]
+        return set[object]().union(*map(plain_types, inner))
+    return {hint} - {type(None)}

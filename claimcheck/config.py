@@ -13,20 +13,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, dataclass_transform
 
 from claimcheck._texts import HEADER as HEADER
 from claimcheck._texts import MAX_POINTER_BYTES as MAX_POINTER_BYTES
-from claimcheck._validation import (
-    SECRET,
-    AutoBytes,
-    ByteCount,
-    Count,
-    Range,
-    Seconds,
-    Size,
-    fail,
-)
+from claimcheck._validation import SECRET, AutoBytes, ByteCount, Check, Count, Range, Seconds, Size, fail
 from claimcheck.errors import ConfigError
 
 __all__ = [
@@ -57,6 +48,8 @@ ENCRYPTION_KEY_BYTES = 32
 
 T = TypeVar("T")
 
+_HEADER = Check(lambda header: header.isascii() and 4 <= len(header) <= 64, "4 to 64 ASCII characters")
+
 Action = Literal["redeliver", "dead_letter", "ack"]
 
 _PARTITION = re.compile(r"-partition-\d+$")
@@ -64,18 +57,20 @@ _DEFAULT = "public/default/"
 PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 
-def _pickled_by_name(kind: type[T]) -> type[T]:
-    """Make a dataclass refuse to be unpickled by, or from, another version of this library."""
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def _section(kind: type[T]) -> type[T]:
+    """Make a frozen dataclass that refuses to be unpickled by, or from, another version of this library."""
 
     def reduce(self: Any) -> tuple[object, ...]:
-        return _unpickled, (VERSION, kind, {each.name: getattr(self, each.name) for each in fields(self)})
+        return _unpickled, (VERSION, made, {each.name: getattr(self, each.name) for each in fields(self)})
 
     def set_state(self: Any, state: object) -> NoReturn:
         _refuse("0.1.0 or earlier")
 
+    made = dataclass(frozen=True, slots=True)(kind)
     for name, method in (("__reduce__", reduce), ("__setstate__", set_state)):
-        setattr(kind, name, method)
-    return kind
+        setattr(made, name, method)
+    return made
 
 
 def _unpickled(version: str, kind: type[Any], values: dict[str, Any]) -> Any:
@@ -95,17 +90,15 @@ def _refuse(version: str) -> NoReturn:
     )
 
 
-@_pickled_by_name
-@dataclass(frozen=True, slots=True)
+@_section
 class StoreConfig:
     """One entry of ``stores``: its type and the options of that type, with unresolved placeholders."""
 
-    type: str
+    type: Annotated[str, Check(bool, "a store type such as redis, s3, filesystem, memory or module:Class")]
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
-@_pickled_by_name
-@dataclass(frozen=True, slots=True)
+@_section
 class ChunkingConfig:
     """How payloads travel as chunks, and how many incomplete ones a reader holds.
 
@@ -136,8 +129,7 @@ class ChunkingConfig:
     max_redeliveries: Annotated[int, Range(0)] = 3
 
 
-@_pickled_by_name
-@dataclass(frozen=True, slots=True)
+@_section
 class HybridConfig:
     """When the hybrid strategy sends chunks instead of pointers.
 
@@ -150,8 +142,7 @@ class HybridConfig:
     retry_store_after_seconds: Seconds = 30
 
 
-@_pickled_by_name
-@dataclass(frozen=True, slots=True)
+@_section
 class CompressionConfig:
     """How payloads are compressed before they are stored or split into chunks. Readers need no configuration.
 
@@ -166,8 +157,7 @@ class CompressionConfig:
     min_bytes: Size = 16 << 10
 
 
-@_pickled_by_name
-@dataclass(frozen=True, slots=True)
+@_section
 class SigningConfig:
     """The secrets that sign and verify messages, and which signed messages readers accept.
 
@@ -198,8 +188,7 @@ class SigningConfig:
             object.__setattr__(self, "require", bool(self.keys))
 
 
-@_pickled_by_name
-@dataclass(frozen=True, slots=True)
+@_section
 class EncryptionConfig:
     """The keys that encrypt and decrypt payloads.
 
@@ -227,8 +216,7 @@ class EncryptionConfig:
             object.__setattr__(self, "require", bool(self.keys))
 
 
-@_pickled_by_name
-@dataclass(frozen=True, slots=True)
+@_section
 class LimitsConfig:
     """Size limits that are checked before any I/O.
 
@@ -241,8 +229,7 @@ class LimitsConfig:
     max_pointer_bytes: Annotated[int, Range(512)] = MAX_POINTER_BYTES
 
 
-@_pickled_by_name
-@dataclass(frozen=True, slots=True)
+@_section
 class EnvelopeConfig:
     """The header of envelopes.
 
@@ -250,11 +237,10 @@ class EnvelopeConfig:
         header: 4 to 64 ASCII characters that every envelope begins with. Writers and readers must agree.
     """
 
-    header: str = HEADER.decode()
+    header: Annotated[str, _HEADER] = HEADER.decode()
 
 
-@_pickled_by_name
-@dataclass(frozen=True, slots=True)
+@_section
 class Config:
     """The configuration of a `ClaimCheck`. Holds no secrets except those written out in the file.
 
@@ -301,7 +287,7 @@ class Config:
     @property
     def header(self) -> bytes:
         """The first bytes of every envelope."""
-        return self.envelope.header.encode()  # ASCII, unless the configuration is invalid
+        return self.envelope.header.encode()
 
     @property
     def content_checksum(self) -> str:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import importlib
 import traceback
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 __all__ = [
     "ArgumentTypeError",
@@ -19,7 +17,6 @@ __all__ = [
     "ChunkError",
     "ClaimCheckError",
     "ConfigError",
-    "ConfigProblem",
     "EnvelopeError",
     "IncompletePayloadError",
     "IntegrityError",
@@ -56,26 +53,6 @@ class ClaimCheckError(Exception):
         self.__dict__.update(facts)
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigProblem:
-    """One mistake in a configuration.
-
-    Attributes:
-        message: The whole problem in one sentence.
-        path: The key in the configuration, for example ``stores.hot.url``.
-        found: A description of the current value.
-        expected: A description of a valid value.
-    """
-
-    message: str
-    path: str = ""
-    found: str | None = None
-    expected: str | None = None
-
-    def __str__(self) -> str:
-        return self.message
-
-
 class ConfigError(ClaimCheckError):
     """The configuration is invalid; nothing was opened.
 
@@ -85,17 +62,17 @@ class ConfigError(ClaimCheckError):
         path: The key in the configuration, for example ``stores.hot.url``.
         found: A description of the current value.
         expected: A description of a valid value.
-        problems: Every problem that was found, at least one.
     """
 
     path: str = ""
     found: str | None = None
     expected: str | None = None
-    problems: tuple[ConfigProblem, ...] = ()
+    _problems: tuple[ConfigError, ...] = ()
 
-    def __init__(self, message: str, /, **facts: Any) -> None:
-        super().__init__(message, **facts)
-        self.problems = self.problems or (ConfigProblem(message, self.path, self.found, self.expected),)
+    @property
+    def problems(self) -> tuple[ConfigError, ...]:
+        """Every problem that was found as an error of its own; this error itself if it is the only one."""
+        return self._problems or (self,)
 
 
 class ArgumentTypeError(ConfigError, TypeError):

@@ -6,6 +6,7 @@ quick. An exception in a hook is logged and never fails the operation.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -203,23 +204,12 @@ class Hooks:
     @contextmanager
     def operation(self, operation: Operation, *, store: str, key: str, size: int | None = None) -> Iterator[None]:
         """Emit ``started``, then ``completed`` or ``failed``, around a block."""
+        event = functools.partial(OperationEvent, operation=operation, store=store, key=key, size=size)
         begin = time.perf_counter()
-        self.emit(OperationEvent(operation=operation, phase="started", store=store, key=key, size=size))
-        error: BaseException | None = None
+        self.emit(event(phase="started"))
         try:
             yield
-        except BaseException as exc:
-            error = exc
+        except BaseException as error:
+            self.emit(event(phase="failed", duration_seconds=time.perf_counter() - begin, error=error))
             raise
-        finally:
-            self.emit(
-                OperationEvent(
-                    operation=operation,
-                    phase="failed" if error else "completed",
-                    store=store,
-                    key=key,
-                    size=size,
-                    duration_seconds=time.perf_counter() - begin,
-                    error=error,
-                )
-            )
+        self.emit(event(phase="completed", duration_seconds=time.perf_counter() - begin))

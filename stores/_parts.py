@@ -52,19 +52,11 @@ class SameVersion:
 
 
 class Slots:
-    """The parts that all payloads of a store may have in flight at the same time, in one direction.
-
-    Attributes:
-        memory: Bytes for parts that are not in the caller's memory.
-        connections: The most parts.
-        active: Slots in use.
-        is_fast: Whether one connection was fast enough when it was last measured; ``None`` if it never was.
-    """
+    """The parts that all payloads of a store may have in flight at the same time, in one direction."""
 
     def __init__(self, memory: int, *, connections: int = CONNECTIONS) -> None:
-        self.memory = memory
-        self.connections = connections
-        self.is_fast: bool | None = None
+        self.memory, self.connections = memory, connections  # bytes for parts that are not in the caller's memory
+        self.is_fast: bool | None = None  # whether one connection was fast enough when it was last measured
         self._reset()
 
     def _reset(self) -> None:
@@ -80,13 +72,7 @@ class Slots:
         self.is_fast = count >= seconds * _FAST
 
     def take(self, size: int = 0, *, spare: int = 0, always: bool = False) -> bool:
-        """Take a slot; returns whether one was free, which the first of each payload ``always`` is.
-
-        Args:
-            size: Memory for the part, and as much for each other one.
-            spare: Memory that has to stay free.
-            always: Take one more than there are.
-        """
+        """Take a slot, if there is one with so much memory beside ``spare``, or ``always``; returns whether it did."""
         if self._pid != os.getpid():  # the parent's threads do not exist in a forked process
             self._reset()
         most = min(self.connections, (self.memory - spare) // size) if size else self.connections

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 from claimcheck._content.source import Source
-from claimcheck._store.listing import Deletion, IncompleteScanError, KeyLifetime, StoreEntry, parse_name
+from claimcheck._store.listing import Deletion, IncompleteScanError, KeyLifetime, StoreEntry
 from claimcheck._store.store import Store
 from claimcheck._validation import Check, Seconds, check_arguments
 from claimcheck._wire.buffers import Reader
@@ -97,14 +97,14 @@ class FilesystemStore(Store):
         mode: Annotated[int | str, _MODE] = 0o600,
     ) -> None:
         check_arguments(FilesystemStore, path=os.fspath(path), create=create, mode=mode)
-        self._root = Path(os.path.abspath(os.path.expanduser(path)))
+        self.root = Path(os.path.abspath(os.path.expanduser(path)))
         self._may_create = create
         self._fsync = fsync
-        self._mode = _file_mode(mode) or 0o600
+        self.mode = _file_mode(mode) or 0o600
         self.ttl_seconds = ttl_seconds
 
     def __repr__(self) -> str:
-        return f"<FilesystemStore {self.name!r} at {self._root}>"
+        return f"<FilesystemStore {self.name!r} at {self.root}>"
 
     def check(self, pointer: Pointer) -> None:
         """Reject what the base class rejects, and keys that are not the name of a complete payload in its folder."""
@@ -115,7 +115,8 @@ class FilesystemStore(Store):
 
     def _key(self, destination: str, unique: uuid.UUID, *, created_ms: int, expires_ms: int | None) -> str:
         name = super()._key(destination, unique, created_ms=created_ms, expires_ms=expires_ms)
-        return f"{folder_for(name, created_ms)}{name}" if parse_name(name) != KeyLifetime() else name
+        has_time = name[-37] == "."  # the character before the uuid, see `claimcheck._store.listing`
+        return f"{folder_for(name, created_ms)}{name}" if has_time else name
 
     def _lifetime_of(self, key: str) -> KeyLifetime | None:
         folder, slash, name = key.rpartition("/")
@@ -145,8 +146,8 @@ class FilesystemStore(Store):
             self._fsync_directories(folder)
 
     def _fill(self, descriptor: int, source: Source) -> None:
-        if self._mode & 0o077:  # the umask may have taken permissions away, never the owner's own
-            os.chmod(descriptor, self._mode)
+        if self.mode & 0o077:  # the umask may have taken permissions away, never the owner's own
+            os.chmod(descriptor, self.mode)
         if source.size is None or source.size > _STEP_BYTES:  # otherwise the only write fails if the disk is full
             reserve(descriptor, source.size)
         for piece in source.pieces(_STEP_BYTES):
@@ -177,7 +178,7 @@ class FilesystemStore(Store):
         except FileNotFoundError as error:
             self._check_mounted(error)
         except OSError:  # a read-only disk refuses to delete even what does not exist
-            if not is_gone(self._root / pointer.key):
+            if not is_gone(self.root / pointer.key):
                 raise
 
     def _wrote_nothing(self, error: BaseException) -> bool:
@@ -199,7 +200,7 @@ class FilesystemStore(Store):
 
     def _opened(self, folder: str, *, create: bool = False) -> int:
         """Return the descriptor of a folder; a link is followed only if it is the store's directory itself."""
-        directory = os.open(self._root, _DIRECTORY)
+        directory = os.open(self.root, _DIRECTORY)
         for part in filter(None, folder.split("/")):
             parent = directory
             try:
@@ -211,15 +212,15 @@ class FilesystemStore(Store):
     def _opened_in(self, parent: int, name: str, *, create: bool) -> int:
         if create:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(name, _search_mode(self._mode), dir_fd=parent)
-                if self._mode & 0o077:  # the umask may have taken permissions away, never the owner's own
-                    os.chmod(name, _search_mode(self._mode), dir_fd=parent)
+                os.mkdir(name, _search_mode(self.mode), dir_fd=parent)
+                if self.mode & 0o077:  # the umask may have taken permissions away, never the owner's own
+                    os.chmod(name, _search_mode(self.mode), dir_fd=parent)
         return os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
 
     def _create(self, folder: str, name: str) -> tuple[str, int | None, int]:
         """Open a new file."""
-        path = f"{self._root}/{folder}/" if folder else f"{self._root}/"
-        descriptor = open_without_links(path + name, _CREATE, self._mode)
+        path = f"{self.root}/{folder}/" if folder else f"{self.root}/"
+        descriptor = open_without_links(path + name, _CREATE, self.mode)
         return (path, None, descriptor) if descriptor is not None else ("", *self._create_in(folder, name))
 
     def _create_in(self, folder: str, name: str, attempts: int = 20) -> tuple[int, int]:
@@ -227,7 +228,7 @@ class FilesystemStore(Store):
         try:
             directory = self._opened(folder, create=True)
             try:
-                return directory, os.open(name, _CREATE, self._mode, dir_fd=directory)
+                return directory, os.open(name, _CREATE, self.mode, dir_fd=directory)
             except BaseException:
                 os.close(directory)
                 raise
@@ -235,7 +236,7 @@ class FilesystemStore(Store):
             if attempts == 1:
                 raise
             if self._may_create:
-                make_directory(self._root, _search_mode(self._mode))
+                make_directory(self.root, _search_mode(self.mode))
             self._check_mounted(error)
             return self._create_in(folder, name, attempts - 1)
 
@@ -243,18 +244,18 @@ class FilesystemStore(Store):
         """Delete a folder, and the one above it, if they are empty."""
         with contextlib.suppress(OSError):
             while folder:
-                os.rmdir(self._root / folder)
+                os.rmdir(self.root / folder)
                 folder = os.path.dirname(folder)
 
     def _fsync_directories(self, folder: str) -> None:
         """Write the file's name to the disk, and those of its folders, which may be new."""
         parts = folder.split("/") if folder else []
         for depth in range(len(parts), -1, -1):
-            fsync_directory(self._root.joinpath(*parts[:depth]))
+            fsync_directory(self.root.joinpath(*parts[:depth]))
 
     def _descriptor(self, pointer: Pointer) -> int:
         """Open a file without following a link."""
-        descriptor = open_without_links(f"{self._root}/{pointer.key}", _READ)
+        descriptor = open_without_links(f"{self.root}/{pointer.key}", _READ)
         if descriptor is not None:
             return descriptor
         folder, name = pointer.key.rpartition("/")[::2]
@@ -265,9 +266,9 @@ class FilesystemStore(Store):
             self._check_mounted(error)
             raise
         except OSError as error:  # a link, a socket, or lost+found
-            if error.errno in _NO_PAYLOAD and self._root.is_dir():
+            if error.errno in _NO_PAYLOAD and self.root.is_dir():
                 self._not_a_payload(pointer)
-            if is_irregular(self._root / pointer.key):
+            if is_irregular(self.root / pointer.key):
                 self._not_a_payload(pointer)
             raise
 
@@ -292,7 +293,7 @@ class FilesystemStore(Store):
     def _folders(self, folder: str) -> list[str]:
         """Return the names of the folders in a folder, sorted."""
         try:
-            with os.scandir(self._root / folder) as files:
+            with os.scandir(self.root / folder) as files:
                 return sorted(file.name for file in files if file.is_dir(follow_symlinks=False))
         except FileNotFoundError as error:  # deleted meanwhile, or not created yet
             if not self._may_create:
@@ -337,7 +338,7 @@ class FilesystemStore(Store):
         """Yield the entries of one folder, and add the names of the folders in it."""
         is_empty, parent = True, f"{folder}/" if folder else ""
         try:
-            with os.scandir(self._root / folder) as files:
+            with os.scandir(self.root / folder) as files:
                 for file in files:
                     is_empty = False
                     if file.is_dir(follow_symlinks=False):
@@ -350,11 +351,11 @@ class FilesystemStore(Store):
             return
         if is_empty and folder:
             with contextlib.suppress(FileNotFoundError):
-                yield leftover(f"{folder}/", os.lstat(self._root / folder), folder)
+                yield leftover(f"{folder}/", os.lstat(self.root / folder), folder)
 
     def _server_time(self) -> float:
         """Return the time of a new file, which a file server sets."""
-        with tempfile.NamedTemporaryFile(dir=self._root, prefix=".", suffix=PARTIAL_SUFFIX) as file:
+        with tempfile.NamedTemporaryFile(dir=self.root, prefix=".", suffix=PARTIAL_SUFFIX) as file:
             return os.fstat(file.fileno()).st_mtime
 
     def _discard(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
@@ -389,8 +390,8 @@ class FilesystemStore(Store):
 
     def _check_mounted(self, error: Exception) -> None:
         """Raise an error if the directory does not exist: its payloads may not be gone, but not mounted."""
-        if not self._root.is_dir():
-            raise not_mounted(self._root, store=self.name) from error
+        if not self.root.is_dir():
+            raise not_mounted(self.root, store=self.name) from error
 
     def _not_a_payload(self, pointer: Pointer) -> NoReturn:
         self.reject(pointer, "scope", "does not name a regular file")

@@ -87,7 +87,7 @@ class PulsarTopicStore(Store):
             fail("tls_ca_file", found="addresses without TLS", expected="pulsar+ssl:// or https://")
         self._tls_ca_file = tls_ca_file
         self._partitions: tuple[str, ...] = ()
-        self._url, self._topic, self._token, self._admin_url = url, topic, token, admin_url
+        self._url, self._topic, self._token, self.admin_url = url, topic, token, admin_url
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
         self._opened: tuple[pulsar.Client, BoundedProducer] | None = None
@@ -244,8 +244,8 @@ class PulsarTopicStore(Store):
         """Check, once, that the topic retains messages for as long as a payload has to be readable."""
         if seconds <= self._known_retention:
             return
-        if self._admin_url:
-            policy = self._retention(self._admin_url)
+        if self.admin_url:
+            policy = self._retention(self.admin_url)
             minutes, megabytes = policy.get("retentionTimeInMinutes", 0), policy.get("retentionSizeInMB", 0)
             if not megabytes or (minutes != -1 and minutes * 60 < seconds):
                 found = f"a retention of {minutes} minutes and {megabytes} MB"

@@ -36,6 +36,7 @@ DEFAULT = ["claimcheck/_wire", "claimcheck/_send", "claimcheck/_receive"]
 TESTS = ["tests/unit", "tests/property", "tests/conformance", "tests/harness", "tests/integration"]
 SECONDS = 60.0  # a change after which nothing ends counts as noticed
 MOST_TESTS = 200  # for one change, the fastest first
+_IMPOSSIBLE = 3  # exit status: the code that a closure has now needs other variables
 
 _COMPARE = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -134,11 +135,12 @@ def replace(mutant: Mutant) -> bool:
     """Replace the code of every function that exists now; returns whether there was one."""
     where = attrgetter("co_filename", "co_qualname", "co_firstlineno")
     found = [each for each in gc.get_objects() if isinstance(each, FunctionType)]
-    same = [each for each in found if where(each.__code__) == where(mutant.code)]
-    for each in same:
+    replaced = False
+    for each in [each for each in found if where(each.__code__) == where(mutant.code)]:
         with contextlib.suppress(ValueError):  # a closure with other variables
             each.__code__ = mutant.code
-    return bool(same)
+            replaced = True
+    return replaced
 
 
 # The run ---------------------------------------------------------------------------------------------------------
@@ -200,15 +202,17 @@ class Mutation:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
             os._exit(self._is_noticed(session, mutant, chosen[:MOST_TESTS]))
         _, status = os.waitpid(child, 0)
+        if os.waitstatus_to_exitcode(status) == _IMPOSSIBLE:
+            return
         if status == 0:
             self.survived.append(mutant)
             print(f"not noticed by {len(chosen)} tests: {mutant}", flush=True)
         else:
             self.killed += 1
 
-    def _is_noticed(self, session: pytest.Session, mutant: Mutant, chosen: list[int]) -> bool:
+    def _is_noticed(self, session: pytest.Session, mutant: Mutant, chosen: list[int]) -> int:
         if not replace(mutant):
-            return False
+            return _IMPOSSIBLE
         for number in chosen:
             item: Any = session.items[number]
             item._initrequest()

@@ -11,6 +11,7 @@ import claimcheck
 
 PUBLIC: dict[str, list[str]] = {
     "claimcheck": [
+        "ArgumentTypeError",
         "CheckReport",
         "ChunkConflictError",
         "ChunkError",
@@ -78,7 +79,6 @@ PUBLIC: dict[str, list[str]] = {
         "ChunkError",
         "ClaimCheckError",
         "ConfigError",
-        "ConfigProblem",
         "EnvelopeError",
         "IncompletePayloadError",
         "IntegrityError",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hmac
 import io
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import TypeVar
+from uuid import UUID
 
 import claimcheck._content.compression as compression
 import claimcheck._content.encryption as aead
@@ -40,6 +40,7 @@ OpenRange = Callable[[int, int], Reader]
 _IN_MEMORY_BYTES = 4 << 20  # payloads up to this size are encoded at once, so that their stored size is known
 _SAMPLE_BYTES = 64 << 10
 _SPARE_BYTES = 128 << 10  # content may be larger than its payload by this and by
+_NOT_ENCRYPTED = "it is not encrypted, but encryption.require is true"
 _SPARE_FRACTION = 128  # this fraction: header, tags, incompressible blocks
 
 
@@ -78,7 +79,7 @@ class Encoding:
         self,
         payload: Source,
         *,
-        unique: uuid.UUID,
+        unique: UUID,
         store: str = "",
         stored_as: str = "",
         before: bytes = b"",
@@ -256,26 +257,6 @@ class ContentCoder:
             codec = None
         return Encoding(canonical(destination), codec, self._new_keys) if codec or self._new_keys else None
 
-    def decode(self, content: memoryview, *, chunks: str | None = None, limit: int) -> tuple[bytes, ContentHeader]:
-        """Return the payload of content in messages, and its header."""
-        fields = {"store": "", "stored_as": ""} | ({"id": uuid.UUID(chunks).hex} if chunks else {})
-        expected = Expected(len(content), None, fields)
-        reader = ContentReader(
-            lambda start, stop: PieceReader([content[start:stop]]), expected, self.keys, fail=_broken
-        )
-        with closing(reader):
-            size = reader.header.size
-            if reader.header.codec is None:
-                limit = max(limit, len(content))  # it is in memory already
-            if size is not None and size > limit:
-                raise _too_large(size, limit)
-            if reader.header.encryption is None and self.requires_encryption:
-                raise _broken("it is not encrypted, but encryption.require is true")
-            payload = _read_all(reader, limit)
-        if size not in (None, len(payload)):
-            raise _broken(f"its header declares {size} bytes, but it has {len(payload)}")
-        return payload, reader.header
-
 
 class Unpacker:
     """Returns the payloads of encoded envelopes and of chunks."""
@@ -294,7 +275,24 @@ class Unpacker:
         self._check_origin = check_origin
 
     def content(self, content: memoryview, uuid: str | None = None, *, destination: str | None) -> bytes:
-        payload, header = self._coder.decode(content, chunks=uuid, limit=self._limit)
+        """Return the payload of content in messages."""
+        fields = {"store": "", "stored_as": ""} | ({"id": UUID(uuid).hex} if uuid else {})
+        reader = ContentReader(
+            lambda start, stop: PieceReader([content[start:stop]]),
+            Expected(len(content), None, fields),
+            self._coder.keys,
+            fail=_broken,
+        )
+        with closing(reader):
+            header, size = reader.header, reader.header.size
+            limit = max(self._limit, len(content)) if header.codec is None else self._limit  # it is in memory already
+            if size is not None and size > limit:
+                raise _too_large(size, limit)
+            if header.encryption is None and self._coder.requires_encryption:
+                raise _broken(_NOT_ENCRYPTED)
+            payload = _read_all(reader, limit)
+        if size not in (None, len(payload)):
+            raise _broken(f"its header declares {size} bytes, but it has {len(payload)}")
         if header.encryption is not None and self._check_origin is not None:
             self._check_origin(header.destination, destination)
         return payload
@@ -319,7 +317,7 @@ class Unpacker:
         if b"".join(piece[:size] for piece in pieces[:size])[:size] == self._start:
             return [self.content(memoryview(b"".join(pieces))[size:], uuid, destination=destination)]
         if self._coder.requires_encryption:
-            raise _broken("it is not encrypted, but encryption.require is true")
+            raise _broken(_NOT_ENCRYPTED)
         return pieces
 
 

@@ -36,7 +36,8 @@ class Damaged(ValueError):  # noqa: N818 - callers raise an IntegrityError from 
 
 def compress(pieces: Iterable[Buffer], *, codec: str, level: int | None, size: int | None) -> Iterator[bytes]:
     """Yield the compressed form of a payload, which does not depend on how the payload is cut into pieces."""
-    compressor = _compressor(codec, level, size)
+    compressor, begin = _compressor(codec, level, size)
+    yield begin
     for piece in pieces:
         view = as_view(piece)
         for start in range(0, len(view), _STEP_BYTES):
@@ -179,33 +180,16 @@ class _Lz4Decoder:
         return output
 
 
-def _compressor(codec: str, level: int | None, size: int | None) -> Any:
-    """Return an object with the methods ``compress`` and ``flush``."""
+def _compressor(codec: str, level: int | None, size: int | None) -> tuple[Any, bytes]:
+    """Return an object with the methods ``compress`` and ``flush``, and what is before their output."""
     if codec == "zstd":
-        zstd, known = _zstd(), -1 if size is None else size
-        options = {"level": _level(codec, level), "write_checksum": False}
-        return zstd.ZstdCompressor(**options).compressobj(size=known)
-    return _Lz4Compressor(_level(codec, level), size)
-
-
-class _Lz4Compressor:
-    """One frame of independent blocks, whose content does not depend on how the input is cut."""
-
-    def __init__(self, level: int, size: int | None) -> None:
-        lz4 = _lz4()
-        self._frame = lz4.LZ4FrameCompressor(
-            block_size=lz4.BLOCKSIZE_MAX256KB, block_linked=False, compression_level=level
-        )
-        self._begin: bytes = self._frame.begin(size or 0)
-
-    def compress(self, data: memoryview) -> bytes:
-        begin, self._begin = self._begin, b""
-        output: bytes = begin + self._frame.compress(data)
-        return output
-
-    def flush(self) -> bytes:
-        output: bytes = self._begin + self._frame.flush()
-        return output
+        known = -1 if size is None else size
+        return _zstd().ZstdCompressor(level=_level(codec, level), write_checksum=False).compressobj(size=known), b""
+    lz4 = _lz4()  # with independent blocks, the output does not depend on how the input is cut
+    frame = lz4.LZ4FrameCompressor(
+        block_size=lz4.BLOCKSIZE_MAX256KB, block_linked=False, compression_level=_level(codec, level)
+    )
+    return frame, frame.begin(size or 0)
 
 
 def _level(codec: str, level: int | None) -> int:

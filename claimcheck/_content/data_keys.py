@@ -69,9 +69,6 @@ class KeyProvider(Protocol):
     def unwrap(self, wrapped: bytes, *, key_id: str, context: Mapping[str, str]) -> bytes:
         """Decrypt a data key. ``wrapped`` comes from a store and may be forged; ``key_id`` is an id of ``keys``."""
 
-    def describe(self) -> Mapping[str, str]:
-        """Return facts for diagnostics, such as the address of a service. No secrets."""
-
 
 class LocalKeys:
     """Wraps data keys in this process: AES-256-GCM with a random nonce, in the format of Tink's ``AES256_GCM_RAW``."""
@@ -93,10 +90,6 @@ class LocalKeys:
             text = f"the data key was not encrypted with {_PATH}.keys.{key_id}: it was changed in the store"
             raise IntegrityError(f"{text}, or the configuration has another key of that name") from None
         return key
-
-    def describe(self) -> Mapping[str, str]:
-        """Return nothing: the keys are in this process."""
-        return {}
 
     def _cipher(self, key_id: str) -> Any:
         key = encryption_key(self._keys[key_id], path=f"{_PATH}.keys.{key_id}")
@@ -127,10 +120,6 @@ class AwsKms:
         answer = self._call("decrypt", key_id, CiphertextBlob=wrapped, EncryptionContext=dict(context))
         key: bytes = answer["Plaintext"]
         return key
-
-    def describe(self) -> Mapping[str, str]:
-        """Return region and endpoint if they are configured."""
-        return {name: value for name, value in self._place.items() if value}
 
     @functools.cached_property
     def _client(self) -> Any:
@@ -192,9 +181,7 @@ class DataKeys:
         self._provider: KeyProvider | None = None
         self._clock = clock
         self._opened = OrderedDict[Hashable, tuple[float, bytes]]()  # with the time until which it is kept
-        self._refused = OrderedDict[
-            Hashable, tuple[float, str]
-        ]()  # a forged message must not call the service each time
+        self._refused = OrderedDict[Hashable, tuple[float, str]]()  # a forged message calls the service only once
 
     def __repr__(self) -> str:
         return f"<DataKeys of {self._config.provider!r}, key_id {self._config.key_id!r}>"
@@ -221,10 +208,6 @@ class DataKeys:
                 resolve(text, path=f"{_PATH}.keys.{name}")
         if not any(problems):
             self._opened_provider()
-
-    def describe(self) -> Mapping[str, str]:
-        """Return facts about the provider for diagnostics, without secrets. Raises as `new`."""
-        return {"provider": self._config.provider, **self._opened_provider().describe()}
 
     def new(self, context: Mapping[str, str]) -> DataKey:
         key_id, key = self._config.key_id, os.urandom(ENCRYPTION_KEY_BYTES)
@@ -319,7 +302,7 @@ class DataKeys:
         """Return the provider's class and its options, without ``keys``."""
         path, name = f"{_PATH}.provider", self._config.provider
         cls = load_class(name, KEY_PROVIDERS, group=_GROUP, path=path)
-        missing = [method for method in ("wrap", "unwrap", "describe") if not callable(getattr(cls, method, None))]
+        missing = [method for method in ("wrap", "unwrap") if not callable(getattr(cls, method, None))]
         if missing:
             found = f"{name!r}, which has no {' and no '.join(missing)}"
             fail(path, found=found, expected="a class with the methods of claimcheck.KeyProvider")

@@ -74,11 +74,9 @@ def plaintext_bytes(ciphertext_bytes: int) -> int:
     return size
 
 
-def encrypt(
-    pieces: Iterable[Buffer], *, key: bytes, associated_data: bytes, stream_header: bytes | None = None
-) -> Iterator[memoryview]:
+def encrypt(pieces: Iterable[Buffer], *, key: bytes, associated_data: bytes) -> Iterator[memoryview]:
     """Encrypt a payload. Nothing is copied if one piece is the whole payload."""
-    header = stream_header or bytes([HEADER_BYTES]) + os.urandom(_SALT_BYTES + _PREFIX_BYTES)
+    header = bytes([HEADER_BYTES]) + os.urandom(_SALT_BYTES + _PREFIX_BYTES)
     cipher = _Cipher(key, header, associated_data)
     for number, (plain, is_last) in enumerate(_segments(pieces)):
         before = header if number == 0 else b""

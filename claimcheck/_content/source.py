@@ -188,15 +188,10 @@ class Source:
 
     def _read(self, size: int) -> Buffer:
         """Read ``size`` bytes, or the rest; a raw file may return less than requested."""
-        part = self._read_some(size)
-        if not part or len(part) == size:
-            return part
-        whole, done = memoryview(bytearray(size)), 0
-        while part:
-            whole[done : done + len(part)] = part
-            done += len(part)
-            part = self._read_some(size - done) if done < size else b""
-        return whole[:done]
+        parts = [part := self._read_some(size)]
+        while part and (size := size - len(part)):
+            parts.append(part := self._read_some(size))
+        return b"".join(parts) if parts[1:] else part
 
     def _read_some(self, size: int) -> Buffer:
         if len(self._ahead):

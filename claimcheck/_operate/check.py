@@ -7,7 +7,7 @@ import ipaddress
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Protocol
 from urllib.parse import parse_qs, urlsplit
@@ -17,10 +17,10 @@ from claimcheck._content.data_keys import DataKeys
 from claimcheck._operate.findings import CheckReport, Finding, Severity, finding, reason_of
 from claimcheck._store.store import Store
 from claimcheck._texts import split_url
-from claimcheck._validation import is_placeholder, without_secrets
+from claimcheck._validation import Problems, is_placeholder
 from claimcheck._wire.digest import CRYPTOGRAPHIC
-from claimcheck.config import MIN_KEY_BYTES, Config, StoreConfig, encryption_key, expand, signing_key
-from claimcheck.errors import ConfigError, MissingDependencyError, StoreUnavailableError, import_vendor
+from claimcheck.config import MIN_KEY_BYTES, Config, StoreConfig, expand, signing_key
+from claimcheck.errors import ConfigError, MissingDependencyError, StoreUnavailableError
 
 _PROBE = b"claimcheck check"
 _HOUR = 3600
@@ -309,30 +309,26 @@ def _open_encryption(config: Config) -> Iterator[Finding]:
     if not encryption.keys:
         return
     try:
-        import_vendor("cryptography", extra="encryption")
-        if encryption.provider == "local":
-            for name, key in encryption.keys.items():
-                path = f"encryption.keys.{name}"
-                encryption_key(key, path=path)
-        facts = _use_keys(DataKeys(encryption), f"encryption.keys.{encryption.key_id}")
+        problems, keys = Problems(), DataKeys(encryption)
+        keys.check_keys(problems)
+        problems.raise_all()
+        if encryption.key_id is not None:
+            path = f"encryption.keys.{encryption.key_id}"
+            _use_keys(keys, path)
     except Exception as error:
         yield _failure(path, error, id="encryption-key-failed")
         return
     milliseconds = (time.perf_counter() - begin) * 1000
     used = "wrapped and unwrapped a data key" if encryption.key_id else "created the provider of the keys"
-    described = ", ".join(f"{name} {without_secrets(str(value))}" for name, value in facts.items())
-    message = f"{used} in {milliseconds:,.0f} ms ({described})"
+    message = f"{used} in {milliseconds:,.0f} ms (provider {encryption.provider})"
     yield finding("info", "encryption-works", "encryption", message)
 
 
-def _use_keys(keys: DataKeys, path: str) -> Mapping[str, str]:
-    facts = keys.describe()
-    if keys.key_id is not None:
-        context = {"claimcheck": "check"}
-        made = keys.new(context)
-        if keys.open(made.key_id, made.wrapped, context) != made.key:
-            raise ConfigError("the provider unwraps a data key as another one", path=path)
-    return facts
+def _use_keys(keys: DataKeys, path: str) -> None:
+    context = {"claimcheck": "check"}
+    made = keys.new(context)
+    if keys.open(made.key_id, made.wrapped, context) != made.key:
+        raise ConfigError("the provider unwraps a data key as another one", path=path)
 
 
 def _open_store(cc: Configured, name: str) -> Finding:

@@ -76,9 +76,9 @@ def _server(config: StoreConfig, store: Any, path: str, clock: Callable[[], floa
         yield from examined("s3", path, "the clock", partial(_clock, store, path, clock))
         yield from examined("s3", path, "the lifecycle rules", partial(_lifecycle, store, path))
     elif kind == "filesystem":
-        look = partial(_rights, store._root, f"{path}.path", store._mode)
+        look = partial(_rights, store.root, f"{path}.path", store.mode)
         yield from examined("filesystem", f"{path}.path", "the permissions", look)
-    elif kind == "pulsar-topic" and "admin_url" not in config.options:
+    elif kind == "pulsar-topic" and store.admin_url is None:
         message = "could not examine the retention of the side topic: the store has no admin_url"
         fix = "Set admin_url; the store then refuses a retention that is shorter than ttl_seconds."
         yield finding("info", "pulsar-not-examined", path, message, fix)

@@ -12,6 +12,7 @@ deletion, because lifecycle rules go by age.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -222,10 +223,5 @@ def _write(store: Store, name: str, clusters: Iterable[str], *, renew: bool) -> 
     source = Source(text, limit=len(text))
     if renew:
         pointer = replace(pointer, created_ms=int(store.context.clock() * 1000))
-    with Translated(store, pointer, "write"):
-        store._reach()
-        try:
-            store._write(pointer, source)
-        except Exception as error:
-            if store._translate(error) is not KeyTakenError and not isinstance(error, KeyTakenError):
-                raise
+    with contextlib.suppress(KeyTakenError), Translated(store, pointer, "write"):
+        store._write(pointer, source)

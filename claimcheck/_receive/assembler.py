@@ -30,6 +30,7 @@ from claimcheck.errors import ClaimCheckError, IncompletePayloadError
 
 _REMEMBERED = 10_000  # finished payloads, and payloads that were redelivered
 _REMEMBERED_POSITIONS = 1_000_000  # of the messages of finished payloads
+_EXPIRED = "chunking.expire_after_seconds ({:g}) passed"
 
 
 class Assembler:
@@ -63,11 +64,8 @@ class Assembler:
         claims = hints.declared(slot.headers)
         identity = Identity(source, chunk.uuid, slot.writer)
         known = self._closed.get(identity)
-        if known is not None:
-            late = self._late(known, slot, chunk)
-            if late is not None:
-                return late
-        return self._file(identity, slot, chunk, claims)
+        late = None if known is None else self._late(known, slot, chunk)
+        return self._file(identity, slot, chunk, claims) if late is None else late
 
     def abort(self, source: Hashable, slot: Slot, uuid: str) -> Discarded:
         """Discard the chunks of this writer's payload, now and later, to be acknowledged."""
@@ -92,7 +90,7 @@ class Assembler:
             if now < record.first_seen + limit:
                 self.due = record.first_seen + limit
                 break
-            events.append(self._expire(record))
+            events.append(self._give_up(record, "expired", self._config.on_expire, _EXPIRED.format(limit)))
         return events
 
     def knows(self, identity: Identity) -> bool:
@@ -144,7 +142,7 @@ class Assembler:
     def clear(self, source: Hashable | None = None) -> list[Slot]:
         """Forget all messages from one source, or from all; returns those in memory, none of them acknowledged."""
         held: list[Slot] = []
-        self._waiting = [event for event in self._waiting if source is not None and event.source != source]
+        self._waiting = [event for event in self._waiting if source is not None and event.identity.source != source]
         for records in (self._open, self._closed):
             for identity in [identity for identity in records if source is None or identity.source == source]:
                 if records is self._closed:
@@ -163,8 +161,10 @@ class Assembler:
         self._hold(record, slot, claims)
         events = self._make_room(record, 0)
         self._check(record, chunk)
-        if record.state == "pending":
-            events += self._store(record, chunk)
+        if record.state == "pending" and chunk.position not in record.pieces:
+            events += self._make_room(record, len(chunk.piece))
+            record.pieces.add(chunk.position, chunk.piece)
+            self.pending_bytes += len(chunk.piece)
         record.numbers.add(chunk.position)
         return events + self._finish_if_complete(record)
 
@@ -201,14 +201,6 @@ class Assembler:
             fault = too_large(chunk.uuid, len(record.slots), messages, "messages (chunking.max_pending_messages)")
         if fault is not None:
             self._fail(record, error_of(fault))
-
-    def _store(self, record: Record, chunk: Chunk) -> list[AssemblyEvent]:
-        if chunk.position in record.pieces:
-            return []
-        events = self._make_room(record, len(chunk.piece))
-        record.pieces.add(chunk.position, chunk.piece)
-        self.pending_bytes += len(chunk.piece)
-        return events
 
     def _make_room(self, record: Record, size: int) -> list[AssemblyEvent]:
         events = list[AssemblyEvent]()
@@ -275,10 +267,6 @@ class Assembler:
         return [Discarded(record, [slot], record.reason, record.action, record.error)]
 
     # Endings -------------------------------------------------------------------------------------------------
-
-    def _expire(self, record: Record) -> AssemblyEvent:
-        waited = f"chunking.expire_after_seconds ({self._config.expire_after_seconds:g}) passed"
-        return self._give_up(record, "expired", self._config.on_expire, waited)
 
     def _give_up(self, record: Record, reason: str, action: Action, why: str) -> AssemblyEvent:
         if record.state == "failed":
@@ -373,15 +361,6 @@ class _AssemblyEvent:
     @property
     def identity(self) -> Identity:
         return self.attempt.identity
-
-    @property
-    def source(self) -> Hashable:
-        """Where the messages came from."""
-        return self.attempt.identity.source
-
-    @property
-    def uuid(self) -> str:
-        return self.attempt.identity.uuid
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 from claimcheck._content.coder import Unpacker
@@ -21,7 +22,6 @@ from claimcheck._receive.assembler import Assembled, Assembler, AssemblyEvent, B
 from claimcheck._receive.record import Handle, Identity, Position, Record, Slot
 from claimcheck._wire import headers as hints
 from claimcheck._wire.buffers import Buffer, as_view
-from claimcheck._wire.checksum import content_hash
 from claimcheck._wire.digest import digest_of
 from claimcheck._wire.envelope import Abort, Chunk, Decoded, Encoded, Kind, Literal, Plain, PointerData, decode
 from claimcheck._wire.signing import Seal
@@ -339,8 +339,9 @@ class Resolver:
         return [self._outcome(event, destination) for event in events]
 
     def _outcome(self, event: AssemblyEvent, destination: str | None) -> Outcome:
-        source, since = event.source, self._unsettled.get(event.source)
-        common: dict[str, Any] = {"source": source, "slots": event.slots, "identity": event.identity, "since": since}
+        identity, slots = event.identity, event.slots
+        source, since = identity.source, self._unsettled.get(identity.source)
+        common: dict[str, Any] = {"source": source, "slots": slots, "identity": identity, "since": since}
         if isinstance(event, Broken):
             if event.reason:
                 self._emit_drop(event, event.reason, "report")
@@ -353,17 +354,16 @@ class Resolver:
         except Exception as error:
             return Failed(error=_typed(error), attempt=event.attempt, **common)
         if self._hooks:
-            messages = len(event.slots)
-            self._hooks.emit(AssembledEvent(source=source, uuid=event.uuid, messages=messages, size=size))
+            self._hooks.emit(AssembledEvent(source=source, uuid=identity.uuid, messages=len(slots), size=size))
         return Resolved(payload=payload, kind=Kind.CHUNK, attempt=event.attempt, **common)
 
     def _decoded(self, event: Assembled, destination: str | None) -> tuple[Any, int]:
         """Return the payload of complete chunks, or its placeholder, and the size. Its signature is verified."""
-        content = event.content.pop()
+        content, uuid = event.content.pop(), event.identity.uuid
         if self._seal is not None:
             found, count = hints.signatures(event.declared), event.attempt.count
-            self._seal.check_chunks(found, uuid=event.uuid, count=count, pieces=[content], destination=destination)
-        decode = partial(self._decode, content, event.declared, event.crc32, event.uuid, destination)
+            self._seal.check_chunks(found, uuid=uuid, count=count, pieces=[content], destination=destination)
+        decode = partial(self._decode, content, event.declared, event.crc32, uuid, destination)
         size = self._unpacker.encoded_size(content)
         if self.decode_later is not None and size is not None:
             return self.decode_later(decode, size), size
@@ -383,10 +383,8 @@ class Resolver:
 
     def _emit_drop(self, event: Discarded | Broken, reason: str, action: str) -> None:
         if self._hooks:
-            messages = len(event.slots)
-            self._hooks.emit(
-                DropEvent(source=event.source, uuid=event.uuid, reason=reason, action=action, messages=messages)
-            )
+            (source, uuid, _), messages = event.identity, len(event.slots)
+            self._hooks.emit(DropEvent(source=source, uuid=uuid, reason=reason, action=action, messages=messages))
 
 
 class _Unsettled:
@@ -424,8 +422,8 @@ def _typed(error: Exception) -> ClaimCheckError:
 def _writer(writer: Hashable, key: object) -> Hashable:
     """Return a short name for the sender of a message; the key serves if the sender is unknown."""
     name = key if writer is None else writer
-    if isinstance(name, str):
-        return name if len(name) <= _LONGEST_WRITER else content_hash(name.encode("utf-8", "replace")).digest()
-    if isinstance(name, (bytes, bytearray, memoryview)):
-        return bytes(name) if len(name) <= _LONGEST_WRITER else content_hash(name).digest()
+    if isinstance(name, (bytearray, memoryview)):
+        name = bytes(name)
+    if isinstance(name, (str, bytes)) and len(name) > _LONGEST_WRITER:
+        return blake2b(name.encode("utf-8", "replace") if isinstance(name, str) else name, digest_size=16).digest()
     return name

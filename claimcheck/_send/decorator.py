@@ -96,11 +96,11 @@ async def offload_async(strategy: Strategy, message: Message) -> Outbound:
     """Offload without blocking the event loop. After a cancellation, the stored payload is deleted."""
     if (quick := strategy.shortcut(message)) is not None:
         return quick
-    return await in_thread(lambda: strategy.offload(message), undo=_undo, to_the_end=is_file(message.payload))
 
+    def undo(out: Outbound) -> None:
+        out.settle(InterruptedError("the sending task was cancelled"))
 
-def _undo(out: Outbound) -> None:
-    out.settle(InterruptedError("the sending task was cancelled"))
+    return await in_thread(lambda: strategy.offload(message), undo=undo, to_the_end=is_file(message.payload))
 
 
 class OutboundBlock:
@@ -110,21 +110,19 @@ class OutboundBlock:
         self._strategy = strategy
         self._message = message
         self._classify = classify
-        self._out: Outbound | None = None
+        self._out: Outbound
 
     def __enter__(self) -> Outbound:
         return self._entered(self._strategy.offload(self._message))
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._out is not None:
-            self._out.settle(error)
+        self._out.settle(error)
 
     async def __aenter__(self) -> Outbound:
         return self._entered(await offload_async(self._strategy, self._message))
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._out is not None:
-            await self._out.settle_async(error)
+        await self._out.settle_async(error)
 
     def _entered(self, out: Outbound) -> Outbound:
         self._out = out.bind(self._message.destination, self._strategy.context.hooks, self._classify)
@@ -273,19 +271,14 @@ def _new_like(future: AnyFuture) -> AnyFuture:
 
 
 def _record(out: Outbound, number: int, done: AnyFuture) -> None:
-    error = _error_of(done)
-    if error is None:
-        out.ledger.acknowledged(number, done.result())
-    else:
-        out.ledger.failed(number, error)
-
-
-def _error_of(future: AnyFuture) -> BaseException | None:
-    if future.cancelled():
+    if done.cancelled():
         from concurrent.futures import CancelledError
 
-        return CancelledError("the future was cancelled")
-    return future.exception()
+        out.ledger.failed(number, CancelledError("the future was cancelled"))
+    elif (error := done.exception()) is not None:
+        out.ledger.failed(number, error)
+    else:
+        out.ledger.acknowledged(number, done.result())
 
 
 def _finish(out: Outbound, done: AnyFuture) -> None:

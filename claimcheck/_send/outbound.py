@@ -95,9 +95,10 @@ class SendLedger:
         self._refused.discard(number)
         self._results[number] = result
 
-    def failed(self, number: int, error: BaseException) -> None:
+    def failed(self, number: int | None, error: BaseException) -> None:
+        """Record an error of a message, or of none."""
         self.stopped(error)
-        if number not in self._results and self._judge(error) == "failed":
+        if number is not None and number not in self._results and self._judge(error) == "failed":
             self._refused.add(number)
 
     def stopped(self, error: BaseException) -> None:
@@ -249,7 +250,7 @@ class Outbound:
                 self._produced(number, produce(envelope))
                 number = None
         except BaseException as error:
-            self._failed(number, error)
+            self.ledger.failed(number, error)
             self.break_off(error, produce)
             raise
         return cast(R, self._first_result(since=before))
@@ -263,7 +264,7 @@ class Outbound:
                 self._produced(number, await produce(envelope))
                 number = None
         except BaseException as error:
-            self._failed(number, error)
+            self.ledger.failed(number, error)
             if self.abort is not None and self.ledger.verdict().abort:
                 await _attempt_async(produce, self.abort, wait=isinstance(error, Exception))
             await self.settle_async(error)
@@ -282,14 +283,9 @@ class Outbound:
             undo()
 
     @property
-    def undoable(self) -> bool:
-        """Whether there is a stored payload that `rollback` would delete."""
-        return self._undo is not None
-
-    @property
     def awaits_outcome(self) -> bool:
         """Whether the outcome matters, to a stored payload or to a hook."""
-        return self.undoable or (bool(self._hooks) and not self.as_is)
+        return self._undo is not None or (bool(self._hooks) and not self.as_is)
 
     def release_undo(self) -> Callable[[], None] | None:
         """Return the function that deletes the stored payload, if any. After this only the caller can delete it."""
@@ -340,7 +336,7 @@ class Outbound:
 
     async def settle_async(self, error: BaseException | None) -> None:
         """Same as `settle` off the event loop; runs to completion even if this task is cancelled."""
-        if not self.undoable:
+        if self._undo is None:
             self.settle(error)
         else:
             import asyncio  # a third of the whole import time
@@ -382,13 +378,6 @@ class Outbound:
         self.results.append(result)
         if not is_future(result):
             self.ledger.acknowledged(number, result)
-
-    def _failed(self, number: int | None, error: BaseException) -> None:
-        """Record what ended the send, and the message that was in flight, if there was one."""
-        if number is None:
-            self.ledger.stopped(error)
-        else:
-            self.ledger.failed(number, error)
 
     def _first_result(self, *, since: int) -> object:
         if self.ledger.count == since:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import replace
 from uuid import UUID, uuid4
 
@@ -14,7 +14,7 @@ from claimcheck._content.source import Source, remaining_bytes
 from claimcheck._send.outbound import Outbound
 from claimcheck._send.strategy import Message, Strategy, StrategyContext, rewindable, spooled
 from claimcheck._wire import headers as hints
-from claimcheck._wire.digest import begin, digest_of
+from claimcheck._wire.digest import digest_of
 from claimcheck._wire.envelope import (
     CHUNK_OVERHEAD_BYTES,
     Envelope,
@@ -36,6 +36,10 @@ _WIDEST_SIZE = 2**50
 class ExternalStrategy(Strategy):
     """Writes every payload that does not fit into its message to the store, and sends a pointer."""
 
+    def __init__(self, context: StrategyContext) -> None:
+        super().__init__(context)
+        self._start = encode_pointer(b"", header=self._header)
+
     def _offload(self, message: Message) -> Outbound:
         store = self.context.store()
         limit = self.context.config.limits.max_payload_bytes
@@ -55,7 +59,7 @@ class ExternalStrategy(Strategy):
         return Outbound([envelope], undo=undo)
 
     def _envelope(self, message: Message, pointer: bytes, size: int) -> Envelope:
-        data = encode_pointer(pointer, header=self._header)
+        data = self._start + pointer
         headers = message.hinted({hints.TYPE: "pointer", hints.SIZE: str(size)})
         needed, limit = len(data) + message.limit.overhead(message.key, headers), message.limit.max_message_bytes
         if needed > limit:
@@ -75,7 +79,11 @@ class ChunkingStrategy(Strategy):
     needs_store = False
 
     def _offload(self, message: Message) -> Outbound:
-        limit, name = self._limit()
+        config = self.context.config
+        limit, name = min(
+            (config.chunking.max_payload_bytes, "chunking.max_payload_bytes"),
+            (config.limits.max_payload_bytes, "limits.max_payload_bytes"),
+        )
         payload, _ = rewindable(message.payload, limit=limit)
         source = Source(payload, limit=limit, limit_name=name, checksum=self._algorithm)
         unique = uuid4()
@@ -86,7 +94,7 @@ class ChunkingStrategy(Strategy):
         if size > limit:
             text = f"a payload of {size} bytes, encoded, is over {name} ({limit} bytes)"
             raise PayloadTooLargeError(text, size=size, limit=limit)
-        count, most = max(1, -(-size // room)), self.context.config.chunking.max_chunks
+        count, most = max(1, -(-size // room)), config.chunking.max_chunks
         if count > most:
             text = f"{size} bytes need {count} chunks of {room} bytes, but chunking.max_chunks is {most}"
             raise PayloadTooLargeError(text, size=size, limit=most)
@@ -98,12 +106,7 @@ class ChunkingStrategy(Strategy):
 
     @property
     def _algorithm(self) -> str:
-        return self.context.config.content_checksum
-
-    def _limit(self) -> tuple[int, str]:
-        """Return the smaller payload limit and its name."""
-        every, chunked = self.context.config.limits.max_payload_bytes, self.context.config.chunking.max_payload_bytes
-        return (every, "limits.max_payload_bytes") if every < chunked else (chunked, "chunking.max_payload_bytes")
+        return "sha256" if self.context.signer else self.context.config.content_checksum  # that of the signature
 
     def _encoded(self, message: Message, source: Source, unique: UUID) -> Source:
         """Return what is split into chunks: an encoded envelope, or the payload as it is."""
@@ -123,16 +126,12 @@ class ChunkingStrategy(Strategy):
         self, message: Message, source: Source, uuid: str, count: int, room: int, declared: int
     ) -> Iterator[Envelope]:
         total = source.size or 0
-        second = begin("sha256", size=total) if self.context.signer and source.algorithm != "sha256" else None
-        with closing(source), closing(second) if second else nullcontext():
+        with closing(source):
             for position, piece in enumerate(source.pieces(room)):
-                if second is not None:
-                    second.update(piece)
                 ours = hints.chunk_hints(message.headers, uuid, position, count, total) | {hints.SIZE: str(declared)}
                 if position == count - 1:  # the checksum is known only now: a file is read once
                     ours[hints.CHECKSUM] = checksum = source.checksum
-                    signed = second.text() if second is not None else checksum
-                    ours |= self._signature(message, "chunks", uuid=uuid, chunks=count, size=total, checksum=signed)
+                    ours |= self._signature(message, "chunks", uuid=uuid, chunks=count, size=total, checksum=checksum)
                 data = encode_chunk(uuid, position, count, piece, header=self._header)
                 yield Envelope(data, message.hinted(ours), message.key, Kind.CHUNK)
 
@@ -149,8 +148,7 @@ class ChunkingStrategy(Strategy):
         best = min(message.threshold, message.limit.chunk_message_bytes or message.threshold)
         limit = best if configured == "auto" else min(configured, message.limit.max_message_bytes)
         widest = hints.chunk_hints(message.headers, uuid, _WIDEST, _WIDEST, _WIDEST)
-        widest[hints.CHECKSUM] = digest_of(algorithm=self._algorithm)
-        checksum = digest_of(algorithm="sha256")
+        widest[hints.CHECKSUM] = checksum = digest_of(algorithm=self._algorithm)
         widest |= self._signature(message, "chunks", uuid=uuid, chunks=_WIDEST, size=_WIDEST_SIZE, checksum=checksum)
         framing = message.limit.overhead(message.key, message.hinted(widest))
         overhead = framing + len(self._header) + CHUNK_OVERHEAD_BYTES

@@ -212,7 +212,7 @@ class Strategy(ABC):
                 return Outbound([Envelope(payload, message.headers, message.key)], as_is=True)
             message = replace(message, headers=hints.strip(message.headers))  # copied from a received message
         plain = self._as_plain(message, payload)
-        return _unoffloaded(plain) if plain else None
+        return Outbound([plain], as_is=plain.kind is None) if plain else None
 
     def _offload_file(self, message: Message, file: Readable) -> Outbound:
         """Read a small file into memory; of a file of unknown size, enough to know whether it is small."""
@@ -225,7 +225,7 @@ class Strategy(ABC):
             payload = bytes(Source(file, limit=self.context.config.limits.max_payload_bytes).take_all())
         message = replace(message, payload=payload)
         small = self._as_plain(message, payload) if isinstance(payload, bytes) else None
-        return _unoffloaded(small) if small else self._offload(message)
+        return Outbound([small], as_is=small.kind is None) if small else self._offload(message)
 
     @functools.cached_property
     def escapes_all(self) -> bool:
@@ -289,11 +289,6 @@ class Plan(NamedTuple):
         if headers is not None and hints.is_ours(headers):
             return False
         return len(payload) + self.limit.overhead(key, headers) <= most
-
-
-def _unoffloaded(envelope: Envelope) -> Outbound:
-    """Return the outbound of a payload that stays in its message, escaped or unchanged."""
-    return Outbound([envelope], as_is=envelope.kind is None)
 
 
 def rewindable(payload: Payload, *, limit: int) -> tuple[Payload, Callable[[], None]]:

@@ -83,10 +83,12 @@ class StoreContract(ABC):
     context: StoreContext = StoreContext()
     pipelined_bytes: int = 0  # the largest payload for `_pipelined`; 0 if it is not implemented
     is_seekable: ClassVar[bool] = False
+    is_listable: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.is_seekable = cls._open is not StoreContract._open
+        cls.is_listable = cls._scan is not StoreContract._scan
 
     # To implement ----------------------------------------------------------------------------------------------
 

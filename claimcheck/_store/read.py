@@ -184,7 +184,11 @@ class VerifiedReader:
         if self._is_keyed:
             self._digest = begin("sha256", size=self._size)
         elif self._pointer.checksum is not None and self._pointer.encryption is None:
-            self._digest = _digest(self._store, self._pointer)
+            try:
+                self._digest = begin(algorithm_of(self._pointer.checksum) or "crc32", size=self._size)
+            except MissingDependencyError as error:  # the pointer chose the algorithm
+                why = f"has a checksum that this process cannot compute: {error}"
+                self._store.reject(self._pointer, "feature", why)
 
     def close(self, error: BaseException | None = None) -> None:
         """Stop hashing, close the source and emit the event, once; each of them even if another one fails."""
@@ -416,14 +420,6 @@ def _grown(source: Reader, size: int | None = None) -> bytes:
     while count := source.readinto(buffer if size is None else buffer[: size - box.tell()]):
         box.write(buffer[:count])
     return box.getvalue()
-
-
-def _digest(store: ReadableStore, pointer: Pointer) -> Digest:
-    """Return the digest for the checksum of a pointer; `Store.check` has rejected unknown algorithms."""
-    try:
-        return begin(algorithm_of(pointer.checksum or "") or "crc32", size=pointer.size)
-    except MissingDependencyError as error:  # the pointer chose the algorithm
-        store.reject(pointer, "feature", f"has a checksum that this process cannot compute: {error}")
 
 
 def _too_small(store: ReadableStore, pointer: Pointer, size: int) -> PayloadTooLargeError:

@@ -1,10 +1,7 @@
-"""CRC-32 and content hashes, by the fastest implementation installed.
+"""CRC-32, by the fastest implementation installed.
 
 `crc32` is that of zlib, PNG and S3's ``ChecksumCRC32`` (ISO 3309). ``isal`` computes it with the processor's carry-less
 multiplication, several times faster than most builds of zlib; the values are the same.
-
-`content_hash` is used like the hashes of hashlib and has 128 bits or more. It is not meant to resist forgery, and must
-not be stored: its values differ where ``xxhash`` (XXH3) is not installed.
 """
 
 from __future__ import annotations
@@ -31,9 +28,4 @@ except ImportError:
         return product
 
 
-try:
-    from xxhash import xxh3_128 as content_hash
-except ImportError:
-    from hashlib import sha256 as content_hash  # type: ignore[assignment]
-
-__all__ = ["content_hash", "crc32", "crc32_combine"]
+__all__ = ["crc32", "crc32_combine"]

@@ -17,13 +17,15 @@ import math
 import operator
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring
 from typing import Any, NoReturn
 
 from claimcheck._texts import MAX_POINTER_BYTES
 from claimcheck.errors import EnvelopeError, PointerRejectedError, UnknownVersionError
+
+Refuse = Callable[[str, str], NoReturn]  # with a reason in one word, and why
 
 NEWEST_VERSION = 2
 
@@ -154,7 +156,7 @@ def encode(pointer: Pointer) -> bytes:
     if pointer.version == 1:
         return b"\x01" + _V1.pack(pointer.segments) + pointer.key.encode()
     if pointer.extra:
-        return b"\x02" + canonical_json(_fields(pointer))
+        return b"\x02" + canonical_json(fields(pointer))
     members = [  # the same as canonical JSON, in half the time
         f'"{name}":{encode_basestring(value) if type(value) is str else value}'
         for name, value in zip(_NAMES, _VALUES(pointer), strict=True)
@@ -165,7 +167,7 @@ def encode(pointer: Pointer) -> bytes:
 
 def encode_signed(pointer: Pointer, *, key_id: str, secret: bytes) -> bytes:
     """Encode a pointer of version 2 with ``key_id`` and a new ``mac``."""
-    body = _fields(pointer) | {"key_id": key_id}
+    body = fields(pointer) | {"key_id": key_id}
     body["mac"] = mac_of(body, secret)
     return b"\x02" + canonical_json(body)
 
@@ -184,25 +186,21 @@ def decode(data: bytes, *, max_bytes: int = MAX_POINTER_BYTES) -> Pointer:
     raise UnknownVersionError(text, kind=2, version=data[0], supported=NEWEST_VERSION)
 
 
-def verify(pointer: Pointer, *, secrets: Mapping[str, bytes], require: bool) -> None:
-    if pointer.mac is None:
-        if require:
-            _refuse(pointer, "is not signed, but signing.require is true")
-        return
+def verify(
+    signed: Mapping[str, object], secrets: Mapping[str, bytes], refuse: Refuse, *, domain: bytes = b"\x02"
+) -> None:
+    """Refuse fields that none of the keys has signed; with no keys, only unsigned ones."""
+    key_id, mac = signed.get("key_id"), signed.get("mac")
+    if mac is None:
+        refuse("signature", "is not signed, but signing.require is true")
     if not secrets:
         return
-    secret = secrets.get(pointer.key_id or "")
-    if secret is None:
-        key_id = None if pointer.key_id is None else pointer.key_id[:200]
-        _refuse(pointer, f"was signed with the key {key_id!r}, which is not in signing.keys")
-    if not same_mac(mac_of(_fields(pointer), secret), pointer.mac):
-        _refuse(pointer, "does not match its signature: it was changed, or signed with another secret")
-
-
-def _refuse(pointer: Pointer, why: str) -> NoReturn:
-    raise PointerRejectedError(
-        f"pointer to {pointer.key[:200]!r} {why}", reason="signature", store=pointer.store, key=pointer.key
-    )
+    if not isinstance(key_id, str) or not isinstance(mac, str):
+        refuse("signature", "has a damaged signature")
+    if key_id not in secrets:
+        refuse("signature", f"was signed with the key {key_id[:200]!r}, which is not in signing.keys")
+    if not same_mac(mac_of(signed, secrets[key_id], domain=domain), mac):
+        refuse("signature", "does not match its signature: it was changed, or signed with another secret")
 
 
 def mac_of(body: Mapping[str, object], secret: bytes, *, domain: bytes = b"\x02") -> str:
@@ -216,7 +214,8 @@ def same_mac(expected: str, found: str) -> bool:
     return hmac.compare_digest(expected.encode(), found.encode())
 
 
-def _fields(pointer: Pointer) -> dict[str, object]:
+def fields(pointer: Pointer) -> dict[str, object]:
+    """Return the fields of version 2."""
     values = zip(_NAMES, _VALUES(pointer), strict=True)
     return dict(pointer.extra) | {name: value for name, value in values if value is not None}
 

@@ -22,7 +22,7 @@ from claimcheck._wire import headers as hints
 from claimcheck._wire import pointer as pointers
 from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.digest import CRYPTOGRAPHIC, algorithm_of
-from claimcheck._wire.pointer import Pointer
+from claimcheck._wire.pointer import Pointer, Refuse
 from claimcheck.config import Config, canonical, signing_key
 from claimcheck.errors import ClaimCheckError, ConfigError, PointerRejectedError, clear_frames
 
@@ -30,7 +30,6 @@ StatementKind = Literal["chunks", "abort", "literal", "encoded"]
 """What a statement is about."""
 
 Facts = Mapping[str, str | int]
-Refuse = Callable[[str, str], NoReturn]  # with a reason in one word, and why
 
 _DOMAIN = b"claimcheck-signature\x00"  # no pointer begins with it: a pointer's mac never fits a statement
 _PLAIN = "a plain message has no signature, but signing.require_envelope is true"
@@ -98,11 +97,7 @@ class Seal:
         if pointer.version == 1 and signing.keys:
             refuse("signature", "has version 1, which has no signature, but signing.keys is configured")
         if signing.require or pointer.mac is not None:
-            try:
-                pointers.verify(pointer, secrets=self._secrets_or(refuse), require=bool(signing.require))
-            except ClaimCheckError as error:  # anyone can cause it, and error reports show local variables
-                clear_frames(error)
-                raise
+            self._verify(pointers.fields(pointer), refuse)
         if signing.require:
             self._check_checksum(pointer)
         if pointer.mac is not None and signing.keys and not anywhere:
@@ -119,10 +114,15 @@ class Seal:
             raise PointerRejectedError(_PLAIN, reason="envelope")
         if not self._config.signing.keys:
             return
+        kind: StatementKind = "literal" if isinstance(envelope, envelopes.Literal) else "encoded"
         if isinstance(envelope, envelopes.Literal):
-            self._check_bytes("literal", envelope.payload, headers, "an escaped payload", destination)
-        if isinstance(envelope, envelopes.Encoded):
-            self._check_bytes("encoded", envelope.content, headers, "an encrypted message", destination)
+            data, what = envelope.payload, "an escaped payload"
+        elif isinstance(envelope, envelopes.Encoded):
+            data, what = envelope.content, "an encrypted message"
+        else:
+            return
+        facts: Facts = {"size": len(data), "checksum": sha256_of(data)}
+        self._check(kind, hints.signature(headers), what, destination, facts)
 
     def check_origin(self, bound: str, read_from: str | None, *, what: str = "an encrypted payload") -> None:
         """Check that a payload that was encrypted for one destination is accepted from another; raises as `accept`."""
@@ -162,12 +162,6 @@ class Seal:
 
     # Internals -------------------------------------------------------------------------------------------------
 
-    def _check_bytes(
-        self, kind: StatementKind, data: memoryview, headers: object, what: str, destination: str | None
-    ) -> None:
-        facts: Facts = {"size": len(data), "checksum": sha256_of(data)}
-        self._check(kind, hints.signature(headers), what, destination, facts)
-
     def _check(
         self, kind: StatementKind, texts: Iterable[str], what: str, destination: str | None, facts: Facts
     ) -> None:
@@ -176,25 +170,18 @@ class Seal:
             refuse("signature", "is not signed, but signing.require is true")
         expected = {"kind": kind, **facts}
         for text in found if signing.keys else ():
-            try:
-                body = self._verified(text, refuse)
-            except ClaimCheckError as error:
-                clear_frames(error)
-                raise
+            body = {"mac": "", **_parsed(text)}
+            self._verify(body, refuse, domain=_DOMAIN)
             if {name: body.get(name) for name in expected} != expected:
                 refuse("signature", "differs from what was signed: it was changed, or has another's signature")
             self._check_bound(refuse, body.get("destination"), body.get("created"), destination)
 
-    def _verified(self, text: str, refuse: Refuse) -> dict[str, Any]:
-        body, secrets = _parsed(text), self._secrets_or(refuse)
-        key_id, mac = body.get("key_id"), body.get("mac")
-        if not isinstance(key_id, str) or not isinstance(mac, str):
-            refuse("signature", "has a damaged signature")
-        if key_id not in secrets:
-            refuse("signature", f"was signed with the key {key_id[:200]!r}, which is not in signing.keys")
-        if not pointers.same_mac(pointers.mac_of(body, secrets[key_id], domain=_DOMAIN), mac):
-            refuse("signature", "does not match its signature: it was changed, or signed with another secret")
-        return body
+    def _verify(self, signed: Mapping[str, object], refuse: Refuse, *, domain: bytes = b"\x02") -> None:
+        try:
+            pointers.verify(signed, self._secrets_or(refuse), refuse, domain=domain)
+        except ClaimCheckError as error:  # anyone can cause it, and error reports show local variables
+            clear_frames(error)
+            raise
 
     def _check_bound(self, refuse: Refuse, bound: object, created_ms: object, read_from: str | None) -> None:
         """Refuse a signed message that must not be accepted where, or when, it was read."""

@@ -31,7 +31,6 @@ from claimcheck.errors import (
     ChunkError,
     ClaimCheckError,
     ConfigError,
-    ConfigProblem,
     EnvelopeError,
     IntegrityError,
     MissingDependencyError,
@@ -271,16 +270,16 @@ def report_exit_code(report: CheckReport, *, strict: bool) -> int:
     return int(strict and any(finding.severity == "warning" for finding in report.findings))
 
 
-def one_line(error: Exception | ConfigProblem) -> str:
+def one_line(error: Exception) -> str:
     """Return an error's text and its notes as one line; it names the type of an unexpected error."""
     line = "; ".join([_text(error), *getattr(error, "__notes__", ())])
     return printable(" ".join(line.split()))
 
 
-def _text(error: Exception | ConfigProblem) -> str:
+def _text(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    if isinstance(error, (ClaimCheckError, ConfigProblem, OSError)):
+    if isinstance(error, (ClaimCheckError, OSError)):
         return str(error)
     return f"unexpected {type(error).__name__}: {error} (--debug shows the traceback)"
 

@@ -11,10 +11,9 @@ from claimcheck.spark._garbage import GarbageDeletion, GarbageReport, collect_ga
 from claimcheck.spark._java import ensure_java
 from claimcheck.spark._metrics import Metrics, progress
 from claimcheck.spark._offload import offload, pin
-from claimcheck.spark._reading import DeadLetter, ResultError
+from claimcheck.spark._reading import DeadLetter, ResultError, resolver
 from claimcheck.spark._reassemble import reassemble
-from claimcheck.spark._repartition import repartition_by_payload
-from claimcheck.spark._resolve import map_payloads, resolve, resolver
+from claimcheck.spark._resolve import map_payloads, repartition_by_payload, resolve
 
 __all__ = [
     "DeadLetter",

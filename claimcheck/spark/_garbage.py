@@ -57,7 +57,6 @@ def collect_garbage(
     topics: Topics,
     grace_seconds: float = GRACE_SECONDS,
     keep: Tables = (),
-    consumed: bool = False,
 ) -> GarbageReport:
     """Find orphans: stored payloads of some topics that no message in any of these topics points at.
 
@@ -77,17 +76,12 @@ def collect_garbage(
         config: As in `resolve`.
         topics: Each a mapping of ``format`` (``kafka``, ``claimcheck_pulsar`` or ``claimcheck_local``) and the options
             of that source: the connection and the topics. What is read is set here, so other options are refused.
-            Pulsar needs ``adminUrl``. For Kafka, the driver needs ``confluent-kafka`` to ask for the id of the cluster
-            and, if ``consumed`` is true, for its groups; ``admin`` is a mapping of settings of librdkafka for this, and
-            is only needed for TLS and passwords.
+            Pulsar needs ``adminUrl``. For Kafka, the driver needs ``confluent-kafka`` to ask for the id of the cluster;
+            ``admin`` is a mapping of settings of librdkafka for this, and is only needed for TLS and passwords.
         grace_seconds: Younger payloads are kept. It must exceed the time from the beginning of a write to the moment at
             which its message is in the topic, and the difference between the clocks of writers, stores and driver.
         keep: DataFrames with a binary column ``value`` of messages, or pairs of a DataFrame and the column's name.
             Their files are listed again each time; one that is cached is refused.
-        consumed: Whether messages that every group has read count as read, and no longer keep their payloads: below the
-            committed offsets of all groups of Kafka, or acknowledged by all durable subscriptions of Pulsar. Messages
-            of a topic without any group count as unread. The driver asks the brokers before each time that the topics
-            are read. Use it only if no group will be added that reads from the beginning, or moved back.
 
     Returns:
         The report; close it to release its rows.
@@ -96,12 +90,10 @@ def collect_garbage(
         ConfigError: An argument is invalid, or the payloads of a topic cannot be told from those of another one, or
             belong to another cluster.
         ScanNotSupportedError: No store of the configuration can be listed.
-        TransportError: Not all groups can be seen.
         UnknownVersionError: A message may point at anything, because a newer version wrote it.
     """
     require_arrow()
     check_value("grace_seconds", grace_seconds, Annotated[float, Range(0, MAX_SECONDS)])
-    check_value("consumed", consumed, bool)
     if isinstance(topics, (str, Mapping)) or not topics:
         fail("topics", found=repr(type(topics).__name__), expected="a list of mappings, at least one")
     checked = as_config(config)
@@ -112,7 +104,7 @@ def collect_garbage(
     for each in whole:
         each.check(whole)
     tables = tuple(_messages(*each) if isinstance(each, tuple) else _messages(each) for each in keep)
-    references = References(spark=spark, topics=whole, keep=tables, header=checked.header, consumed=consumed)
+    references = References(spark=spark, topics=whole, keep=tables, header=checked.header)
     clusters = [each.cluster() for each in whole]
     claims = claims_of((name, (name,), at) for each, at in zip(whole, clusters, strict=True) for name in each.names)
     return _report(_Scope(checked, references, grace_seconds, tuple(claims)))
@@ -185,8 +177,7 @@ class GarbageReport:
         Raises:
             ConfigError: An argument is invalid, there is no pointer, or a topic belongs to another cluster or to none;
                 nothing was deleted.
-            TransportError: Messages were deleted while they were read, or not all groups can be seen; nothing was
-                deleted.
+            TransportError: Messages were deleted while they were read; nothing was deleted.
             UnknownVersionError: A message may point at anything, because a newer version wrote it; nothing was deleted.
         """
         if rate is not None:

@@ -3,11 +3,6 @@
 `claimcheck._operate.gc` proves that two passes over the topics are enough, if the second one reads
 everything that was appended after the first one began. Here each pass reads everything, so that is the case if the last
 message of each partition in the first pass is still there in the second one: brokers delete from the beginning.
-
-With ``consumed``, messages that every group has read do not count. The proof stays valid, if "readable" is replaced by
-"not read by every group", because programs that move messages acknowledge each after its copy was sent, and because
-each pass asks how far the groups have read before it takes the end of any topic. A copy that is unread at that moment
-was appended before these ends, is not below the position of its partition, and counts.
 """
 
 from __future__ import annotations
@@ -28,10 +23,7 @@ from claimcheck.spark._reading import views
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import Column, DataFrame, SparkSession
-
-Places = Mapping[tuple[str, int], int]
-"""The position below which everything is consumed, by topic and partition."""
+    from pyspark.sql import DataFrame, SparkSession
 
 Spans = Mapping[str, tuple[int, int]]
 """The first and the last position that was read, by partition."""
@@ -39,9 +31,8 @@ Spans = Mapping[str, tuple[int, int]]
 _ADMIN = "admin"  # the key of settings for the client that asks Kafka
 _DAMAGED = ""
 _FOUND = "id binary, problem string, place string, first bigint, last bigint"
-_LEDGER = 1 << 32
 _SECURITY = ("kafka.security.protocol", "kafka.sasl.", "kafka.ssl.")
-_PLACE = "concat('topic ', topic, ', partition ', `partition`) AS place"  # see `_unread`
+_PLACE = "concat('topic ', topic, ', partition ', `partition`) AS place"
 
 
 class _Kind(NamedTuple):
@@ -112,17 +103,12 @@ class WholeTopics:
             names = list(map(full_name, names))
         return cls(form, options, tuple(names), path, given.get(_ADMIN))
 
-    def read(self, spark: SparkSession, consumed: Places) -> DataFrame:
+    def read(self, spark: SparkSession) -> DataFrame:
         """Return all messages up to where the topics end now, in the columns value, place and position."""
         kind = _KINDS[self.form]
         options = {**self.options, **kind.fixed, kind.topic: ",".join(self.names)}
         rows = spark.read.format(self.form).options(**options).load()
-        return rows.selectExpr("value", _PLACE, f"{kind.position} AS position").withColumn("value", _unread(consumed))
-
-    def consumed(self) -> Places:
-        """Return the position of each partition below which every group has read everything, as the broker says now."""
-        with self._broker() as broker:
-            return broker.consumed()
+        return rows.selectExpr("value", _PLACE, f"{kind.position} AS position")
 
     def cluster(self) -> str:
         with self._broker() as broker:
@@ -147,24 +133,18 @@ class WholeTopics:
             from claimcheck.transports.local._broker import LocalBroker, local_cluster
 
             with LocalBroker(self.options["path"]) as local:
-                places = [(name, number) for name in self.names for number in range(local.partitions(name))]
-                yield _Broker(
-                    cluster=lambda: local_cluster(local.database),
-                    topics=local.topics,
-                    consumed=lambda: {place: local.consumed_offset(*place) for place in places},
-                )
+                yield _Broker(lambda: local_cluster(local.database), local.topics)
 
 
 class _Broker(NamedTuple):
-    """What the driver asks a broker: its cluster, its other topics, and what its groups have consumed."""
+    """What the driver asks a broker: its cluster, and its other topics."""
 
     cluster: Callable[[], str]
     topics: Callable[[], Iterable[str]]
-    consumed: Callable[[], Places]
 
 
 def _kafka(whole: WholeTopics) -> _Broker:
-    from claimcheck.transports.kafka._queries import Cluster, consumed_offsets
+    from claimcheck.transports.kafka._queries import Cluster
 
     path, given = f"{whole.path}.{_ADMIN}", whole.admin
     if given is not None and not isinstance(given, Mapping):
@@ -174,41 +154,19 @@ def _kafka(whole: WholeTopics) -> _Broker:
         fail(path, found="nothing", expected=f"settings of librdkafka that replace {secure!r} and the like")
     servers = whole.options.get("kafka.bootstrap.servers", "")
     cluster = Cluster({"bootstrap.servers": servers, **(given or {})}, path=path)
-
-    def consumed() -> Places:
-        known = cluster.topics()
-        return consumed_offsets(cluster.admin, cluster.partitions((n for n in whole.names if n in known), known))
-
-    return _Broker(cluster.name, cluster.topics, consumed)
+    return _Broker(cluster.name, cluster.topics)
 
 
 @contextmanager
 def _pulsar(whole: WholeTopics) -> Iterator[_Broker]:
     from claimcheck.spark.sources._options import parse
     from claimcheck.spark.sources._pulsar_client import CONNECTION_OPTIONS, Connection, web_service
-    from claimcheck.transports.pulsar._queries import consumed_position, partitions_of, split_partition, topics_of
+    from claimcheck.transports.pulsar._queries import topics_of
 
     given = {name: whole.options[name.lower()] for name in CONNECTION_OPTIONS if name.lower() in whole.options}
     with web_service(Connection.of(parse(given, CONNECTION_OPTIONS), timeout_seconds=60.0)) as admin:
-
-        def consumed() -> Places:
-            partitions = [name for topic in whole.names for name in partitions_of(admin, topic)]
-            found = {name: consumed_position(admin, name) for name in partitions}
-            return {split_partition(name): ledger * _LEDGER + entry + 1 for name, (ledger, entry) in found.items()}
-
         namespaces = ["/".join(name.split("/")[2:4]) for name in whole.names]
-        yield _Broker(admin.cluster, lambda: topics_of(admin, namespaces), consumed)
-
-
-def _unread(consumed: Places) -> Column:
-    """Return the value of a message, or null if it is below the position of its partition."""
-    from pyspark.sql import functions as F  # noqa: N812 - as everywhere
-
-    pairs = [(f"topic {topic}, partition {number}", at) for (topic, number), at in consumed.items() if at > 0]
-    if not pairs:
-        return F.col("value")
-    floors = F.create_map(*(F.lit(each) for pair in pairs for each in pair))
-    return F.when(F.coalesce(F.col("position") < floors[F.col("place")], F.lit(False)), None).otherwise(F.col("value"))
+        yield _Broker(admin.cluster, lambda: topics_of(admin, namespaces))
 
 
 # What the messages point at -------------------------------------------------------------------------------------
@@ -220,7 +178,6 @@ class References:
     topics: tuple[WholeTopics, ...]
     keep: tuple[DataFrame, ...]
     header: bytes = field(repr=False)
-    consumed: bool = False
 
     def take_away(self, rows: DataFrame) -> Pass:
         """Read everything once; the returned rows are persisted."""
@@ -249,9 +206,7 @@ class References:
     def _read(self) -> Iterator[DataFrame]:
         from pyspark.sql import functions as F  # noqa: N812 - as everywhere
 
-        # Before the end of any topic is taken: a message that moves between topics counts in one of them.
-        consumed = [each.consumed() if self.consumed else {} for each in self.topics]
-        parts = [each.read(self.spark, places) for each, places in zip(self.topics, consumed, strict=True)]
+        parts = [each.read(self.spark) for each in self.topics]
         for number, df in enumerate(self.keep):
             _refresh(self.spark, df, path=f"keep[{number}]")
             place = [F.lit(f"keep[{number}]").alias("place"), F.lit(None).cast("bigint").alias("position")]

@@ -208,7 +208,8 @@ class _OffloadStage(Stage[Envelope]):
         if columns.has_key:
             added.append(pa.array([each.key for each in envelopes], type=text if columns.text_key else binary))
         added.append(pa.array([_pairs(each) for each in envelopes], type=pa.list_(pair)))
-        return group._replace(batch=batch.select(list(columns.kept))).with_columns(added)
+        kept = batch.select(list(columns.kept))
+        return RowGroup(kept, group.numbers, group.values).with_columns(added)
 
 
 def _without(batch: pa.RecordBatch, index: int) -> pa.RecordBatch:

@@ -1,7 +1,8 @@
-"""How tasks read and write payloads, and the stage that all functions share: rows from Arrow batches, and back."""
+"""How tasks read and write payloads, from rows of Arrow batches and back, and `resolver`, which does so for RDDs."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from claimcheck.spark._columns import (
     MAX_COLUMN_BYTES,
     Origin,
     binary_array,
+    check_destination,
     check_new,
     check_paths,
     error_array,
@@ -56,6 +58,8 @@ Outcome = bytes | None | Exception | Callable[[], BinaryIO]
 """The result of one message: its payload, ``None`` for a tombstone, the error, or a function that opens the payload."""
 
 Instead = Callable[[Pointer], Outcome]
+
+_log = logging.getLogger(__name__)
 
 MAX_INFLIGHT_BYTES = 64 << 20
 """Default bound on the payload bytes that one task fetches ahead."""
@@ -340,3 +344,69 @@ def with_results(df: DataFrame, stage: Stage[Any], added: Mapping[str, DataType]
     errors = {"error": error_type()} if stage.reading.on_error == "null" else {}
     check_new(df.columns, [*added, *errors])
     return map_batches(df, stage, kept=range(len(df.columns)), added={**added, **errors})
+
+
+# For RDDs -------------------------------------------------------------------------------------------------------
+
+
+def resolver(
+    config: AnyConfig,
+    *,
+    on_error: OneOf["fail", "skip"] = "fail",
+    keyed: bool = False,
+    destination: str | None = None,
+    max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
+) -> PartitionResolver:
+    """Return a function that resolves a partition of messages, for ``rdd.mapPartitions``.
+
+    It is lazy: it fetches payloads on demand, a bounded number of bytes ahead, and keeps their order. The worker opens
+    connections, once per process.
+
+    Args:
+        config: As in `resolve`.
+        on_error: ``fail`` raises the first error, which fails the task. ``skip`` logs a warning and drops the message
+            if the error is specific to it. Other errors always fail the task. A chunk is an error: use
+            `claimcheck.spark.reassemble` on a DataFrame.
+        keyed: Elements are pairs of any key and a message, and become pairs of the key and the payload.
+        destination: The topic that the messages were read from. Required where signing keys are configured, unless
+            ``signing.bind_destination`` is false.
+        max_inflight_bytes: As in `resolve`.
+
+    Returns:
+        A picklable callable from ``Iterator[bytes]`` to ``Iterator[bytes]``; ``None`` stays ``None``.
+
+    Raises:
+        ConfigError: The configuration or an option is invalid.
+    """
+    from pyspark.sql import SparkSession
+
+    check_value("on_error", on_error, OneOf["fail", "skip"])
+    checked = as_config(config)
+    check_destination(checked, destination)
+    if session := SparkSession.getActiveSession():
+        check_paths(checked, session)
+    reading = Reading(config=checked, max_inflight_bytes=max_inflight_bytes, origin=Origin(destination))
+    return PartitionResolver(reading, skip_errors=on_error == "skip", keyed=keyed)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionResolver:
+    """The result of `resolver`: pickled and sent to the workers, where it is called once per partition."""
+
+    reading: Reading
+    skip_errors: bool
+    keyed: bool
+
+    def __call__(self, elements: Iterable[Any]) -> Iterator[Any]:
+        config, destination = self.reading.config, self.reading.origin.destination
+        cc, pairs = claim_check(config), elements if self.keyed else ((None, element) for element in elements)
+        jobs = (resolving(cc, key, message, destination=destination) for key, message in pairs)
+        with closing(self.reading.run(jobs, Tally(None))) as results:
+            for (key, _), outcome in results:
+                if not isinstance(outcome, ClaimCheckError):
+                    yield (key, outcome) if self.keyed else outcome
+                elif self.skip_errors and is_bad_message(outcome, config):
+                    _log.warning("skipped a message: %s: %s", type(outcome).__name__, outcome)
+                else:
+                    raise outcome
+                del outcome

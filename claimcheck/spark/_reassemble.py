@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from claimcheck._receive.chunk_rules import Fault, error_of, fault_of, incomplete
+from claimcheck._receive.chunk_rules import error_of, fault_of, incomplete
 from claimcheck._validation import check_value
 from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.envelope import Chunk, decode
@@ -72,11 +72,11 @@ def reassemble(
     **On a batch** one shuffle brings all chunks of a payload together, and each partition holds one payload in memory
     at a time. Chunks that are not in the DataFrame are missing.
 
-    **On a stream** chunks are stored in ``config.store``, and small references to them in Spark's state, until the
-    payload is complete; a later micro-batch deletes them. Those of a query that was stopped expire with their store:
-    its lifetime must be well above ``chunking.expire_after_seconds``, for which the first chunk waits for the others,
-    and which must be much longer than a micro-batch. Each micro-batch reads the source twice. Streaming needs pyspark
-    4.1 and the RocksDB state store.
+    **On a stream** chunks are stored in ``config.store``, and small references to them in Spark's state until the
+    payload is complete. Stored chunks stay until they expire: the store's ``ttl_seconds`` must be well above
+    ``chunking.expire_after_seconds``, for which the first chunk waits for the others, and which must be much longer
+    than a micro-batch. Each micro-batch reads the source twice. Streaming needs pyspark 4.1 and the RocksDB state
+    store.
 
     Args:
         column: A binary column of messages.
@@ -171,7 +171,18 @@ class ChunkGroup:
         if self._positions and self._positions[-1] == chunk.position:
             same = bytes(self._last) == bytes(chunk.piece)  # comparing views is ten times slower
         size = self._size + (len(chunk.piece) if same is None else 0)
-        if (fault := self._fault(chunk, size, same)) is not None:
+        fault = fault_of(
+            self._uuid,
+            chunk.position,
+            chunk.count,
+            total=self._count,
+            seen=len(self._positions),
+            size=size,
+            same=same,
+            max_chunks=self._max_chunks,
+            max_bytes=self._max_bytes,
+        )
+        if fault is not None:
             self.error, self.pieces, self._last = error_of(fault), [], memoryview(b"")
         elif same is None:
             self._positions.append(chunk.position)
@@ -183,19 +194,6 @@ class ChunkGroup:
     def incomplete(self) -> ClaimCheckError:
         why = "the others are not in this DataFrame, or were never sent"
         return error_of(incomplete(self._uuid, self._positions, self._count, why))
-
-    def _fault(self, chunk: Chunk, size: int, same: bool | None) -> Fault | None:
-        return fault_of(
-            self._uuid,
-            chunk.position,
-            chunk.count,
-            total=self._count,
-            seen=len(self._positions),
-            size=size,
-            same=same,
-            max_chunks=self._max_chunks,
-            max_bytes=self._max_bytes,
-        )
 
 
 class _Message(NamedTuple):

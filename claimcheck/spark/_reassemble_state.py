@@ -8,10 +8,9 @@ same way. The names of arguments are Spark's: it passes them by keyword.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -28,10 +27,7 @@ if TYPE_CHECKING:
     )
 
 OUTPUT = "uuid string, row binary, pieces array<binary>, error_type string, error_message string, declared string"
-"""One payload: the packed row of its first chunk, references to its pieces in order, or its error.
-
-A row without a uuid has references to chunks that are no longer needed.
-"""
+"""One payload: the packed row of its first chunk, references to its pieces in order, or its error."""
 
 _PAYLOAD_STATE = "done boolean, count int, seen int, size bigint, lowest int, row binary, timer bigint, declared string"
 _CHUNK_STATE = "digest binary, reference binary"
@@ -46,7 +42,6 @@ class Limits:
     max_bytes: int
     expire_ms: int
     remember_ms: int
-    inline: bytes
     behind_ms: int = 0
 
 
@@ -74,7 +69,6 @@ class _PayloadState:
 class _MicroBatch:
     payload: _PayloadState
     chunks: dict[int, tuple[bytes, bytes | None]] = field(default_factory=dict)
-    stored: list[bytes] = field(default_factory=list)
     aborted: bool = False
     now: int = 0
     error: Fault | None = None
@@ -107,15 +101,13 @@ class Reassembler(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803
     ) -> Iterator[Row]:
         """Add the chunks of one micro-batch to one payload; yields its row when it ends."""
-        state, now = self._payload.get(), self._time(timerValues)
+        state = self._payload.get()
         payload = _PayloadState() if state is None else _PayloadState.load(state)
         if payload.done:
-            yield from self._drop(payload, rows, now)
-            return
+            return  # late duplicates
         uuid, batch = _uuid(key), _MicroBatch(payload)
         for row in rows:
             batch.now = max(batch.now, int(row.arrived) - self._limits.behind_ms)
-            batch.stored += self._stored(row.reference)
             self._add(uuid, row, batch, waited=state is not None)
         if batch.is_complete:
             yield self._complete(uuid, batch, waited=state is not None)
@@ -124,7 +116,9 @@ class Reassembler(StatefulProcessor):
         elif not batch.aborted:
             self._wait(batch, is_new=state is None)
             return
-        self._finish(payload.timer, batch.now, now, batch.stored, waited=state is not None)
+        if payload.timer:
+            self._handle.deleteTimer(payload.timer)
+        self._end(batch.now)
 
     def handleExpiredTimer(  # noqa: N802
         self,
@@ -132,17 +126,14 @@ class Reassembler(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
     ) -> Iterator[Row]:
-        """Expire an incomplete payload; release the references of a finished one, and later forget it."""
-        state, now = self._payload.get(), self._time(timerValues)
+        """Expire an incomplete payload, and later forget it."""
+        state = self._payload.get()
         payload = None if state is None else _PayloadState.load(state)
         if payload is None or payload.timer != expiredTimerInfo.getExpiryTimeInMs():
             return
         if not payload.done:
             yield self._expired(_uuid(key), payload)
-            self._finish(0, now, now, [], waited=True)
-        elif payload.row:
-            yield _row(pieces=_unpack(payload.row))
-            self._end(now + self._limits.remember_ms)
+            self._end(self._time(timerValues))
         else:
             self._payload.clear()
 
@@ -193,9 +184,7 @@ class Reassembler(StatefulProcessor):
         return _row(uuid=uuid, row=payload.row, pieces=pieces, declared=payload.declared)
 
     def _wait(self, batch: _MicroBatch, *, is_new: bool) -> None:
-        kept = {bytes(reference or b"") for _, reference in batch.chunks.values()}
-        duplicates = {-1 - (crc32(each) >> 1): (b"", each) for each in batch.stored if each not in kept}  # to delete
-        for position, value in (batch.chunks | duplicates).items():
+        for position, value in batch.chunks.items():
             self._chunks.updateValue((position,), value)
         if is_new and self._limits.expire_ms:
             batch.payload = replace(batch.payload, timer=batch.now + self._limits.expire_ms)
@@ -203,42 +192,16 @@ class Reassembler(StatefulProcessor):
         self._payload.update(batch.payload.values())
 
     def _expired(self, uuid: str, payload: _PayloadState) -> Row:
-        positions = [each for (each,) in self._chunks.keys() if each >= 0]  # noqa: SIM118 - not a dictionary
+        positions = [each for (each,) in self._chunks.keys()]  # noqa: SIM118 - not a dictionary
         why = f"expire_after_seconds ({self._limits.expire_ms / 1000:g}) passed"
         return _failed(uuid, payload.row, incomplete(uuid, positions, payload.count, why))
 
-    # Payloads that have ended --------------------------------------------------------------------------------------
-
-    def _finish(self, timer: int, arrived: int, now: int, stored: list[bytes], *, waited: bool) -> None:
-        """Drop all state except that the payload has ended, and the references to its stored chunks."""
-        if timer:
-            self._handle.deleteTimer(timer)
-        if waited:
-            for _, (_, reference) in self._chunks.iterator():
-                stored += self._stored(reference)
-            self._chunks.clear()
-        self._end(now + 1 if stored else arrived + self._limits.remember_ms, stored)
-
-    def _end(self, timer: int, stored: Collection[bytes] = ()) -> None:
+    def _end(self, now: int) -> None:
+        """Drop all state, except that the payload has ended."""
+        self._chunks.clear()
+        timer = now + self._limits.remember_ms
         self._handle.registerTimer(timer)
-        self._payload.update(_PayloadState(done=True, timer=timer, row=_pack(stored) if stored else None).values())
-
-    def _drop(self, payload: _PayloadState, rows: Iterator[Row], now: int) -> Iterator[Row]:
-        """Drop late chunks of a payload that has ended: they were stored again, and are released again."""
-        late = [reference for row in rows for reference in self._stored(row.reference)]
-        if not late:
-            return
-        self._handle.deleteTimer(payload.timer)
-        earlier = _unpack(payload.row)
-        if earlier and payload.timer <= now:  # it was set by an earlier micro-batch
-            yield _row(pieces=earlier)
-            earlier = []
-        self._end(now + 1, [*earlier, *late])
-
-    def _stored(self, reference: bytes | None) -> list[bytes]:
-        """Return the reference to a chunk in a list, unless it is the chunk itself."""
-        is_inline = reference is None or bytes(reference).startswith(self._limits.inline)
-        return [] if reference is None or is_inline else [bytes(reference)]
+        self._payload.update(_PayloadState(done=True, timer=timer).values())
 
 
 def _uuid(key: tuple[str]) -> str:
@@ -252,17 +215,3 @@ def _failed(uuid: str, row: bytes | None, fault: Fault) -> Row:
 def _row(**values: Any) -> Row:
     empty = dict.fromkeys(("uuid", "row", "pieces", "error_type", "error_message", "declared"))
     return Row(**(empty | {"pieces": []} | values))
-
-
-def _pack(references: Iterable[bytes]) -> bytes:
-    """Join references, each after its length: arrays in state do not work in all versions of Spark."""
-    return b"".join(len(reference).to_bytes(4, "big") + reference for reference in references)
-
-
-def _unpack(packed: bytes | None) -> list[bytes]:
-    references, rest = list[bytes](), memoryview(packed or b"")
-    while rest:
-        end = 4 + int.from_bytes(rest[:4], "big")
-        references.append(bytes(rest[4:end]))
-        rest = rest[end:]
-    return references

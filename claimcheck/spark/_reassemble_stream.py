@@ -2,11 +2,9 @@
 
 `_StoreStage` writes every chunk to the store and passes on a small row with a reference: a message that resolves to the
 chunk's piece, either a pointer envelope or, for a piece no larger than a pointer, a literal. When Spark reruns a task,
-or replays a micro-batch after the driver died, the chunks are written again. What the first attempt wrote stays until
-its lifetime ends. `claimcheck.spark._reassemble_state` tracks the chunks. `_FetchStage` reads the chunks of complete
-payloads, and `ChunkCleanup` deletes those of payloads that an earlier micro-batch completed or gave up: Spark has
-committed that one by then, so it is never replayed. A replay of the later one deletes the same chunks once more, which
-has no effect.
+or replays a micro-batch after the driver died, the chunks are written again. `claimcheck.spark._reassemble_state`
+tracks the chunks, and `_FetchStage` reads those of complete payloads. Stored chunks stay until they expire, so that a
+replay of any micro-batch finds them.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import hashlib
 import importlib
 import io
 import json
-import logging
 import re
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
@@ -25,12 +22,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import claimcheck._receive.chunk_rules as chunk_rules
 from claimcheck._client import ClaimCheck
-from claimcheck._store.listing import StoreEntry
 from claimcheck._store.store import Store
 from claimcheck._validation import fail
 from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.envelope import Abort, Chunk, decode, encode_literal
-from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError, import_vendor
 from claimcheck.spark._columns import Origin, check_reached, is_bad_message, map_rows
@@ -73,10 +68,6 @@ _TIME = "_claimcheck_time"
 _INLINE_BYTES = 512
 _DIGEST_BYTES = 16
 _REMEMBER_SECONDS = 3600  # how long late duplicates of a payload that has ended are recognized
-_DELETED_AT_ONCE = 1000  # as in S3's DeleteObjects
-
-_log = logging.getLogger(__name__)
-_logged: set[str] = set()
 
 
 def reassemble_stream(
@@ -140,7 +131,6 @@ def _chunks(
         max_bytes=max_payload_bytes(config),
         expire_ms=int(config.chunks.expire_after_seconds * 1000),
         remember_ms=_REMEMBER_SECONDS * 1000,
-        inline=encode_literal(b"", header=config.header),
         behind_ms=_BEHIND_SECONDS * 1000 if expire_by == "data" else 0,
     )
     now = F.current_timestamp()  # of the micro-batch, the same when it is replayed
@@ -243,12 +233,10 @@ class _ChunkWriter:
 
 def _store(cc: ClaimCheck) -> Store:
     store, seconds = cc.store(cc.config.store or ""), cc.config.chunks.expire_after_seconds
-    if store.ttl_seconds is not None and store.ttl_seconds <= seconds:
-        fail(
-            f"stores.{cc.config.store}.ttl_seconds",
-            found=f"{store.ttl_seconds:g}",
-            expected=f"well above expire_after_seconds ({seconds:g}), as chunks wait there",
-        )
+    if store.ttl_seconds is None or store.ttl_seconds <= seconds:
+        found = "nothing" if store.ttl_seconds is None else f"{store.ttl_seconds:g}"
+        expected = f"well above expire_after_seconds ({seconds:g}): chunks wait there, and stay until they expire"
+        fail(f"stores.{cc.config.store}.ttl_seconds", found=found, expected=expected)
     return store
 
 
@@ -307,8 +295,8 @@ class _FetchStage(Stage[Joined]):
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Joined, int]]:
         reading, tally, cc = self.reading, Tally(self.reading.metrics), claim_check(self.reading.config)
-        cleanup, origin = ChunkCleanup(cc), reading.origin.without_column(self.columns.message)
-        with closing(reading.run(self._jobs(batches, cc, cleanup), tally)) as results:
+        origin = reading.origin.without_column(self.columns.message)
+        with closing(reading.run(self._jobs(batches, cc), tally)) as results:
             for payload, outcome in results:
                 payload.add(outcome, reading.config)
                 del outcome
@@ -316,20 +304,14 @@ class _FetchStage(Stage[Joined]):
                     result = payload.finish(cc, origin).counted(tally, store=reading.config.store)
                     yield payload.place, result, result.size
                     del result, payload
-        cleanup.finish()
 
-    def _jobs(
-        self, batches: Iterable[pa.RecordBatch], cc: ClaimCheck, cleanup: ChunkCleanup
-    ) -> Iterator[Job[_FetchedPayload, Outcome]]:
+    def _jobs(self, batches: Iterable[pa.RecordBatch], cc: ClaimCheck) -> Iterator[Job[_FetchedPayload, Outcome]]:
         """Yield a job for each reference of a payload; for a payload with an error, one that does nothing."""
         for batch in batches:
             rows, references = batch.column("row"), batch.column("pieces")
             names = ("uuid", "error_type", "error_message", "declared")
             values = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
             for number, (identity, kind, text, declared) in enumerate(values):
-                if identity is None:
-                    cleanup.add(references[number].as_py())
-                    continue
                 error = chunk_rules.error_of(chunk_rules.Fault(kind, text, {})) if kind else None
                 pieces = [None] if kind else references[number].as_py()
                 row = self._unpacked(rows[number].as_py())
@@ -371,60 +353,3 @@ def _fetching(cc: ClaimCheck, payload: _FetchedPayload, reference: bytes | None)
         return Job(payload, partial(outcome_of, partial(cc.read, pointer)), pointer.size, waits=True)
     piece = reference.removeprefix(encode_literal(b"", header=cc.config.header))
     return Job(payload, partial(same, piece), len(piece))
-
-
-# Deleting chunks -----------------------------------------------------------------------------------------------------
-
-
-class ChunkCleanup:
-    """Deletes the chunks of one task, in batches; never raises an error of the store."""
-
-    def __init__(self, cc: ClaimCheck) -> None:
-        self._cc = cc
-        self._waiting: list[bytes] = []
-
-    def add(self, references: Iterable[bytes]) -> None:
-        """Delete the chunks with these references, now or in a later call."""
-        self._waiting += references
-        if len(self._waiting) >= _DELETED_AT_ONCE:
-            self.finish()
-
-    def finish(self) -> None:
-        references, self._waiting = self._waiting, []
-        self._delete(references)
-
-    def _delete(self, references: list[bytes]) -> None:
-        by_store: dict[str, dict[str, Pointer]] = {}
-        for reference in references:
-            try:
-                pointer = self._cc.opened.messages.pointer_from_anywhere(reference)
-            except ClaimCheckError as error:  # for example, its signing key was removed from the configuration
-                _log_once("", error)
-                continue
-            if pointer is not None:
-                name = pointer.store or self._cc.config.store or ""
-                by_store.setdefault(name, {})[pointer.key] = pointer
-        for name, pointers in by_store.items():
-            try:
-                _delete_from(self._cc.store(name), [pointers[key] for key in sorted(pointers)])
-            except ClaimCheckError as error:
-                _log_once(name, error)
-
-
-def _delete_from(store: Store, pointers: list[Pointer]) -> None:
-    """Delete chunks with as few requests as the store allows; raises the first error."""
-    if type(store)._scan is Store._scan or pointers[0].version == 1:  # it cannot delete by key alone
-        for pointer in pointers:
-            store.rollback(pointer)
-        return
-    sizes = {each.key: each.size_in_store if each.segments == 1 else None for each in pointers}
-    for deletion in store.delete(StoreEntry(key=key, size=size) for key, size in sizes.items()):
-        if deletion.error is not None:
-            raise deletion.error
-
-
-def _log_once(store: str, error: Exception) -> None:
-    """Log the first error of a store in this process; micro-batches would repeat it."""
-    if store not in _logged:
-        _logged.add(store)
-        _log.warning("reassemble cannot delete chunks, which stay until they expire: %s", error)

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from claimcheck._client import ClaimCheck
-from claimcheck._config_file import from_dict, load
+from claimcheck._client import ClaimCheck, from_dict, load
 from claimcheck.config import Config
 
 if TYPE_CHECKING:
@@ -57,10 +56,9 @@ def as_config(given: AnyConfig) -> Config:
     if isinstance(given, ClaimCheck):
         return given.config
     if isinstance(given, (str, os.PathLike)):
-        given = load(given)
-    elif not isinstance(given, Config):
-        given = from_dict(given)
-    return ClaimCheck(given).config  # opens nothing; checks strategies and store options here rather than in each task
+        return load(given).config
+    checked = ClaimCheck(given) if isinstance(given, Config) else from_dict(given)  # opens nothing
+    return checked.config
 
 
 def claim_check(config: Config, *, uses_keys: bool = True) -> ClaimCheck:

@@ -59,7 +59,6 @@ class VaultTransit:
         timeout_seconds: int = 10,
     ) -> None:
         self._keys = keys
-        self._url = url
         self._mount_point = mount_point
         self._transit = hvac.Client(url=url, token=token, timeout=timeout_seconds).secrets.transit
 
@@ -73,10 +72,6 @@ class VaultTransit:
         """Decrypt a data key. A forged one is an error of hvac, which claimcheck reports as an `IntegrityError`."""
         answer = self._call(self._transit.decrypt_data, key_id, context, ciphertext=wrapped.decode("ascii"))
         return base64.b64decode(answer["plaintext"])
-
-    def describe(self) -> Mapping[str, str]:
-        """Return address and mount point."""
-        return {"url": self._url, "mount_point": self._mount_point}
 
     def _call(self, function: Callable[..., Any], key_id: str, context: Mapping[str, str], **data: str) -> Any:
         bound = json.dumps(dict(context), sort_keys=True).encode()

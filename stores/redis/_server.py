@@ -301,13 +301,9 @@ class OtherReplyError(Exception):
 
 
 class Replies:
-    """Replies to commands that were sent on one connection, in order.
+    """Replies on one connection, in order: values of known sizes, received directly into the caller's memory.
 
-    redis-py's parsers copy a large reply two to four times. This class knows how long each reply has to be, and
-    receives values directly into the caller's memory. Anything else is an `OtherReplyError`.
-
-    Attributes:
-        left: Bytes of the current value still to come; 0 between two replies.
+    redis-py's parsers copy a large reply two to four times. Any other reply than the expected is an `OtherReplyError`.
     """
 
     def __init__(self, borrowed: Borrowed, *, at_once: int = _LINE_BYTES) -> None:
@@ -318,7 +314,7 @@ class Replies:
         self._at_once = at_once  # except into the memory of a caller
         self._received, self._next = b"", 0  # what was received, and how much of it was returned
         self._owes_end = False  # the line end of a value, which arrives with the next reply
-        self.left = 0
+        self.left = 0  # bytes of the current value still to come
 
     @property
     def is_idle(self) -> bool:
@@ -408,14 +404,7 @@ class Replies:
 
 
 class SmallCommands:
-    """Commands for small values, sent together on one connection, and their replies in order.
-
-    Args:
-        sizes: Of the value that each command reads; 0 for one that writes.
-
-    Attributes:
-        answered: The commands whose replies were received.
-    """
+    """Commands for small values, sent together on one connection; ``sizes`` has 0 for one that writes."""
 
     def __init__(self, server: RedisServer, commands: Sequence[bytes], sizes: Sequence[int]) -> None:
         self._sizes = sizes

@@ -103,21 +103,6 @@ BROKEN = {
         ["test_close_keeps_payloads"],
     ),
     "close deletes": ("def close(self): MEDIUM.clear()", ["test_close_keeps_payloads"]),
-    "extends what is gone": (
-        """
-    ttl_seconds = 60
-    def _extend(self, pointer, ttl_seconds, destination):
-        return replace(pointer, expires_ms=pointer.expires_ms + int(ttl_seconds * 1000))
-""",
-        ["test_extension_of_a_damaged_payload_fails"],
-    ),
-    "extends nothing": (
-        """
-    ttl_seconds = 60
-    def _extend(self, pointer, ttl_seconds, destination): return self.copy(pointer, to=self)
-""",
-        ["test_extension_ends_later"],
-    ),
     "tells its options": ("def __repr__(self): return 'Bad(hunter2)'", ["test_repr_names_the_store_and_no_secret"]),
 }
 CHECKS = {check for _, checks in BROKEN.values() for check in checks}

@@ -308,7 +308,7 @@ def spark_map_payloads(config: Config, messages: list[bytes], folder: Path) -> I
 
 def spark_resolver(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
     """Drive the function of `claimcheck.spark.resolver`, which raises errors: message by message."""
-    from claimcheck.spark._resolve import resolver
+    from claimcheck.spark._reading import resolver
 
     made = resolver(config=config, max_inflight_bytes=LIMIT)
     resolve = replace(made, reading=replace(made.reading, concurrency=4))

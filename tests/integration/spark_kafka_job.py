@@ -67,8 +67,7 @@ class Job:
         from claimcheck.spark import collect_garbage
 
         topics = [{"format": "kafka", **self.given["kafka"], "subscribe": name} for name in self.given["topics"]]
-        options = {"config": self.given["config"], "topics": topics, "consumed": self.given.get("consumed", False)}
-        with collect_garbage(self.spark, **options) as report:
+        with collect_garbage(self.spark, config=self.given["config"], topics=topics) as report:
             return {"pointers": report.pointers, **asdict(report.delete(claim=True))}
 
     def _options(self, topic: str) -> dict[str, str]:

@@ -15,7 +15,6 @@ from claimcheck._store.listing import CLAIM
 from claimcheck.errors import ConfigError
 from claimcheck.spark import collect_garbage
 from tests.integration.spark_rig import Topic
-from tests.servers import wait_until
 
 DAY = 86_400
 
@@ -76,41 +75,6 @@ def test_pulsar_and_s3(spark_sources, spark_topic, pulsar_client, config, s3_res
     assert len(everything - left) == 2
     assert left == {pointer.key for pointer in [*kept, young]}
     assert not left & {pointer.key for pointer in lost}
-
-
-def test_what_every_subscription_has_acknowledged(spark_sources, spark_topic, pulsar_client, config):
-    """A reader, which has no durable subscription, does not count; a partition without a subscription is unread."""
-    spark_topic.broker.create_partitioned(spark_topic.name, 2)
-    names = [f"{spark_topic.full}-partition-{number}" for number in range(2)]
-    with claimcheck.from_dict(config) as cc:
-        store = cc.store("cold")
-        store.context = StoreContext(name="cold", clock=lambda: time.time() - 2 * DAY)
-        pointers = [[store.write(b"payload", destination=spark_topic.full) for _ in range(6)] for _ in names]
-        stayed = {pointer.key for pointer in pointers[0][3:] + pointers[1]}
-        consumers = [pulsar_client.subscribe(names[0], name) for name in ("fast", "slow")]
-        reader = pulsar_client.create_reader(names[0], pulsar.MessageId.earliest)
-        for name, some in zip(names, pointers, strict=True):
-            producer = pulsar_client.create_producer(name, batching_enabled=False)
-            for pointer in some:
-                producer.send(cc.seal(pointer))
-        for consumer, count in zip(consumers, (5, 3), strict=True):
-            last = [consumer.receive(10_000) for _ in range(count)][-1].message_id()
-            consumer.acknowledge_cumulative(last)
-            mark = f"{last.ledger_id()}:{last.entry_id()}"
-            cursor = consumer.subscription_name()
-            wait_until(lambda: _mark(spark_topic.broker, names[0], cursor) == mark, "it is acknowledged")  # noqa: B023
-
-        options = {"serviceUrl": spark_topic.broker.service_url, "adminUrl": spark_topic.broker.admin_url}
-        topics = [{"format": "claimcheck_pulsar", **options, "topic": spark_topic.name}]
-        with collect_garbage(spark_sources, config=config, topics=topics, consumed=True) as report:
-            report.delete(claim=True)
-            assert (report.count, report.pointers) == (3, 9)
-        assert {entry.key for entry in store.scan()} == stayed
-    reader.close()
-
-
-def _mark(broker, name, subscription):
-    return broker.internal_stats(name)["cursors"][subscription]["markDeletePosition"]
 
 
 def test_a_topic_of_pulsar_with_the_same_beginning_has_to_be_named(spark_sources, spark_topic, config):

@@ -6,8 +6,7 @@ import pulsar
 import pytest
 
 from claimcheck.errors import TransportError
-from claimcheck.spark.sources._pulsar import _retry_while_created
-from claimcheck.spark.sources._pulsar_client import Connection
+from claimcheck.spark.sources._pulsar_client import Connection, _retry_while_created
 from claimcheck.spark.sources._pulsar_reader import PulsarLog, _retry_connecting, check_readable
 from tests.spark.sources_rig import batches_of, failure, stream, values
 

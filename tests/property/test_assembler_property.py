@@ -50,7 +50,7 @@ class Traffic(RuleBasedStateMachine):
         chunk = Chunk(identity, number, len(pieces), memoryview(pieces[number]))
         declared = {"total_chunk_msg_size": str(data.draw(st.just(len(b"".join(pieces))) | st.integers(0, 40)))}
         for event in self.assembler.feed("s", Slot(self.position, self.position, declared), chunk):
-            self.account(event, pieces if event.uuid == identity else None)
+            self.account(event, pieces if event.identity.uuid == identity else None)
 
     @rule(seconds=st.floats(0, 6))
     def wait(self, seconds):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import replace
+from typing import NoReturn
 
 import hypothesis.strategies as st
 from hypothesis import example, given
@@ -15,7 +16,7 @@ from claimcheck._wire import pointer as pointers
 from claimcheck._wire.envelope import Chunk, Literal, Plain, decode
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import HEADER
-from claimcheck.errors import ClaimCheckError
+from claimcheck.errors import ClaimCheckError, PointerRejectedError
 
 uuids = st.uuids(version=4).map(str)
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)
@@ -131,13 +132,17 @@ def test_pointers_come_back_unknown_fields_included(pointer):
     assert pointers.decode(pointers.encode(pointer), max_bytes=1 << 20) == pointer
 
 
+def refuse(reason: str, why: str) -> NoReturn:
+    raise PointerRejectedError(why, reason=reason)
+
+
 @given(pointers_v2, st.binary(min_size=1, max_size=64))
 def test_signatures_hold_after_the_journey_and_for_no_other_pointer(pointer, secret):
     signed = pointers.decode(pointers.encode_signed(pointer, key_id="k", secret=secret), max_bytes=1 << 20)
-    pointers.verify(signed, secrets={"k": secret}, require=True)
+    pointers.verify(pointers.fields(signed), {"k": secret}, refuse)
     changed = replace(signed, size=(signed.size or 0) ^ 1)
     try:
-        pointers.verify(changed, secrets={"k": secret}, require=True)
+        pointers.verify(pointers.fields(changed), {"k": secret}, refuse)
     except ClaimCheckError:
         return
     raise AssertionError("a changed pointer passed")

@@ -278,6 +278,7 @@ class ConsumerClient(ScriptedClient):
             for number in numbers:
                 if self.group.owners.get(number) is self:
                     self.group.owners[number] = None
+        self.pending = [each for each in self.pending if each[1] not in numbers]  # of an assignment that has ended
         self._remove(numbers)
 
     def _commit_stored(self) -> None:

@@ -42,7 +42,9 @@ class Lab:
 
     @property
     def config(self) -> dict[str, Any]:
-        stores = {"disk": {"type": "filesystem", "path": str(self.folder / "claims"), "create": True}}
+        stores = {
+            "disk": {"type": "filesystem", "path": str(self.folder / "claims"), "create": True, "ttl_seconds": 604_800}
+        }
         return {"strategy": "external", "threshold_bytes": 1000, "stores": stores}
 
     def messages(self, **more: Any) -> list[bytes]:

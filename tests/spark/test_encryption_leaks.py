@@ -69,7 +69,9 @@ def configurations(folder: Path) -> dict[str, object]:
             "strategy": strategy,
             "threshold_bytes": 5000,
             "store": "disk",
-            "stores": {"disk": {"type": "filesystem", "path": str(folder / "claims"), "create": True}},
+            "stores": {
+                "disk": {"type": "filesystem", "path": str(folder / "claims"), "create": True, "ttl_seconds": 604_800}
+            },
             "encryption": {"key_id": "k1", "keys": {"k1": f"${{{variable}}}"}, "inline": True},
         }
 

@@ -22,9 +22,8 @@ from claimcheck.errors import ConfigError, ScanNotSupportedError, TransportError
 from claimcheck.spark import collect_garbage
 from claimcheck.spark._garbage_topics import WholeTopics
 from claimcheck.spark.sources import register
-from claimcheck.transports.local import LocalBroker, LocalConsumer
+from claimcheck.transports.local import LocalBroker
 from claimcheck.transports.local._broker import local_cluster
-from tests.local_rig import acknowledge
 
 DAY = 86_400
 PAYLOAD = b"payload" * 1000
@@ -168,8 +167,8 @@ def test_a_message_that_moves_while_topics_are_read_keeps_its_payload(rig, monke
     rig.send(rig.write())
     read, calls = WholeTopics.read, []
 
-    def read_and_move(topics, spark, consumed):
-        df = read(topics, spark, consumed)
+    def read_and_move(topics, spark):
+        df = read(topics, spark)
         if topics.names == ("orders",) and not calls:
             calls.append(1)
             df = rig.spark.createDataFrame(df.collect(), df.schema)
@@ -224,54 +223,15 @@ def test_a_topic_that_keeps_losing_messages_deletes_nothing(rig, monkeypatch):
     assert rig.readable(lost) == [True]
 
 
-class TestConsumed:
-    """Messages that every group has read no longer keep their payloads, if that is wanted."""
-
-    @pytest.fixture
-    def pointers(self, rig):
-        """Four messages of one partition, of which the groups have acknowledged three and two; and one dead letter."""
-        pointers = [rig.send(rig.write()) for _ in range(4)] + [rig.send(rig.write(), "orders.dlq")]
-        for group, count in (("fast", 3), ("slow", 2)):
-            acknowledge(rig.broker, rig.cc, group, count)
-        return pointers
-
-    def test_only_what_all_groups_have_read_goes_and_topics_without_a_group_stay(self, rig, pointers):
-        with rig.collect() as report:
-            assert (report.count, report.pointers) == (0, 5)
-        with rig.collect(consumed=True) as report:
-            assert (report.count, report.pointers) == (2, 3)
-            report.delete()
-            assert report.deletion is not None
-            assert (report.deletion.deleted, report.deletion.kept) == (2, 0)
-        assert rig.readable(*pointers) == [False, False, True, True, True]
-
-    def test_a_group_that_is_moved_back_before_the_deletion_keeps_its_payloads(self, rig, pointers):
-        place = next(n for n in range(2) if rig.broker.end_offset("orders", n))
-        with rig.collect(consumed=True) as report:
-            assert report.count == 2
-            with LocalConsumer(rig.broker, rig.cc, topics=["orders"], group="slow") as consumer:
-                consumer.seek("orders", place, 1)
-            deletion = report.delete()
-        assert (deletion.deleted, deletion.kept) == (1, 1)
-        assert rig.readable(*pointers[:2]) == [False, True]
-
-    def test_a_copy_that_is_unread_keeps_the_payload_of_a_message_that_was_read(self, rig, pointers):
-        rig.send(pointers[0], "orders.dlq")
-        with rig.collect(consumed=True) as report:
-            assert report.count == 1
-            report.delete()
-        assert rig.readable(*pointers[:2]) == [True, False]
-
-
 @pytest.mark.parametrize("name", ["kafka.security.protocol", "kafka.sasl.jaas.config", "kafka.ssl.truststore.location"])
-def test_groups_of_a_secure_kafka_need_settings_of_their_own(name):
-    """Those of Spark's client, which Java runs, are not understood; without them the groups could not be seen."""
+def test_a_secure_kafka_needs_settings_of_its_own(name):
+    """Those of Spark's client, which Java runs, are not understood; without them the cluster could not be asked."""
     topics = {"format": "kafka", "kafka.bootstrap.servers": "127.0.0.1:1", name: "secret", "subscribe": "a"}
     with pytest.raises(ConfigError, match=r"topics\[0\].admin: .*librdkafka") as caught:
-        WholeTopics.of(topics, path="topics[0]").consumed()
+        WholeTopics.of(topics, path="topics[0]").cluster()
     assert "secret" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"the Kafka client refuses its settings: check topics\[0\].admin"):
-        WholeTopics.of({**topics, "admin": {"no.such.setting": "secret"}}, path="topics[0]").consumed()
+        WholeTopics.of({**topics, "admin": {"no.such.setting": "secret"}}, path="topics[0]").cluster()
 
 
 def test_nothing_is_deleted_if_there_is_no_pointer_at_all(rig):

@@ -23,7 +23,7 @@ class Operator:
         from claimcheck.spark._reassemble_state import Limits, Reassembler
 
         known: dict[str, Any] = {"max_chunks": 10, "max_bytes": 100, "expire_ms": 60_000, "remember_ms": 600_000}
-        known |= {"inline": b"inline:", **limits}
+        known |= limits
         self.behind = known.get("behind_ms", 0)
         mode = "EventTime" if self.behind else "ProcessingTime"
         arrived = (lambda row: row.arrived) if self.behind else None
@@ -49,12 +49,6 @@ class Operator:
         self.tester.handle.setGroupingKey(KEY)
         values = TimerValues(now, now - self.behind)
         return [*self.tester.processor.handleInputRows((KEY,), iter(rows), values), *self.at(seconds)]
-
-    def released(self, seconds: float) -> list[bytes]:
-        """Advance the time, to another micro-batch; return the references that it releases, sorted."""
-        rows = self.at(seconds)
-        assert all((row.uuid, row.row, row.error_type) == (None, None, None) for row in rows)
-        return sorted(piece for row in rows for piece in row.pieces)
 
     def chunk(
         self, position: int, total: int, piece: bytes = b"pp", *, said: bytes | None = None, declared: str | None = None
@@ -108,8 +102,8 @@ def test_all_chunks_in_one_batch_touch_no_state_of_chunks(tester, monkeypatch):
         "error_message": None,
         "declared": None,
     }
-    assert set(tester.released(2)) == {b"to 0", b"to 1", b"to 2"}
-    assert tester.timers == [602]
+    assert tester.at(2) == []
+    assert tester.timers == [600]
 
 
 def test_chunks_over_several_batches(tester):
@@ -121,51 +115,17 @@ def test_chunks_over_several_batches(tester):
     [row] = tester.micro_batch(20.5, tester.chunk(2, 4))
 
     assert (row.pieces, row.row) == ([b"to 0", b"to 1", b"to 2", b"to 3"], b"row of 0")
-    assert set(tester.released(21)) == {b"to 0", b"to 1", b"to 2", b"to 3"}
     assert tester.noted == {}
-    assert tester.timers == [621]
+    assert tester.timers == [620]
 
 
-def test_late_duplicates_are_let_go_as_long_as_the_payload_is_remembered(tester):
+def test_late_duplicates_are_dropped_as_long_as_the_payload_is_remembered(tester):
     [_] = tester.feed(tester.chunk(0, 2), tester.chunk(1, 2))
 
-    tester.at(1)
-    tester.at(600)
-    assert tester.feed(tester.chunk(0, 2)) == []
-    assert tester.released(602) == [b"to 0"]
-    assert tester.feed(tester.chunk(0, 2, said=b"inline: 0")) == []
-    tester.at(1203)
+    tester.at(599)
+    assert tester.feed(tester.chunk(0, 2), tester.chunk(1, 2)) == []
+    tester.at(601)
     assert len(tester.feed(tester.chunk(0, 2), tester.chunk(1, 2))) == 1
-
-
-def test_late_duplicates_in_every_batch_do_not_add_up(tester):
-    tester.feed(tester.chunk(0, 1))
-
-    for second in (1, 2, 3):
-        [row] = tester.micro_batch(second, tester.chunk(0, 1))
-        assert (row.uuid, row.pieces) == (None, [b"to 0"])  # of the micro-batch before
-    assert tester.released(4) == [b"to 0"]
-    assert tester.released(5) == []
-
-
-def test_rows_of_one_micro_batch_that_come_in_two_calls_are_not_released_between_them(tester):
-    [row] = tester.feed(tester.chunk(0, 1))
-
-    assert tester.feed(tester.chunk(0, 1, b"qq")) == []
-    assert row.pieces == [b"to 0"]
-    assert tester.released(1) == [b"to 0", b"to 0"]
-
-
-@pytest.mark.parametrize("seconds", [0, 10], ids=["in one batch", "in two"])
-def test_stored_chunks_of_payloads_that_fail_are_released_too(tester, seconds):
-    """All that were stored: also those that conflict, and those that follow the conflict."""
-    tester.feed(tester.chunk(0, 4))
-    if seconds:
-        tester.at(seconds)
-
-    tester.feed(tester.chunk(1, 4), tester.chunk(1, 4, b"qq", said=b"to 1 again"), tester.chunk(2, 4))
-
-    assert set(tester.released(20)) == {b"to 0", b"to 1", b"to 1 again", b"to 2"}
 
 
 def test_what_waits_too_long_is_said_once(tester):
@@ -177,10 +137,8 @@ def test_what_waits_too_long_is_said_once(tester):
     assert row.error_message == (
         f"received only 2 of 6 chunks of {UUID}, missing 0-1, 3, 5: expire_after_seconds (60) passed"
     )
-    assert tester.released(61) == [b"to 2", b"to 4"]
     assert tester.noted == {}
     assert tester.feed(tester.chunk(0, 6)) == []  # too late
-    assert tester.released(300) == [b"to 0"]
     assert tester.at(901) == []
     assert tester.timers == []
 
@@ -213,7 +171,6 @@ def test_contradictions_are_said_once(tester, apart, second, why):
     assert row.error_type == "ChunkConflictError"
     assert row.error_message.startswith(why.replace("UUID", UUID))
     assert tester.feed(tester.chunk(0, 4), tester.chunk(2, 4), tester.chunk(3, 4)) == []
-    assert set(tester.released(1)) >= {b"to 0", b"to 1", b"to 2", b"to 3"}
     assert tester.noted == {}
 
 
@@ -246,7 +203,6 @@ def test_what_a_header_says_of_the_whole_waits_with_the_chunks(tester):
 def test_what_its_writer_gave_up_is_no_row(tester):
     assert tester.feed(tester.chunk(0, 3), tester.aborted()) == []
     assert tester.feed(tester.chunk(1, 3), tester.chunk(2, 3)) == []
-    assert tester.released(300) == [b"to 0", b"to 1", b"to 2"]
 
 
 def test_a_payload_that_is_complete_is_not_given_up(tester):

@@ -155,6 +155,7 @@ def test_chunks_are_authenticated_on_a_stream(spark, config, tmp_path):
         "spark.sql.streaming.stateStore.providerClass",
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     )
+    config["stores"]["disk"]["ttl_seconds"] = 604_800
     several = forgeries(config)
     small, _ = envelopes(config, PAYLOADS[0], strategy="chunking", chunking={"max_message_bytes": 1000})
     folder = tmp_path / "topic"

@@ -42,7 +42,7 @@ class Rig:
         piece = memoryview(b"%d" % number if piece is None else piece)
         slot = Slot(at, at if handle is None else handle, headers)
         events = self.assembler.feed(source, slot, Chunk(uuid, number, count, piece))
-        self.attempts |= {event.uuid: event.attempt for event in events if not isinstance(event, Discarded)}
+        self.attempts |= {event.identity.uuid: event.attempt for event in events if not isinstance(event, Discarded)}
         return events
 
 
@@ -133,7 +133,7 @@ def test_interleaved_payloads_and_equal_uuids_of_different_sources_stay_apart():
     rig = Rig()
     fed = [(A, 0, "s"), (B, 0, "s"), (A, 0, "t"), (B, 1, "s"), (A, 1, "t"), (A, 1, "s")]
     events = [event for uuid, number, source in fed for event in rig.feed(uuid, number, 2, source=source)]
-    assert [(event.uuid, event.source, handles(event)) for event in events] == [
+    assert [(event.identity.uuid, event.identity.source, handles(event)) for event in events] == [
         (B, "s", [1, 3]),
         (A, "t", [2, 4]),
         (A, "s", [0, 5]),
@@ -222,7 +222,7 @@ def test_the_tail_of_a_dropped_payload_shares_its_fate_until_its_head_comes_agai
     rig = Rig(max_pending_payloads=1, on_evict="redeliver")
     rig.feed(A, 0, 3, at=0)
     (evicted,) = rig.feed(B, 0, 2, at=1)
-    assert (evicted.uuid, evicted.reason, evicted.action, handles(evicted)) == (A, "evicted", "redeliver", [0])
+    assert (evicted.identity.uuid, evicted.reason, evicted.action, handles(evicted)) == (A, "evicted", "redeliver", [0])
     (tail,) = rig.feed(A, 1, 3, at=2)
     assert (tail.reason, tail.action, handles(tail)) == ("evicted", "redeliver", [2])
     rig.feed(B, 1, 2, at=3)
@@ -235,7 +235,7 @@ def test_bytes_are_bounded_and_the_oldest_makes_room():
     rig.feed(A, 0, 2, b"xxxx")
     rig.feed(B, 0, 2, b"xxxx")
     (event,) = rig.feed(C, 0, 2, b"xxx")
-    assert event.uuid == A
+    assert event.identity.uuid == A
     assert rig.assembler.pending_bytes == 7
 
 
@@ -244,7 +244,7 @@ def test_the_payload_being_fed_is_never_the_victim():
     rig.feed(A, 0, 3, b"xxxxx")
     rig.feed(B, 0, 3, b"xxxxx")
     (event,) = rig.feed(A, 1, 3, b"xxxxx")
-    assert event.uuid == B
+    assert event.identity.uuid == B
     assert rig.assembler.pending_bytes == 10
 
 
@@ -274,7 +274,7 @@ def test_a_payload_too_large_and_never_complete_fails_at_its_expiry():
 def test_payloads_that_are_too_large_count_among_the_pending_ones():
     rig = Rig(max_chunks=2, max_pending_payloads=2)
     events = [event for uuid in (A, B, C) for event in rig.feed(uuid, 0, 99)]
-    assert [(event.uuid, type(event.error)) for event in events] == [(A, PayloadTooLargeError)]
+    assert [(event.identity.uuid, type(event.error)) for event in events] == [(A, PayloadTooLargeError)]
     assert rig.assembler.pending_payloads == 2
 
 
@@ -385,7 +385,7 @@ def test_for_bytes_only_a_payload_that_holds_some_makes_room():
     rig.feed(A, 0, 9, b"x" * 6)
     rig.feed(B, 0, 2, b"x" * 5)
     (event,) = rig.feed(C, 0, 3, b"x" * 5) + rig.feed(C, 1, 3, b"") + rig.feed("d" + C[1:], 0, 2, b"x")
-    assert (event.uuid, type(event)) == (B, Discarded)
+    assert (event.identity.uuid, type(event)) == (B, Discarded)
 
 
 def test_what_was_let_go_keeps_no_handle_alive():
@@ -396,7 +396,7 @@ def test_what_was_let_go_keeps_no_handle_alive():
     gone = weakref.ref(native)
     rig.feed(A, 0, 2, at=0, handle=native)
     events = rig.feed(B, 0, 2, at=1)
-    assert [event.uuid for event in events] == [A]
+    assert [event.identity.uuid for event in events] == [A]
     del events, native
     assert gone() is None
     (tail,) = rig.feed(A, 1, 2, at=2)

@@ -276,9 +276,6 @@ class Service:
     def unwrap(self, wrapped, *, key_id, context):
         return wrapped if self.wrong else wrapped[::-1]
 
-    def describe(self):
-        return {"address": "https://me:hunter2@vault"}
-
 
 def opened(**encryption):
     """Return the findings about encryption of a configuration with a memory store, by id."""
@@ -294,7 +291,7 @@ def test_open_wraps_and_unwraps_a_data_key(monkeypatch):
         findings = opened(key_id="k1", **options)
         assert "wrapped and unwrapped a data key" in findings["encryption-works"].message
         assert "store-works" in findings
-    assert "address https://***@vault" in findings["encryption-works"].message
+    assert f"provider {SERVICE}" in findings["encryption-works"].message
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 import claimcheck
 from claimcheck._config_file import from_dict
 from claimcheck._content.data_keys import DataKeys, KeyProvider, LocalKeys
+from claimcheck._validation import Problems
 from claimcheck.config import EncryptionConfig
 from claimcheck.errors import ConfigError, IntegrityError, StoreUnavailableError
 from tests import tink_oracle
@@ -52,9 +53,6 @@ class Service:
         if json.loads(head) != [self.keys[key_id], context] or self.keys[key_id] in self.deleted:
             raise ValueError("forged")
         return key
-
-    def describe(self):
-        return {"url": self.url}
 
     def _called(self, name):
         self.calls.append(name)
@@ -164,7 +162,7 @@ def test_no_text_has_a_key_and_nothing_can_be_pickled():
     keys = local()
     made = keys.new(CONTEXT)
     keys.open("k1", made.wrapped, CONTEXT)
-    for text in (repr(keys), repr(made), str(vars(LocalKeys)), repr(keys.describe())):
+    for text in (repr(keys), repr(made), str(vars(LocalKeys))):
         assert K1 not in text
         assert repr(made.key)[2:-1] not in text
     for secret in (keys, made):
@@ -261,7 +259,8 @@ def test_a_provider_gets_keys_and_options_with_variables_resolved(monkeypatch):
     keys.check()
 
     assert isinstance(Service(keys={}), KeyProvider)
-    assert keys.describe() == {"provider": HERE, "url": "http://keys"}
+    keys.check_keys(Problems())
+    assert vars(keys._provider)["url"] == "http://keys"
 
 
 @pytest.mark.parametrize(
@@ -325,9 +324,6 @@ class Sized:
     def unwrap(self, wrapped, *, key_id, context):
         return memoryview(wrapped)[:32] if self.answers else None
 
-    def describe(self):
-        return {}
-
 
 def sized(**options) -> dict[str, object]:
     return {"key_id": "k1", "keys": {"k1": "x"}, "provider": f"{__name__}:Sized", "options": options}
@@ -358,7 +354,7 @@ def test_a_provider_that_unwraps_no_bytes_is_named():
 
 
 def test_methods_that_a_provider_lacks_are_named():
-    with pytest.raises(ConfigError, match="Clock', which has no wrap and no unwrap and no describe"):
+    with pytest.raises(ConfigError, match="Clock', which has no wrap and no unwrap"):
         DataKeys(EncryptionConfig(key_id="k1", keys={"k1": "x"}, provider=f"{__name__}:Clock")).check()
 
 

@@ -58,9 +58,19 @@ def test_golden_bytes_in_both_directions(name, pointer):
     assert pointers.encode(pointer) == pointer_bytes(name)
 
 
+def verify(pointer, *, secrets, require):
+    """As a reader does it."""
+
+    def refuse(reason, why):
+        raise PointerRejectedError(f"it {why}", reason=reason)
+
+    if require or pointer.mac is not None:
+        pointers.verify(pointers.fields(pointer), secrets, refuse)
+
+
 def test_the_golden_signature_holds_over_fields_that_we_do_not_know():
     pointer = pointers.decode(pointer_bytes("pointer_v2_signed"))
-    pointers.verify(pointer, secrets=SECRETS, require=True)
+    verify(pointer, secrets=SECRETS, require=True)
     assert pointer.extra == {"future": {"a": [1, "é"]}}
     assert pointers.encode(pointer) == pointer_bytes("pointer_v2_signed")
     signed = pointers.encode_signed(replace(pointer, mac=None), key_id="k1", secret=SECRETS["k1"])
@@ -73,7 +83,7 @@ def test_every_changed_byte_of_a_signed_pointer_is_noticed():
         changed = bytearray(raw)
         changed[index] ^= 1
         with pytest.raises(ClaimCheckError):
-            pointers.verify(pointers.decode(bytes(changed)), secrets=SECRETS, require=True)
+            verify(pointers.decode(bytes(changed)), secrets=SECRETS, require=True)
 
 
 @pytest.mark.parametrize(
@@ -88,13 +98,13 @@ def test_every_changed_byte_of_a_signed_pointer_is_noticed():
 )
 def test_what_a_signature_refuses(pointer, secrets, require, why):
     with pytest.raises(PointerRejectedError, match=why) as caught:
-        pointers.verify(pointer, secrets=secrets, require=require)
+        verify(pointer, secrets=secrets, require=require)
     assert caught.value.reason == "signature"
 
 
 def test_unsigned_passes_where_it_may_and_signed_where_nothing_can_be_checked():
-    pointers.verify(V2, secrets=SECRETS, require=False)
-    pointers.verify(replace(V2, mac="00" * 32), secrets={}, require=False)
+    verify(V2, secrets=SECRETS, require=False)
+    verify(replace(V2, mac="00" * 32), secrets={}, require=False)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +164,7 @@ def test_unknown_fields_may_hold_anything_of_limited_depth(unknown):
     pointer = pointers.decode(v2_text(unknown))
     assert pointer.extra == {"x": json.loads(unknown)}
     signed = pointers.encode_signed(pointer, key_id="k1", secret=SECRETS["k1"])
-    pointers.verify(pointers.decode(signed), secrets=SECRETS, require=True)
+    verify(pointers.decode(signed), secrets=SECRETS, require=True)
 
 
 @pytest.mark.parametrize("missing", ["key", "store", "size", "segments", "checksum"])

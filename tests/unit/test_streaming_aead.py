@@ -65,11 +65,12 @@ def read(source, size, *, buffer_bytes=100_000, associated_data=b"", **range_) -
 
 
 @pytest.mark.parametrize("vector", VECTORS["streams"], ids=lambda vector: str(vector["plaintext_bytes"]))
-def test_ciphertexts_are_those_of_tink(vector):
+def test_ciphertexts_are_those_of_tink(vector, monkeypatch):
     plain, associated_data = plaintext(vector["plaintext_bytes"]), vector["associated_data"].encode()
     header = bytes.fromhex(vector["stream_header"])
 
-    ciphertext = b"".join(encrypt([plain], key=KEY, associated_data=associated_data, stream_header=header))
+    monkeypatch.setattr("os.urandom", lambda size: header[1 : 1 + size])
+    ciphertext = b"".join(encrypt([plain], key=KEY, associated_data=associated_data))
 
     assert hashlib.sha256(ciphertext).hexdigest() == vector["ciphertext_sha256"]
     assert ciphertext_bytes(len(plain)) == vector["ciphertext_bytes"] == len(ciphertext)

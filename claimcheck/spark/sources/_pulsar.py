@@ -1,64 +1,71 @@
 """``format("claimcheck_pulsar")``: messages of Pulsar topics as rows, and rows as messages.
 
-A streaming query keeps its `Subscriptions` on the driver; the executors read ranges of partitions.
+A streaming query keeps its `Subscriptions` on the driver; the executors read ranges of partitions. Rows are sent at
+least once: a task is done when the broker has all of its messages, which cannot be withdrawn. If Spark retries a task,
+or ends the job, rows that the first attempt sent are sent twice, or stay.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from itertools import count
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    InputPartition,
+    WriterCommitMessage,
+)
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
 from claimcheck._validation import Timeout, fail
 from claimcheck.config import Config
-from claimcheck.spark._columns import check_store_paths, check_writing
-from claimcheck.spark._worker import as_config
-from claimcheck.spark.sources._options import COUNT, TEXT, SubscriptionBusyError, Values, parse, require
+from claimcheck.errors import ClaimCheckError
+from claimcheck.spark._columns import HEADERS_TYPE, MAP_TYPE, check_store_paths, check_writing, row_source
+from claimcheck.spark._reading import Row
+from claimcheck.spark._worker import as_config, claim_check
+from claimcheck.spark.sources._options import COUNT, TEXT, RowSendError, Values, parse, require
 from claimcheck.spark.sources._pulsar_client import (
     CONNECTION_OPTIONS,
     Connection,
-    check_topic,
+    Subscriptions,
     client_errors,
+    client_for,
     in_parallel,
     ledger_sizes,
-    list_partitions,
-    open_client,
-    retry,
+    web_service,
 )
-from claimcheck.spark.sources._pulsar_reader import (
-    COLUMNS,
-    Offsets,
-    Position,
-    PulsarLog,
-    from_json,
-    limited,
-    message_id_at,
-    open_reader,
-    position_of,
-    split,
-    to_json,
-    unfiltered,
-)
-from claimcheck.spark.sources._pulsar_sink import BatchSink, Columns, StreamSink
+from claimcheck.spark.sources._pulsar_reader import COLUMNS, Offsets, PulsarLog, from_json, limited, split, to_json
 from claimcheck.spark.sources._source import Checkpoint, OffsetRange, TopicSource, TopicStreamReader
+from claimcheck.transports.pulsar._producer import PulsarProducer
 from claimcheck.transports.pulsar._queries import MAX_MESSAGE_BYTES, NOTHING, full_name, split_partition, vendor
+from claimcheck.transports.pulsar._send import BoundedProducer, error_of
 
 if TYPE_CHECKING:
     import pulsar
+    import pyarrow as pa
     from pyspark.sql.types import StructType
 
-T = TypeVar("T")
-
-_TOPIC = re.compile(r"persistent://[\w=:.-]+/[\w=:.-]+/[^/\s]+")
-_BUSY_SECONDS = 10.0  # the broker notices within a second or two that a process was killed
-
 _log = logging.getLogger(__name__)
+
+_BATCH_BYTES = 128 << 10  # the client's own default
+_BATCH_MESSAGES = 1000
+_GRACE_SECONDS = 30.0
+
+_KINDS = {
+    "value": ("binary",),
+    "key": ("binary", "string"),
+    "topic": ("string",),
+    "properties": (MAP_TYPE,),
+    "headers": (HEADERS_TYPE,),
+}
+_TOPIC = re.compile(r"persistent://[\w=:.-]+/[\w=:.-]+/[^/\s]+")
 
 
 class PulsarSource(TopicSource):
@@ -179,7 +186,7 @@ class _PulsarStreamReader(TopicStreamReader[PulsarLog]):
 
     @property
     def _subscriptions(self) -> Subscriptions:
-        self._opened = self._opened or Subscriptions(self._log)
+        self._opened = self._opened or Subscriptions(self._log.connection, self._log.topics, self._log.subscription)
         return self._opened
 
     def _check(self, begun: Offsets, ends: Offsets) -> None:
@@ -195,110 +202,213 @@ def _newer(start: Offsets, last: Offsets) -> Offsets:
     return {name: end for name, end in last.items() if end > start.get(name, NOTHING)}
 
 
-# Subscriptions ------------------------------------------------------------------------------------------------------
+# Writing --------------------------------------------------------------------------------------------------------------
 
 
-class Subscriptions:
-    """The subscriptions of one query, on the driver."""
+@dataclass
+class _Sent(WriterCommitMessage):
+    rows: int
 
-    def __init__(self, log: PulsarLog) -> None:
-        self._connection, self._topics, self._subscription = log.connection, log.topics, log.subscription
-        in_parallel(partial(check_topic, self._connection), self._topics)
-        self.client = open_client(self._connection)
-        self._consumers: dict[str, pulsar.Consumer] = {}
-        self._committed: Offsets = {}
-        self._known: set[str] = set()  # partitions whose subscription is where it was left
 
-    def last(self) -> Offsets:
-        names = list_partitions(self.client, self._connection, self._topics)
-        return dict(zip(names, in_parallel(self._last, names), strict=True))
+@dataclass(frozen=True, kw_only=True)
+class PulsarSink:
+    """The options of a query that writes, and Spark's commit protocol."""
 
-    def begin(self, *, at_end: bool) -> Offsets:
-        """Move the subscription to the topics' beginning or end, and return that position."""
-        ends = {name: end for name, end in self.last().items() if end != NOTHING}
-        in_parallel(lambda name: self._seek(name, ends[name] if at_end else NOTHING), ends)
-        return ends if at_end else {}
+    connection: Connection
+    columns: Columns
+    config: Config | None
+    max_message_bytes: int
+    timeout_seconds: float
 
-    def was_moved(self, name: str) -> bool:
-        """Whether the subscription was moved in a partition of which this query has read nothing."""
-        if name in self._known:
-            return False
-        millis = round(self._connection.timeout_seconds * 1000)
-        with client_errors(self._connection, name, "reading its first message"):
-            with contextlib.closing(open_reader(self.client, name, NOTHING, queue=1)) as reader:
-                first = position_of(reader.read_next(millis))
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Send the rows of a task and wait until the broker has all of them."""
+        sending = _Sending(self)
+        try:
+            rows = sum(map(sending.send, self.columns.rows(iterator)))
+            sending.finish()
+        finally:
+            sending.close()
+        return _Sent(rows)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803
+        """Do nothing: the broker has all messages."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803
+        sent = sum(result.rows for result in messages if isinstance(result, _Sent))
+        _log.warning("the job was aborted; %d rows of completed tasks stay in their topics", sent)
+
+    def producer(self, client: pulsar.Client, topic: str) -> BoundedProducer | PulsarProducer:
+        limit = self.max_message_bytes
+        if self.connection.admin_url is not None:
+            with web_service(self.connection) as admin:
+                limit = admin.max_message_bytes(topic)
+        with client_errors(self.connection, topic, "opening a producer"):
+            native = client.create_producer(
+                topic,
+                send_timeout_millis=max(1, round(self.timeout_seconds * 1000)),
+                block_if_queue_full=True,
+                batching_enabled=True,
+                # The broker's limit applies to a whole batch. The client counts payloads only: three quarters of the
+                # limit are left for keys and properties, 768 bytes for each message.
+                batching_max_allowed_size_in_bytes=max(1, min(_BATCH_BYTES, limit // 4)),
+                batching_max_messages=max(2, min(_BATCH_MESSAGES, limit // 1024)),
+            )
+        deadline = self.timeout_seconds + _GRACE_SECONDS
+        if self.config is None:
+            return BoundedProducer(native, deadline)
+        return PulsarProducer(native, claim_check(self.config), max_message_bytes=limit, deadline_seconds=deadline)
+
+
+class BatchSink(PulsarSink, DataSourceArrowWriter):
+    pass
+
+
+class StreamSink(PulsarSink, DataSourceStreamArrowWriter):
+    pass
+
+
+class _Sending:
+    """The producers of one task, one for each topic, and its rows in flight."""
+
+    def __init__(self, sink: PulsarSink) -> None:
+        self._sink = sink
+        self._client = client_for(sink.connection)
+        self._producers: dict[str, BoundedProducer | PulsarProducer] = {}
+        self._changed = threading.Condition()
+        self._waiting = 0
+        self._failed: list[tuple[_Row, pulsar.Result]] = []
+        self._ok = vendor().Result.Ok
+
+    def send(self, row: _Row) -> int:
+        """Send one row; returns 1, for a sum."""
+        if self._failed:
+            self._raise()
+        properties = {name: _as_text(row, f"header {name!r}", value) or "" for name, value in row.headers}
+        key = _as_text(row, "the key", row.key)
+        try:
+            producer = self._producers.get(row.topic)
+            if producer is None:
+                producer = self._producers[row.topic] = self._sink.producer(self._client, row.topic)
+            self._count(1)
             try:
-                moved = position_of(self._consumer(name).receive(millis)) != first
-            except vendor().exceptions.Timeout:
-                self._consumer(name).get_last_message_id()  # raises if no broker answers
-                moved = True  # it has no message, but the partition has
-        self._known.add(name)
-        return moved
+                producer.send_async(row.value, partial(self._record, row), properties or None, key)
+            except BaseException:
+                self._count(-1)
+                raise
+        except ClaimCheckError as error:
+            error.add_note(f"This is {row.source}, for {row.topic}.")
+            raise
+        except vendor().exceptions.PulsarException as error:
+            raise row.error(type(error).__name__) from error
+        return 1
 
-    def release(self, offsets: Offsets) -> None:
-        """Acknowledge what is committed, except the last entry: while it exists, nothing after it was deleted."""
-        read = {
-            name: position for name, position in offsets.items() if {name, split_partition(name)[0]} & set(self._topics)
-        }
-        new = read.items() - self._committed.items()
-        self._committed.update(read)
-        # -1, before the first entry of a ledger, acknowledges all ledgers before it.
-        in_parallel(lambda each: self._acknowledge(each[0], (each[1][0], each[1][1] - 1)), new)
+    def finish(self) -> None:
+        try:
+            for producer in self._producers.values():
+                producer.flush()
+        except Exception:
+            if not self._failed:  # the reasons of those are more precise
+                raise
+        with self._changed:
+            self._changed.wait_for(lambda: self._failed or not self._waiting)
+        if self._failed:
+            self._raise()
 
     def close(self) -> None:
-        with contextlib.suppress(vendor().exceptions.PulsarException):
-            self.client.close()
-
-    def _seek(self, name: str, position: Position) -> None:
-        # The last entry is kept, too: it will prove that nothing after it was deleted.
-        place = message_id_at(name, position)
-        with client_errors(self._connection, name, "moving the subscription"):
-            self._consumer(name).seek(place)
-        self._known.add(name)
-
-    def _last(self, name: str) -> Position:
-        consumer = self._consumer(name)
-        with client_errors(self._connection, name, "reading its last message id"):
-            last = _retry_while_created(consumer.get_last_message_id)
-        ledger, entry = last.ledger_id(), last.entry_id()
-        return (ledger, entry) if ledger >= 0 and entry >= 0 else NOTHING
-
-    def _consumer(self, name: str) -> pulsar.Consumer:
-        if name not in self._consumers:
-            self._consumers[name] = retry(
-                lambda: self._subscribe(name),
-                transient=lambda error: isinstance(error, SubscriptionBusyError),
-                seconds=_BUSY_SECONDS,
-            )
-        return self._consumers[name]
-
-    def _subscribe(self, name: str) -> pulsar.Consumer:
-        library = vendor()
-        with client_errors(self._connection, name, "subscribing"):
+        """Close the producers. Failed sends are rolled back by then."""
+        for topic, producer in self._producers.items():
             try:
-                return self.client.subscribe(
-                    name,
-                    self._subscription,
-                    consumer_type=library.ConsumerType.Exclusive,
-                    initial_position=library.InitialPosition.Earliest,
-                    receiver_queue_size=1,  # `was_moved` needs one message
-                    start_message_id_inclusive=True,
-                    **unfiltered(),
-                )
-            except library.exceptions.ConsumerBusy as error:
-                text = (
-                    f"{name}: another query, or another run of this one, holds the subscription {self._subscription!r}."
-                    " Each query needs a subscription of its own, and one run at a time"
-                )
-                raise SubscriptionBusyError(text, destination=name) from error
+                producer.close()
+            except Exception as error:
+                _log.warning("%s: closing a producer failed: %s", topic, type(error).__name__)
 
-    def _acknowledge(self, name: str, position: Position) -> None:
-        try:
-            self._consumer(name).acknowledge_cumulative(message_id_at(name, position))
-        except Exception as error:
-            _log.warning("%s: could not acknowledge what was read: %s", name, type(error).__name__)
+    def _record(self, row: _Row, result: pulsar.Result, message_id: object) -> None:
+        """Record a result, in the client's thread."""
+        if result != self._ok:
+            self._failed.append((row, result))
+        self._count(-1)
+
+    def _count(self, more: int) -> None:
+        with self._changed:
+            self._waiting += more
+            self._changed.notify()
+
+    def _raise(self) -> NoReturn:
+        row, result = self._failed[0]
+        raise row.error(result.name) from error_of(result)
 
 
-def _retry_while_created(call: Callable[[], T]) -> T:
-    pending = vendor().exceptions.BrokerMetadataError
-    return retry(call, transient=lambda error: isinstance(error, pending), seconds=_BUSY_SECONDS)
+def _as_text(row: _Row, what: str, value: str | bytes | None) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise row.error(f"{what} is not UTF-8, which Pulsar requires") from error
+
+
+# Rows -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    number: int
+    topic: str
+    value: bytes | None
+    key: str | bytes | None
+    headers: list[tuple[str, str | bytes]]
+    place: Row
+
+    @property
+    def source(self) -> str:
+        origin = row_source(self.place.values())
+        return f"row {self.number} of this task" + (f" ({origin})" if origin else "")
+
+    def error(self, why: str) -> RowSendError:
+        text = f"{self.topic}: {self.source} was not sent: {why}"
+        if why == "MessageTooBig":
+            text += f" ({len(self.value or b'')} bytes, perhaps in a batch). See maxMessageBytes, adminUrl and config"
+        return RowSendError(text, destination=self.topic, row=self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    places: dict[str, int]
+    topic: str | None
+
+    @classmethod
+    def of(cls, schema: StructType, *, topic: str | None) -> Columns:
+        """Find the columns, on the driver; all others are ignored."""
+        places: dict[str, int] = {}
+        for place, field in enumerate(schema):
+            name, kind = field.name.lower(), field.dataType.simpleString()
+            if name not in _KINDS or (name == "topic" and topic is not None):
+                continue
+            if kind not in _KINDS[name] or name in places:
+                found = f"{field.name!r} twice" if name in places else f"{field.name!r} of type {kind}"
+                fail(f"column {name}", found=found, expected=f"one column of type {' or '.join(_KINDS[name])}")
+            places[name] = place
+        if "value" not in places:
+            fail("column value", found="nothing", expected="a column of type binary: the messages to send")
+        if topic is None and "topic" not in places:
+            fail("topic", found="nothing", expected="the name of a topic, or a column of that name")
+        return cls(places, topic)
+
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_Row]:
+        """Return the rows of a task; raises `RowSendError` at a row without a topic."""
+        numbers = count()
+        for batch in batches:
+            names, columns = tuple(batch.schema.names), {name: batch.column(at) for name, at in self.places.items()}
+            for index in range(batch.num_rows):
+                parts = {name: column[index].as_py() for name, column in columns.items()}
+                topic, place = self.topic or parts.get("topic") or "", Row(batch, index, names)
+                row = _Row(next(numbers), topic, parts["value"], parts.get("key"), _headers(parts), place)
+                if not row.topic:
+                    raise row.error("its column topic is null, and there is no option topic")
+                yield row
+
+
+def _headers(parts: dict[str, Any]) -> list[tuple[str, str | bytes]]:
+    pairs: list[tuple[str | None, str | bytes | None]] = [*(parts.get("properties") or ())]
+    pairs += [(each["key"], each["value"]) for each in parts.get("headers") or () if each is not None]
+    return [(name, b"" if value is None else value) for name, value in pairs if name is not None]

@@ -1,4 +1,4 @@
-"""The Pulsar client, one per process and broker, the web service, and the errors of both.
+"""The Pulsar client, one per process and broker, its subscriptions, the web service, and the errors of all.
 
 The client cannot tell a refused token from a timeout: when a broker refuses a token, or requires one, the client
 reconnects until its operation times out, and raises ``Timeout`` as for a broker that does not exist (measured with
@@ -8,6 +8,7 @@ client 3.13 and broker 4.2). The web service reports the reason, if there is an 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import ssl
@@ -17,19 +18,30 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, TypeVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast
 
 from claimcheck._validation import SECRET, Check, Timeout, fail
 from claimcheck.errors import TransportError
-from claimcheck.spark.sources._options import TEXT, AccessError, Values, require
-from claimcheck.transports.pulsar._queries import AdminClient, AdminError, topic_path, vendor
+from claimcheck.spark.sources._options import TEXT, AccessError, SubscriptionBusyError, Values, require
+from claimcheck.transports.pulsar._queries import (
+    NOTHING,
+    AdminClient,
+    AdminError,
+    split_partition,
+    topic_path,
+    vendor,
+)
 
 if TYPE_CHECKING:
     import pulsar
 
+_log = logging.getLogger(__name__)
+
 K = TypeVar("K")
 T = TypeVar("T")
 
+_BUSY_SECONDS = 10.0  # the broker notices within a second or two that a process was killed
 IN_PARALLEL = 256  # requests of one client: they wait for the broker, and after a `seek` 100 ms to connect again
 _PAUSE_SECONDS = 0.5
 _HOST = r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d{1,5})?"
@@ -42,6 +54,12 @@ _SERVICE_URL = "pulsar://host:port or pulsar+ssl://host:port, without a user; fo
 def _is_service_url(url: str) -> bool:
     return _SERVICE.fullmatch(url) is not None and all(int(port) < 65536 for port in re.findall(r":(\d+)", url))
 
+
+Position = tuple[int, int]
+"""Ledger and entry, both from 0. A batch is one entry: it is read as a whole."""
+
+NativeId: TypeAlias = Any  # of the client's C++ core
+NativeMessage: TypeAlias = Any
 
 CONNECTION_OPTIONS: dict[str, object] = {
     "serviceUrl": Annotated[str, SECRET, Check(_is_service_url, _SERVICE_URL)],
@@ -205,6 +223,34 @@ def transport_error(connection: Connection, topic: str, what: str, error: Except
     return wrapped
 
 
+# Reading from one partition -------------------------------------------------------------------------------------------
+
+
+def message_id_at(partition: str, position: Position) -> pulsar.MessageId:
+    """Return the id of an entry; the earliest one for `NOTHING`."""
+    if position == NOTHING:
+        return vendor().MessageId.earliest
+    return vendor().MessageId(split_partition(partition)[1], *position, -1)
+
+
+def position_of(message: NativeMessage) -> Position:
+    message_id: NativeId = message.message_id()
+    return message_id.ledger_id(), message_id.entry_id()
+
+
+def open_reader(client: pulsar.Client, partition: str, start: Position | None, *, queue: int) -> pulsar.Reader:
+    """Return a reader that begins with an entry, or with the topic's last one; it skips nothing."""
+    first = vendor().MessageId.latest if start is None else message_id_at(partition, start)
+    return client.create_reader(
+        partition, first, start_message_id_inclusive=True, receiver_queue_size=queue, **unfiltered()
+    )
+
+
+def unfiltered() -> dict[str, object]:
+    """Return arguments for a reader or consumer that does not skip messages that it cannot decrypt."""
+    return {"crypto_failure_action": vendor().ConsumerCryptoFailureAction.CONSUME}
+
+
 # The web service ----------------------------------------------------------------------------------------------------
 
 
@@ -251,3 +297,112 @@ def _explained(connection: Connection, error: AdminError) -> TransportError:
         why = "it refuses the token (authTokenEnv), or the token's role lacks the permission"
         return AccessError(f"{text}: {why}. Without adminUrl no request is made")
     return TransportError(text)
+
+
+# Subscriptions ------------------------------------------------------------------------------------------------------
+
+
+class Subscriptions:
+    """The subscriptions of one query, on the driver."""
+
+    def __init__(self, connection: Connection, topics: tuple[str, ...], subscription: str) -> None:
+        self._connection, self._topics, self._subscription = connection, topics, subscription
+        in_parallel(partial(check_topic, self._connection), self._topics)
+        self.client = open_client(self._connection)
+        self._consumers: dict[str, pulsar.Consumer] = {}
+        self._committed: dict[str, Position] = {}
+        self._known: set[str] = set()  # partitions whose subscription is where it was left
+
+    def last(self) -> dict[str, Position]:
+        names = list_partitions(self.client, self._connection, self._topics)
+        return dict(zip(names, in_parallel(self._last, names), strict=True))
+
+    def begin(self, *, at_end: bool) -> dict[str, Position]:
+        """Move the subscription to the topics' beginning or end, and return that position."""
+        ends = {name: end for name, end in self.last().items() if end != NOTHING}
+        in_parallel(lambda name: self._seek(name, ends[name] if at_end else NOTHING), ends)
+        return ends if at_end else {}
+
+    def was_moved(self, name: str) -> bool:
+        """Whether the subscription was moved in a partition of which this query has read nothing."""
+        if name in self._known:
+            return False
+        millis = round(self._connection.timeout_seconds * 1000)
+        with client_errors(self._connection, name, "reading its first message"):
+            with contextlib.closing(open_reader(self.client, name, NOTHING, queue=1)) as reader:
+                first = position_of(reader.read_next(millis))
+            try:
+                moved = position_of(self._consumer(name).receive(millis)) != first
+            except vendor().exceptions.Timeout:
+                self._consumer(name).get_last_message_id()  # raises if no broker answers
+                moved = True  # it has no message, but the partition has
+        self._known.add(name)
+        return moved
+
+    def release(self, offsets: dict[str, Position]) -> None:
+        """Acknowledge what is committed, except the last entry: while it exists, nothing after it was deleted."""
+        read = {
+            name: position for name, position in offsets.items() if {name, split_partition(name)[0]} & set(self._topics)
+        }
+        new = read.items() - self._committed.items()
+        self._committed.update(read)
+        # -1, before the first entry of a ledger, acknowledges all ledgers before it.
+        in_parallel(lambda each: self._acknowledge(each[0], (each[1][0], each[1][1] - 1)), new)
+
+    def close(self) -> None:
+        with contextlib.suppress(vendor().exceptions.PulsarException):
+            self.client.close()
+
+    def _seek(self, name: str, position: Position) -> None:
+        # The last entry is kept, too: it will prove that nothing after it was deleted.
+        place = message_id_at(name, position)
+        with client_errors(self._connection, name, "moving the subscription"):
+            self._consumer(name).seek(place)
+        self._known.add(name)
+
+    def _last(self, name: str) -> Position:
+        consumer = self._consumer(name)
+        with client_errors(self._connection, name, "reading its last message id"):
+            last = _retry_while_created(consumer.get_last_message_id)
+        ledger, entry = last.ledger_id(), last.entry_id()
+        return (ledger, entry) if ledger >= 0 and entry >= 0 else NOTHING
+
+    def _consumer(self, name: str) -> pulsar.Consumer:
+        if name not in self._consumers:
+            self._consumers[name] = retry(
+                lambda: self._subscribe(name),
+                transient=lambda error: isinstance(error, SubscriptionBusyError),
+                seconds=_BUSY_SECONDS,
+            )
+        return self._consumers[name]
+
+    def _subscribe(self, name: str) -> pulsar.Consumer:
+        library = vendor()
+        with client_errors(self._connection, name, "subscribing"):
+            try:
+                return self.client.subscribe(
+                    name,
+                    self._subscription,
+                    consumer_type=library.ConsumerType.Exclusive,
+                    initial_position=library.InitialPosition.Earliest,
+                    receiver_queue_size=1,  # `was_moved` needs one message
+                    start_message_id_inclusive=True,
+                    **unfiltered(),
+                )
+            except library.exceptions.ConsumerBusy as error:
+                text = (
+                    f"{name}: another query, or another run of this one, holds the subscription {self._subscription!r}."
+                    " Each query needs a subscription of its own, and one run at a time"
+                )
+                raise SubscriptionBusyError(text, destination=name) from error
+
+    def _acknowledge(self, name: str, position: Position) -> None:
+        try:
+            self._consumer(name).acknowledge_cumulative(message_id_at(name, position))
+        except Exception as error:
+            _log.warning("%s: could not acknowledge what was read: %s", name, type(error).__name__)
+
+
+def _retry_while_created(call: Callable[[], T]) -> T:
+    pending = vendor().exceptions.BrokerMetadataError
+    return retry(call, transient=lambda error: isinstance(error, pending), seconds=_BUSY_SECONDS)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
@@ -21,12 +21,17 @@ from claimcheck.spark.sources._options import AccessError, DataLossError, Foreig
 from claimcheck.spark.sources._pulsar_client import (
     IN_PARALLEL,
     Connection,
+    NativeId,
+    NativeMessage,
+    Position,
     check_topic,
     client_errors,
     client_for,
     in_parallel,
     ledger_sizes,
     list_partitions,
+    open_reader,
+    position_of,
     retry,
     transport_error,
 )
@@ -61,9 +66,6 @@ P = TypeVar("P")
 
 _log = logging.getLogger(__name__)
 
-Position = tuple[int, int]
-"""Ledger and entry, both from 0. A batch is one entry: it is read as a whole."""
-
 Offsets = dict[str, Position]
 """The last entry that was read, by the full name of a partition; partitions without one were not read yet."""
 
@@ -72,8 +74,6 @@ Range = OffsetRange[Position]
 
 _Span = tuple[int, int, int]  # a ledger, and the first and last of its entries
 
-NativeId: TypeAlias = Any  # of the client's C++ core
-NativeMessage: TypeAlias = Any
 Received = tuple[Position, NativeId, NativeMessage]
 
 
@@ -84,13 +84,6 @@ def from_json(value: Mapping[str, Sequence[int]]) -> Offsets:
 def to_json(offsets: Offsets) -> Checkpoint:
     """Return offsets for a checkpoint, always in the same order: Spark compares texts."""
     return {name: list(offsets[name]) for name in sorted(offsets)}
-
-
-def message_id_at(partition: str, position: Position) -> pulsar.MessageId:
-    """Return the id of an entry; the earliest one for `NOTHING`."""
-    if position == NOTHING:
-        return vendor().MessageId.earliest
-    return vendor().MessageId(split_partition(partition)[1], *position, -1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,19 +145,6 @@ class PulsarLog:
             return position_of(reader.read_next(round(self.timeout_seconds * 1000)))
 
 
-def position_of(message: NativeMessage) -> Position:
-    message_id: NativeId = message.message_id()
-    return message_id.ledger_id(), message_id.entry_id()
-
-
-def open_reader(client: pulsar.Client, partition: str, start: Position | None, *, queue: int) -> pulsar.Reader:
-    """Return a reader that begins with an entry, or with the topic's last one; it skips nothing."""
-    first = vendor().MessageId.latest if start is None else message_id_at(partition, start)
-    return client.create_reader(
-        partition, first, start_message_id_inclusive=True, receiver_queue_size=queue, **unfiltered()
-    )
-
-
 def read_messages(client: pulsar.Client, offsets: Range, log: PulsarLog) -> Iterator[Received]:
     """Yield the messages of a range in order, every entry as a whole. Raises as `PulsarLog.batches` does."""
 
@@ -223,7 +203,7 @@ def _until_end(reader: pulsar.Reader, offsets: Range, log: PulsarLog) -> Iterato
 
 def _has_more(reader: pulsar.Reader, offsets: Range, log: PulsarLog) -> bool:
     with client_errors(log.connection, offsets.partition, "checking for more messages"):
-        return bool(reader._reader.has_message_available())
+        return bool(reader.has_message_available())
 
 
 def _lost(offsets: Range, first: Position | None, log: PulsarLog) -> None:
@@ -298,11 +278,6 @@ def _value(message: NativeMessage) -> bytes | None:
 # Messages that this source cannot read ------------------------------------------------------------------------------
 
 _FIRST_CHUNK = b"\x3a"  # field 7 of `MessageIdData` (Pulsar's protocol): where a payload in chunks begins
-
-
-def unfiltered() -> dict[str, object]:
-    """Return arguments for a reader or consumer that does not skip messages that it cannot decrypt."""
-    return {"crypto_failure_action": vendor().ConsumerCryptoFailureAction.CONSUME}
 
 
 def check_readable(message: NativeMessage, message_id: NativeId, partition: str) -> None:

@@ -23,7 +23,7 @@ import click
 from rich.console import Console
 from rich.markdown import Markdown
 
-from claimcheck._config_file import from_dict, load
+from claimcheck._config_file import from_dict, read_yaml
 from claimcheck.cli._commands import BrokerOptions, broker_options, one_line
 from claimcheck.cli._files import is_terminal, reported
 from claimcheck.config import Config
@@ -170,7 +170,7 @@ def _measured(run: Run, options: Options, out: Path) -> bool:
 
 def _config(run: Run) -> Config | None:
     if run.config is not None:
-        return load(run.config)
+        return from_dict(read_yaml(run.config))
     return from_dict({"strategy": "hybrid", "stores": {"payloads": run.store}}) if run.store else None
 
 
