@@ -6,6 +6,7 @@ import math
 import re
 import stat
 from collections.abc import Callable, Container, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from claimcheck._operate.findings import Finding, examined, finding, reason_of
 from claimcheck._store.store import Store
 from claimcheck._texts import duration
+from claimcheck.config import StoreConfig
 from claimcheck.errors import ClaimCheckError, ScanNotSupportedError, StoreUnavailableError
 from claimcheck.stores.s3 import S3Store
 from claimcheck.stores.s3._lifecycle import rules_of
@@ -32,16 +34,14 @@ _ARCHIVES = {"GLACIER", "DEEP_ARCHIVE"}  # GLACIER_IR can be read at once
 def examine_stores(cc: ClaimCheck, clock: Callable[[], float], failed: Container[str] = ()) -> Iterator[Finding]:
     """Yield the findings about all stores, except those that `claimcheck.ClaimCheck.check` reports."""
     for name in cc.config.stores:
-        path = f"stores.{name}"
-        try:
-            store = None if path in failed else cc.store(name)
-        except ClaimCheckError:  # which check reports
-            store = None
-        kind = cc.config.stores[name].type
-        if store is not None and kind != "redis":  # which expires payloads, and may have many keys
-            yield from _listing(store, path, clock)
-        if store is not None:
-            yield from _server(kind, store, path, clock)
+        path, config = f"stores.{name}", cc.config.stores[name]
+        if path in failed:
+            continue
+        with suppress(ClaimCheckError):  # which check reports
+            store = cc.store(name)
+            if config.type != "redis":  # which expires payloads, and may have many keys
+                yield from _listing(store, path, clock)
+            yield from _server(config, store, path, clock)
 
 
 def _listing(store: Store, path: str, clock: Callable[[], float]) -> Iterator[Finding]:
@@ -66,8 +66,8 @@ def _listing(store: Store, path: str, clock: Callable[[], float]) -> Iterator[Fi
         yield finding("warning", "store-not-listable", path, message, fix)
 
 
-def _server(kind: str, store: Any, path: str, clock: Callable[[], float]) -> Iterator[Finding]:
-    if kind == "redis":
+def _server(config: StoreConfig, store: Any, path: str, clock: Callable[[], float]) -> Iterator[Finding]:
+    if (kind := config.type) == "redis":
         yield from examined("redis", path, "the clock", partial(_clock, store, path, clock))
         for name, client in store._server.nodes():
             place = f"{path} ({name})" if name else path

@@ -1,9 +1,6 @@
 """The group of all commands, and what they share: options, the configuration, brokers and credentials, exit codes.
 
-Passwords and tokens do not belong on a command line, which other users of the machine can see. They come from the file
-of ``--kafka-config`` and from environment variables: ``CLAIMCHECK_KAFKA_SASL_PASSWORD`` is librdkafka's
-``sasl.password``, likewise for every ``security.*``, ``sasl.*`` and ``ssl.*``. Pulsar has ``CLAIMCHECK_PULSAR_TOKEN``,
-``_NAMESPACE``, ``_TLS_TRUST_CERTS_FILE_PATH`` and ``_LISTENER_NAME``.
+Passwords and tokens come from files and variables only: other users of the machine can see a command line.
 """
 
 from __future__ import annotations
@@ -104,13 +101,8 @@ store_option = click.option(
 local_option = click.option(
     "--local", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="The file of the embedded broker."
 )
-rate_option = click.option(
-    "--rate", metavar="N", type=click.FloatRange(0.001, 1_000_000), help="At most this many entries per second."
-)
-
-
-with_config = click.pass_obj
-"""Passes the path of the configuration, an option of all commands, to a command as its first argument."""
+rate_option = click.option("--rate", metavar="N", type=click.FloatRange(0.001, 1_000_000), help="Entries per second.")
+with_config = click.pass_obj  # the path of the configuration, an option of all commands, is the first argument
 
 
 def yes_option(does: str, not_done: str) -> Callable[..., Any]:

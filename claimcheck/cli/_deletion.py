@@ -13,8 +13,15 @@ from typing import Any, NoReturn
 import click
 
 from claimcheck._client import ClaimCheck
-from claimcheck._operate.gc_collection import Collection, CollectionReport, StoreReport
-from claimcheck._operate.gc_topics import KafkaTopics, LocalTopics, PulsarTopics, Topics
+from claimcheck._operate.gc import (
+    Collection,
+    CollectionReport,
+    KafkaTopics,
+    LocalTopics,
+    PulsarTopics,
+    StoreReport,
+    Topics,
+)
 from claimcheck._operate.sweep import SweepReport
 from claimcheck._texts import duration as in_words
 from claimcheck._texts import printable

@@ -2,7 +2,7 @@
 
 The executors list the stores in parallel. The listing is anti-joined with the pointers in the topics, and in tables
 that keep their payloads. It needs no memory for the set of candidates, so it suits stores that are too large for
-``claimcheck gc``; `claimcheck._operate.gc_collection` explains why the order of listing and reading is safe. Each
+``claimcheck gc``; `claimcheck._operate.gc` explains why the order of listing and reading is safe. Each
 orphan is deleted after one more look at the topics and at the store.
 """
 

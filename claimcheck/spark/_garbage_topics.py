@@ -1,6 +1,6 @@
 """What the messages of topics and tables point at, and which payloads are left when these are taken away.
 
-`claimcheck._operate.gc_collection` proves that two passes over the topics are enough, if the second one reads
+`claimcheck._operate.gc` proves that two passes over the topics are enough, if the second one reads
 everything that was appended after the first one began. Here each pass reads everything, so that is the case if the last
 message of each partition in the first pass is still there in the second one: brokers delete from the beginning.
 """

@@ -22,7 +22,7 @@ import yaml
 
 import claimcheck
 from claimcheck._operate.garbage import reference_of
-from claimcheck._operate.gc_topics import KafkaTopics, PulsarTopics, Topics
+from claimcheck._operate.gc import KafkaTopics, PulsarTopics, Topics
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports.kafka._queries import KafkaTarget
 from claimcheck.transports.pulsar import PulsarProducer

@@ -158,7 +158,7 @@ class TestKafkaAndRedis:
         assert len(lab.stored) == 1
 
     def test_messages_that_are_deleted_while_their_topic_is_read_again_delete_nothing(self, lab, broker):
-        from claimcheck._operate.gc_topics import KafkaTopics
+        from claimcheck._operate.gc import KafkaTopics
         from claimcheck.transports._common.topics import IncompleteReadError
         from claimcheck.transports.kafka._queries import KafkaTarget
 
@@ -232,7 +232,7 @@ class TestPulsarAndS3:
         assert lab.stored == {pointer.key for pointer in pointers[3:]}
 
     def test_a_lost_ledger_deletes_nothing(self, lab, send, pulsar_broker, pulsar_client):
-        from claimcheck._operate.gc_topics import PulsarTopics
+        from claimcheck._operate.gc import PulsarTopics
         from claimcheck.transports._common.topics import IncompleteReadError
         from claimcheck.transports.pulsar._queries import PulsarTarget
 

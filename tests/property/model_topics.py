@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from claimcheck._operate.gc_topics import Topics
+from claimcheck._operate.gc import Topics
 from claimcheck.transports._common.topics import IncompleteReadError, TopicMessage, topics_to_read
 
 Place = tuple[str, int]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from claimcheck._operate.garbage import Candidates
-from claimcheck._operate.gc_collection import Collection, Run
+from claimcheck._operate.gc import Collection, Run
 from claimcheck._operate.sweep import Sweep
 from claimcheck._store.contract import StoreContext
 from claimcheck._wire.envelope import encode_pointer

@@ -84,7 +84,7 @@ KEYS = {f"k{number}": base64.b64encode(bytes([number]) * 32).decode() for number
 )
 def test_what_a_type_of_store_does_not_tell_is_named(options, found):
     with claimcheck.from_dict({"stores": {"hot": options}}) as cc:
-        assert [each.id for each in _server(options["type"], cc.store("hot"), "stores.hot", time.time)] == found
+        assert [each.id for each in _server(cc.config.stores["hot"], cc.store("hot"), "stores.hot", time.time)] == found
 
 
 def test_a_store_that_cannot_be_listed_is_named():

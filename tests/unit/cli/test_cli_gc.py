@@ -12,8 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import claimcheck
-from claimcheck._operate.gc_collection import Collection
-from claimcheck._operate.gc_topics import LocalTopics
+from claimcheck._operate.gc import Collection, LocalTopics
 from claimcheck._store.contract import StoreContext
 from claimcheck._wire.envelope import encode_pointer
 from claimcheck.transports._common.topics import topics_not_read, topics_to_read
@@ -327,7 +326,7 @@ def test_dead_letter_and_retry_topics_are_read_both_ways(suffix, group, number):
 
 
 def test_pulsar_reads_all_partitions_of_the_topic_of_a_dead_letter_topic(monkeypatch):
-    from claimcheck._operate.gc_topics import PulsarTopics
+    from claimcheck._operate.gc import PulsarTopics
     from claimcheck.transports.pulsar._queries import PulsarTarget
 
     place = "persistent://public/default/"
@@ -346,7 +345,7 @@ def test_pulsar_reads_all_partitions_of_the_topic_of_a_dead_letter_topic(monkeyp
 def test_kafka_reads_the_topic_of_a_dead_letter_topic(monkeypatch):
     from confluent_kafka import admin as vendor
 
-    from claimcheck._operate.gc_topics import KafkaTopics
+    from claimcheck._operate.gc import KafkaTopics
     from claimcheck.transports.kafka._queries import KafkaTarget
 
     known = {name: SimpleNamespace(error=None, partitions=(0,)) for name in ("orders", "orders.dlq", "x")}
