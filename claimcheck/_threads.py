@@ -119,10 +119,9 @@ class IoThreads:
     def _next_may_run(self) -> bool:
         while self._waiting and self._waiting[0].future.cancelled():
             self._waiting.popleft()
-        return bool(self._waiting) and self._has_room(self._waiting[0].size)
-
-    def _has_room(self, size: int) -> bool:
-        return not size or not self._bytes or self._bytes + size <= self._max_bytes
+        size = self._waiting[0].size if self._waiting else 0
+        has_room = not size or not self._bytes or self._bytes + size <= self._max_bytes
+        return bool(self._waiting) and has_room
 
     def _take(self) -> list[_Call]:
         if not self._next_may_run():

@@ -360,15 +360,12 @@ class PayloadFile(io.RawIOBase):
             count = reader.readinto(view)
         else:
             if self._pointer.encryption is None or (self._pointer.checksum or "").startswith(KEYED):
-                self._verify_rest(reader)
+                scratch = memoryview(bytearray(0 if reader.is_verified else STEP_BYTES))
+                while not reader.is_verified:
+                    reader.readinto(scratch)
             count = self._read_at(view[: max(0, (self._size or 0) - self._position)])
         self._position += count
         return count
-
-    def _verify_rest(self, reader: VerifiedReader) -> None:
-        scratch = memoryview(bytearray(0 if reader.is_verified else STEP_BYTES))
-        while not reader.is_verified:
-            reader.readinto(scratch)
 
     def _read_at(self, view: memoryview) -> int:
         check_interrupt()

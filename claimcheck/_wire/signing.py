@@ -105,7 +105,11 @@ class Seal:
         elif pointer.encryption is not None and not anywhere:
             self.check_origin(pointer.destination or "", destination, what=f"the pointer to {pointer.key[:200]!r}")
         if destination is not None and pointer.version != 1 and self._config.destinations:
-            self._check_store(pointer, destination)
+            readable = self._config.readable_from(destination)
+            if pointer.store in self._readable and pointer.store not in readable:
+                refuse(
+                    "store", f"names the store {pointer.store!r}, which is not listed in reads_from of this destination"
+                )
         return pointer
 
     def check_whole(self, envelope: object, headers: object, destination: str | None) -> None:
@@ -226,11 +230,6 @@ class Seal:
         named = algorithm or "an unknown algorithm"
         why = f"has a checksum by {named}, which does not bind its content: set checksum: {named} to accept it"
         _reject(pointer, "checksum", why)
-
-    def _check_store(self, pointer: Pointer, destination: str) -> None:
-        if pointer.store in self._readable and pointer.store not in self._config.readable_from(destination):
-            why = f"names the store {pointer.store!r}, which is not listed in reads_from of this destination"
-            _reject(pointer, "store", why, pointer.store)
 
     def _secrets_or(self, refuse: Refuse) -> dict[str, bytes]:
         try:

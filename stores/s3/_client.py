@@ -63,7 +63,8 @@ def connect(place: dict[str, str | None], timeouts: dict[str, float], *, connect
         s3={"payload_signing_enabled": False},
         retries={"mode": "standard", "total_max_attempts": 3},
         parameter_validation=False,  # all arguments come from the store
-        user_agent=_user_agent(),
+        # The SDK would otherwise build one from forty parts for each request.
+        user_agent=f"claimcheck Boto3/{import_vendor('boto3', extra='s3').__version__}",
         max_pool_connections=max(connections, IO_THREADS),  # of the methods for asyncio
         tcp_keepalive=True,
         **timeouts,
@@ -87,11 +88,6 @@ def _timestamp(value: Any) -> datetime:
     except (TypeError, ValueError):
         parsed: datetime = import_vendor("botocore.utils", extra="s3").parse_timestamp(value)
         return parsed
-
-
-def _user_agent() -> str:
-    """Return a fixed user agent; the SDK would otherwise build one from forty parts for each request."""
-    return f"claimcheck Boto3/{import_vendor('boto3', extra='s3').__version__}"
 
 
 def kind_of_error(error: Exception) -> type[StoreError] | None:
