@@ -350,7 +350,7 @@ class TestRedeliveryTracker:
             counts.add(place)
         for entry in (5, 7, 9):
             counts.forget(("t", (1, entry, 0)))
-        assert list(counts._counts) == [("u", (1, 5, 0))]
+        assert list(counts) == [("u", (1, 5, 0))]
 
 
 class Busy(Receiver):
