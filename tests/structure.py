@@ -234,7 +234,8 @@ def paths() -> dict[str, int]:
             for name, work in works.items():
                 work()
                 _make_folders(Path(folder))
-                counted = traced(work)
+                # The fewest calls: a payload may be the first one of a minute, or find a thread busy.
+                counted = min((traced(work) for _ in range(3)), key=lambda each: sum(each.values()))
                 found |= {f"{name}: calls": sum(counted.values()), f"{name}: functions": len(counted)}
                 found[f"{name}: files"] = len({file for file, _ in counted})
     return found
