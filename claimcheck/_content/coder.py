@@ -40,8 +40,8 @@ OpenRange = Callable[[int, int], Reader]
 _IN_MEMORY_BYTES = 4 << 20  # payloads up to this size are encoded at once, so that their stored size is known
 _SAMPLE_BYTES = 64 << 10
 _SPARE_BYTES = 128 << 10  # content may be larger than its payload by this and by
-_NOT_ENCRYPTED = "it is not encrypted, but encryption.require is true"
 _SPARE_FRACTION = 128  # this fraction: header, tags, incompressible blocks
+_NOT_ENCRYPTED = "it is not encrypted, but encryption.require is true"
 
 
 @dataclass(frozen=True, slots=True)
