@@ -399,7 +399,6 @@ class ClaimCheck:
         dry_run: bool = True,
         grace_seconds: float = 3600.0,
         rate: float | None = None,
-        unmarked_lifetime_seconds: float | None = None,
         on_batch: Callable[[SweepReport], None] = lambda report: None,
     ) -> SweepReport:
         """Delete the payloads of one store whose lifetime has passed, and what interrupted writes left behind.
@@ -412,8 +411,6 @@ class ClaimCheck:
             grace_seconds: How long entries are kept after their lifetime; longer than the longest write, and than the
                 clocks of writers, store and this machine differ.
             rate: The most deletions per second.
-            unmarked_lifetime_seconds: The lifetime of payloads whose keys have none, because an earlier release wrote
-                them; it counts from the time at which the medium stored them. By default they stay.
             on_batch: Called with the report, one object that changes, at the beginning and after each batch.
 
         Raises:
@@ -423,12 +420,7 @@ class ClaimCheck:
         """
         from claimcheck._operate.sweep import Sweep
 
-        options = Sweep(
-            grace_seconds=grace_seconds,
-            dry_run=dry_run,
-            rate=rate,
-            unmarked_lifetime_seconds=unmarked_lifetime_seconds,
-        )
+        options = Sweep(grace_seconds=grace_seconds, dry_run=dry_run, rate=rate)
         return options.run(self.store(store), on_batch=on_batch)
 
     def close(self) -> None:

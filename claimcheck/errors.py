@@ -301,5 +301,5 @@ def distribution_name() -> str:
     from importlib.metadata import entry_points  # slow to import
 
     scripts = entry_points(group="console_scripts", name="claimcheck")
-    ours = (script.dist.name for script in scripts if script.dist and script.value == "claimcheck.cli:main")
+    ours = (script.dist.name for script in scripts if script.dist and script.value == "claimcheck.__main__:main")
     return next(ours, "claimcheck-messaging")

@@ -117,7 +117,9 @@ def _options_of(*subcommand):
 @pytest.mark.parametrize("page", [page for page in PAGES if any(block.note == "run" for block in blocks(page))])
 def test_shell_blocks_run(folder, page):
     write_yaml(page, folder, {})
-    (folder / "big.bin").write_bytes(os.urandom(3_000_000))
+    (folder / "big.bin").write_bytes(payload := os.urandom(3_000_000))
+    with claimcheck.load(folder / "claimcheck.yaml") as cc:
+        (folder / "envelope.bin").write_bytes(cc.seal(cc.store("disk").write(payload)))
     command = folder / "claimcheck"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m claimcheck "$@"\n')
     command.chmod(0o755)

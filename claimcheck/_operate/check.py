@@ -227,7 +227,7 @@ def _lifetime(path: str, store: StoreConfig) -> Iterator[Finding]:
         place = "bucket" if store.type != "filesystem" else "directory"
         message = f"expired payloads stay in this {place} until something deletes them"
         fix = "Run 'claimcheck sweep --yes' every day"
-        fix += ", or 'claimcheck lifecycle --apply' once." if store.type == "s3" else "."
+        fix += ", or add a lifecycle rule to the bucket." if store.type == "s3" else "."
         yield finding("info", "store-no-expiry", path, message, fix)
 
 

@@ -17,8 +17,7 @@ from claimcheck._store.store import Store
 from claimcheck._texts import duration
 from claimcheck.config import StoreConfig
 from claimcheck.errors import ClaimCheckError, ScanNotSupportedError, StoreUnavailableError
-from claimcheck.stores.s3 import S3Store
-from claimcheck.stores.s3._lifecycle import rules_of
+from claimcheck.stores.s3._client import client_error, code_of
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
@@ -28,6 +27,7 @@ _TOLERANCE_SECONDS = 6.0  # times of HTTP have whole seconds
 _DAY = 86_400
 _SWEPT_WITHIN = 4 * _DAY  # lifecycle rules count in whole days, have a grace, and run with a delay
 _OLDEST_REDIS = (6, 2)
+_NO_RULES = {"NoSuchLifecycleConfiguration", "NoSuchLifecycleConfigurationError"}
 _ARCHIVES = {"GLACIER", "DEEP_ARCHIVE"}  # GLACIER_IR can be read at once
 
 
@@ -118,15 +118,15 @@ def _redis(path: str, client: Any) -> Iterator[Finding]:
         yield finding("warning", "redis-no-persistence", path, message, fix)
 
 
-def _lifecycle(store: S3Store, path: str) -> Iterator[Finding]:
-    rules = [rule for rule in rules_of(store) if rule.get("Status") == "Enabled"]
+def _lifecycle(store: Any, path: str) -> Iterator[Finding]:
+    rules = [rule for rule in _rules_of(store) if rule.get("Status") == "Enabled"]
     covering = [rule for rule in rules if _covers(rule, store.prefix)]
     where = f"objects below {store.prefix!r}" if store.prefix else "the objects of this bucket"
     if not any(rule.get("Expiration", {}).get("Days") for rule in covering):
-        fix = "Run 'claimcheck lifecycle --apply': it adds a rule that deletes them after ttl_seconds plus a day."
+        fix = "Add a rule that deletes them a day after ttl_seconds, or run 'claimcheck sweep --yes' every day."
         yield finding("warning", "s3-no-expiry", path, f"no lifecycle rule deletes {where}", fix)
     if not any("AbortIncompleteMultipartUpload" in rule for rule in covering):
-        fix = "Run 'claimcheck lifecycle --apply', or add AbortIncompleteMultipartUpload to the rule."
+        fix = "Add AbortIncompleteMultipartUpload after one day to the rule of the prefix."
         yield finding("warning", "s3-no-abort", path, "no lifecycle rule aborts incomplete multipart uploads", fix)
     for rule in rules:
         if _touches(rule, store.prefix) and store.ttl_seconds is not None:
@@ -136,6 +136,16 @@ def _lifecycle(store: S3Store, path: str) -> Iterator[Finding]:
         message = "versioning is enabled, and no lifecycle rule deletes noncurrent versions"
         fix = "Add NoncurrentVersionExpiration after one day to the lifecycle rule of the prefix."
         yield finding("warning", "s3-versioning", path, message, fix)
+
+
+def _rules_of(store: Any) -> list[dict[str, Any]]:
+    try:
+        rules: list[dict[str, Any]] = store._s3().get_bucket_lifecycle_configuration(Bucket=store.bucket)["Rules"]
+    except client_error() as error:
+        if code_of(error) not in _NO_RULES:
+            raise
+        return []
+    return rules
 
 
 def _filter(rule: dict[str, Any]) -> tuple[str, set[str]]:

@@ -13,8 +13,7 @@ import claimcheck.transports.pulsar._queries as pulsar
 from claimcheck._operate.check import check_address, remote_hosts
 from claimcheck._operate.findings import Finding, Severity, examined, finding, hidden
 from claimcheck._texts import duration
-from claimcheck._wire import pointer as pointers
-from claimcheck._wire.envelope import PointerData, decode
+from claimcheck._wire.envelope import unverified_pointer
 from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import ClaimCheckError, ConfigError, PayloadNotFoundError, TransportError
 from claimcheck.transports._common.topics import is_dead_letter_topic
@@ -265,9 +264,7 @@ class _Groups:
     def _pointer(self, message: Any) -> Pointer | None:
         """Return the pointer of a message, also of an untrusted one."""
         with suppress(ClaimCheckError):  # a consumer reports it
-            envelope = decode(message.value() or b"", header=self.cc.config.header)
-            if isinstance(envelope, PointerData):
-                return pointers.decode(envelope.data)
+            return unverified_pointer(message.value() or b"", header=self.cc.config.header)
         return None
 
     def _first_pointers(

@@ -25,9 +25,8 @@ from claimcheck._content.source import Source
 from claimcheck._store.contract import Translated
 from claimcheck._store.listing import CLAIM, StoreEntry, destination_of
 from claimcheck._store.store import Store
-from claimcheck._wire import pointer as pointers
 from claimcheck._wire.buffers import Buffer, as_view
-from claimcheck._wire.envelope import Kind, PointerData, decode, is_lookalike
+from claimcheck._wire.envelope import Kind, is_lookalike, unverified_pointer
 from claimcheck._wire.pointer import Pointer, slug
 from claimcheck.config import HEADER
 from claimcheck.errors import (
@@ -57,12 +56,8 @@ def reference_of(message: Buffer, *, header: bytes = HEADER) -> str | None:
     if kind not in tuple(Kind):
         text = f"unknown envelope type {kind} (known are 0 to 4): a newer claimcheck may have written it"
         raise UnknownVersionError(text, kind=kind)
-    if kind != Kind.POINTER:
-        return None
-    envelope = decode(message, header=header)
-    assert isinstance(envelope, PointerData)
-    # Without the limit of this configuration: another reader's may be higher.
-    return pointers.decode(envelope.data, max_bytes=len(envelope.data)).key
+    pointer = unverified_pointer(message, header=header) if kind == Kind.POINTER else None
+    return pointer.key if pointer else None
 
 
 def fingerprint(key: str) -> bytes:

@@ -18,8 +18,7 @@ import claimcheck.transports.kafka._client as kafka_client
 import claimcheck.transports.kafka._queries as kafka
 import claimcheck.transports.pulsar._queries as pulsar
 from claimcheck._validation import check_int
-from claimcheck._wire import pointer as pointers
-from claimcheck._wire.envelope import PointerData, decode
+from claimcheck._wire.envelope import unverified_pointer
 from claimcheck.errors import (
     ClaimCheckError,
     ConfigError,
@@ -211,10 +210,11 @@ class KafkaDeadLetters:
     def _store_of(self, message: Any) -> str | None:
         records = getattr(message, "records", ())
         try:
-            envelope = decode(records[0].value() or b"", header=self._reader.config.header) if records else None
-            return (pointers.decode(envelope.data).store or "") if isinstance(envelope, PointerData) else None
+            value = records[0].value() or b"" if records else b""
+            pointer = unverified_pointer(value, header=self._reader.config.header)
         except EnvelopeError:
             return None
+        return pointer.store or "" if pointer else None
 
     def _send(self, message: Any, payload: bytes | None) -> None:
         errors: list[Any] = []

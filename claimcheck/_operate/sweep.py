@@ -154,13 +154,6 @@ def check_clock(store: Store, now: float) -> None:
 class Sweep(DeletionOptions):
     """The options of a sweep; `run` may be called more than once."""
 
-    unmarked_lifetime_seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        DeletionOptions.__post_init__(self)
-        if self.unmarked_lifetime_seconds is not None:
-            check_value("unmarked_lifetime_seconds", self.unmarked_lifetime_seconds, _SECONDS)
-
     def run(self, store: Store, *, on_batch: Callable[[SweepReport], None] = lambda report: None) -> SweepReport:
         """Sweep a store, and emit a `SweepEvent`."""
         report, begin = SweepReport(store=store.name, dry_run=self.dry_run), time.perf_counter()
@@ -191,11 +184,8 @@ class Sweep(DeletionOptions):
         grace = math.ceil(self.grace_seconds * 1000)
         if entry.kind == "leftover":
             return "leftover" if entry.created_ms is not None and entry.created_ms + grace <= now_ms else "recent"
-        expires = entry.expires_ms
         if not entry.has_lifetime:
-            if self.unmarked_lifetime_seconds is None or entry.created_ms is None:
-                return "unknown"
-            expires = entry.created_ms + math.ceil(self.unmarked_lifetime_seconds * 1000)
-        if expires is None:
+            return "unknown"
+        if entry.expires_ms is None:
             return "unlimited"
-        return "expired" if expires + grace <= now_ms else "alive"
+        return "expired" if entry.expires_ms + grace <= now_ms else "alive"

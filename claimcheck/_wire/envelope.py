@@ -23,6 +23,7 @@ from enum import IntEnum
 from typing import Any
 
 from claimcheck._texts import HEADER
+from claimcheck._wire import pointer as pointers
 from claimcheck._wire.buffers import Buffer, as_view
 from claimcheck.errors import EnvelopeError
 
@@ -189,3 +190,9 @@ def _decode_uuid(identity: bytes, kind: int) -> str:
         text = f"no uuid in an envelope of type {int(kind)} (found {len(identity)} bytes in its place)"
         raise EnvelopeError(text, kind=int(kind))
     return identity.decode("ascii")
+
+
+def unverified_pointer(message: Buffer, *, header: bytes = HEADER) -> pointers.Pointer | None:
+    """Return the pointer in a message that anyone may have sent; ``None`` if it is not a pointer envelope."""
+    envelope = decode(message, header=header)
+    return pointers.decode(envelope.data, max_bytes=len(envelope.data)) if isinstance(envelope, PointerData) else None

@@ -47,8 +47,6 @@ COMMANDS = {
     "sweep": ("_deletion", "Delete expired payloads, and what interrupted writes left behind."),
     "gc": ("_deletion", "Delete stored payloads that no message points at."),
     "redrive": ("_redrive", "Send dead letters back to their topic."),
-    "lifecycle": ("_lifecycle", "Make a bucket delete expired payloads."),
-    "put": ("_payloads", "Store a payload and write its envelope."),
     "get": ("_payloads", "Write the payload of an envelope."),
     "inspect": ("_payloads", "Describe an envelope."),
 }
@@ -64,7 +62,7 @@ EXIT_CODES = """Exit codes:
   5    damaged: not an envelope, a truncated one, or a payload that fails verification
   6    the store cannot be reached; the same command may succeed later
   7    the pointer was rejected: its signature, its store, its size
-  143  ended by SIGTERM; unfinished files of get and put were deleted
+  143  ended by SIGTERM; an unfinished file of get was deleted
 """
 
 COMPLETION = """Shell completion:
@@ -93,7 +91,6 @@ def duration(context: click.Context, parameter: click.Parameter, value: str | No
     return float(match[1]) * _UNITS[match[2]]
 
 
-OUTPUT = click.Path(dir_okay=False, allow_dash=True)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 store_option = click.option(
     "--store", "names", metavar="NAME", multiple=True, help="Only this store; repeatable.  [default: all]"

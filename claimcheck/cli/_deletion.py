@@ -30,7 +30,6 @@ from claimcheck.cli._commands import (
     broker_options,
     check_one_broker,
     checked_stores,
-    duration,
     grace_option,
     human_bytes,
     json_option,
@@ -55,7 +54,7 @@ _HINTS = 10
 _KEPT_BY_SWEEP = {
     "alive": "not expired, or within the grace period",
     "unlimited": "no lifetime (written without ttl_seconds)",
-    "unknown": "unknown lifetime (written by an earlier release: see --unmarked-lifetime)",
+    "unknown": "unknown lifetime (written by an earlier release)",
     "recent": "leftovers within the grace period",
 }
 _KEPT_BY_GC = {
@@ -75,12 +74,6 @@ _KEPT_BY_GC = {
 @yes_option("Delete", "deleted")
 @grace_option("1h", "Keep expired entries this much longer.")
 @rate_option
-@click.option(
-    "--unmarked-lifetime",
-    metavar="TIME",
-    callback=duration,
-    help="Lifetime of payloads of earlier releases, whose keys have none.  [default: they are kept]",
-)
 @json_option
 def sweep(
     config: str,
@@ -88,7 +81,6 @@ def sweep(
     yes: bool,
     grace: float,
     rate: float | None,
-    unmarked_lifetime: float | None,
     as_json: bool,
 ) -> None:
     """Delete payloads whose lifetime has passed, and what interrupted writes left behind.
@@ -100,13 +92,12 @@ def sweep(
     check_output(STDIO)
     with loaded(config) as cc:
         reports = {name: SweepReport(store=name, dry_run=not yes) for name in checked_stores(cc, names)}
-        options = {"grace_seconds": grace, "rate": rate, "unmarked_lifetime_seconds": unmarked_lifetime}
 
         def split() -> _Split:
             return _Split(reports.values(), is_chosen=bool(names))
 
         with reported("listing ...", lambda _: _show_sweeps(split(), as_json=as_json)) as status:
-            _sweep_all(cc, reports, status, dry_run=not yes, **options)
+            _sweep_all(cc, reports, status, dry_run=not yes, grace_seconds=grace, rate=rate)
     _end(split())
 
 

@@ -20,18 +20,11 @@ _LARGEST_MESSAGE = 64 << 20
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)  # not on Windows
 
 
-def opened(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
-    """Open a file for reading; ``-`` is standard input, which stays open."""
-    if path != STDIO:
-        return open(path, "rb")
-    if sys.stdin is None:
-        raise ClaimCheckError("standard input is closed: name a file")
-    return contextlib.nullcontext(sys.stdin.buffer)
-
-
 def read_message(path: str) -> bytes:
     where = "standard input" if path == STDIO else path
-    with opened(path) as file:
+    if path == STDIO and sys.stdin is None:
+        raise ClaimCheckError("standard input is closed: name a file")
+    with contextlib.nullcontext(sys.stdin.buffer) if path == STDIO else open(path, "rb") as file:
         message = file.read(_LARGEST_MESSAGE + 1)
     if not message:
         raise EnvelopeError(f"{where} is empty, not an envelope")

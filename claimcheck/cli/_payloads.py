@@ -1,4 +1,4 @@
-"""``put``, ``get`` and ``inspect``: store a payload, read it back, and describe an envelope."""
+"""``get`` and ``inspect``: read the payload of an envelope, and describe it."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from claimcheck._client import ClaimCheck
 from claimcheck._content.header import Damaged, read_header
-from claimcheck._content.source import remaining_bytes
-from claimcheck._store.store import Store
 from claimcheck._texts import duration, printable, time_text
 from claimcheck._wire import pointer as pointers
 from claimcheck._wire.buffers import Buffer, PieceReader
 from claimcheck._wire.envelope import Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
 from claimcheck._wire.pointer import Pointer
-from claimcheck.cli._commands import CONFIG, OUTPUT, human_bytes, json_option, loaded, with_config
-from claimcheck.cli._files import STDIO, check_output, note, opened, output, progress, read_message
+from claimcheck.cli._commands import CONFIG, human_bytes, json_option, loaded, with_config
+from claimcheck.cli._files import STDIO, check_output, note, output, progress, read_message
 from claimcheck.config import HEADER, MAX_POINTER_BYTES
-from claimcheck.errors import ClaimCheckError, ConfigError, EnvelopeError, PointerRejectedError, StoreError
+from claimcheck.errors import ClaimCheckError, ConfigError, EnvelopeError, PointerRejectedError
 
 Facts = dict[str, Any]
 """JSON values by name."""
@@ -33,64 +31,16 @@ _PIECE_BYTES = 1 << 20
 _FIELDS = ("store", "key", "size", "segments", "segment_bytes", "checksum", "created_ms", "expires_ms", "codec",
            "encryption", "destination")  # fmt: skip
 _FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
+_OUTPUT = click.Path(dir_okay=False, allow_dash=True)
 
 
-def _output_option(metavar: str) -> Callable[..., Any]:
-    text = "[default: standard output]"
-    return click.option("-o", "--output", "target", metavar=metavar, type=OUTPUT, default="-", help=text)
-
-
-# put, get, inspect --------------------------------------------------------------------------------------------
-
-
-@click.command()
-@with_config
-@click.argument("file", type=_FILE)
-@click.option("--store", "store_name", metavar="NAME", help="The store.  [default: the one that writers use]")
-@click.option("--destination", metavar="TOPIC", default="cli", show_default=True, help="Part of the payload's key.")
-@_output_option("ENVELOPE")
-def put(config: str, file: str, store_name: str | None, destination: str, target: str) -> None:
-    """Store FILE, whatever its size, and write its envelope.
-
-    "-" is standard input or output. If the envelope cannot be written, the payload is deleted.
-    """
-    check_output(target)
-    with loaded(config) as cc, opened(file) as payload:
-        store = _writable_store(cc, store_name, destination)
-        with progress("storing", payload, remaining_bytes(payload)) as watched:
-            pointer = store.write(watched, destination=destination)
-        with _rollback_on_error(store, pointer), output(target) as out:
-            out.write(cc.seal(pointer))
-    note(f"Stored {human_bytes(pointer.size or 0)} in {store.name} as {pointer.key}.")
-
-
-def _writable_store(cc: ClaimCheck, name: str | None, destination: str) -> Store:
-    name = name or cc.config.for_destination(destination).store
-    if name is None:
-        raise ConfigError("the configuration has no store for writers: choose one with --store", path="store")
-    store = cc.store(name)
-    if cc.config.stores[name].type == "memory":
-        text = f"store {name!r} is in this process's memory and is lost when it ends: choose another one with --store"
-        raise ConfigError(text, path=f"stores.{name}.type", found="memory")
-    return store
-
-
-@contextlib.contextmanager
-def _rollback_on_error(store: Store, pointer: Pointer) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        try:
-            store.rollback(pointer)
-        except StoreError as second:
-            error.add_note(f"the stored payload could not be deleted: {second}")
-        raise
+# get, inspect -------------------------------------------------------------------------------------------------
 
 
 @click.command()
 @with_config
 @click.argument("envelope", type=_FILE)
-@_output_option("FILE")
+@click.option("-o", "--output", "target", metavar="FILE", type=_OUTPUT, default="-", help="[default: standard output]")
 @click.option(
     "--destination",
     metavar="TOPIC",

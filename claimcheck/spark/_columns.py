@@ -286,14 +286,10 @@ def check_writing(config: Config) -> None:
 def check_paths(config: Config, spark: SparkSession) -> None:
     """Check the paths of stores, unless the session runs on one machine."""
     if not is_one_machine(spark):
-        check_store_paths(config)
-
-
-def check_store_paths(config: Config) -> None:
-    for name in sorted({config.store or "", *config.readable} & config.stores.keys()):
-        store = config.stores[name]
-        if store.type == "filesystem" and _is_relative(store.options.get("path")):
-            fail(f"stores.{name}.path", found="a relative path", expected=_ABSOLUTE)
+        for name in sorted({config.store or "", *config.readable} & config.stores.keys()):
+            store = config.stores[name]
+            if store.type == "filesystem" and _is_relative(store.options.get("path")):
+                fail(f"stores.{name}.path", found="a relative path", expected=_ABSOLUTE)
 
 
 def _is_relative(path: object) -> bool:

@@ -71,8 +71,8 @@ def offload(
 ) -> Callable[[DataFrame], DataFrame]:
     """Return a function that turns a column of payloads into messages, for ``df.transform``.
 
-    A payload becomes one row, or one row for each of its chunks, in order. The columns are those of Spark's Kafka sink
-    and of our sinks: the message, ``value``, ``key`` and ``headers``, and all other columns of the payload's row.
+    A payload becomes one row, or one row for each of its chunks, in order. The columns are those of Spark's Kafka sink:
+    the message, ``value``, ``key`` and ``headers``, and all other columns of the payload's row.
 
     When Spark reruns a task, or runs two attempts at once, each attempt writes its payloads again. Those of an attempt
     or a job that failed stay in the store until their lifetime ends, or a garbage collection deletes them. What the

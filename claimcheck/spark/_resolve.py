@@ -15,8 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
 
 from claimcheck._validation import check_int, fail
-from claimcheck._wire import pointer as pointers
-from claimcheck._wire.envelope import PointerData, decode
+from claimcheck._wire.envelope import unverified_pointer
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError
@@ -436,12 +435,9 @@ def _payload_bytes(message: bytes | None, config: Config) -> int:
     if message is None:
         return 0
     try:
-        envelope = decode(message, header=config.header)
-        if not isinstance(envelope, PointerData):
-            return len(message)
-        size = pointers.decode(envelope.data, max_bytes=config.limits.max_pointer_bytes).size
+        pointer = unverified_pointer(message, header=config.header)
     except ClaimCheckError:  # resolving the message raises it again
         return len(message)
-    if size is None:
-        return _UNKNOWN_BYTES
-    return len(message) if size > config.limits.max_payload_bytes else size  # never fetched
+    if pointer is None or (pointer.size or 0) > config.limits.max_payload_bytes:  # then it is never fetched
+        return len(message)
+    return _UNKNOWN_BYTES if pointer.size is None else pointer.size

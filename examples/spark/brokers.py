@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,9 +33,9 @@ class Topic:
 
     Attributes:
         name: Name of the topic.
-        source: Spark's name of the source and the sink.
+        source: Spark's name of the source, and of the sink for Kafka.
         reading: Options of the source.
-        writing: Options of the sink, or the place of the embedded broker.
+        writing: Options of the sink, or where the other brokers are.
         limit: The source's option that limits the rows per trigger.
     """
 
@@ -56,14 +56,33 @@ class Topic:
 
     def write(self, messages: DataFrame) -> None:
         """Write the messages that `offload` returned."""
-        if self.source != "claimcheck_local":
+        if self.source == "kafka":
             messages.write.format(self.source).options(**self.writing).mode("append").save()
+            return
+        if self.source == "claimcheck_pulsar":
+            messages.foreachPartition(_sender(**self.writing))
             return
         with LocalBroker(self.writing["path"]) as broker:  # which Spark only reads
             for row in messages.toLocalIterator():
                 broker.append(
                     self.name, row.value, key=row.key, headers=[(each.key, each.value) for each in row.headers or ()]
                 )
+
+
+def _sender(serviceUrl: str, topic: str) -> Callable[[Iterable[Any]], None]:  # noqa: N803 - the source's options
+    """Return a function that sends the messages of a task to Pulsar."""
+
+    def send(rows: Iterable[Any]) -> None:
+        import pulsar
+
+        client = pulsar.Client(serviceUrl, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        producer = client.create_producer(topic)
+        for row in rows:
+            properties = {each.key: each.value.decode() for each in row.headers or ()}
+            producer.send(row.value, properties=properties, partition_key=row.key and row.key.decode())
+        client.close()
+
+    return send
 
 
 def arguments_of(text: str | None) -> argparse.ArgumentParser:

@@ -27,7 +27,7 @@ _SCHEME = re.compile(r"(rediss?)(?:\+(cluster|sentinel))?")
 _HOST = re.compile(r"(?P<host>\[[^\]\s]+\]|[^:\[\]@,\s]+)(?::(?P<port>\d{1,5}))?")
 _DATABASE = re.compile(r"/?\d*/?")
 _SERVICE = re.compile(r"/(?P<service>[^/]+)(?P<database>/\d+)?")
-_PORTS = {"cluster": 6379, "sentinel": 26379}
+_PORTS = {"single": 6379, "cluster": 6379, "sentinel": 26379}
 _MAX_KEPT = 16
 _MAX_CONNECTIONS = 1 << 16  # the threads of the caller are the limit; redis-py raises an error from 100 on
 _BY_REFERENCE = 6000  # arguments over this size are not copied into a command
@@ -72,26 +72,17 @@ class Address:
         if scheme is None:
             raise ValueError("not a Redis scheme")
         login, at, places = parts.netloc.rpartition("@")
-        query = f"?{parts.query}" if parts.query else ""
-        kind, tls = scheme[2] or "single", scheme[1]
-        if kind == "single":
-            return cls._single(text, places, parts.path)
-        hosts = tuple(_host(place, _PORTS[kind]) for place in places.split(","))
-        service, database = ("", parts.path) if kind == "cluster" else _service(parts.path)
+        kind: Any = scheme[2] or "single"
+        names = places.split(",") if scheme[2] else [places] if places else []
+        hosts = tuple(_host(place, _PORTS[kind]) for place in names)
+        service, database = _service(parts.path) if kind == "sentinel" else ("", parts.path)
         if not _DATABASE.fullmatch(database):
             raise ValueError("not a database number")
-        first, port = hosts[0]
-        name = f"[{first}]" if ":" in first else first
-        url = f"{tls}://{login}{at}{name}:{port}{database}{query}"
-        return cls("cluster" if kind == "cluster" else "sentinel", url, hosts, service, f"{places}{parts.path}")
-
-    @classmethod
-    def _single(cls, text: str, place: str, path: str) -> Address:
-        if place:
-            _host(place, 6379)
-        if not _DATABASE.fullmatch(path):
-            raise ValueError("not a database number")
-        return cls("single", text, (), "", f"{place}{path}")
+        if kind != "single":
+            name = f"[{hosts[0][0]}]" if ":" in hosts[0][0] else hosts[0][0]
+            query = f"?{parts.query}" if parts.query else ""
+            text = f"{scheme[1]}://{login}{at}{name}:{hosts[0][1]}{database}{query}"
+        return cls(kind, text, hosts, service, f"{places}{parts.path}")
 
 
 def _host(place: str, port: int) -> tuple[str, int]:

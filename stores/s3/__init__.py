@@ -57,9 +57,9 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 class S3Store(Store):
     """Stores each payload as one object: a single put, or a parallel multipart upload if it is large.
 
-    The SDK finds credentials in its usual way. S3 has no lifetime per object: ``claimcheck lifecycle`` adds a rule for
-    ``prefix`` to the bucket that deletes objects after ``ttl_seconds`` and aborts incomplete multipart uploads, or
-    ``claimcheck sweep`` deletes them.
+    The SDK finds credentials in its usual way. S3 has no lifetime per object: add a lifecycle rule for ``prefix`` to
+    the bucket that deletes objects after ``ttl_seconds`` and aborts incomplete multipart uploads, or run
+    ``claimcheck sweep``.
 
     Every byte is sent with a CRC-32, which the server verifies if it supports that.
 

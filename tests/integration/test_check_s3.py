@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 import uuid
+from pathlib import Path
 
 import boto3
 import pytest
 
-import claimcheck
-from claimcheck.stores.s3._lifecycle import apply, rule_for
 from tests.check_rig import configuration, diagnosed, ids, text
 
 EXPIRY = {"ID": "old", "Status": "Enabled", "Filter": {"Prefix": "claims/"}, "Expiration": {"Days": 2}}
@@ -54,12 +55,11 @@ def test_a_bucket_without_rules_keeps_everything(client, bucket):
     assert "warning stores.hot: no lifecycle rule deletes objects below 'claims/'" in text(report, "s3-no-expiry")
 
 
-def test_the_rule_of_the_lifecycle_command_is_good(client, bucket):
-    raw = hot(client, bucket)
-    with claimcheck.from_dict(raw) as cc:
-        store = cc.store("hot")
-        assert apply(store, rule_for(store, grace_seconds=86_400, others=[]))
-    assert ids(diagnosed(raw), *OURS) == []
+def test_the_rule_of_the_guide_is_good(client, bucket):
+    guide = Path("docs/guides/operations.md").read_text()
+    rules = json.loads(re.search(r"```json\n(.*?)```", guide, re.DOTALL)[1])
+    client.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration=rules)
+    assert ids(diagnosed(hot(client, bucket, ttl_seconds=7 * 86_400)), *OURS) == []
 
 
 @pytest.mark.parametrize(

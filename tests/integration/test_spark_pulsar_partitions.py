@@ -8,7 +8,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, St
 import claimcheck
 from claimcheck.spark import reassemble
 from claimcheck.spark.sources import DataLossError, ForeignMessageError, SubscriptionBusyError
-from claimcheck.spark.sources._pulsar import PulsarSource
+from claimcheck.spark.sources._formats import PulsarSource
 from claimcheck.spark.sources._pulsar_client import IN_PARALLEL
 from claimcheck.transports.pulsar import PulsarProducer
 from tests import servers

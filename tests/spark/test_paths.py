@@ -7,11 +7,16 @@ import pytest
 from claimcheck._config_file import from_dict
 from claimcheck.errors import ConfigError
 from claimcheck.spark import resolve
-from claimcheck.spark._columns import check_store_paths, is_one_machine
+from claimcheck.spark._columns import check_paths, is_one_machine
 from tests.real.spark_home import spark_home
 from tests.spark import shipping_rig
 
 READS = ("resolve", "map_payloads", "offload", "reassemble", "resolver")
+
+
+def check_paths_of(config):
+    """Check the paths as the driver of a cluster does."""
+    check_paths(config, Session("yarn"))
 
 
 def stores(path, **more):
@@ -25,14 +30,13 @@ def test_a_cluster_refuses_relative_paths_on_the_driver(tmp_path):
             "relative": "claims",
             "absolute": str(tmp_path / "claims"),
         },
-        "steps": {"absolute": READS},  # a sink would run a job
     }
     environment = {**os.environ, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
 
     found = shipping_rig.run("cluster_paths_child.py", given, environment, tmp_path)
 
     assert found["absolute"] == dict.fromkeys(READS)
-    assert len(found["relative"]) == len(READS) + 1
+    assert found["relative"].keys() == set(READS)
     for step, error in found["relative"].items():
         assert "ConfigError" in error, step
         assert "a relative path" in error, step
@@ -82,7 +86,7 @@ def test_paths_that_are_relative(monkeypatch, path):
     monkeypatch.delenv("CLAIMS", raising=False)
 
     with pytest.raises(ConfigError, match="absolute") as caught:
-        check_store_paths(stores(path))
+        check_paths_of(stores(path))
     assert caught.value.path == "stores.disk.path"
 
 
@@ -90,15 +94,15 @@ def test_a_default_that_is_relative_is_refused_though_the_variable_is_set_here(m
     monkeypatch.setenv("CLAIMS", "/mnt/claims")
 
     with pytest.raises(ConfigError, match="default of a variable"):
-        check_store_paths(stores("${CLAIMS:-claims}"))
+        check_paths_of(stores("${CLAIMS:-claims}"))
 
 
 @pytest.mark.parametrize("path", ["/mnt/claims", "${CLAIMS:-/mnt/claims}", "${ONLY_ON_EXECUTORS}"])
 def test_paths_that_are_absolute(path):
-    check_store_paths(stores(path))
+    check_paths_of(stores(path))
 
 
 def test_every_store_that_a_pointer_may_name_counts():
     with pytest.raises(ConfigError) as caught:
-        check_store_paths(stores("/mnt", other={"type": "filesystem", "path": "claims"}))
+        check_paths_of(stores("/mnt", other={"type": "filesystem", "path": "claims"}))
     assert caught.value.path == "stores.other.path"

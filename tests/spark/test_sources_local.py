@@ -171,7 +171,7 @@ def test_what_a_batch_cannot_do_is_told(sources, broker):
 
     assert "a batch query" in read(**options(broker, maxRowsPerTrigger=1))
     assert "UnknownTopicError" in read(**options(broker, "nothing"))
-    assert "expected a read: write with LocalBroker.append" in write()
+    assert "expected a read: send with a producer of the transport" in write()
 
 
 def test_an_old_pyspark_is_refused_with_what_to_do():

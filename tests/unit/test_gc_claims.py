@@ -82,7 +82,7 @@ def test_the_record_is_no_payload_and_outlives_all_of_them(store, monkeypatch):
     take(store, *claim("orders", "kafka:A"))
     store.write(b"payload", destination="orders")
     (entry,) = store.scan()
-    report = Sweep(dry_run=False, grace_seconds=0, unmarked_lifetime_seconds=0, clock=lambda: 1e10).run(store)
+    report = Sweep(dry_run=False, grace_seconds=0, clock=lambda: 1e10).run(store)
     assert (entry.size, report.scanned, report.deleted) == (7, 1, 1)
     assert "belong to kafka:A" in owner(store)
 

@@ -1,4 +1,4 @@
-"""What an S3 store lists, how a repeated task renews a lifetime, and the lifecycle rule; on a mocked server."""
+"""What an S3 store lists, on a mocked server."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ import pytest
 
 from claimcheck._operate.sweep import Sweep
 from claimcheck._store.contract import StoreContext
-from claimcheck.errors import ConfigError
 from claimcheck.stores.s3 import S3Store
-from claimcheck.stores.s3._lifecycle import apply, rule_for, rules_of
-from tests.unit.cli.rig import ok, run
 
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 DAY = 86_400
-OTHER = {"ID": "logs", "Status": "Enabled", "Filter": {"Prefix": "logs/"}, "Expiration": {"Days": 3}}
 
 
 @pytest.fixture
@@ -85,74 +81,3 @@ class TestListing:
 
         assert Sweep(dry_run=False).run(store).deleted == 1001
         assert list(bucket.objects.all()) == []
-
-
-class TestLifecycleRule:
-    def test_is_added_once_and_changes_no_other(self, open_store, bucket):
-        bucket.LifecycleConfiguration().put(LifecycleConfiguration={"Rules": [OTHER]})
-        store = open_store(ttl_seconds=7 * DAY)
-        rule = rule_for(store, grace_seconds=3600, others=[])
-
-        assert [apply(store, rule), apply(store, rule)] == [True, False]
-
-        rules = {each["ID"]: each for each in rules_of(store)}
-        assert OTHER.items() <= rules["logs"].items()
-        ours = rules["claimcheck:claims/"]
-        assert (ours["Filter"], ours["Expiration"]) == ({"Prefix": "claims/"}, {"Days": 8})
-        assert ours["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
-
-    def test_is_replaced_when_the_lifetime_changes(self, open_store):
-        for days in (1, 30):
-            store = open_store(ttl_seconds=days * DAY)
-            assert apply(store, rule_for(store, grace_seconds=0, others=[]))
-
-        (rule,) = rules_of(store)
-        assert rule["Expiration"] == {"Days": 30}
-
-    @pytest.mark.parametrize(
-        ("options", "other", "text"),
-        [
-            ({"ttl_seconds": None}, None, "ttl_seconds: not set"),
-            ({"prefix": ""}, None, "every object in the bucket"),
-            ({}, {"prefix": "claims/team", "ttl_seconds": 2 * DAY}, "also delete payloads of the store 'other'"),
-            ({}, {"prefix": "claims/team", "ttl_seconds": None}, "also delete payloads of the store 'other'"),
-        ],
-    )
-    def test_that_would_delete_too_much_is_refused(self, open_store, options, other, text):
-        others = [] if other is None else [open_store("other", **other)]
-
-        with pytest.raises(ConfigError, match=text):
-            rule_for(open_store(**options), grace_seconds=0, others=others)
-
-    def test_may_cover_a_store_with_a_shorter_lifetime(self, open_store):
-        inside = open_store("other", prefix="claims/team", ttl_seconds=1)
-        assert rule_for(open_store(), grace_seconds=0, others=[inside]).days == 1
-
-
-class TestCommand:
-    @pytest.fixture(autouse=True)
-    def _config(self, bucket, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        bucket.LifecycleConfiguration().put(LifecycleConfiguration={"Rules": [OTHER]})
-        cold = "cold: {type: s3, bucket: payloads, prefix: claims/, ttl_seconds: 604800}"
-        (tmp_path / "claimcheck.yaml").write_text(f"store: cold\nstores: {{{cold}, m: {{type: memory}}}}")
-
-    def test_shows_and_applies(self, open_store, tmp_path):
-        shown = ok("lifecycle").stdout.splitlines()
-        applied, again = ok("lifecycle", "--apply").stdout, ok("lifecycle", "--apply").stdout
-
-        assert shown == [
-            "cold: bucket payloads, prefix claims/: delete objects after 8 days, abort incomplete uploads after 1 day",
-            "  the rule is missing: --apply adds it",
-        ]
-        assert "the rule was written" in applied
-        assert "nothing changed" in again, again
-        assert "the rule is there" in ok("lifecycle").stdout
-        text = (tmp_path / "claimcheck.yaml").read_text()
-        (tmp_path / "claimcheck.yaml").write_text(text.replace("604800", "1209600"))
-        assert "the rule differs" in ok("lifecycle").stdout
-        assert len(rules_of(open_store())) == 2
-
-    @pytest.mark.parametrize(("arguments", "code"), [(["--store", "m"], 3), (["--store", "none"], 3)])
-    def test_refuses(self, arguments, code):
-        assert run("lifecycle", *arguments).exit_code == code

@@ -80,7 +80,7 @@ class TestVerdicts:
 
         clock.sleep(10**9)
 
-        assert sweep(memory, clock, unmarked_lifetime_seconds=1).kept == {"unlimited": 1}
+        assert sweep(memory, clock).kept == {"unlimited": 1}
         assert memory.read(pointer) == b"payload"
 
     def test_a_shorter_ttl_does_not_shorten_the_life_of_what_is_stored(self, memory, clock):
@@ -94,7 +94,7 @@ class TestVerdicts:
         assert memory.read(pointer) == b"payload"
 
     @pytest.mark.parametrize("key", [OLD_KEY, f"ab/orders-60s_{OLD_KEY[-36:]}", f"ab/orders-never_{OLD_KEY[-36:]}"])
-    def test_keys_of_earlier_releases_stay_unless_their_lifetime_is_given(self, disk, tmp_path, key):
+    def test_keys_of_earlier_releases_stay(self, disk, tmp_path, key):
         key = key.replace("ab/", folder_for(key, None))
         (tmp_path / key).parent.mkdir(exist_ok=True)
         (tmp_path / key).write_bytes(b"payload")
@@ -102,8 +102,6 @@ class TestVerdicts:
 
         assert Sweep(dry_run=False, grace_seconds=5).run(disk).kept == {"unknown": 1}
         assert disk.read(claimcheck.Pointer(key=key, size=7)) == b"payload"
-        assert Sweep(dry_run=False, grace_seconds=5, unmarked_lifetime_seconds=99).run(disk).kept == {"alive": 1}
-        assert Sweep(dry_run=False, grace_seconds=5, unmarked_lifetime_seconds=90).run(disk).deleted == 1
 
     def test_a_dry_run_deletes_nothing(self, memory, clock):
         pointer = memory.write(b"payload")
@@ -276,7 +274,7 @@ class TestFiles:
             each.key: "failed" if os.path.dirname(each.key) == refused else "deleted" for each in pointers
         }
 
-    def test_flat_files_of_earlier_releases_are_read_and_swept(self, disk, tmp_path):
+    def test_flat_files_of_earlier_releases_are_read_and_listed(self, disk, tmp_path):
         (tmp_path / OLD_KEY).write_bytes(b"payload")
         pointer = claimcheck.Pointer(key=OLD_KEY, store="store", size=7)
         assert disk.read(pointer) == b"payload"
@@ -285,8 +283,6 @@ class TestFiles:
         (entry,) = disk.scan()
         assert (entry.key, entry.has_lifetime) == (OLD_KEY, False)
         assert Sweep(dry_run=False, grace_seconds=0).run(disk).kept == {"unknown": 1}
-        assert Sweep(dry_run=False, grace_seconds=0, unmarked_lifetime_seconds=199).run(disk).deleted == 1
-        assert files(tmp_path) == []
 
     def test_leftovers_go_after_the_grace(self, disk, tmp_path):
         pointer = disk.write(b"payload")

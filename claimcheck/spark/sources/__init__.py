@@ -1,11 +1,11 @@
-"""A source and a sink for Pulsar topics, and a source for the embedded broker, in pure Python.
+"""Sources for Pulsar topics and for the embedded broker, in pure Python.
 
 >>> register(spark)                                                              # doctest: +SKIP
 >>> spark.readStream.format("claimcheck_pulsar").option("serviceUrl", "...")     # doctest: +SKIP
 >>> spark.read.format("claimcheck_local").option("path", "broker.sqlite")        # doctest: +SKIP
 
-Messages are read unchanged: ``df.transform(resolve("value", config="claimcheck.yaml"))`` resolves their payloads. The
-option ``config`` of a sink offloads payloads that are too large to be sent. Importing this imports no pyspark.
+Messages are read unchanged: ``df.transform(resolve("value", config="claimcheck.yaml"))`` resolves their payloads.
+Importing this imports no pyspark.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from claimcheck.spark.sources._options import (
     AccessError,
     DataLossError,
     ForeignMessageError,
-    RowSendError,
     SubscriptionBusyError,
 )
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["AccessError", "DataLossError", "ForeignMessageError", "RowSendError", "SubscriptionBusyError", "register"]
+__all__ = ["AccessError", "DataLossError", "ForeignMessageError", "SubscriptionBusyError", "register"]
 
 
 def register(spark: SparkSession) -> None:
@@ -44,8 +43,7 @@ def register(spark: SparkSession) -> None:
     """
     _check_version(import_vendor("pyspark", extra="spark").__version__)
     import_vendor("pyarrow", extra="spark")
-    from claimcheck.spark.sources._local import LocalSource
-    from claimcheck.spark.sources._pulsar import PulsarSource
+    from claimcheck.spark.sources._formats import LocalSource, PulsarSource
 
     for source in (PulsarSource, LocalSource):
         spark.dataSource.register(source)

@@ -1,4 +1,4 @@
-"""The options of sources and sinks, checked before any I/O, and the errors that end their queries.
+"""The options of sources, checked before any I/O, and the errors that end their queries.
 
 Spark passes options as texts with names in any case. It shows class and text of the error that ended a query.
 """
@@ -12,8 +12,6 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from claimcheck._validation import Check, Option, Range, check_options, fail
 from claimcheck.errors import TransportError
 
-_OF_SPARK = {"checkpointlocation", "queryname"}  # which Spark passes with the options of a sink
-
 Values = dict[str, Any]
 """Parsed options by name."""
 
@@ -24,7 +22,7 @@ COUNT = Annotated[int, Range(1, 2**31 - 1)]
 def parse(raw: Mapping[str, str], known: Mapping[str, object]) -> Values:
     """Check options and return their values, by the names in ``known``, which has their type hints."""
     names = {name.lower(): name for name in known}
-    given = {names.get(name.lower(), name): text for name, text in raw.items() if name.lower() not in _OF_SPARK}
+    given = {names.get(name.lower(), name): text for name, text in raw.items()}
     values = {name: _converted(text.strip(), known.get(name)) for name, text in given.items()}
     return check_options({name: Option(hint, required=False) for name, hint in known.items()}, values, "")
 
@@ -71,13 +69,3 @@ class SubscriptionBusyError(TransportError):
     """Another consumer holds the subscription of this query, perhaps a second run of it. Nothing was read."""
 
     retryable = True
-
-
-class RowSendError(TransportError):
-    """A row was not sent, or the result is unknown; other rows of its task may have been sent.
-
-    Attributes:
-        row: Its number in its task, from 0.
-    """
-
-    row = None

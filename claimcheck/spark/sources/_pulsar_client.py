@@ -69,7 +69,7 @@ CONNECTION_OPTIONS: dict[str, object] = {
     "tlsValidateHostname": bool,
     "operationTimeoutSeconds": Timeout,
 }
-"""The options that sources and sinks share."""
+"""The options of the source that also serve the garbage collection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

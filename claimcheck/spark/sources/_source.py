@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, Protocol, TypeVar
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -67,6 +67,9 @@ class TopicSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         return self._stream_reader(parse(self.options, self.read_options), _checked(schema, self.columns))
+
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        fail("format", found=f"a write to {self.name()!r}", expected="a read: send with a producer of the transport")
 
     def _log_of(self, values: Values) -> Log:
         raise NotImplementedError

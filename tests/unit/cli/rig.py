@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+import claimcheck
 from claimcheck.cli._commands import commands
 
 PAYLOAD = os.urandom(3_000_000)
@@ -29,7 +31,7 @@ import atexit, os, sys
 if "SHOW_MEMORY" in os.environ:  # not ru_maxrss, which begins with the memory of whoever started this process
     peak = lambda: next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
     atexit.register(lambda: print(int(peak()) >> 10, file=sys.stderr))
-from claimcheck.cli import main
+from claimcheck.__main__ import main
 main()
 """
 
@@ -69,8 +71,10 @@ def start(*arguments: object, code: str = CODE, environment: dict[str, str] | No
     return subprocess.run(**command(*arguments, code=code, **(environment or {})), check=False, **options)
 
 
-def put(payload: bytes = PAYLOAD) -> bytes:
-    return ok("put", "-", stdin=payload).stdout_bytes
+def put(payload: Any = PAYLOAD) -> bytes:
+    """Store a payload, whatever its size, and return its envelope."""
+    with claimcheck.load("claimcheck.yaml") as cc:
+        return cc.seal(cc.store("disk").write(payload, destination="cli"))
 
 
 def claims(here: Path, store: str = "claims") -> list[Path]:

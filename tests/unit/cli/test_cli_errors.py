@@ -40,13 +40,6 @@ def test_a_store_that_is_down(here):
     assert (result.exit_code, is_one_line(result)) == (6, True)
 
 
-def test_a_store_that_cannot_be_written_to(here):
-    (here / "claims").write_text("a file where the directory should be")
-    result = run("put", "payload")
-    assert (result.exit_code, is_one_line(result)) == (1, True)
-    assert result.stdout == ""
-
-
 def test_every_cut_of_an_envelope_is_an_error(here):
     envelope = put(b"small")
     codes = {run("get", "-", "-o", "back", stdin=envelope[:length]).exit_code for length in range(len(envelope))}
@@ -107,23 +100,16 @@ def test_a_store_that_this_machine_cannot_use_is_a_matter_of_its_configuration(h
         ("stores: {disk: {type: filesystm, path: x}}", "filesystm"),
         ("stores: {disk: {type: filesystem, pth: x}}", "did you mean 'path'"),
         ("stores: {disk: {type: filesystem, path: '${NOT_SET_ANYWHERE}'}}", "NOT_SET_ANYWHERE"),
-        ("strategy: chunking", "--store"),
     ],
 )
 def test_configurations_that_cannot_be_used(here, config, words):
     (here / "claimcheck.yaml").write_text(config)
-    result = run("put", "payload")
+    result = run("sweep")
     assert (result.exit_code, is_one_line(result)) == (3, True)
     assert words in result.stderr
 
 
-@pytest.mark.parametrize("store", ["nobody", "gone"])
-def test_stores_that_cannot_be_used(here, store):
-    result = run("put", "payload", "--store", store)
-    assert (result.exit_code, is_one_line(result)) == (3, True)
-
-
-@pytest.mark.parametrize("arguments", [("put", "nothing"), ("put",), ("put", "."), ("sing",), ("get", "payload", "-x")])
+@pytest.mark.parametrize("arguments", [("get", "nothing"), ("get",), ("get", "."), ("sing",), ("get", "payload", "-x")])
 def test_wrong_usage(arguments):
     assert run(*arguments).exit_code == 2
 
@@ -150,19 +136,19 @@ def test_the_codes_are_in_the_help():
     for arguments in (("--help",), ("-h",)):
         text = ok(*arguments).stdout
         assert "Exit codes:" in text
-        assert text.index("  check") < text.index("  put") < text.index("  get") < text.index("  inspect")
+        assert text.index("  check") < text.index("  sweep") < text.index("  get") < text.index("  inspect")
 
 
 def test_an_error_that_nobody_expected_is_one_line_unless_debugging(here, monkeypatch):
-    def broken(self, pointer):
+    def broken(self, name):
         raise ValueError("first\nsecond\x1b[2J")
 
-    monkeypatch.setattr(claimcheck.ClaimCheck, "seal", broken)
-    result = run("put", "payload")
+    monkeypatch.setattr(claimcheck.ClaimCheck, "store", broken)
+    result = run("gc", "--kafka", "localhost:1", "--topic", "orders")
     assert (result.exit_code, is_one_line(result)) == (1, True)
     assert result.stderr == "claimcheck: unexpected ValueError: first second [2J (--debug shows the traceback)\n"
-    assert claims(here) == []
-    assert isinstance(run("--debug", "put", "payload").exception, ValueError)
+    result = run("--debug", "gc", "--kafka", "localhost:1", "--topic", "orders")
+    assert isinstance(result.exception, ValueError)
 
 
 def test_files_that_cannot_be_read_are_named():
@@ -170,7 +156,7 @@ def test_files_that_cannot_be_read_are_named():
 
 
 def test_a_missing_package_is_named_with_its_extra():
-    done = start("put", "payload", code=f"import sys\nsys.modules['click'] = None\n{CODE}")
+    done = start("check", code=f"import sys\nsys.modules['click'] = None\n{CODE}")
     assert done.returncode == 3
     assert "needs the package click: pip install 'claimcheck-messaging[cli]'" in done.stderr.decode()
     assert b"Traceback" not in done.stderr
@@ -178,7 +164,7 @@ def test_a_missing_package_is_named_with_its_extra():
 
 def test_all_problems_of_a_configuration_are_named_one_per_line(here):
     (here / "claimcheck.yaml").write_text("strategy: hybird\nstores: {disk: {type: filesystm}}")
-    result = run("put", "payload")
+    result = run("sweep")
     first, second = result.stderr.splitlines()
     assert first.startswith("claimcheck: strategy: found 'hybird'")
     assert second.startswith("claimcheck: stores.disk.type: found 'filesystm'")

@@ -96,7 +96,6 @@ def test_an_entry_that_cannot_be_deleted_is_an_exit_code(here, monkeypatch):
         (["--store", "none"], 3, "no store is called 'none'"),
         (["--store", "missing"], 6, "does not exist on this machine"),
         (["--grace", "soon"], 2, "not a duration"),
-        (["--unmarked-lifetime", "30"], 2, "not a duration"),
         (["--rate", "0"], 2, "not in the range"),
         (["--rate", "9999999"], 2, "Invalid value for '--rate'"),
         (["--grace", "99999999999999d"], 3, "grace_seconds"),
