@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -77,6 +77,10 @@ class Lab:
         """Open something for as long as the step lasts."""
         return self._step.enter_context(manager)
 
+    def at_end(self, work: Callable[[], object]) -> None:
+        """Do something at the end of the step."""
+        self._step.callback(work)
+
     def _closed(self, thing: Any) -> Any:
         """Close something at the end of the run."""
         return self._stack.enter_context(contextlib.closing(thing))
@@ -109,6 +113,11 @@ class Lab:
 
         with redis.Redis.from_url(self.redis) as client:
             yield client
+
+    def forget(self, result: object = None) -> None:
+        """Delete what is in the Redis: nobody wants it, and the server would keep it for its lifetime."""
+        with self.redis_client() as client:
+            client.flushall()
 
     @cached_property
     def s3(self) -> str:

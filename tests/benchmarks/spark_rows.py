@@ -11,7 +11,7 @@ import claimcheck
 from tests.benchmarks import spark_ways
 from tests.benchmarks.lab import Lab
 from tests.benchmarks.rounds import MIB, OURS, Effort, Variant, compare, payload_of, size_text, times_as_fast
-from tests.benchmarks.rows import Findings, Rows, Target
+from tests.benchmarks.rows import Findings, Rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,7 +25,7 @@ _HAND = "the best of 1, 4, 8 and 16 threads by hand, which check nothing"
 
 
 def _few(lab: Lab, rows: int) -> int:
-    return rows // (8 if lab.effort.divisor > 1 else 1)
+    return rows // (8 if lab.effort.is_quick else 1)
 
 
 # Reading -------------------------------------------------------------------------------------------------------
@@ -46,9 +46,9 @@ def _by_hand(lab: Lab, size: int, milliseconds: int, kib: int, rows: int) -> Fin
     return Findings((times_as_fast(ours, best),), (*hand, ours), f"in 2 partitions; {_HAND}")
 
 
-for _ms, _count, _least in ((1, 512, 4.0), (5, 512, 10.0), (20, 256, 25.0)):
+for _ms, _count in ((1, 512), (5, 512), (20, 256)):
     _what = f"Spark resolve 1 MiB, round trip {_ms} ms, against a UDF with a client for each row"
-    ROWS.findings(Target(f"spark-naive-{_ms}ms", _what, _least), milliseconds=_ms, rows=_count)(_naive)
+    ROWS.findings(_what, milliseconds=_ms, rows=_count)(_naive)
 for _ms, _kib, _count in (
     (0, 1024, 256),
     (1, 1024, 256),
@@ -58,11 +58,10 @@ for _ms, _kib, _count in (
     (5, 8192, 32),
 ):
     _what = f"Spark resolve {size_text(_kib * 1024)}, round trip {_ms} ms, against mapInArrow by hand"
-    _target = Target(f"spark-hand-{_kib}k-{_ms}ms", _what, 0.9)
-    ROWS.findings(_target, milliseconds=_ms, kib=_kib, rows=_count)(_by_hand)
+    ROWS.findings(_what, milliseconds=_ms, kib=_kib, rows=_count)(_by_hand)
 
 
-@ROWS.findings(Target("spark-map", "Spark map_payloads 1 MiB, against resolve and a function behind it", 1.3))
+@ROWS.findings("Spark map_payloads 1 MiB, against resolve and a function behind it")
 def _mapped(lab: Lab, size: int) -> Findings:
     from claimcheck.spark import map_payloads, resolve
 
@@ -92,21 +91,21 @@ def _mapped(lab: Lab, size: int) -> Findings:
 
 
 @ROWS.findings(
-    Target("spark-offload", "Spark offload 1 MiB, against a UDF that pickles", 4.0),
-    Target("spark-offload-hand", "Spark offload 1 MiB, against mapInArrow by hand, which checks nothing", 0.9),
+    "Spark offload 1 MiB, against a UDF that pickles",
+    "Spark offload 1 MiB, against mapInArrow by hand, which checks nothing",
 )
 def _offloaded(lab: Lab, size: int) -> Findings:
     from pyspark.sql import functions as F  # noqa: N812
 
     from claimcheck.spark import offload
 
-    config, rows = _config(lab.redis), _few(lab, 512)
+    config, rows = store_config(lab.redis), _few(lab, 512)
     payload = F.repeat(F.lpad(F.col("id").cast("string"), 16, "0"), MIB // 16).cast("binary")
     df = lab.spark.range(0, rows, 1, PARTITIONS).select(payload.alias("payload"))
 
     def variant(name: str, made: Callable[[], Callable[[DataFrame], DataFrame]]) -> Variant:
         # made for each run: else the second run would find everything written
-        return Variant(name, lambda: noop(df.transform(made())), lambda _: _flush(lab))
+        return Variant(name, lambda: noop(df.transform(made())), lab.forget)
 
     dropped, pickled, hand, ours = series = compare(
         effort_of(lab),
@@ -126,10 +125,7 @@ def _offloaded(lab: Lab, size: int) -> Findings:
 _CHUNKED = "Spark reassemble, 64 payloads in 8 chunks of 1 MiB, shuffled, 64 duplicates"
 
 
-@ROWS.findings(
-    Target("spark-reassemble", _CHUNKED, 200, "MiB/s"),
-    Target("spark-reassemble-hand", f"{_CHUNKED}, of by hand", 0.9),
-)
+@ROWS.findings(f"{_CHUNKED}, of by hand")
 def _reassembled(lab: Lab, size: int) -> Findings:
     from claimcheck._wire.envelope import CHUNK_OVERHEAD_BYTES
     from claimcheck.config import HEADER
@@ -148,8 +144,8 @@ def _reassembled(lab: Lab, size: int) -> Findings:
         variant.run()
     hand, made = compare(effort_of(lab), payloads * 8 * len(piece), *variants)
     shutil.rmtree(folder)
-    note = "from Parquet, to the JVM, in a warm JVM"
-    return Findings((made.rate * 1e9 / MIB, times_as_fast(made, hand)), (hand, made), note)
+    note = f"{made.rate * 1e9 / MIB:.0f} MiB/s, from Parquet, to the JVM, in a warm JVM"
+    return Findings((times_as_fast(made, hand),), (hand, made), note)
 
 
 # What is read --------------------------------------------------------------------------------------------------
@@ -159,7 +155,7 @@ class Topic:
     """Payloads in a Redis, once as we write them and once as one value each, and a DataFrame that names both."""
 
     def __init__(self, lab: Lab, url: str, kib: int, rows: int) -> None:
-        self.url, self.config, self.amount = url, _config(url), kib * 1024 * rows
+        self.url, self.config, self.amount = url, store_config(url), kib * 1024 * rows
         self.messages = list(_written(lab, kib * 1024, min(rows, 64)))
         told = [self.messages[n % len(self.messages)] for n in range(rows)]
         rdd = lab.spark.sparkContext.parallelize(told, PARTITIONS)
@@ -186,7 +182,7 @@ def topic(lab: Lab, milliseconds: float, kib: int, rows: int) -> Iterator[Topic]
         yield there
     finally:
         there.df.unpersist()
-        _flush(lab)
+        lab.forget()
 
 
 def noop(df: DataFrame) -> None:
@@ -196,7 +192,7 @@ def noop(df: DataFrame) -> None:
 
 def _written(lab: Lab, size: int, count: int) -> Iterator[tuple[str, bytes]]:
     """Write payloads both ways."""
-    with claimcheck.from_dict(_config(lab.redis)) as cc, lab.redis_client() as plain:
+    with claimcheck.from_dict(store_config(lab.redis)) as cc, lab.redis_client() as plain:
         for n in range(count):
             payload = payload_of(size)
             plain.set(f"by-hand-{n}", payload)
@@ -205,15 +201,10 @@ def _written(lab: Lab, size: int, count: int) -> Iterator[tuple[str, bytes]]:
             yield f"by-hand-{n}", bytes(envelope.data)
 
 
-def _config(url: str) -> dict[str, Any]:
+def store_config(url: str) -> dict[str, Any]:
     store = {"type": "redis", "url": url, "ttl_seconds": 3600}
     return {"strategy": "external", "threshold_bytes": 1000, "stores": {"hot": store}}
 
 
-def _flush(lab: Lab) -> None:
-    with lab.redis_client() as plain:
-        plain.flushall()
-
-
 def effort_of(lab: Lab) -> Effort:
-    return lab.effort if lab.effort.divisor > 1 else SPARK_EFFORT
+    return lab.effort if lab.effort.is_quick else SPARK_EFFORT

@@ -6,28 +6,20 @@ import itertools
 import json
 import uuid
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import claimcheck
 from tests.benchmarks.lab import Lab
-from tests.benchmarks.rounds import OURS, Effort, Variant, compare, times_as_fast
-from tests.benchmarks.rows import Findings, Rows, Target
-from tests.benchmarks.spark_rows import noop
+from tests.benchmarks.rounds import OURS, Variant, compare, times_as_fast
+from tests.benchmarks.rows import Findings, Rows
+from tests.benchmarks.spark_rows import effort_of, noop, store_config
 
 ROWS = Rows()
 _PARTITIONS = 2
-_EFFORT = Effort(seconds=5, least=3, most=5)
-
-
-def _declare_read(kind: str, bound: float) -> None:
-    what = f"claimcheck_pulsar, 200,000 small envelopes, {kind}, against a plain consumer loop"
-    measure = partial(_measure_read, batched=kind == "batched")
-    ROWS.findings(Target(f"spark-source-{kind}", what, bound))(measure)
 
 
 def _count(lab: Lab) -> int:
-    return 200_000 // (100 if lab.effort.divisor > 1 else 1)
+    return 200_000 // (100 if lab.effort.is_quick else 1)
 
 
 def _measure_read(lab: Lab, size: int, *, batched: bool) -> Findings:
@@ -43,7 +35,7 @@ def _measure_read(lab: Lab, size: int, *, batched: bool) -> Findings:
 
     names = itertools.count()
     series = compare(
-        lab.effort if lab.effort.divisor > 1 else _EFFORT,
+        effort_of(lab),
         count,
         Variant("receive, data", lambda: _receive(lab.pulsar_client, topic, count, f"s{next(names)}")),
         Variant(OURS, read),
@@ -54,17 +46,14 @@ def _measure_read(lab: Lab, size: int, *, batched: bool) -> Findings:
     return Findings((times_as_fast(ours, loop),), series, note)
 
 
-_declare_read("unbatched", 2.0)
-_declare_read("batched", 0.2)
+for _kind in ("unbatched", "batched"):
+    ROWS.findings(
+        f"claimcheck_pulsar, 200,000 small envelopes, {_kind}, against a plain consumer loop",
+        batched=_kind == "batched",
+    )(_measure_read)
 
 
-@ROWS.findings(
-    Target(
-        "spark-source-hot",
-        "claimcheck_pulsar, one partition of 8,000 pointers, resolved and decoded: four tasks against one",
-        1.6,
-    )
-)
+@ROWS.findings("claimcheck_pulsar, one partition of 8,000 pointers, resolved and decoded: four tasks against one")
 def _measure_hot(lab: Lab, size: int) -> Findings:
     from claimcheck.spark import map_payloads
     from claimcheck.spark.sources import register
@@ -79,9 +68,8 @@ def _measure_hot(lab: Lab, size: int) -> Findings:
         df = spark.read.format("claimcheck_pulsar").schema("value binary").options(**options, minPartitions=tasks)
         noop(df.load().transform(decode))
 
-    effort = lab.effort if lab.effort.divisor > 1 else _EFFORT
     variants = Variant("one task", lambda: read(1)), Variant("claimcheck, four tasks", lambda: read(4))
-    one, four = series = compare(effort, count, *variants, counts="operations")
+    one, four = series = compare(effort_of(lab), count, *variants, counts="operations")
     return Findings((times_as_fast(four, one),), series, "minPartitions; JSON of 70 KiB from Redis; two cores for all")
 
 
@@ -91,8 +79,7 @@ def _decode(payload: bytes) -> int:
 
 def _fill_with_pointers(lab: Lab, topic: str, count: int) -> dict[str, Any]:
     """Send pointers to a few payloads, again and again; returns the configuration."""
-    store = {"type": "redis", "url": lab.redis, "ttl_seconds": 3600}
-    config = {"strategy": "external", "threshold_bytes": 1000, "stores": {"hot": store}}
+    config = store_config(lab.redis)
     records = [{"id": n, "name": f"record {n}", "value": n / 7, "tags": ["a", "b"]} for n in range(900)]
     producer = lab.pulsar_client.create_producer(topic, batching_enabled=False, block_if_queue_full=True)
     with claimcheck.from_dict(config) as cc:
