@@ -57,8 +57,7 @@ class Producer(Protocol):
     def flush(self, timeout: float) -> None:
         """Wait until everything is acknowledged. Raises `TimeoutError`."""
 
-    def close(self) -> None:
-        """Close the client."""
+    def close(self) -> None: ...
 
 
 def deliver(producer: Producer, payloads: Iterable[bytes]) -> None:
@@ -83,36 +82,23 @@ class Consumer(Protocol):
     def seek(self, partition: int, position: int | str) -> None:
         """Continue at a position; it may lie in the middle of a payload's chunks."""
 
-    def close(self) -> None:
-        """Leave the group."""
+    def close(self) -> None: ...
 
 
 class Broker(Protocol):
     """A connection for administration, and the clients of each mode."""
 
+    address: BrokerAddress
+    limit_bytes: int
+    """The largest message that the broker accepts by default."""
+    retention_source: str | None
+    """What deletes messages, for people: a setting of the broker; ``None`` if messages cannot expire."""
+    bytes_source: str
+    """Where `topic_bytes` comes from, for people: ``the broker's statistics``, for example."""
+
     @property
     def label(self) -> str:
         """Name and version for people, without credentials."""
-
-    @property
-    def address(self) -> BrokerAddress:
-        """How a worker process connects."""
-
-    @property
-    def limit_bytes(self) -> int:
-        """The largest message that the broker accepts by default."""
-
-    @property
-    def has_retention(self) -> bool:
-        """Whether messages can expire."""
-
-    @property
-    def retention_source(self) -> str | None:
-        """What deletes messages, for people: a setting of the broker; ``None`` without `has_retention`."""
-
-    @property
-    def bytes_source(self) -> str:
-        """Where `topic_bytes` comes from, for people: ``the broker's statistics``, for example."""
 
     def create_topic(self, topic: str, settings: TopicSettings) -> None:
         """Create a topic. Raises `CompareError` if it is not permitted, or a limit is lower than requested."""
@@ -124,10 +110,7 @@ class Broker(Protocol):
         """Return the bytes that each partition takes up on the broker's disk (one replica), from the broker itself."""
 
     def expire(self, topic: str) -> None:
-        """Make the broker delete what the retention no longer covers, if it does that on request.
-
-        Otherwise this does nothing, and the broker deletes at its own intervals.
-        """
+        """Make the broker delete what the retention no longer covers, if it does that on request."""
 
     def readable_messages(self, topic: str) -> int:
         """Return how many messages of the topic can still be read."""
@@ -140,8 +123,7 @@ class Broker(Protocol):
 
     def consumer(
         self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
-    ) -> Consumer:
-        """Return a consumer."""
+    ) -> Consumer: ...
 
     def close(self) -> None:
         """Close the connection; topics stay."""
@@ -149,5 +131,6 @@ class Broker(Protocol):
 
 def connect(address: BrokerAddress) -> Broker:
     """Return the broker of an address, connected for administration; the client is imported now."""
-    broker: Broker = importlib.import_module(f"tests.benchmarks.compare.{address.kind}").connect(address)
+    module = importlib.import_module(f"tests.benchmarks.compare.{address.kind}")
+    broker: Broker = module.connect(address)
     return broker

@@ -7,15 +7,17 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from claimcheck._client import ClaimCheck
 from claimcheck._operate.sweep import Sweep
 from claimcheck.errors import ScanNotSupportedError
-from tests.benchmarks.compare.broker import deliver
+from tests.benchmarks.compare.broker import Consumer, Producer, Received, deliver
 from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.model import CompareError, Experiment, Mode, Row, Tally, Verdict, agreement
-from tests.benchmarks.compare.payloads import MIN_BYTES
+from tests.benchmarks.compare.payloads import MIN_BYTES, make
 
 SHORT_SECONDS = 2.0
 """The lifetime in one case and the retention in the other; in each the other one is much longer."""
@@ -36,130 +38,134 @@ def run(lab: Lab) -> Experiment:
     cases: list[tuple[Mode, str]] = [(mode, LIFETIME) for mode in lab.strategies if mode != "chunking"]
     if lab.broker.retention_source is not None:
         cases += [(mode, RETENTION) for mode in lab.strategies]
-    with contextlib.ExitStack() as stack:
-        lab.progress("connecting")
-        swept = threading.Event()
-        watchers = [_Watcher(lab, mode, case, stack, swept) for mode, case in cases]
-        pool = stack.enter_context(ThreadPoolExecutor(max(1, len(watchers))))  # so that none waits for another
-        list(pool.map(_Watcher.join, watchers))
-        lab.progress(f"reading again and again for {SHORT_SECONDS + max(_WATCH_SECONDS.values()):g} s")
-        list(pool.map(_Watcher.observe, watchers))
-        return judge(Tally([watcher.row() for watcher in watchers]), retention=lab.broker.retention_source)
+    swept = threading.Event()
+
+    def watched(case: tuple[Mode, str]) -> Row:
+        return _watched(lab, *case, swept)
+
+    lab.progress(f"reading again and again for {SHORT_SECONDS + max(_WATCH_SECONDS.values()):g} s")
+    with ThreadPoolExecutor(max(1, len(cases))) as pool:  # so that none waits for another
+        rows = list(pool.map(watched, cases))
+    return judge(Tally(rows), retention=lab.broker.retention_source)
 
 
+def _watched(lab: Lab, mode: Mode, case: str, swept: threading.Event) -> Row:
+    """Look after one payload and its messages, in a topic of its own."""
+    size = 2 * lab.broker.limit_bytes + 1  # so that every mode has to do something
+    settings = replace(lab.settings(mode, size), retention_seconds=SHORT_SECONDS if case == RETENTION else None)
+    options = {"ttl_seconds": SHORT_SECONDS} if case == LIFETIME else {}
+    with lab.topic(mode, "expiry", settings) as topic, lab.claimcheck(mode, **options) as cc:
+        with (
+            closing(lab.broker.consumer(mode, topic, cc, group=topic)) as consumer,
+            closing(lab.broker.producer(mode, topic, cc)) as producer,
+            closing(lab.broker.producer("native", topic, cc)) as small,
+        ):
+            _join(small, consumer)
+            watcher = _Watcher(lab, case, topic, cc, consumer, make(size, 1), swept)
+            watcher.observe(producer)
+        return {"mode": mode, **watcher.row()}
+
+
+def _join(small: Producer, consumer: Consumer) -> None:
+    """Send small messages until one arrives: to join a group can take longer than the payload, or a message, lives."""
+    end = time.monotonic() + _JOIN_SECONDS
+    while True:
+        deliver(small, [make(MIN_BYTES, 0)])
+        if consumer.receive(_PAUSE_SECONDS) is not None:
+            return
+        if time.monotonic() > end:
+            raise CompareError(f"a consumer received nothing within {_JOIN_SECONDS:g} s")
+
+
+@dataclass(slots=True)
 class _Watcher:
-    """Looks after one payload and its messages, in a topic of its own.
+    """Looks again and again whether a payload and its messages are there."""
 
-    Its first messages are small ones, with which the consumer waits until it has joined its group: that can take longer
-    than the payload, or such a message, lives.
-    """
-
+    lab: Lab
+    case: str
+    topic: str
+    cc: ClaimCheck
+    consumer: Consumer
+    payload: bytes
+    swept: threading.Event
     payload_lost: float | None = None
     messages_lost: float | None = None
+    watched: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+    expire_at: float = SHORT_SECONDS
 
-    def __init__(self, lab: Lab, mode: Mode, case: str, stack: contextlib.ExitStack, swept: threading.Event) -> None:
-        self._lab, self._mode, self._case, self._swept = lab, mode, case, swept
-        self._expire_at = SHORT_SECONDS
-        size = 2 * lab.broker.limit_bytes + 1  # so that every mode has to do something
-        settings = lab.settings(mode, size)
-        if case == RETENTION:
-            settings = replace(settings, retention_seconds=SHORT_SECONDS)
-        self.topic = lab.topic(mode, "expiry", settings)
-        stack.callback(lab.delete_topic, self.topic)
-        options: dict[str, Any] = {"ttl_seconds": SHORT_SECONDS} if case == LIFETIME else {}
-        self._cc = cc = stack.enter_context(lab.claimcheck(mode, **options))
-        self._consumer = lab.broker.consumer(mode, self.topic, cc, group=self.topic)
-        stack.callback(self._consumer.close)
-        self._producer = lab.broker.producer(mode, self.topic, cc, max_message_bytes=settings.max_message_bytes)
-        stack.callback(self._producer.close)
-        self._payload = lab.payload(size, 1)
-        self._small = lab.broker.producer("native", self.topic, cc)
-        stack.callback(self._small.close)
-
-    def join(self) -> None:
-        """Send small messages until one arrives."""
-        end = time.monotonic() + _JOIN_SECONDS
-        while True:
-            deliver(self._small, [self._lab.payload(MIN_BYTES, 0)])
-            if self._consumer.receive(_PAUSE_SECONDS) is not None:
-                return
-            if time.monotonic() > end:
-                raise CompareError(f"a consumer of {self.topic} received nothing within {_JOIN_SECONDS:g} s")
-
-    def observe(self) -> None:
+    def observe(self, producer: Producer) -> None:
         """Send the payload, and look at it until something is missing, or nothing will be."""
-        self._send()
-        while not self._look():
+        self.began = time.monotonic()
+        deliver(producer, [self.payload])
+        first = self._first()
+        while not self._look(first):
             time.sleep(_PAUSE_SECONDS)
-        self._watched = self._elapsed()
+        self.watched = self._elapsed()
 
     def row(self) -> Row:
         """Return what was seen; seconds are counted from the moment when the payload was sent."""
-        swept = self._case == LIFETIME and self._swept.is_set()
+        swept = self.case == LIFETIME and self.swept.is_set()
         return {
-            "mode": self._mode,
-            "case": self._case,
+            "case": self.case,
             "payload lost after (s)": _rounded(self.payload_lost),
             "messages lost after (s)": _rounded(self.messages_lost),
-            "watched (s)": round(self._watched, 2),
+            "watched (s)": round(self.watched, 2),
             "lost first": _first(self.payload_lost, self.messages_lost),
             "swept": "yes" if swept else "no",
         }
 
-    def _send(self) -> None:
-        """Send the payload, and read it for the first time."""
-        self._began = time.monotonic()
-        deliver(self._producer, [self._payload])
-        first = self._consumer.receive(_FIRST_SECONDS)
-        while first is not None and first.payload is not None and len(first.payload) == MIN_BYTES:
-            first = self._consumer.receive(_FIRST_SECONDS)
-        if first is None or first.payload != self._payload:
+    def _first(self) -> Received:
+        """Read the payload for the first time, behind the small messages."""
+        while (first := self.consumer.receive(_FIRST_SECONDS)) and len(first.payload or b"") == MIN_BYTES:
+            pass
+        if first is None or first.payload != self.payload:
             error = None if first is None else first.error
             raise CompareError(f"a payload that was just sent to {self.topic} could not be read: {error}")
-        self._partition, self._position = first.partition, first.position
+        return first
 
-    def _look(self) -> bool:
+    def _look(self, first: Received) -> bool:
         """Note what is readable now; returns whether everything is known."""
         now, known = self._elapsed(), self.payload_lost
-        if self._case == RETENTION and now > self._expire_at:
-            self._lab.broker.expire(self.topic)
-            self._expire_at = self._elapsed() + _EXPIRE_SECONDS
+        if self.case == RETENTION and now > self.expire_at:
+            self.lab.broker.expire(self.topic)
+            self.expire_at = self._elapsed() + _EXPIRE_SECONDS
         is_empty = self._is_empty()
         if self.payload_lost is None:
-            self.payload_lost = now if is_empty else self._lost_at()
+            self.payload_lost = now if is_empty else self._lost_at(first)
         if self.messages_lost is None and (is_empty or self._is_empty()):  # again: reading took a while
             is_same_look = known is None and self.payload_lost is not None  # which was first is not known
             self.messages_lost = self.payload_lost if is_same_look else self._elapsed()
         if self.payload_lost is None:
             self._sweep_late()
-        needed = (self.payload_lost,) if self._case == LIFETIME else (self.payload_lost, self.messages_lost)
-        return None not in needed or now >= SHORT_SECONDS + _WATCH_SECONDS[self._case]
+        needed = (self.payload_lost,) if self.case == LIFETIME else (self.payload_lost, self.messages_lost)
+        return None not in needed or now >= SHORT_SECONDS + _WATCH_SECONDS[self.case]
 
     def _elapsed(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self.began
 
     def _sweep_late(self) -> None:
         """Sweep the store if the payload should be gone by now; that deletes the payloads of all watchers."""
-        name = self._lab.space.name
-        if name is None or self._case != LIFETIME or self._elapsed() < SHORT_SECONDS + _KEPT_SECONDS:
+        name = self.lab.space.name
+        if name is None or self.case != LIFETIME or self._elapsed() < SHORT_SECONDS + _KEPT_SECONDS:
             return
-        store = self._cc.store(name)
+        store = self.cc.store(name)
         with contextlib.suppress(ScanNotSupportedError):
             next(iter(store.scan()), None)  # raises if it is not supported
-            self._swept.set()
+            self.swept.set()
             Sweep(dry_run=False, grace_seconds=0).run(store)
 
     def _is_empty(self) -> bool:
-        return not self._lab.broker.readable_messages(self.topic)
+        return not self.lab.broker.readable_messages(self.topic)
 
-    def _lost_at(self) -> float | None:
+    def _lost_at(self, first: Received) -> float | None:
         """Read the payload again; returns since when it is lost, ``None`` if it is not."""
         begin = self._elapsed()
-        self._consumer.seek(self._partition, self._position)
-        received = self._consumer.receive(_AGAIN_SECONDS)
+        self.consumer.seek(first.partition, first.position)
+        received = self.consumer.receive(_AGAIN_SECONDS)
         if received is None:
             return begin
-        return None if received.payload == self._payload else self._elapsed()
+        return None if received.payload == self.payload else self._elapsed()
 
 
 def _first(payload: float | None, messages: float | None) -> str:
@@ -174,9 +180,6 @@ def _first(payload: float | None, messages: float | None) -> str:
 
 def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 2)
-
-
-# The result ------------------------------------------------------------------------------------------------------
 
 
 def judge(tally: Tally, *, retention: str | None) -> Experiment:

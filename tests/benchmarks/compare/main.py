@@ -15,7 +15,6 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from tests.benchmarks.compare.broker import BrokerAddress
 from tests.benchmarks.compare.model import CompareError
 from tests.benchmarks.compare.payloads import MAX_BYTES, MIN_BYTES, SIZE_RANGE
 from tests.benchmarks.compare.report import draw, render, summary
-from tests.benchmarks.compare.runner import Options, compare, selected
+from tests.benchmarks.compare.runner import compare, selected
 
 BUCKET = "claimcheck-compare"
 
@@ -83,26 +82,20 @@ def main(broker: BrokerOptions, config: str | None, out: Path, brokers: str, **g
     """
     # Experiments make stores fail and consumers die: what the library logs about that is expected.
     logging.getLogger("claimcheck").addHandler(logging.NullHandler())
-    options = Options(**given)
-    if broker.kafka or broker.pulsar or broker.admin_url or config:
-        runs = [_own(broker, config)]
-    else:
-        runs = [run for run in _found() if run.name in brokers.split(",")]
-    measured = [_measured(run, options, out) for run in runs]
-    sys.exit(not all(measured))
+    try:
+        if broker.kafka or broker.pulsar or broker.admin_url or config:
+            runs = [_own(broker, config)]
+        else:
+            runs = [run for run in _found() if run[0] in brokers.split(",")]
+    except ClaimCheckError as error:
+        sys.exit(_failed(error))
+    sys.exit(sum([_measured(*run, out, **given) for run in runs]) > 0)
 
 
 # What is measured ----------------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One comparison; ``config`` is the file of the user's own."""
-
-    name: str
-    address: BrokerAddress | None = None
-    store: dict[str, Any] | None = field(default=None, repr=False)
-    config: str | None = None
+Run = tuple[str, BrokerAddress | None, Config | None]
+"""The name of a comparison, the broker, and the configuration; ``None`` for the embedded broker, and for files."""
 
 
 def _own(broker: BrokerOptions, config: str | None) -> Run:
@@ -114,17 +107,21 @@ def _own(broker: BrokerOptions, config: str | None) -> Run:
         address = BrokerAddress("kafka", broker.kafka, options=settings)
     elif broker.pulsar:
         address = BrokerAddress("pulsar", broker.pulsar, broker.admin_url, settings)
-    return Run(address.kind if address else "embedded", address, config=config)
+    return address.kind if address else "embedded", address, from_dict(read_yaml(config)) if config else None
 
 
 def _found() -> Iterator[Run]:
     """Yield what the environment allows."""
-    yield Run("embedded")
+    yield "embedded", None, None
     if kafka := _variable("KAFKA_BOOTSTRAP_SERVERS"):
         redis = _variable("REDIS_URL")
-        yield Run("kafka", BrokerAddress("kafka", kafka), {"type": "redis", "url": redis} if redis else None)
+        yield "kafka", BrokerAddress("kafka", kafka), _config({"type": "redis", "url": redis} if redis else None)
     if (pulsar := _variable("PULSAR_URL")) and (admin := _variable("PULSAR_ADMIN_URL")):
-        yield Run("pulsar", BrokerAddress("pulsar", pulsar, admin), _s3())
+        yield "pulsar", BrokerAddress("pulsar", pulsar, admin), _config(_s3())
+
+
+def _config(store: dict[str, Any] | None) -> Config | None:
+    return from_dict({"strategy": "hybrid", "stores": {"payloads": store}}) if store else None
 
 
 def _variable(name: str) -> str:
@@ -149,29 +146,26 @@ def _s3() -> dict[str, Any] | None:
 # A run ---------------------------------------------------------------------------------------------------------
 
 
-def _measured(run: Run, options: Options, out: Path) -> bool:
-    """Measure, write the results and show their summary; return whether that worked."""
-    _note(run.name)
+def _measured(name: str, address: BrokerAddress | None, config: Config | None, out: Path, **given: Any) -> int:
+    """Measure, write the results and show their summary; return the exit status."""
+    _note(name)
     try:
-        options = replace(options, address=run.address, config=_config(run))
         out.mkdir(parents=True, exist_ok=True)
         with reported("starting", lambda error: None) as status:
-            comparison = compare(options, show=status, done=_note)
-        (out / f"{run.name}.json").write_text(json.dumps(comparison, indent=2) + "\n")
-        (out / f"{run.name}.md").write_text(render(comparison, f"{run.name}.png"), encoding="utf-8")
-        draw(comparison, out / f"{run.name}.png")
+            comparison = compare(address, config, show=status, done=_note, **given)
+        (out / f"{name}.json").write_text(json.dumps(comparison, indent=2) + "\n")
+        (out / f"{name}.md").write_text(render(comparison, f"{name}.png"), encoding="utf-8")
+        draw(comparison, out / f"{name}.png")
     except (ClaimCheckError, OSError) as error:
-        for problem in error.problems if isinstance(error, ConfigError) else (error,):
-            _note(f"compare: {one_line(problem)}")
-        return False
+        return _failed(error)
     Console(width=None if is_terminal(sys.stdout) else 100).print(Markdown(summary(comparison)))
-    return True
+    return 0
 
 
-def _config(run: Run) -> Config | None:
-    if run.config is not None:
-        return from_dict(read_yaml(run.config))
-    return from_dict({"strategy": "hybrid", "stores": {"payloads": run.store}}) if run.store else None
+def _failed(error: Exception) -> int:
+    for problem in error.problems if isinstance(error, ConfigError) else (error,):
+        _note(f"compare: {one_line(problem)}")
+    return 1
 
 
 def _note(text: str) -> None:

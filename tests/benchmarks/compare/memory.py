@@ -56,9 +56,11 @@ def _measure(pair: WorkerPair, size: int, together: int, number: int) -> tuple[f
     pair.consumer.delivered.clear()
     pair.consumer.start("receive", count=together, idle=_TIMEOUT / 4, commit="each", verify=True, peak=True)
     interleaved = together > 1
-    sent = pair.producer.send(size, number * together, together, interleaved=interleaved, peak=True, timeout=_TIMEOUT)
+    sent = pair.producer.produce(
+        size, number * together, together, interleaved=interleaved, peak=True, timeout=_TIMEOUT
+    )
     received = pair.consumer.report(_TIMEOUT)
-    wrong = [each for each in pair.consumer.delivered if not each.correct]
+    wrong = [each for each in pair.consumer.delivered if each.number is None]
     if sent.errors or wrong or received.count != together:
         reason = next(iter([*sent.errors, *(each.error for each in wrong)]), "no payload arrived")
         raise CompareError(f"{pair.mode}: {together} payloads of {size_text(size)} did not arrive: {reason}")

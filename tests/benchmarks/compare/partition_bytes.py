@@ -9,6 +9,7 @@ from claimcheck._texts import size_text
 from tests.benchmarks.compare.broker import deliver
 from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.model import Experiment, Mode, NotMeasuredError, Point, Series, Tally, Verdict, agreement
+from tests.benchmarks.compare.payloads import make
 
 PARTITION_BYTES = 10_000_000_000
 """The partition whose filling is calculated."""
@@ -41,13 +42,12 @@ def _measure(lab: Lab, mode: Mode, size: int) -> float:
     settings = lab.settings(mode, size)
     count = max(1, min(_MOST_PAYLOADS, _SENT_BYTES // size))
     with contextlib.ExitStack() as stack:
-        topic = lab.topic(mode, "bytes", settings)
-        stack.callback(lab.delete_topic, topic)
+        topic = stack.enter_context(lab.topic(mode, "bytes", settings))
         cc = stack.enter_context(lab.claimcheck(mode))
         before = sum(lab.broker.topic_bytes(topic))
         producer = lab.broker.producer(mode, topic, cc, max_message_bytes=settings.max_message_bytes)
         stack.callback(producer.close)
-        deliver(producer, (lab.payload(size, number) for number in range(count)))
+        deliver(producer, (make(size, number) for number in range(count)))
         return (sum(lab.broker.topic_bytes(topic)) - before) / count
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from claimcheck._client import ClaimCheck
 from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.model import Experiment, Row, Tally, agreement
-from tests.benchmarks.compare.trial import Delivery, Trial, each_mode, numbers_of
+from tests.benchmarks.compare.payloads import Delivery
+from tests.benchmarks.compare.trial import Trial, each_mode, numbers_of
 
 _PARTITIONS = 4
 _KEYLESS = 32
@@ -52,7 +53,7 @@ def _send(trial: Trial, cc: ClaimCheck, numbers: Iterable[int], key: bytes | Non
                     errors.append(error)
                 reports[number] = -1 if partition is None else partition
 
-            producer.send(trial.payload(number), key=key, done=done)
+            trial.post(producer, number, key=key, done=done)
         producer.flush(_FLUSH_SECONDS)
     if errors:
         raise errors[0]
@@ -76,7 +77,7 @@ def row(
     late, latest, elsewhere = 0, dict[int, int](), 0
     for delivery in found:
         if delivery.number is not None:
-            partition = delivery.received.partition
+            partition = delivery.partition
             late += delivery.number < latest.get(partition, -1)
             latest[partition] = max(delivery.number, latest.get(partition, -1))
             elsewhere += sent[delivery.number] != partition
@@ -93,9 +94,6 @@ def row(
         "wrong": len(found) - len(numbers) + elsewhere,
         "partitions of one key": len(set(keyed)),
     }
-
-
-# The result ------------------------------------------------------------------------------------------------------
 
 
 def judge(tally: Tally) -> Experiment:

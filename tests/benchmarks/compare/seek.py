@@ -30,7 +30,7 @@ def _jumps(trial: Trial) -> list[Row]:
     with ClaimCheck(trial.config) as cc:
         with trial.producer(cc) as producer:
             for number in range(_PAYLOADS):
-                trial.send_or_raise(producer, number)
+                trial.send_all(producer, [number])
                 ends.append(len(broker.positions(trial.topic, 0)))
         targets = plan(broker.positions(trial.topic, 0), ends)
         with trial.consumer(cc, "seek") as consumer:
@@ -68,11 +68,8 @@ def _jump(trial: Trial, consumer: Consumer, target: Target) -> Row:
         "skipped": skipped,
         "lost": _PAYLOADS - payload - delivered - skipped,
         "wrong": sum(each.is_wrong for each in found) + misplaced,
-        "errors": sum(each.error is not None for each in found),
+        "errors": sum(bool(each.error) for each in found),
     }
-
-
-# The result ------------------------------------------------------------------------------------------------------
 
 
 def judge(tally: Tally) -> Experiment:
