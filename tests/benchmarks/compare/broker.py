@@ -89,16 +89,14 @@ class Broker(Protocol):
     """A connection for administration, and the clients of each mode."""
 
     address: BrokerAddress
+    label: str
+    """Name and version for people, without credentials."""
     limit_bytes: int
     """The largest message that the broker accepts by default."""
     retention_source: str | None
     """What deletes messages, for people: a setting of the broker; ``None`` if messages cannot expire."""
     bytes_source: str
     """Where `topic_bytes` comes from, for people: ``the broker's statistics``, for example."""
-
-    @property
-    def label(self) -> str:
-        """Name and version for people, without credentials."""
 
     def create_topic(self, topic: str, settings: TopicSettings) -> None:
         """Create a topic. Raises `CompareError` if it is not permitted, or a limit is lower than requested."""

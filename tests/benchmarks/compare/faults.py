@@ -16,6 +16,7 @@ from claimcheck._receive.resolver import Outcome, Resolver
 from claimcheck._send.decorator import OutboundBlock
 from claimcheck._send.outbound import Outbound
 from claimcheck._wire.envelope import Envelope
+from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config, StoreConfig, expand
 from claimcheck.hooks import Hook
 from claimcheck.testing import FaultyStore
@@ -92,6 +93,7 @@ class WatchedClaimCheck(ClaimCheck):
     ) -> None:
         super().__init__(config)
         self._before, self._after, self._change, self._unknown = before, after, change, unknown
+        self._is_feeding = False
 
     def resolver(self, **options: Any) -> Resolver:
         """Return a resolver that is watched."""
@@ -100,12 +102,23 @@ class WatchedClaimCheck(ClaimCheck):
 
         def watched(*args: Any, **kwargs: Any) -> list[Outcome]:
             self._before()
+            self._is_feeding = True
             outcomes = feed(*args, **kwargs)
+            self._is_feeding = False
             self._after()
             return outcomes
 
         resolver.feed = watched  # type: ignore[method-assign]
         return resolver
+
+    def read(self, pointer: Pointer) -> bytes:
+        """Read a payload; this is watched, too, unless the resolver does it: consumers read ahead without it."""
+        if self._is_feeding:
+            return super().read(pointer)
+        self._before()
+        payload = super().read(pointer)
+        self._after()
+        return payload
 
     def outbound(self, payload: Any, **options: Any) -> OutboundBlock:
         """Return a block whose messages are watched."""

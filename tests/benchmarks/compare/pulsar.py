@@ -49,17 +49,6 @@ _UNLOADING = {"NotConnected", "BrokerMetadataError", "ServiceUnitNotReady", "Dis
 _RANGE = re.compile(r"\((-?\d+):(-?\d+)\.\.(-?\d+):(-?\d+)\]")
 
 
-def connect(address: BrokerAddress) -> PulsarBroker:
-    """Return a connection. Raises `CompareError` if no broker answers."""
-    return PulsarBroker(address)
-
-
-class _RefusedError(AdminError):
-    """A request was refused, with the reason that the broker gives."""
-
-    reason = ""
-
-
 class _WebService(AdminClient):
     """The web service of a broker, with the requests that change something."""
 
@@ -74,15 +63,12 @@ class _WebService(AdminClient):
                     return bytes(response.read())
             except urllib.error.HTTPError as error:
                 with error:
-                    text = error.read().decode("utf-8", "replace")
-                if error.code in (307, 308):  # to the broker that owns the topic; urllib follows them for GET only
-                    url, headers = error.headers["Location"], {"Content-Type": "application/json"}
-                    continue
-                refused = _RefusedError(f"the web service did not answer {path} ({error.code})", status=error.code)
-                with contextlib.suppress(ValueError, TypeError, KeyError):
-                    text = str(json.loads(text)["reason"])
-                refused.reason = text.strip()[:_MAX_TEXT] or "no reason given"
-                raise refused from error
+                    reason = " ".join(error.read().decode("utf-8", "replace").split())[:_MAX_TEXT]
+                if error.code not in (307, 308):
+                    text = f"the web service did not answer {path} ({error.code}): {reason}"
+                    raise AdminError(text, status=error.code) from error
+                # To the broker that owns the topic; urllib follows them for GET only.
+                url, headers = error.headers["Location"], {"Content-Type": "application/json"}
             except OSError as error:
                 raise AdminError(f"the web service did not answer {path}: {type(error).__name__}") from error
         raise AdminError(f"the web service did not answer {path}: too many redirects")
@@ -96,7 +82,6 @@ class PulsarBroker:
             new topics, by default ``public/default``.
     """
 
-    has_retention = True
     retention_source = "the message TTL of unread messages, which the broker applies on request"
     bytes_source = "the broker's statistics"
 
@@ -118,15 +103,12 @@ class PulsarBroker:
             self._admin = _WebService(url, headers=headers, trust=trust, timeout_seconds=_SECONDS)
             if self._admin.get(f"persistent/{self._namespace}") is None:
                 raise CompareError(f"there is no namespace {self._namespace}: create it, or use another one")
-            self._version = self._told("brokers/version").strip('" \n')
+            version = self._told("brokers/version").strip('" \n')
             self._client = target.client(seconds=int(_SECONDS))
             with contextlib.suppress(vendor().TopicNotFound):  # asking creates nothing
                 self._client.get_topic_partitions(self._full("claimcheck-compare-nothing"))
+        self.label = f"Pulsar {version}".rstrip() + f" (pulsar-client {vendor().__version__})"
         self.limit_bytes = self._limit()
-
-    @property
-    def label(self) -> str:
-        return f"Pulsar {self._version}".rstrip() + f" (pulsar-client {vendor().__version__})"
 
     def _told(self, path: str) -> str:
         """Return a text of the web service; empty if this token may not read it."""
@@ -355,8 +337,7 @@ def _explained(what: str, *, allowed: int | None = None) -> Iterator[None]:
             advice = "check --admin-url, and the token's permissions"
             if error.status == 405:
                 advice = "enable topicLevelPoliciesEnabled on the broker"
-            reason = getattr(error, "reason", str(error))
-            raise CompareError(f"the broker did not {what} ({error.status}): {reason}: {advice}") from error
+            raise CompareError(f"the broker did not {what}: {error}: {advice}") from error
     except ConfigError as error:
         raise CompareError(str(error)) from error
     except (vendor().PulsarException, ValueError, RuntimeError) as error:
@@ -398,3 +379,6 @@ def is_acknowledged(cursor: dict[str, Any], wanted: list[tuple[int, int]]) -> bo
     found = [tuple(map(int, each)) for each in _RANGE.findall(str(cursor.get("individuallyDeletedMessages", "")))]
     ranges = [((a, b), (c, d)) for a, b, c, d in found]
     return all(each <= mark or any(low < each <= high for low, high in ranges) for each in wanted)
+
+
+connect = PulsarBroker
