@@ -31,24 +31,17 @@ def _few(lab: Lab, rows: int) -> int:
 # Reading -------------------------------------------------------------------------------------------------------
 
 
-def _naive(lab: Lab, size: int, milliseconds: int, rows: int) -> Findings:
-    with topic(lab, milliseconds, 1024, _few(lab, rows)) as there:
-        by_hand = there.variant("naive UDF", spark_ways.naive(there.url))
-        naive, ours = compare(effort_of(lab), there.amount, by_hand, there.ours())
-    return Findings((times_as_fast(ours, naive),), (naive, ours), "in 2 partitions, to the JVM")
-
-
-def _by_hand(lab: Lab, size: int, milliseconds: int, kib: int, rows: int) -> Findings:
+def _resolved(lab: Lab, size: int, milliseconds: int, kib: int, rows: int, *, naive: bool) -> Findings:
     with topic(lab, milliseconds, kib, _few(lab, rows)) as there:
         ways = [there.variant(f"by hand, {n} threads", spark_ways.by_hand(there.url, n)) for n in THREADS]
-        *hand, ours = compare(effort_of(lab), there.amount, *ways, there.ours())
-    best = min(hand, key=lambda series: series.seconds.median)
-    return Findings((times_as_fast(ours, best),), (*hand, ours), f"in 2 partitions; {_HAND}")
+        if naive:
+            ways.append(there.variant("naive UDF", spark_ways.naive(there.url)))
+        *others, ours = compare(effort_of(lab), there.amount, *ways, there.ours())
+    best = min(others[: len(THREADS)], key=lambda series: series.seconds.median)
+    bases = [best, *others[len(THREADS) :]]
+    return Findings(tuple(times_as_fast(ours, base) for base in bases), (*others, ours), f"in 2 partitions; {_HAND}")
 
 
-for _ms, _count in ((1, 512), (5, 512), (20, 256)):
-    _what = f"Spark resolve 1 MiB, round trip {_ms} ms, against a UDF with a client for each row"
-    ROWS.findings(_what, milliseconds=_ms, rows=_count)(_naive)
 for _ms, _kib, _count in (
     (0, 1024, 256),
     (1, 1024, 256),
@@ -57,8 +50,11 @@ for _ms, _kib, _count in (
     (5, 64, 2048),
     (5, 8192, 32),
 ):
-    _what = f"Spark resolve {size_text(_kib * 1024)}, round trip {_ms} ms, against mapInArrow by hand"
-    ROWS.findings(_what, milliseconds=_ms, kib=_kib, rows=_count)(_by_hand)
+    _what, _is_naive = f"Spark resolve {size_text(_kib * 1024)}, round trip {_ms} ms, against", _kib == 1024 and _ms > 0
+    _against = ["mapInArrow by hand", "a UDF with a client for each row"][: 1 + _is_naive]
+    ROWS.findings(*(f"{_what} {each}" for each in _against), milliseconds=_ms, kib=_kib, rows=_count, naive=_is_naive)(
+        _resolved
+    )
 
 
 @ROWS.findings("Spark map_payloads 1 MiB, against resolve and a function behind it")
@@ -81,8 +77,8 @@ def _mapped(lab: Lab, size: int) -> Findings:
         behind, ours = compare(
             effort_of(lab),
             there.amount,
-            there.variant("resolve, then mapInArrow", resolved, ours=True),
-            there.variant("map_payloads", mapped, ours=True),
+            there.variant("resolve, then mapInArrow", resolved, column="value"),
+            there.variant("map_payloads", mapped, column="value"),
         )
     return Findings((times_as_fast(ours, behind),), (behind, ours))
 
@@ -156,22 +152,20 @@ class Topic:
 
     def __init__(self, lab: Lab, url: str, kib: int, rows: int) -> None:
         self.url, self.config, self.amount = url, store_config(url), kib * 1024 * rows
-        self.messages = list(_written(lab, kib * 1024, min(rows, 64)))
-        told = [self.messages[n % len(self.messages)] for n in range(rows)]
+        messages = list(_written(lab, kib * 1024, min(rows, 64)))
+        told = [messages[n % len(messages)] for n in range(rows)]
         rdd = lab.spark.sparkContext.parallelize(told, PARTITIONS)
         self.df = lab.spark.createDataFrame(rdd, "key string, value binary").cache()
         noop(self.df)
 
-    def variant(self, name: str, transform: Callable[[Any], Any], *, ours: bool = False) -> Variant:
+    def variant(self, name: str, transform: Callable[[Any], Any], *, column: str = "key") -> Variant:
         """One way to read everything."""
-        df = self.df.select("value") if ours else self.df.select("key")
-        return Variant(name, lambda: noop(df.transform(transform)))
+        return Variant(name, lambda: noop(self.df.select(column).transform(transform)))
 
     def ours(self) -> Variant:
-        """Our way."""
         from claimcheck.spark import resolve
 
-        return self.variant(OURS, resolve("value", config=self.config), ours=True)
+        return self.variant(OURS, resolve("value", config=self.config), column="value")
 
 
 @contextlib.contextmanager

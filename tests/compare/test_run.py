@@ -69,7 +69,7 @@ def test_what_an_experiment_leaves_is_removed(monkeypatch, tmp_path, error):
 
     def untidy(lab: Lab) -> Experiment:
         with lab.topic("external", "untidy") as topic, lab.worker("producer", "external", topic).ready() as worker:
-            worker.produce(64 * KIB, 0, 1)
+            worker.call("produce", size=64 * KIB, first=0)
             assert lab.space.count() == 1
             if error is not None:
                 raise error

@@ -54,11 +54,9 @@ def run(lab: Lab) -> Experiment:
 def _measure(pair: WorkerPair, size: int, together: int, number: int) -> tuple[float, float]:
     """Send while the consumer waits: what a client fetches in advance counts."""
     pair.consumer.delivered.clear()
-    pair.consumer.start("receive", count=together, idle=_TIMEOUT / 4, commit="each", verify=True, peak=True)
-    interleaved = together > 1
-    sent = pair.producer.produce(
-        size, number * together, together, interleaved=interleaved, peak=True, timeout=_TIMEOUT
-    )
+    pair.consumer.send(("receive", {"count": together, "idle": _TIMEOUT / 4, "peak": True}))
+    options = {"size": size, "first": number * together, "count": together, "interleaved": together > 1}
+    sent = pair.producer.call("produce", timeout=_TIMEOUT, peak=True, **options)
     received = pair.consumer.report(_TIMEOUT)
     wrong = [each for each in pair.consumer.delivered if each.number is None]
     if sent.errors or wrong or received.count != together:

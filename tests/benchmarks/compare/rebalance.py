@@ -76,7 +76,7 @@ def _take_over(trial: Trial, is_chunked: bool, number: int, point: int) -> Row:
     group = f"{trial.topic}-{number}"
     options = {"group": group, "kill_after": point, "session_seconds": _SESSION_SECONDS}
     worker = trial.lab.worker("consumer", trial.mode, trial.topic, config=trial.config, **options)
-    until_killed(worker, lambda: worker.ready().receive(_PAYLOADS, idle=_KILL_SECONDS))
+    until_killed(worker, lambda: worker.ready().call("receive", count=_PAYLOADS, idle=_KILL_SECONDS))
     found = [trial.checked(each) for each in worker.delivered]
 
     def is_complete(more: list[Delivery]) -> bool:

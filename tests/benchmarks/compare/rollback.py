@@ -130,7 +130,7 @@ class _Bench:
                 yield self._failure(_KILLED, f"before message {number} of {total}", partial(self._send_killed, worker))
 
     def _send_killed(self, worker: Worker) -> Exception:
-        until_killed(worker, partial(worker.produce, self._trial.size, self._next(), 1, one_by_one=True))
+        until_killed(worker, partial(worker.call, "produce", size=self._trial.size, first=self._next()))
         return RuntimeError("the process was killed")
 
     # Before and after ------------------------------------------------------------------------------------------

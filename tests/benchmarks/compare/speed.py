@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from claimcheck._texts import size_text
 from tests.benchmarks.compare.lab import Lab, WorkerPair
@@ -56,7 +55,8 @@ class Lane:
         return min(self.count + _NOT_COUNTED, self.sent)
 
     def send(self, count: int, *, one_by_one: bool = False) -> Report:
-        report = self.pair.producer.produce(self.size, self.sent, count, one_by_one=one_by_one, timeout=_TIMEOUT)
+        options = {"size": self.size, "first": self.sent, "count": count, "one_by_one": one_by_one}
+        report = self.pair.producer.call("produce", timeout=_TIMEOUT, **options)
         self.sent += count
         if report.errors:
             text = f"{self.mode}: {len(report.errors)} of {count} payloads of {size_text(self.size)} failed"
@@ -82,15 +82,15 @@ class Lane:
     def verify_round(self) -> None:
         """Read what the rounds will read once, and verify every byte."""
         self.pair.consumer.delivered.clear()
-        self.pair.consumer.seek(*self.begin)
+        self._seek()
         self._verify(self.reads, commit="none")
 
     def consume_round(self) -> None:
         self.first.append(self._consume(1))
         self.consume.append(self._consume(self.reads))
 
-    def _verify(self, count: int, *, commit: Literal["last", "none"]) -> None:
-        self.pair.consumer.receive(count, timeout=_TIMEOUT, commit=commit)
+    def _verify(self, count: int, *, commit: str) -> None:
+        self.pair.consumer.call("receive", timeout=_TIMEOUT, count=count, commit=commit)
         delivered = self.pair.consumer.delivered
         wrong = [each for each in delivered if each.number is None]
         if wrong or len(delivered) != count:
@@ -98,10 +98,14 @@ class Lane:
             text = f"{self.mode}: {len(delivered) - len(wrong)} of {count} payloads of {size_text(self.size)}"
             raise CompareError(f"{text} were delivered unchanged ({reason})")
 
+    def _seek(self) -> Report:
+        partition, position = self.begin
+        return self.pair.consumer.call("seek", partition=partition, position=position)
+
     def _consume(self, count: int) -> Report:
         """Read the first payloads of the topic again: the seek discards what the client has fetched in advance."""
-        seconds = self.pair.consumer.seek(*self.begin).seconds
-        report = self.pair.consumer.receive(count, timeout=_TIMEOUT, commit="none", verify=False)
+        seconds = self._seek().seconds
+        report = self.pair.consumer.call("receive", timeout=_TIMEOUT, count=count, commit="none", verify=False)
         if report.count != count or report.size != count * self.size:
             raise CompareError(f"{self.mode}: {report.count} of {count} payloads were read after a seek")
         return replace(report, seconds=seconds + report.seconds)
@@ -137,7 +141,8 @@ def warm_up(lab: Lab, size: int) -> None:
         before = lane.sent
         while seconds < _WARM_UP_SECONDS and lane.sent * size < _WARM_UP_BYTES:
             seconds += lane.send(lane.count).seconds
-        pair.consumer.receive(lane.sent - before, timeout=_TIMEOUT, commit="none", verify=False)
+        count = lane.sent - before
+        pair.consumer.call("receive", timeout=_TIMEOUT, count=count, commit="none", verify=False)
 
 
 def _measure(lab: Lab, size: int) -> list[Lane]:

@@ -11,7 +11,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
@@ -20,36 +20,21 @@ from typing import Literal
 from claimcheck._client import ClaimCheck
 from claimcheck.config import Config
 from tests.benchmarks.children import Child, ChildError, error_text, reset_peak, status
-from tests.benchmarks.compare.broker import Broker, BrokerAddress, Consumer, Producer, Received, connect
+from tests.benchmarks.compare.broker import Broker, BrokerAddress, Consumer, Producer, connect
 from tests.benchmarks.compare.faults import KillPoint, WatchedClaimCheck
 from tests.benchmarks.compare.model import Mode
 from tests.benchmarks.compare.payloads import Delivery, make, recognized
 
 Role = Literal["producer", "consumer"]
-Commit = Literal["each", "last", "none"]
 
 _FLUSH_SECONDS = 120.0
 _KILL_SECONDS = 0.5
-_STEP_SECONDS = 1.0
 _START_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """What a worker is started with.
-
-    Attributes:
-        role: What it is.
-        mode: How payloads travel.
-        topic: An existing topic.
-        address: The broker.
-        config: With the strategy of ``mode``.
-        group: Of a consumer.
-        max_message_bytes: The raised limit of ``native``.
-        session_seconds: See `Broker.consumer`.
-        kill_after: The worker kills itself (SIGKILL) when the wrapper has got this many messages: chunks and envelopes
-            from the broker, or for it; the latter are flushed before.
-    """
+    """What a worker is started with; ``config`` has the strategy of ``mode``."""
 
     role: Role
     mode: Mode
@@ -60,6 +45,8 @@ class WorkerSpec:
     max_message_bytes: int | None = None
     session_seconds: float | None = None
     kill_after: int | None = None
+    """The worker kills itself when the wrapper has got this many messages: chunks and envelopes from the broker, or for
+    it; the latter are flushed before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +74,7 @@ class Report:
 
 
 class Worker(Child):
-    """A worker process. Commands are answered in order; `start` sends one without waiting for its answer."""
+    """A worker process, which answers commands in order: the methods of `_Sending` or of `_Receiving`."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(serve, spec)
@@ -100,36 +87,10 @@ class Worker(Child):
         self.report(_START_SECONDS)
         return self
 
-    def produce(
-        self,
-        size: int,
-        first: int,
-        count: int,
-        *,
-        one_by_one: bool = False,
-        interleaved: bool = False,
-        peak: bool = False,
-        timeout: float = 120.0,
-    ) -> Report:
-        """Send payloads and wait until all are acknowledged."""
-        options = {"one_by_one": one_by_one, "interleaved": interleaved, "peak": peak}
-        self.start("produce", size=size, first=first, count=count, **options)
-        return self.report(timeout)
-
-    def receive(
-        self, count: int, *, timeout: float = 60.0, idle: float = 10.0, commit: Commit = "each", verify: bool = True
-    ) -> Report:
-        """Receive payloads, which are added to `delivered`."""
-        self.start("receive", count=count, idle=idle, commit=commit, verify=verify)
-        return self.report(timeout)
-
-    def seek(self, partition: int, position: int | str, *, timeout: float = 30.0) -> Report:
-        """Move a consumer to a position."""
-        self.start("seek", partition=partition, position=position)
-        return self.report(timeout)
-
-    def start(self, command: str, **arguments: object) -> None:
+    def call(self, command: str, *, timeout: float = 120.0, **arguments: object) -> Report:
+        """Send a command, and wait for its report."""
         self.send((command, arguments))
+        return self.report(timeout)
 
     def report(self, timeout: float) -> Report:
         """Wait for the report of the oldest command that has none yet; each payload may take this long."""
@@ -179,7 +140,17 @@ class _Sending:
         self._producer = self._new(cc)
         self.close = self._producer.close
 
-    def produce(self, *, size: int, first: int, count: int, one_by_one: bool, interleaved: bool, peak: bool) -> Report:
+    def produce(
+        self,
+        *,
+        size: int,
+        first: int,
+        count: int = 1,
+        one_by_one: bool = False,
+        interleaved: bool = False,
+        peak: bool = False,
+    ) -> Report:
+        """Send payloads and wait until all are acknowledged; interleaved ones have a producer each."""
         numbers = range(first, first + count)
         batches = [_Batch(size, [number]) for number in numbers] if interleaved else [_Batch(size, numbers)]
         with _Meter(peak=peak) as meter:
@@ -259,11 +230,25 @@ class _Receiving:
         self._pipe = pipe
         self.close = self._consumer.close
 
-    def receive(self, *, count: int, idle: float, commit: str, verify: bool, peak: bool = False) -> Report:
+    def receive(
+        self,
+        *,
+        count: int,
+        idle: float = 10.0,
+        commit: Literal["each", "last", "none"] = "each",
+        verify: bool = True,
+        peak: bool = False,
+    ) -> Report:
+        """Receive payloads, each of which is reported if it is to be verified."""
         latencies: list[float] = []
         total = 0
         with _Meter(peak=peak) as meter:
-            for received in self._received(count, idle, latencies):
+            while len(latencies) < count:
+                begin = time.perf_counter()
+                received = self._consumer.receive(idle)
+                if received is None:
+                    break
+                latencies.append(time.perf_counter() - begin)
                 total += len(received.payload or b"")
                 if verify:
                     self._pipe.send(recognized(received))
@@ -272,24 +257,8 @@ class _Receiving:
                 del received  # else one payload more is in memory while the next one is received
         return meter.report(latencies, total)
 
-    def _received(self, count: int, idle: float, latencies: list[float]) -> Iterator[Received]:
-        for _ in range(count):
-            begin = time.perf_counter()
-            received = self._next(begin + idle)
-            if received is None:
-                return
-            latencies.append(time.perf_counter() - begin)
-            yield received
-            del received
-
-    def _next(self, end: float) -> Received | None:
-        while True:
-            left = end - time.perf_counter()
-            received = self._consumer.receive(max(0.0, min(left, _STEP_SECONDS)))
-            if received is not None or left <= 0:
-                return received
-
     def seek(self, *, partition: int, position: int | str) -> Report:
+        """Move to a position."""
         with _Meter() as meter:
             self._consumer.seek(partition, position)
         return meter.report([], 0)
