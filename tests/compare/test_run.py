@@ -107,7 +107,7 @@ def test_a_signal_ends_the_run_and_removes_everything(tmp_path, number, status):
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["--only", "sped"], 2, "there is no experiment 'sped'"),
+        (["--brokers", "embedded", "--only", "sped"], 1, "there is no experiment 'sped'"),
         (["--sizes", "1B"], 2, "expected sizes of 16 bytes to 256 MiB"),
         (["--admin-url", "http://localhost:1"], 2, "--admin-url needs --pulsar"),
         (["--kafka", "127.0.0.1:1", "--only", "seek"], 1, "no Kafka broker answered"),

@@ -116,7 +116,7 @@ class Broker(Protocol):
     def positions(self, topic: str, partition: int) -> Sequence[int | str]:
         """Return the position of each readable message (each chunk, each envelope) of a partition, in order."""
 
-    def producer(self, mode: Mode, topic: str, cc: ClaimCheck, *, max_message_bytes: int | None = None) -> Producer:
+    def producer(self, mode: Mode, topic: str, cc: ClaimCheck) -> Producer:
         """Return a producer; ``cc`` has the strategy of ``mode`` and is not used for ``native``."""
 
     def consumer(

@@ -137,16 +137,13 @@ class KafkaBroker:
 
     # Clients ---------------------------------------------------------------------------------------------------
 
-    def producer(
-        self, mode: Mode, topic: str, cc: ClaimCheck, *, max_message_bytes: int | None = None
-    ) -> _KafkaTestProducer:
-        limit = max_message_bytes or MAX_MESSAGE_BYTES
+    def producer(self, mode: Mode, topic: str, cc: ClaimCheck) -> _KafkaTestProducer:
+        limit = _MAX_REQUEST_BYTES if mode == "native" else MAX_MESSAGE_BYTES
         # Without idempotence a batch that is retried, as the first ones of a new topic are, comes after later ones.
         own = {"linger.ms": 0, "enable.idempotence": True, "message.max.bytes": limit}
         native = vendor().Producer({**self._conf, **own}, logger=_quiet)
-        if mode == "native":
-            return _KafkaTestProducer(native, topic)
-        return _KafkaTestProducer(KafkaProducer(native, cc, max_message_bytes=limit), topic)
+        client = native if mode == "native" else KafkaProducer(native, cc, max_message_bytes=limit)
+        return _KafkaTestProducer(client, topic)
 
     def consumer(
         self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None

@@ -123,8 +123,7 @@ class Lab:
                 except NotMeasuredError as error:  # whole records of this size
                     self.progress(f"without {mode}: {error}")
                     continue
-                limit = settings.max_message_bytes
-                producer = stack.enter_context(self.worker("producer", mode, topic, max_message_bytes=limit))
+                producer = stack.enter_context(self.worker("producer", mode, topic))
                 consumer = stack.enter_context(self.worker("consumer", mode, topic, group=topic))
                 pairs.append(WorkerPair(mode, producer, consumer))
             for pair in pairs:

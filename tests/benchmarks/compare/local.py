@@ -22,6 +22,8 @@ from tests.benchmarks.compare.model import CompareError, Mode
 LIMIT_BYTES = 1 << 20
 """The largest message by default."""
 
+_NATIVE_BYTES = 1 << 30
+
 _FILES = ("", "-wal", "-shm")
 
 
@@ -63,12 +65,12 @@ class EmbeddedBroker:
         with self._opened(topic) as broker:
             return range(broker.end_offset(topic, partition))
 
-    def producer(self, mode: Mode, topic: str, cc: ClaimCheck, *, max_message_bytes: int | None = None) -> Producer:
-        limit = max_message_bytes if mode == "native" and max_message_bytes else LIMIT_BYTES
+    def producer(self, mode: Mode, topic: str, cc: ClaimCheck) -> Producer:
+        limit = _NATIVE_BYTES if mode == "native" else LIMIT_BYTES
         broker = LocalBroker(self._path(topic), max_message_bytes=limit + MESSAGE_OVERHEAD_BYTES)
         if mode == "native":
             return _Producer(broker, lambda payload, key: broker.append(topic, payload, key=key))
-        wrapped = LocalProducer(LocalBroker(self._path(topic), max_message_bytes=LIMIT_BYTES), cc)
+        wrapped = LocalProducer(broker, cc)
         return _Producer(broker, lambda payload, key: wrapped.send(topic, payload, key=key))
 
     def consumer(

@@ -44,7 +44,7 @@ def _measure(lab: Lab, mode: Mode, size: int) -> float:
     settings, count = lab.settings(mode, size), max(1, min(_MOST_PAYLOADS, _SENT_BYTES // size))
     with lab.topic(mode, "bytes", settings) as topic, lab.claimcheck(mode) as cc:
         before = sum(lab.broker.topic_bytes(topic))
-        with closing(lab.broker.producer(mode, topic, cc, max_message_bytes=settings.max_message_bytes)) as producer:
+        with closing(lab.broker.producer(mode, topic, cc)) as producer:
             deliver(producer, (make(size, number) for number in range(count)))
         return (sum(lab.broker.topic_bytes(topic)) - before) / count
 

@@ -189,16 +189,15 @@ class PulsarBroker:
 
     # Clients ---------------------------------------------------------------------------------------------------
 
-    def producer(
-        self, mode: Mode, topic: str, cc: ClaimCheck, *, max_message_bytes: int | None = None
-    ) -> _PulsarTestProducer:
+    def producer(self, mode: Mode, topic: str, cc: ClaimCheck) -> _PulsarTestProducer:
         options: dict[str, Any] = {"block_if_queue_full": True}
         if mode == "native":  # with more chunks than pending messages, the client waits for itself and never returns
             options |= {"chunking_enabled": True, "max_pending_messages": _MAX_PENDING_CHUNKS}
         with _explained(f"connect a producer to topic {topic}"):
-            native = self._client.create_producer(self._full(topic), **options)
-        limit = min(max_message_bytes or self.limit_bytes, self.limit_bytes)
-        return _PulsarTestProducer(native if mode == "native" else PulsarProducer(native, cc, max_message_bytes=limit))
+            client = self._client.create_producer(self._full(topic), **options)
+        if mode != "native":
+            client = PulsarProducer(client, cc, max_message_bytes=self.limit_bytes)
+        return _PulsarTestProducer(client)
 
     def consumer(
         self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None

@@ -24,7 +24,6 @@ _STEP_SECONDS = 0.005
 
 _STORE = "the write to the store fails"
 _REFUSED = "the broker refuses a message"
-_UNDELETED = "the broker refuses a message, and the store refuses to delete"
 _UNKNOWN = "the outcome of a message is unknown"
 _KILLED = "the process is killed"
 _DEFINITE = (_STORE, _REFUSED)
@@ -40,18 +39,18 @@ class _Bench:
     """Fails one send after the other, and compares topic and store before and after."""
 
     def __init__(self, trial: Trial) -> None:
-        self._trial = trial
+        self._trial, self._broker = trial, trial.lab.broker
         self._number = 0
-        self._sent: set[int] = set()
+        self._arrive: set[int] = set()
 
     def rows(self) -> Iterator[Row]:
         """Fail at every point, and then read what was sent."""
-        before = self._messages()
         with ClaimCheck(self._trial.config) as cc:
-            self._send_one(cc)
-        total = self._messages() - before
-        if self._trial.mode in ("external", "hybrid"):
-            yield from self._store_failures()
+            self._send(cc)
+        total = self._broker.readable_messages(self._trial.topic)
+        moments: tuple[When, ...] = ("before", "during", "after")
+        for when in moments if self._trial.mode in ("external", "hybrid") else ():
+            yield self._failure(_STORE, f"{when} the write", partial(self._send_with_store, when))
         for number in range(total):
             point = f"message {number + 1} of {total}"
             yield self._failure(_REFUSED, point, partial(self._send_refused, number))
@@ -59,61 +58,27 @@ class _Bench:
         yield from self._kills(total)
         yield self._reading()
 
-    def _send_one(self, cc: ClaimCheck) -> None:
-        if error := self._send(cc):
-            raise error
-        self._sent.add(self._number)
-
-    def _reading(self) -> Row:
-        """Send one payload more, and receive until it arrives."""
-        trial = self._trial
-        with ClaimCheck(trial.config) as cc, trial.consumer(cc, "rollback") as consumer:
-            self._send_one(cc)
-            found = trial.receive(
-                consumer,
-                lambda found: self._sent <= set(numbers_of(found)),
-                seconds=_READ_SECONDS,
-                late=_LATE_SECONDS,
-            )
-        numbers = set(numbers_of(found))
-        wrong = sum(each.is_wrong for each in found) + len(numbers - self._sent)
-        return self._row("nothing", "afterwards", lost=len(self._sent - numbers), wrong=wrong)
-
-    def _row(self, what: str, point: str, **found: float | str | None) -> Row:
-        row: Row = {"mode": self._trial.mode, "what fails": what, "point": point, "failures": 0, "payload sent": ""}
-        row |= {"messages left": 0, "bytes left": 0, "stored payloads left": 0, "deleted after (s)": ""}
-        return row | {"lost": 0, "wrong": 0} | found
-
     # Points ----------------------------------------------------------------------------------------------------
 
-    def _store_failures(self) -> Iterator[Row]:
-        moments: tuple[When, ...] = ("before", "during", "after")
-        for when in moments:
-            yield self._failure(_STORE, f"{when} the write", partial(self._send_with_store, when))
-        yield self._failure(_UNDELETED, "message 1 of 1", self._send_undeleted)
-
-    def _send_with_store(self, when: When) -> Exception | None:
+    def _send_with_store(self, when: When) -> None:
         with ClaimCheck(with_faulty_stores(self._trial.config)) as cc:
             faulty_store(cc).fail("write", when=when)
-            return self._send(cc)
+            self._send(cc)
 
-    def _send_undeleted(self) -> Exception | None:
-        with WatchedClaimCheck(with_faulty_stores(self._trial.config), change=self._refused(0)) as cc:
-            faulty_store(cc).fail("rollback")
-            return self._send(cc)
+    def _send_refused(self, refused: int, *, unknown: bool = False) -> None:
+        """Send a payload of which one message is larger than any broker of this limit accepts."""
+        size = 2 * self._broker.limit_bytes
 
-    def _send_refused(self, number: int, *, unknown: bool = False) -> Exception | None:
-        with WatchedClaimCheck(self._trial.config, change=self._refused(number), unknown=unknown) as cc:
-            return self._send(cc)
+        def change(number: int, envelope: Envelope) -> Envelope:
+            return replace(envelope, data=bytes(size)) if number == refused else envelope
 
-    def _send(self, cc: ClaimCheck) -> Exception | None:
+        with WatchedClaimCheck(self._trial.config, change=change, unknown=unknown) as cc:
+            self._send(cc)
+
+    def _send(self, cc: ClaimCheck) -> None:
         with self._trial.producer(cc) as producer:
-            return self._trial.send(producer, self._next())
-
-    def _refused(self, number: int) -> Callable[[int, Envelope], Envelope]:
-        """Return a function that makes one message larger than any broker of this limit accepts."""
-        size = 2 * self._trial.lab.broker.limit_bytes
-        return lambda each, envelope: replace(envelope, data=bytes(size)) if each == number else envelope
+            if self._trial.send(producer, self._next()) is None:
+                self._arrive.add(self._number)
 
     def _kills(self, total: int) -> Iterator[Row]:
         """Kill a process before each message; all of them start at the same time."""
@@ -129,53 +94,61 @@ class _Bench:
                 worker.ready()
                 yield self._failure(_KILLED, f"before message {number} of {total}", partial(self._send_killed, worker))
 
-    def _send_killed(self, worker: Worker) -> Exception:
+    def _send_killed(self, worker: Worker) -> None:
         until_killed(worker, partial(worker.call, "produce", size=self._trial.size, first=self._next()))
-        return RuntimeError("the process was killed")
-
-    # Before and after ------------------------------------------------------------------------------------------
-
-    def _failure(self, what: str, point: str, fail: Callable[[], Exception | None]) -> Row:
-        """Fail, and return what the failed send left behind."""
-        messages, size, objects = self._messages(), self._bytes(), self._objects()
-        sent = fail() is None
-        seconds = self._clean_after(objects) if what in _DEFINITE else None
-        if sent:
-            self._sent.add(self._number)
-        found: Row = {"failures": 1, "payload sent": "yes" if sent else "no"}
-        if not sent:
-            found |= {"messages left": self._messages() - messages, "bytes left": max(0, self._bytes() - size)}
-        left = self._objects()
-        if left is None or objects is None or self._trial.mode == "chunking":
-            return self._row(what, point, **found, **{"stored payloads left": None})
-        # Of a payload that was sent nevertheless, the one in the store is the one that was sent.
-        stay = (left - objects) * (what == _STORE or not sent)
-        wrong = stay > 0 if what in _DEFINITE else what == _UNKNOWN and not sent and stay == 0
-        found |= {"stored payloads left": stay, "wrong": int(wrong)}
-        found["deleted after (s)"] = "" if seconds is None else f"{seconds:.2f}"
-        return self._row(what, point, **found)
-
-    def _clean_after(self, objects: int | None) -> float | None:
-        """Wait until the store has as many payloads as before: transports delete in the background."""
-        begin = time.monotonic()
-        while objects is not None and (now := time.monotonic()) - begin < _ROLLBACK_SECONDS:
-            if (self._objects() or 0) <= objects:
-                return now - begin
-            time.sleep(_STEP_SECONDS)
-        return None
-
-    def _messages(self) -> int:
-        return self._trial.lab.broker.readable_messages(self._trial.topic)
-
-    def _bytes(self) -> int:
-        return sum(self._trial.lab.broker.topic_bytes(self._trial.topic))
-
-    def _objects(self) -> int | None:
-        return self._trial.lab.space.count()
 
     def _next(self) -> int:
         self._number += 1
         return self._number
+
+    # Before and after ------------------------------------------------------------------------------------------
+
+    def _failure(self, what: str, point: str, fail: Callable[[], None]) -> Row:
+        """Fail, and return what the failed send left behind."""
+        (messages, size), objects = self._in_topic(), self._trial.lab.space.count()
+        fail()
+        is_sent = self._number in self._arrive
+        row = self._row(what, point) | {"failures": 1, "payload sent": "yes" if is_sent else "no"}
+        if not is_sent:
+            messages_after, size_after = self._in_topic()
+            row |= {"messages left": messages_after - messages, "bytes left": max(0, size_after - size)}
+        if objects is not None and self._trial.mode != "chunking":
+            # Of a payload that was sent nevertheless, the one in the store is the one that was sent.
+            left = self._objects_left(objects, wait=what in _DEFINITE) * (what == _STORE or not is_sent)
+            wrong = left > 0 if what in _DEFINITE else what == _UNKNOWN and not is_sent and left == 0
+            row |= {"stored payloads left": left, "wrong": int(wrong)}
+        return row
+
+    def _row(self, what: str, point: str) -> Row:
+        row = {"mode": self._trial.mode, "what fails": what, "point": point, "failures": 0, "payload sent": ""}
+        return row | {"messages left": 0, "bytes left": 0, "stored payloads left": None, "lost": 0, "wrong": 0}
+
+    def _in_topic(self) -> tuple[int, int]:
+        topic = self._trial.topic
+        return self._broker.readable_messages(topic), sum(self._broker.topic_bytes(topic))
+
+    def _objects_left(self, before: int, *, wait: bool) -> int:
+        """Return how many payloads more the store has; waits until it has none: transports delete in the background."""
+        end = time.monotonic() + _ROLLBACK_SECONDS
+        while (left := (self._trial.lab.space.count() or 0) - before) > 0 and wait and time.monotonic() < end:
+            time.sleep(_STEP_SECONDS)
+        return left
+
+    def _reading(self) -> Row:
+        """Send one payload more, and receive until it arrives."""
+        trial = self._trial
+        with ClaimCheck(trial.config) as cc, trial.consumer(cc, "rollback") as consumer:
+            self._send(cc)
+            received = trial.receive(
+                consumer,
+                lambda found: self._arrive <= set(numbers_of(found)),
+                seconds=_READ_SECONDS,
+                late=_LATE_SECONDS,
+            )
+        numbers = set(numbers_of(received))
+        wrong = sum(each.is_wrong for each in received) + len(numbers - self._arrive)
+        found = {"stored payloads left": 0, "lost": len(self._arrive - numbers), "wrong": wrong}
+        return self._row("nothing", "afterwards") | found
 
 
 def judge(tally: Tally, until: str) -> Experiment:
@@ -187,8 +160,8 @@ def judge(tally: Tally, until: str) -> Experiment:
         lines[mode] = f"{{failures}} failures: {{messages left}} messages ({{bytes left:,}} bytes) left {until}"
         if mode in ("external", "hybrid"):
             left = f"{{stored payloads left}} stored payloads left, {definite} of them after definite failures"
-            counted = all(row["stored payloads left"] is not None for row in rows)
-            lines[mode] += f"; {left if counted else 'stored payloads cannot be counted'}"
+            is_counted = all(row["stored payloads left"] is not None for row in rows)
+            lines[mode] += f"; {left if is_counted else 'stored payloads cannot be counted'}"
     most = max((row["messages left"] for row in tally.rows if row["mode"] == "chunking"), default=0)
     why = (
         "claimcheck deletes the stored payload if the send definitely failed. It keeps the payload if a message may"

@@ -7,14 +7,12 @@ import dataclasses
 import datetime
 import random
 import secrets
-import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from claimcheck._texts import size_text
 from claimcheck.config import Config, StoreConfig
 from claimcheck.errors import ClaimCheckError, ConfigError
 from tests.benchmarks.children import ChildError
@@ -32,7 +30,6 @@ from tests.benchmarks.compare import (
 from tests.benchmarks.compare.broker import BrokerAddress, connect
 from tests.benchmarks.compare.lab import PREFIX, Lab, silent
 from tests.benchmarks.compare.model import CompareError, Experiment
-from tests.benchmarks.compare.payloads import make
 from tests.benchmarks.compare.recommendation import Setting, recommend
 from tests.benchmarks.compare.store_space import StoreSpace
 from tests.benchmarks.machine import machine
@@ -60,29 +57,26 @@ _LOCAL_SIZES = (64 << 10, 1 << 20, 10 << 20)
 _SIZES = (*_LOCAL_SIZES, 100 << 20)
 _ROUNDS, _QUICK_ROUNDS = 5, 2
 _LOCAL_SECONDS, _SECONDS = 10.0, 20.0  # after which an experiment stops repeating
-_DISK_FACTOR, _DISK_BYTES = 60, 1 << 30
 _STORES_YAML = """\
 stores:
   files: {type: filesystem, path: claimcheck-payloads, create: true}  # shared by all machines
 """
 
 
-def selected(only: Sequence[str] | None, kind: str = "") -> dict[str, Plan]:
-    """Return the experiments to run on a kind of broker."""
-    unknown = [name for name in only or () if name not in PLANS]
-    if unknown or only == ():
-        problem = f"there is no experiment {unknown[0]!r}" if unknown else "no experiment is named"
-        raise CompareError(f"{problem}; choose from {', '.join(PLANS)}")
+def selected(only: Sequence[str], kind: str) -> dict[str, Plan]:
+    """Return the experiments to run on a kind of broker: all if none is named."""
+    if unknown := [name for name in only if name not in PLANS]:
+        raise CompareError(f"there is no experiment {unknown[0]!r}; choose from {', '.join(PLANS)}")
     left_out = NOT_EMBEDDED if kind == "local" else ()
-    return {name: plan for name, plan in PLANS.items() if name not in left_out and (only is None or name in only)}
+    return {name: plan for name, plan in PLANS.items() if name not in left_out and (not only or name in only)}
 
 
 def compare(
     address: BrokerAddress | None = None,
     config: Config | None = None,
     *,
-    sizes: Sequence[int] | None = None,
-    only: Sequence[str] | None = None,
+    sizes: Sequence[int] = (),
+    only: Sequence[str] = (),
     rounds: int | None = None,
     quick: bool = False,
     show: Show = silent,
@@ -93,8 +87,8 @@ def compare(
     Args:
         address: The broker; ``None`` for an embedded one in a temporary folder.
         config: The configuration; ``None`` for a store of files in a temporary folder.
-        sizes: Of the payloads; ``None`` for the default.
-        only: Names of experiments; ``None`` for all.
+        sizes: Of the payloads; none for the default.
+        only: Names of experiments; none for all.
         rounds: How often measurements are repeated; ``None`` for the default.
         quick: A short test run.
         show: Called with what is being done.
@@ -103,6 +97,7 @@ def compare(
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True))
         broker = stack.enter_context(contextlib.closing(connect(address or BrokerAddress("local", folder))))
+        plans = selected(only, broker.address.kind)
         run, is_local = secrets.token_hex(4), broker.address.kind == "local"
         lab = Lab(
             broker=broker,
@@ -114,7 +109,7 @@ def compare(
             run=run,
         )
         begin = time.monotonic()
-        finished = _run(lab, selected(only, broker.address.kind), show, done)
+        finished = _run(lab, plans, show, done)
         stores_yaml = _STORES_YAML if config is None else ""
         return _comparison(lab, finished, time.monotonic() - begin, stores_yaml)
 
@@ -128,49 +123,21 @@ def _default_config(folder: str) -> Config:
 
 
 def _run(lab: Lab, plans: dict[str, Plan], show: Show, done: Show) -> list[Experiment]:
-    with _cleaned(lab):
-        _check_room(lab)
     finished = []
     for number, (plan, run) in enumerate(plans.items(), 1):
         name, begin = f"{number}/{len(plans)} {plan}", time.monotonic()
         lab.progress = lambda text, name=name: show(f"{name}: {text}")  # type: ignore[misc]
         lab.deadline = begin + (_LOCAL_SECONDS if lab.broker.address.kind == "local" else _SECONDS)
         try:
-            with _cleaned(lab):
-                finished.append(run(lab))
+            finished.append(run(lab))
         except (CompareError, ConfigError):
             raise
         except (ClaimCheckError, ChildError) as error:
             raise CompareError(f"{plan}: {error}") from error
+        finally:
+            lab.space.clear()  # an experiment removes its topics and processes itself
         done(f"{name:<16} done in {time.monotonic() - begin:.1f} s")
     return finished
-
-
-@contextlib.contextmanager
-def _cleaned(lab: Lab) -> Iterator[None]:
-    """Remove what a block has left in the store; it removes topics and processes itself."""
-    try:
-        yield
-    finally:
-        lab.space.clear()
-
-
-def _check_room(lab: Lab) -> None:
-    """Try the largest payload before the run, rather than fail in its middle."""
-    largest, name = lab.sizes[-1], lab.space.name
-    if lab.broker.address.kind == "local":
-        needed, free = _DISK_BYTES + _DISK_FACTOR * largest, shutil.disk_usage(lab.broker.address.url).free
-        if free < needed:
-            text = f"the embedded broker needs {size_text(needed)}, but its disk has {size_text(free)}"
-            raise CompareError(f"{text}: use smaller --sizes, or a larger disk with TMPDIR")
-    if name is None:
-        return
-    with lab.claimcheck("external") as cc:
-        try:
-            store = cc.store(name)
-            store.rollback(store.write(make(largest, 0), destination=PREFIX.rstrip("-")))
-        except ClaimCheckError as error:
-            raise CompareError(f"store {name!r} does not take a payload of {size_text(largest)}: {error}") from error
 
 
 def _comparison(lab: Lab, experiments: Sequence[Experiment], seconds: float, stores_yaml: str) -> dict[str, Any]:

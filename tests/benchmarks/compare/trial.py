@@ -48,18 +48,12 @@ class Trial:
         with lab.topic(mode, purpose, TopicSettings(partitions=partitions)) as topic, _quiet():
             yield cls(lab, mode, topic, size, config)
 
-    @contextmanager
-    def producer(self, cc: ClaimCheck) -> Iterator[Producer]:
-        """Open a producer, and close it after the block."""
-        with closing(self.lab.broker.producer(self.mode, self.topic, cc)) as producer:
-            yield producer
+    def producer(self, cc: ClaimCheck) -> closing[Producer]:
+        return closing(self.lab.broker.producer(self.mode, self.topic, cc))
 
-    @contextmanager
-    def consumer(self, cc: ClaimCheck, group: str, session_seconds: float | None = None) -> Iterator[Consumer]:
-        """Open a consumer, and close it after the block."""
-        consumer = self.lab.broker.consumer(self.mode, self.topic, cc, group=group, session_seconds=session_seconds)
-        with closing(consumer):
-            yield consumer
+    def consumer(self, cc: ClaimCheck, group: str, session_seconds: float | None = None) -> closing[Consumer]:
+        broker = self.lab.broker
+        return closing(broker.consumer(self.mode, self.topic, cc, group=group, session_seconds=session_seconds))
 
     def post(self, producer: Producer, number: int, *, done: Done, key: bytes | None = None) -> None:
         """Send a payload without waiting."""

@@ -42,7 +42,6 @@ class WorkerSpec:
     address: BrokerAddress = field(repr=False)
     config: Config = field(repr=False)
     group: str = "compare"
-    max_message_bytes: int | None = None
     session_seconds: float | None = None
     kill_after: int | None = None
     """The worker kills itself when the wrapper has got this many messages: chunks and envelopes from the broker, or for
@@ -181,8 +180,7 @@ class _Sending:
                 thread.join()
 
     def _new(self, cc: ClaimCheck) -> Producer:
-        spec = self._spec
-        return self._broker.producer(spec.mode, spec.topic, cc, max_message_bytes=spec.max_message_bytes)
+        return self._broker.producer(self._spec.mode, self._spec.topic, cc)
 
 
 def _wait(turn: threading.Barrier) -> None:
