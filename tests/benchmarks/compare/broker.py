@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from claimcheck._client import ClaimCheck
+from claimcheck.errors import ClaimCheckError
 from tests.benchmarks.compare.model import Mode
 
 
@@ -42,6 +43,14 @@ class Received:
     partition: int
     position: int | str
     handle: object
+
+
+def received(read: Callable[[], Any], partition: int, position: int | str, handle: object) -> Received:
+    """Return what an application gets that reads a message."""
+    try:
+        return Received(read(), None, partition, position, handle)
+    except ClaimCheckError as error:
+        return Received(None, error, partition, position, handle)
 
 
 Done = Callable[[Exception | None, int | None], None]
@@ -86,7 +95,7 @@ class Consumer(Protocol):
 
 
 class Broker(Protocol):
-    """A connection for administration, and the clients of each mode."""
+    """A connection for administration, and the clients of each mode. By default, `expire` and `close` do nothing."""
 
     address: BrokerAddress
     label: str

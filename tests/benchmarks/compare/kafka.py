@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import admin
@@ -16,7 +16,7 @@ from claimcheck.errors import ClaimCheckError, TransportError
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
 from claimcheck.transports.kafka._client import exception_of, vendor
 from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES, Cluster, Place, log_offsets
-from tests.benchmarks.compare.broker import BrokerAddress, Done, Received, TopicSettings
+from tests.benchmarks.compare.broker import Broker, BrokerAddress, Done, Received, TopicSettings, received
 from tests.benchmarks.compare.model import CompareError, Mode, NotMeasuredError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ requested again for each: reading chunks took up to three times the processor ti
 """
 
 
-class KafkaBroker:
+class KafkaBroker(Broker):
     """A connection to a Kafka cluster; options are settings of librdkafka. Raises `CompareError` if none answers."""
 
     retention_source = "the topic's retention.ms"
@@ -108,9 +108,6 @@ class KafkaBroker:
                 if _name(error) not in _MISSING:
                     raise
 
-    def expire(self, topic: str) -> None:
-        """Do nothing: Kafka deletes at its own intervals, ``log.retention.check.interval.ms``."""
-
     # Contents --------------------------------------------------------------------------------------------------
 
     def topic_bytes(self, topic: str) -> list[int]:
@@ -118,7 +115,8 @@ class KafkaBroker:
         sizes = Counter({partition: 0 for _, partition in ends})
         with _explained(f"read topic {topic}"):
             for record in self._cluster.read(starts, ends):
-                sizes[record.partition()] += _size(record)
+                size = len(record.value() or b"") + kafka_overhead(record.key(), record.headers())
+                sizes[record.partition()] += size
         return [sizes[partition] for partition in sorted(sizes)]
 
     def readable_messages(self, topic: str) -> int:
@@ -148,7 +146,7 @@ class KafkaBroker:
     def consumer(
         self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
     ) -> _KafkaTestConsumer:
-        conf = consumer_conf(self._conf, group)
+        conf = _consumer_conf(self._conf, group)
         if session_seconds is not None:
             least = int(self._settings.get("group.min.session.timeout.ms", _MIN_SESSION_SECONDS * 1000)) / 1000
             seconds = max(session_seconds, least)
@@ -157,9 +155,6 @@ class KafkaBroker:
         client = native if mode == "native" else KafkaConsumer(native, cc)
         client.subscribe([topic])
         return _KafkaTestConsumer(client, topic)
-
-    def close(self) -> None:
-        """Do nothing: the client closes its connections when it is deleted."""
 
 
 class _KafkaTestProducer:
@@ -172,11 +167,19 @@ class _KafkaTestProducer:
         def delivered(error: Any, message: Any) -> None:
             done(None, message.partition()) if error is None else done(exception_of(error), None)
 
-        try:
-            self._produce(payload, key, delivered)
-        except (ClaimCheckError, vendor().KafkaException, BufferError) as error:
-            done(error, None)
-        self._client.poll(0)
+        end = time.monotonic() + _ROOM_SECONDS
+        while True:
+            try:
+                self._client.produce(self._topic, payload, key=key, on_delivery=delivered)
+            except BufferError as error:  # the queue is full
+                if time.monotonic() < end:
+                    self._client.poll(_POLL_SECONDS)
+                    continue
+                done(error, None)
+            except (ClaimCheckError, vendor().KafkaException) as error:
+                done(error, None)
+            self._client.poll(0)
+            return
 
     def flush(self, timeout: float) -> None:
         left = self._client.flush(timeout)
@@ -186,33 +189,21 @@ class _KafkaTestProducer:
     def close(self) -> None:
         self._client.close()
 
-    def _produce(self, payload: bytes, key: bytes | None, delivered: Callable[[Any, Any], None]) -> None:
-        end = time.monotonic() + _ROOM_SECONDS
-        while True:
-            try:
-                self._client.produce(self._topic, payload, key=key, on_delivery=delivered)
-                return
-            except BufferError:  # the queue is full
-                if time.monotonic() > end:
-                    raise
-                self._client.poll(_POLL_SECONDS)
-
 
 class _KafkaTestConsumer:
     """Reads one topic with a `KafkaConsumer`, or with the client's own consumer."""
 
     def __init__(self, client: Any, topic: str) -> None:
         self._client, self._topic = client, topic
-        self._early: deque[Received] = deque()  # came while `seek` waited for an assignment
 
     def receive(self, timeout: float) -> Received | None:
-        if self._early:
-            return self._early.popleft()
         end = time.monotonic() + timeout
         while True:
             message = self._client.poll(max(0.0, end - time.monotonic()))
-            if message is not None and _is_record(message):
-                return _received(message)
+            if message is not None and (error := message.error()) is None:
+                return received(message.value, message.partition(), message.offset(), message)
+            if message is not None and error.name() not in _PASSING:
+                raise exception_of(error)
             if time.monotonic() >= end:
                 return None
 
@@ -222,12 +213,9 @@ class _KafkaTestConsumer:
     def seek(self, partition: int, position: int | str) -> None:
         end = time.monotonic() + _SECONDS
         while not self._try_seek(partition, int(position)):
-            received = self._client.poll(_POLL_SECONDS)
-            if received is not None and _is_record(received):
-                self._early.append(_received(received))
+            self._client.poll(_POLL_SECONDS)  # what comes before the seek is not wanted
             if time.monotonic() > end:
                 raise CompareError(f"partition {partition} of topic {self._topic} was not assigned to the consumer")
-        self._early = deque(each for each in self._early if each.partition != partition)
 
     def _try_seek(self, partition: int, offset: int) -> bool:
         if not any(each.partition == partition for each in self._client.assignment()):
@@ -253,28 +241,6 @@ def _explained(what: str, kind: type[CompareError] = CompareError) -> Iterator[N
         raise kind(f"the broker did not {what} ({_name(error)}): check the user's permissions") from error
 
 
-def _received(message: Any) -> Received:
-    try:
-        payload, error = message.value(), None
-    except ClaimCheckError as refused:
-        payload, error = None, refused
-    return Received(payload, error, message.partition(), message.offset(), message)
-
-
-def _is_record(message: Any) -> bool:
-    """Whether this is a record; a passing event of the client is not. Raises an exception for other events."""
-    error = message.error()
-    if error is None:
-        return True
-    if error.name() in _PASSING:
-        return False
-    raise exception_of(error)
-
-
-def _size(record: Any) -> int:
-    return len(record.value() or b"") + kafka_overhead(record.key(), record.headers())
-
-
 def _config(settings: TopicSettings) -> dict[str, str]:
     """Return the configuration of a topic. Small segments, so that a short retention can delete anything."""
     config = {"cleanup.policy": "delete"}
@@ -287,7 +253,7 @@ def _config(settings: TopicSettings) -> dict[str, str]:
     return config
 
 
-def consumer_conf(conf: dict[str, Any], group: str) -> dict[str, Any]:
+def _consumer_conf(conf: dict[str, Any], group: str) -> dict[str, Any]:
     """Return the settings of a consumer with the user's settings, which may replace `FETCH_BYTES`."""
     return {
         "max.partition.fetch.bytes": FETCH_BYTES,

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import random
 import secrets
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -48,7 +47,6 @@ class Lab:
     quick: bool = False
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     progress: Callable[[str], None] = silent
-    deadline: float = float("inf")
     run: str = field(default_factory=lambda: secrets.token_hex(4))
     _names: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -60,11 +58,6 @@ class Lab:
     @property
     def strategies(self) -> tuple[Mode, ...]:
         return STRATEGIES if self.space.name is not None else ("chunking",)
-
-    @property
-    def is_late(self) -> bool:
-        """Whether the experiment should stop repeating."""
-        return time.monotonic() >= self.deadline
 
     def config(self, mode: Mode, **store_options: object) -> Config:
         """Return the user's configuration with the strategy of a mode, in the run's part of the store.

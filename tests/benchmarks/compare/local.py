@@ -16,18 +16,17 @@ from claimcheck.transports.local import (
     MessageId,
     ReceivedMessage,
 )
-from tests.benchmarks.compare.broker import BrokerAddress, Consumer, Done, Producer, Received, TopicSettings
+from tests.benchmarks.compare.broker import Broker, BrokerAddress, Consumer, Done, Producer, Received, TopicSettings
 from tests.benchmarks.compare.model import CompareError, Mode
 
 LIMIT_BYTES = 1 << 20
 """The largest message by default."""
 
 _NATIVE_BYTES = 1 << 30
-
 _FILES = ("", "-wal", "-shm")
 
 
-class EmbeddedBroker:
+class EmbeddedBroker(Broker):
     """The embedded broker, in the folder of its address. Messages never expire."""
 
     retention_source = None
@@ -37,7 +36,6 @@ class EmbeddedBroker:
     def __init__(self, address: BrokerAddress) -> None:
         self.address = address
         self._folder = Path(address.url)
-
         self.label = f"embedded broker (SQLite {sqlite3.sqlite_version})"
 
     def create_topic(self, topic: str, settings: TopicSettings) -> None:
@@ -53,9 +51,6 @@ class EmbeddedBroker:
         query = "SELECT bytes FROM partitions WHERE topic = ? ORDER BY partition"
         with self._opened(topic) as broker, broker.database.read() as db:
             return [size for (size,) in db.execute(query, (topic,))]
-
-    def expire(self, topic: str) -> None:
-        """Do nothing: messages never expire."""
 
     def readable_messages(self, topic: str) -> int:
         with self._opened(topic) as broker:
@@ -78,9 +73,6 @@ class EmbeddedBroker:
     ) -> Consumer:
         broker = LocalBroker(self._path(topic))
         return _Consumer(broker, LocalConsumer(broker, cc, topics=[topic], group=group), topic)
-
-    def close(self) -> None:
-        """Do nothing: files are opened for each operation."""
 
     def _path(self, topic: str) -> Path:
         return self._folder / f"{topic}.sqlite"

@@ -30,7 +30,7 @@ from claimcheck.transports.pulsar._queries import (
     vendor,
 )
 from claimcheck.transports.pulsar._send import error_of
-from tests.benchmarks.compare.broker import BrokerAddress, Done, Received, TopicSettings
+from tests.benchmarks.compare.broker import Broker, BrokerAddress, Done, Received, TopicSettings, received
 from tests.benchmarks.compare.model import CompareError, Mode
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class _WebService(AdminClient):
         raise AdminError(f"the web service did not answer {path}: too many redirects")
 
 
-class PulsarBroker:
+class PulsarBroker(Broker):
     """A connection to a Pulsar cluster and its web service.
 
     Args:
@@ -271,16 +271,12 @@ class _PulsarTestConsumer:
             message = self._client.receive(int(timeout * 1000))
         except vendor().Timeout:
             return None
-        try:
-            payload, error = message.data(), None
-        except ClaimCheckError as refused:
-            payload, error = None, refused
-        partition = max(0, split_partition(message.topic_name())[1])
-        # Of a payload's first message; an id of the client's own chunking shows only the last chunk.
+        # The position of a payload's first message; an id of the client's own chunking shows only the last chunk.
         first = message.message_id()
         if isinstance(self._client, PulsarConsumer):
             first = natives(first)[0]
-        return Received(payload, error, partition, _serialized(first), message)
+        partition = max(0, split_partition(message.topic_name())[1])
+        return received(message.data, partition, _serialized(first), message)
 
     def commit(self, received: Received) -> None:
         self._client.acknowledge(received.handle)

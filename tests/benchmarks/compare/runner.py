@@ -56,7 +56,6 @@ NOT_EMBEDDED = ("rebalance",)
 _LOCAL_SIZES = (64 << 10, 1 << 20, 10 << 20)
 _SIZES = (*_LOCAL_SIZES, 100 << 20)
 _ROUNDS, _QUICK_ROUNDS = 5, 2
-_LOCAL_SECONDS, _SECONDS = 10.0, 20.0  # after which an experiment stops repeating
 _STORES_YAML = """\
 stores:
   files: {type: filesystem, path: claimcheck-payloads, create: true}  # shared by all machines
@@ -127,7 +126,6 @@ def _run(lab: Lab, plans: dict[str, Plan], show: Show, done: Show) -> list[Exper
     for number, (plan, run) in enumerate(plans.items(), 1):
         name, begin = f"{number}/{len(plans)} {plan}", time.monotonic()
         lab.progress = lambda text, name=name: show(f"{name}: {text}")  # type: ignore[misc]
-        lab.deadline = begin + (_LOCAL_SECONDS if lab.broker.address.kind == "local" else _SECONDS)
         try:
             finished.append(run(lab))
         except (CompareError, ConfigError):

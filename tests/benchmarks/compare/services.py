@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from claimcheck._client import ClaimCheck
 from claimcheck.hooks import Event, FallbackEvent, OperationEvent
 from tests.benchmarks.compare.faults import without_stores
@@ -31,43 +29,27 @@ def _outage(trial: Trial) -> list[Row]:
         elif isinstance(event, OperationEvent) and (event.phase, event.operation) == ("completed", "write"):
             writes.append(event)
 
-    with ClaimCheck(trial.config, hooks=[count]) as cc:
+    with ClaimCheck(trial.config, hooks=[count]) as cc, without_stores(trial.config, hooks=[count]) as down:
         with trial.producer(cc) as producer:
             trial.send_all(producer, range(_PAYLOADS))
-        with without_stores(trial.config, hooks=[count]) as down:
-            sent, slowest = _send_timed(trial, down)
-            during = _read(trial, down, _PAYLOADS + sent)
-        after = _read(trial, cc, _PAYLOADS + sent)
-    read, read_after, readable = len(set(numbers_of(during))), len(set(numbers_of(after))), _PAYLOADS + sent
-    needs_store = sent < _PAYLOADS or read < readable
-    return [
-        {
-            "mode": trial.mode,
-            "services needed": "broker, store" if needs_store else "broker",
-            "store writes": len(writes),
-            "tried while down": _PAYLOADS,
-            "sent while down": sent,
-            "of these as chunks": len(fallbacks),
-            "slowest send while down (s)": round(slowest, 3),
-            "in the topic": readable,
-            "read while down": read,
-            "errors while down": sum(bool(each.error) for each in during),
-            "read afterwards": read_after,
-            "lost": readable - read_after,
-            "wrong": sum(each.is_wrong for each in (*during, *after)),
-        }
-    ]
-
-
-def _send_timed(trial: Trial, cc: ClaimCheck) -> tuple[int, float]:
-    """Send while the store is down; returns how many were sent, and the longest time of one."""
-    sent, slowest = 0, 0.0
-    with trial.producer(cc) as producer:
-        for number in range(_PAYLOADS, 2 * _PAYLOADS):
-            begin = time.monotonic()
-            sent += trial.send(producer, number) is None
-            slowest = max(slowest, time.monotonic() - begin)
-    return sent, slowest
+        with trial.producer(down) as producer:
+            errors = [trial.send(producer, number) for number in range(_PAYLOADS, 2 * _PAYLOADS)]
+        sent = errors.count(None)
+        during, after = (_read(trial, each, _PAYLOADS + sent) for each in (down, cc))
+    readable, read_after = _PAYLOADS + sent, len(set(numbers_of(after)))
+    row = {
+        "mode": trial.mode,
+        "store writes": len(writes),
+        "tried while down": _PAYLOADS,
+        "sent while down": sent,
+        "of these as chunks": len(fallbacks),
+        "in the topic": readable,
+        "read while down": len(set(numbers_of(during))),
+        "read afterwards": read_after,
+        "lost": readable - read_after,
+        "wrong": sum(each.is_wrong for each in (*during, *after)),
+    }
+    return [row]
 
 
 def _read(trial: Trial, cc: ClaimCheck, expected: int) -> list[Delivery]:
