@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import claimcheck
 from tests.benchmarks.children import fresh, peak_extra
-from tests.benchmarks.lab import Lab
-from tests.benchmarks.memory_rows import NOTE
-from tests.benchmarks.path_rows import BEST
-from tests.benchmarks.pipes import KafkaPipe, kafka_pipes
+from tests.benchmarks.lab import KAFKA_MAX_MESSAGE_BYTES, Lab
 from tests.benchmarks.rounds import MIB, OURS, Series, Variant, compare, payload_of, times_as_fast
-from tests.benchmarks.rows import Findings, Rows
+from tests.benchmarks.rows import BEST, FRESH, Findings, Rows
 
 ROWS = Rows()
 _WHOLE, _CHUNKS, _POINTERS = "whole records", "chunks", "pointers through Redis"
@@ -22,6 +23,119 @@ _RAISED = "whole records need limits that are raised in broker, producer and con
 _FROM_ASSIGNMENT = f"{_RAISED}; a round begins with the assignment, whose time make compare leaves out"
 
 
+# The clients ---------------------------------------------------------------------------------------------------
+
+_WAIT_SECONDS = 60.0
+_UNLIMITED = {"message.max.bytes": KAFKA_MAX_MESSAGE_BYTES}
+# One payload at a time: nobody waits for company, and a partition's chunks are fetched several at once.
+_LARGE_SENT, _LARGE_READ = {"linger.ms": 0}, {"max.partition.fetch.bytes": 16 << 20}
+_READ_WHOLE = {**_UNLIMITED, "receive.message.max.bytes": KAFKA_MAX_MESSAGE_BYTES + (1 << 20)}
+# What the consumer of the round before asked for is answered soon, not when a record comes; else the next would wait.
+_READ = {"fetch.wait.max.ms": 10, "enable.auto.commit": False, "enable.auto.offset.store": False}
+
+
+class Pipe:
+    """Clients with defaults, but for what whole records and large payloads need."""
+
+    def __init__(
+        self, servers: str, topic: str, cc: claimcheck.ClaimCheck | None = None, *, large: bool = False
+    ) -> None:
+        from confluent_kafka import Consumer, Producer, TopicPartition
+
+        where: dict[str, Any] = {"bootstrap.servers": servers, "log_level": 3}
+        whole = large and cc is None
+        self.topic = topic
+        self._begin = [TopicPartition(topic, 0, 0)]
+        sent = {"enable.idempotence": True, **(_UNLIMITED if whole else {}), **(_LARGE_SENT if large else {})}
+        read = {"group.id": topic, **_READ, **(_READ_WHOLE if whole else {}), **(_LARGE_READ if large else {})}
+        self.producer: Any = Producer({**where, **sent})
+        self.consumer: Any = Consumer({**where, **read})
+        if cc is not None:
+            from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
+
+            self.producer = KafkaProducer(self.producer, cc)
+            self.consumer = KafkaConsumer(self.consumer, cc)
+
+    def send(self, payload: bytes, count: int = 1) -> None:
+        """Hand all to the client, and wait for none."""
+        produce, topic = self.producer.produce, self.topic
+        for _ in range(count):
+            produce(topic, payload)
+
+    def stream(self, payload: bytes, count: int) -> None:
+        """Send as a program does that goes on and on, and wait for all."""
+        produce, poll, topic = self.producer.produce, self.producer.poll, self.topic
+        for _ in range(count):
+            produce(topic, payload)
+            poll(0)
+        self.flush()
+
+    def deliver(self, payload: bytes) -> None:
+        """Send one, and wait for it."""
+        self.producer.produce(self.topic, payload)
+        self.flush()
+
+    def flush(self) -> None:
+        self.producer.flush()
+
+    def read(self, count: int, at_once: int = 0) -> None:
+        """Take the first records of the topic, each with its value."""
+        self.consumer.assign(self._begin)
+        self.take(count, at_once)
+
+    def fill(self) -> None:
+        """Have the topic's records at the consumer, or nearly so, before it asks; the first shows that they come."""
+        self.read(1)
+        _quiet()
+
+    def take(self, count: int, at_once: int = 0) -> None:
+        if at_once:
+            consume = self.consumer.consume
+            for _ in range(count // at_once):
+                for message in consume(at_once, _WAIT_SECONDS):
+                    message.value()
+            return
+        poll = self.consumer.poll
+        for _ in range(count):
+            poll(_WAIT_SECONDS).value()
+
+    def rest(self) -> None:
+        self.consumer.unassign()
+        time.sleep(0.03)
+
+    def close(self) -> None:
+        self.flush()
+        self.consumer.close()
+
+
+@contextlib.contextmanager
+def _pipes(lab: Lab, *wrapped: claimcheck.ClaimCheck | None, large: bool = False) -> Iterator[list[Pipe]]:
+    """Open pipes, each with a topic of its own, which is removed afterwards with all that it holds."""
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": lab.kafka})
+    topics = [f"bench-{uuid.uuid4().hex}" for _ in wrapped]
+    for made in admin.create_topics([NewTopic(topic, 1, 1) for topic in topics]).values():
+        made.result()
+    opened = [Pipe(lab.kafka, topic, cc, large=large) for topic, cc in zip(topics, wrapped, strict=True)]
+    try:
+        yield opened
+    finally:
+        for pipe in opened:
+            pipe.close()
+        for gone in admin.delete_topics(topics).values():
+            gone.result()
+
+
+def _quiet() -> None:
+    """Wait until the clients' own threads have nothing to do, for a while at most."""
+    for _ in range(100):
+        before = time.process_time()
+        time.sleep(0.05)
+        if time.process_time() - before < 0.003:
+            return
+
+
 # Small records -------------------------------------------------------------------------------------------------
 
 
@@ -29,8 +143,8 @@ def _rates(lab: Lab, size: int, kib: int) -> Findings:
     payload, at_once, count = payload_of(kib * 1024), _AT_ONCE[kib], _count(lab, kib)
     pairs = (
         _pair(lab, "produce", count, lambda pipe: pipe.stream(payload, count)),
-        _pair(lab, "poll", count, lambda pipe: pipe.read(count), KafkaPipe.rest, there=[payload] * count),
-        _pair(lab, "consume", count, lambda pipe: pipe.read(count, at_once), KafkaPipe.rest, there=[payload] * count),
+        _pair(lab, "poll", count, lambda pipe: pipe.read(count), Pipe.rest, there=[payload] * count),
+        _pair(lab, "consume", count, lambda pipe: pipe.read(count, at_once), Pipe.rest, there=[payload] * count),
     )
     measured = tuple(times_as_fast(ours, base) for base, ours in pairs)
     return Findings(measured, sum(pairs, ()), "produce and poll(0) for each, then flush")
@@ -41,9 +155,9 @@ def _added(lab: Lab, size: int, kib: int) -> Findings:
     payload, at_once, count = payload_of(kib * 1024), _AT_ONCE[kib], _count(lab, kib)
     few, there = count // 20, [payload] * (count + 1)
     pairs = (
-        _pair(lab, "produce", few, lambda pipe: pipe.send(payload, few), KafkaPipe.flush),
-        _pair(lab, "poll", count, lambda pipe: pipe.take(count), KafkaPipe.fill, there=there),
-        _pair(lab, "consume", count, lambda pipe: pipe.take(count, at_once), KafkaPipe.fill, there=there),
+        _pair(lab, "produce", few, lambda pipe: pipe.send(payload, few), Pipe.flush),
+        _pair(lab, "poll", count, lambda pipe: pipe.take(count), Pipe.fill, there=there),
+        _pair(lab, "consume", count, lambda pipe: pipe.take(count, at_once), Pipe.fill, there=there),
     )
     measured = tuple((ours.seconds.best - base.seconds.best) / base.amount * 1e6 for base, ours in pairs)
     return Findings(measured, sum(pairs, ()), BEST)
@@ -57,14 +171,14 @@ def _pair(
     lab: Lab,
     what: str,
     count: int,
-    run: Callable[[KafkaPipe], None],
-    clean: Callable[[KafkaPipe], object] = lambda pipe: None,
+    run: Callable[[Pipe], None],
+    clean: Callable[[Pipe], object] = lambda pipe: None,
     *,
     there: Sequence[bytes] = (),
 ) -> tuple[Series, ...]:
     """Measure a native and a wrapped pipe, with these records in their topics, and at their consumers."""
     cc = lab.enter(claimcheck.from_dict({"strategy": "external", "stores": {"m": {"type": "memory"}}}))
-    with kafka_pipes(lab, None, cc) as opened:
+    with _pipes(lab, None, cc) as opened:
         for pipe in opened if there else ():
             for payload in there:
                 pipe.send(payload)
@@ -94,7 +208,7 @@ def _large(lab: Lab, size: int, verb: str) -> Findings:
     store, payload = {"type": "redis", "url": lab.redis, "ttl_seconds": 600}, payload_of(size)
     chunks = lab.enter(claimcheck.from_dict({"strategy": "chunking"}))
     pointers = lab.enter(claimcheck.from_dict({"strategy": "external", "stores": {"hot": store}}))
-    with kafka_pipes(lab, None, chunks, pointers, large=True) as opened:
+    with _pipes(lab, None, chunks, pointers, large=True) as opened:
         variants = []
         for name, pipe in zip((_WHOLE, _CHUNKS, _POINTERS), opened, strict=True):
             if verb == "consume":
@@ -123,12 +237,12 @@ for _mib in (20, 100):
 
 
 def _memory(lab: Lab, size: int, role: str, strategy: str) -> Findings:
-    with kafka_pipes(lab, None) as [pipe]:
+    with _pipes(lab, None) as [pipe]:
         where = strategy, lab.kafka, pipe.topic, lab.redis, size
         taken = fresh(_peak, "producer", *where) / MIB
         if role == "consumer":  # of what was sent
             taken = (fresh(_peak, role, *where) - size) / size
-    return Findings((taken,), note=NOTE)
+    return Findings((taken,), note=FRESH)
 
 
 for _role, _unit in (("producer", "MiB"), ("consumer", "payloads")):
@@ -145,7 +259,7 @@ for _role, _unit in (("producer", "MiB"), ("consumer", "payloads")):
 def _peak(role: str, strategy: str, servers: str, topic: str, redis: str, size: int) -> int:
     store = {"type": "redis", "url": redis, "ttl_seconds": 60}
     with claimcheck.from_dict({"strategy": strategy, "stores": {"hot": store}}) as cc:
-        pipe = KafkaPipe(servers, topic, cc)
+        pipe = Pipe(servers, topic, cc)
         if role == "producer":
             pipe.deliver(payload_of(2 * MIB))
             payload = payload_of(size)

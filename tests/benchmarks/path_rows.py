@@ -8,10 +8,9 @@ from pathlib import Path
 from claimcheck import ClaimCheck, Pointer, Store
 from tests.benchmarks.lab import THRESHOLD, Lab
 from tests.benchmarks.rounds import Variant, compare, payload_of, writing
-from tests.benchmarks.rows import Findings, Rows
+from tests.benchmarks.rows import BEST, Findings, Rows
 
 FILE, ROWS = Rows(), Rows()
-BEST = "between the best rounds of each"
 _CALLS = 2000
 _OFFLOADS = 20  # so few that their payloads stay in the processor's cache, which is not what is compared
 _BARE, _OURS = "store.write, store.read", "cc.offload, cc.resolve"

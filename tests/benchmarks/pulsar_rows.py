@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import claimcheck
+from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
 from tests.benchmarks.children import fresh, peak_extra
 from tests.benchmarks.lab import Lab, pulsar_client
-from tests.benchmarks.memory_rows import NOTE
-from tests.benchmarks.path_rows import BEST
-from tests.benchmarks.pipes import PulsarPipe
 from tests.benchmarks.rounds import OURS, Variant, compare, payload_of, reading, times_as_fast
-from tests.benchmarks.rows import Findings, Rows
+from tests.benchmarks.rows import BEST, FRESH, Findings, Rows
 
 ROWS = Rows()
 _CHUNKING = "the client's own chunking"
@@ -23,6 +22,65 @@ _TOGETHER = (
     "one process sends, and receives in another thread while chunks still arrive; make compare measures sending, "
     "and then reading what is in the topic"
 )
+
+
+class Pipe:
+    """Clients with these options; a context manager that closes them."""
+
+    def __init__(
+        self,
+        client: Any,
+        cc: claimcheck.ClaimCheck | None = None,
+        *,
+        topic: str = "",
+        sent: dict[str, Any] | None = None,
+        read: dict[str, Any] | None = None,
+    ) -> None:
+        topic = topic or f"bench-{uuid.uuid4().hex}"
+        self.consumer = client.subscribe(topic, "s", **(read or {}))
+        self.producer = client.create_producer(topic, **(sent or {}))
+        if cc is not None:
+            self.consumer, self.producer = PulsarConsumer(self.consumer, cc), PulsarProducer(self.producer, cc)
+
+    def __enter__(self) -> Pipe:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.producer.close()
+        self.consumer.close()
+
+    def send(self, payload: bytes, count: int = 1) -> None:
+        """Hand all to the client, and wait for none."""
+        send = self.producer.send_async
+        for _ in range(count):
+            send(payload, _nothing)
+
+    def empty(self, count: int) -> None:
+        self.producer.flush()
+        self.receive(count)
+
+    def fill(self, payload: bytes, count: int) -> None:
+        """Have them at the consumer, or nearly so, before it asks: one more than are asked for shows that they come."""
+        self.send(payload, count + 1)
+        self.empty(1)
+
+    def receive(self, count: int = 1) -> None:
+        receive, acknowledge = self.consumer.receive, self.consumer.acknowledge
+        for _ in range(count):
+            message = receive()
+            message.data()
+            acknowledge(message)
+
+    def through(self, payload: bytes) -> None:
+        """Send one, and receive it in another thread, while its messages still arrive."""
+        with ThreadPoolExecutor(1) as thread:
+            received = thread.submit(self.receive)
+            self.producer.send(payload)
+            received.result()
+
+
+def _nothing(result: Any, message_id: Any) -> None:
+    """Nobody wants to know."""
 
 
 # Small messages ------------------------------------------------------------------------------------------------
@@ -35,7 +93,7 @@ def _small(lab: Lab, size: int, kib: int) -> Findings:
         "read": {"receiver_queue_size": 2 * count},
     }
     cc = lab.enter(claimcheck.from_dict({"strategy": "external", "stores": {"m": {"type": "memory"}}}))
-    native, ours = (lab.enter(PulsarPipe(lab.pulsar_client, each, **queues)) for each in (None, cc))
+    native, ours = (lab.enter(Pipe(lab.pulsar_client, each, **queues)) for each in (None, cc))
     pipes = {"native": native, OURS: ours}
     sending = [
         Variant(name, partial(pipe.send, payload, count), lambda _, pipe=pipe: pipe.empty(count))  # type: ignore[misc]
@@ -66,8 +124,8 @@ def _large(lab: Lab, size: int, strategy: str) -> Findings:
     limits = {"limits": {"max_payload_bytes": 1 << 30},
               "chunking": {"max_payload_bytes": 1 << 30, "max_pending_bytes": 1 << 30}}  # fmt: skip
     cc = lab.enter(claimcheck.from_dict({**_config(strategy, lab.redis), **limits}))
-    native = lab.enter(PulsarPipe(client, sent={"chunking_enabled": True}))
-    ours = lab.enter(PulsarPipe(client, cc, read=_QUEUE))
+    native = lab.enter(Pipe(client, sent={"chunking_enabled": True}))
+    ours = lab.enter(Pipe(client, cc, read=_QUEUE))
     base, wrapped = compare(
         lab.effort,
         size,
@@ -91,7 +149,7 @@ def _config(strategy: str, redis: str) -> dict[str, Any]:
 
 def _memory(lab: Lab, size: int, role: str, strategy: str) -> Findings:
     taken = fresh(_peak, role, _config(strategy, lab.redis), lab.pulsar_url, f"bench-{uuid.uuid4().hex}", size)
-    return Findings((taken / size,), note=NOTE)
+    return Findings((taken / size,), note=FRESH)
 
 
 for _role, _strategy, _what in (
@@ -104,7 +162,7 @@ for _role, _strategy, _what in (
 
 def _peak(role: str, config: dict[str, Any], url: str, topic: str, size: int) -> int:
     client = pulsar_client(url)
-    with claimcheck.from_dict(config) as cc, PulsarPipe(client, cc, topic=topic, read=_QUEUE) as pipe:
+    with claimcheck.from_dict(config) as cc, Pipe(client, cc, topic=topic, read=_QUEUE) as pipe:
         pipe.producer.send(payload_of(1000))
         if role == "sender":
             payload = payload_of(size)
@@ -128,8 +186,6 @@ def _take(sender: threading.Thread, consumer: Any) -> Any:
 
 
 def _feed(config: dict[str, Any], url: str, topic: str, size: int) -> None:
-    from claimcheck.transports.pulsar import PulsarProducer
-
     client = pulsar_client(url)
     with claimcheck.from_dict(config) as cc:
         PulsarProducer(client.create_producer(topic), cc).send(payload_of(size))

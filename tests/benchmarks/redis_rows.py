@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import claimcheck
 from claimcheck import Pointer
+from tests.benchmarks.children import fresh, peak_extra
 from tests.benchmarks.lab import RECYCLING, Lab
 from tests.benchmarks.rounds import MIB, OURS, Variant, compare, payload_of, reading, times_as_fast, writing
-from tests.benchmarks.rows import Findings, Rows
+from tests.benchmarks.rows import FRESH, Findings, Rows
 
-ROWS = Rows()
+ROWS, MEMORY = Rows(), Rows()
 _SMALL_AT_ONCE = 50
 _HIREDIS = "redis-py with hiredis, which checks nothing; the server reuses memory"
 _REUSED = f"the server reuses memory that it has freed (MALLOC_CONF={RECYCLING}); the sink has one warm buffer"
@@ -104,3 +107,42 @@ def _redis_py(lab: Lab) -> contextlib.closing[Any]:
     if not HIREDIS_AVAILABLE:
         raise RuntimeError("hiredis is not installed: pip install hiredis")
     return contextlib.closing(redis.Redis.from_url(lab.redis))
+
+
+# Memory, each figure of a process of its own ---------------------------------------------------------------------
+
+
+def _measure(lab: Lab, size: int, job: str) -> Findings:
+    taken = fresh(_peak, job, lab.redis, size)
+    return Findings((taken / (size if job == "read" else MIB),), note=FRESH)
+
+
+for _job, _what, _unit in (
+    ("write", "write of bytes", "MiB"),
+    ("read", "read to bytes", "payloads"),
+    ("stream", "stream read", "MiB"),
+):
+    MEMORY.findings(f"Redis {_what} {{size}}, peak extra memory", mib=256, unit=_unit)(partial(_measure, job=_job))
+
+
+def _peak(job: str, url: str, size: int) -> int:
+    config = {"strategy": "external", "stores": {"hot": {"type": "redis", "url": url}}}
+    with claimcheck.from_dict(config) as cc:
+        _once(cc.store("hot"), job, MIB // 16)
+        return _once(cc.store("hot"), job, size)
+
+
+def _once(store: claimcheck.Store, job: str, size: int) -> int:
+    payload = payload_of(size)
+    if job == "write":
+        pointers: list[claimcheck.Pointer] = []
+        taken = peak_extra(lambda: pointers.append(store.write(payload)))
+        store.rollback(pointers[0])
+        return taken
+    pointer = store.write(payload)
+    if job == "read":
+        taken = peak_extra(lambda: store.read(pointer))
+    else:
+        taken = peak_extra(lambda: stream(store.open(pointer), bytearray(MIB)))
+    store.rollback(pointer)
+    return taken

@@ -18,6 +18,9 @@ METHOD = (
     "median over the rounds of the ratio within each round. 1 GB is 10^9 bytes."
 )
 
+BEST = "between the best rounds of each"
+FRESH = "VmHWM of a fresh process, after a warm-up with a small payload"
+
 
 @dataclass(frozen=True, slots=True)
 class Findings:
@@ -127,7 +130,7 @@ GROUPS = {
     "redis": "redis_rows.ROWS",
     "s3": "s3_rows.ROWS",
     "file": "path_rows.FILE",
-    "memory": "memory_rows.ROWS",
+    "memory": "redis_rows.MEMORY",
     "path": "path_rows.ROWS",
     "many": "many_rows.ROWS",
     "pauses": "pause_rows.ROWS",
@@ -135,7 +138,7 @@ GROUPS = {
     "pulsar": "pulsar_rows.ROWS",
     "kafka": "kafka_rows.ROWS",
     "spark": "spark_rows.ROWS",
-    "spark-source": "spark_source_rows.ROWS",
+    "spark-source": "spark_rows.SOURCE",
 }
 
 

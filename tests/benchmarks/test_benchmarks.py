@@ -1,5 +1,6 @@
 """The machinery of the benchmarks, on small payloads; no test says how fast anything is."""
 
+import io
 import itertools
 import json
 import shutil
@@ -8,11 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from botocore.exceptions import ClientError
 
 from tests.benchmarks import picture
 from tests.benchmarks.children import Child, ChildEndedError, ChildError, fresh
-from tests.benchmarks.lab import Lab
-from tests.benchmarks.rounds import QUICK, Effort, Sample, Series, Variant, compare, payload_of, times_as_fast
+from tests.benchmarks.lab import BUCKET, Lab
+from tests.benchmarks.rounds import MIB, QUICK, Effort, Sample, Series, Variant, compare, times_as_fast
 from tests.benchmarks.rows import Findings, Row, Step, report, take
 
 HERE = Path(__file__).resolve().parent
@@ -50,28 +52,9 @@ def test_two_versions_take_turns(tmp_path):
     assert change["ratio"] is None
 
 
-def test_an_unknown_group_is_refused_before_anything_is_measured(tmp_path):
-    command = [sys.executable, str(HERE / "bench.py"), "--only", "files", "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-
-    assert done.returncode == 2
-    assert "no such group: files" in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_spread_has_its_middle_half_and_its_ends():
-    for seconds, found in (([5.0, 1.0, 2.0, 4.0, 3.0], (3, 2, 4, 1)), ([2.0], (2, 2, 2, 2))):
-        assert series("x", seconds).seconds == found
-
-
-def test_rates_and_cpu_are_per_gigabyte():
-    found = series("x", [0.5, 0.25, 1.0])
-    assert found.rate == pytest.approx(2.0)
-    assert found.cpu_ms == pytest.approx(250.0)
-
-
 def test_a_ratio_is_taken_round_by_round():
     base, ours = series("base", [1.0, 10.0, 1.0]), series("ours", [0.5, 5.0, 2.0])
+    assert (base.rate, base.cpu_ms) == (1.0, 500.0)  # per gigabyte
     assert times_as_fast(ours, base) == pytest.approx(2.0)  # one disturbed round changes nothing
 
 
@@ -84,11 +67,6 @@ def test_variants_take_turns_and_each_begins_in_its_turn():
     assert "".join(ran) == 2 * "abc" + "abc" + "bca" + "cab"  # the first six warm up
     assert cleaned == ran
     assert [(one.name, len(one.samples)) for one in found] == [("a", 3), ("b", 3), ("c", 3)]
-
-
-@pytest.mark.parametrize("size", [0, 1, 1000, 1 << 20, (1 << 20) + 1])
-def test_payloads_have_the_size_that_was_asked_for(size):
-    assert len(payload_of(size)) == size
 
 
 def test_a_step_that_fails_costs_its_rows_only():
@@ -149,3 +127,26 @@ def test_names_at_the_ends_of_lines_do_not_overlap(rates):
     assert all(after / before >= 1.199 for before, after in itertools.pairwise(places))
     assert places[0] <= rates[0] or len(rates) == 1
     assert places[-1] >= rates[-1] * 0.999
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no cc on PATH")
+def test_the_s3_that_keeps_nothing_has_sizes_and_ranges_of_a_pattern_until_they_are_deleted():
+    with Lab(QUICK) as lab:
+        client = lab.boto3()
+        client.put_object(Bucket=BUCKET, Key="one", Body=bytes(3 * MIB + 5))
+        client.upload_fileobj(io.BytesIO(bytes(20 * MIB + 1)), BUCKET, "parts")
+
+        def body(**how):
+            return client.get_object(Bucket=BUCKET, Key="one", **how)["Body"].read()
+
+        whole = body()
+        assert len(whole) == 3 * MIB + 5
+        assert whole[:MIB] == whole[MIB : 2 * MIB]
+        for first, last in ((0, 0), (5, 99), (MIB - 1, MIB), (MIB + 7, 3 * MIB - 1), (3 * MIB, 4 * MIB)):
+            assert body(Range=f"bytes={first}-{last}") == whole[first : last + 1]
+        assert client.head_object(Bucket=BUCKET, Key="parts")["ContentLength"] == 20 * MIB + 1
+
+        client.delete_object(Bucket=BUCKET, Key="one")
+        assert "Errors" not in client.delete_objects(Bucket=BUCKET, Delete={"Objects": [{"Key": "a"}, {"Key": "b"}]})
+        with pytest.raises(ClientError, match="404"):
+            client.head_object(Bucket=BUCKET, Key="one")
