@@ -62,14 +62,6 @@ class Pipe:
         for _ in range(count):
             produce(topic, payload)
 
-    def stream(self, payload: bytes, count: int) -> None:
-        """Send as a program does that goes on and on, and wait for all."""
-        produce, poll, topic = self.producer.produce, self.producer.poll, self.topic
-        for _ in range(count):
-            produce(topic, payload)
-            poll(0)
-        self.flush()
-
     def deliver(self, payload: bytes) -> None:
         """Send one, and wait for it."""
         self.producer.produce(self.topic, payload)
@@ -78,10 +70,10 @@ class Pipe:
     def flush(self) -> None:
         self.producer.flush()
 
-    def read(self, count: int, at_once: int = 0) -> None:
+    def read(self, count: int) -> None:
         """Take the first records of the topic, each with its value."""
         self.consumer.assign(self._begin)
-        self.take(count, at_once)
+        self.take(count)
 
     def fill(self) -> None:
         """Have the topic's records at the consumer, or nearly so, before it asks; the first shows that they come."""
@@ -139,17 +131,6 @@ def _quiet() -> None:
 # Small records -------------------------------------------------------------------------------------------------
 
 
-def _rates(lab: Lab, size: int, kib: int) -> Findings:
-    payload, at_once, count = payload_of(kib * 1024), _AT_ONCE[kib], _count(lab, kib)
-    pairs = (
-        _pair(lab, "produce", count, lambda pipe: pipe.stream(payload, count)),
-        _pair(lab, "poll", count, lambda pipe: pipe.read(count), Pipe.rest, there=[payload] * count),
-        _pair(lab, "consume", count, lambda pipe: pipe.read(count, at_once), Pipe.rest, there=[payload] * count),
-    )
-    measured = tuple(times_as_fast(ours, base) for base, ours in pairs)
-    return Findings(measured, sum(pairs, ()), "produce and poll(0) for each, then flush")
-
-
 def _added(lab: Lab, size: int, kib: int) -> Findings:
     """Produce in many short rounds: in long ones of 64 KiB each, native differs from native by several microseconds."""
     payload, at_once, count = payload_of(kib * 1024), _AT_ONCE[kib], _count(lab, kib)
@@ -196,7 +177,6 @@ for _kib in (1, 64):
         f"Kafka records of {_kib} KiB below the threshold",
         ("produce", "poll", f"consume({_AT_ONCE[_kib]})"),
     )
-    ROWS.findings(*(f"{_what}, {call}, of the native rate" for call in _calls), kib=_kib)(_rates)
     ROWS.findings(*(f"{_what}, added per {call}" for call in _calls), unit="us", kib=_kib)(_added)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,7 +17,6 @@ ROWS = Rows()
 _TASKS = 1000
 _FAR_MS, _NEAR_MS = 20, 5  # round trips
 _STORED = 20  # payloads, read in turns
-_KAFKA_ROUNDS = 60  # for which there are messages; a consumer that starts again waits for the broker
 _CONNECTIONS = 100  # of the peer, as many as redis-py allows by default
 _THREADS = 32
 _FAR, _NEAR = f"{_TASKS} tasks, {_FAR_MS} ms", f"{_NEAR_MS} ms"
@@ -81,35 +78,6 @@ def _resolve_many(lab: Lab, size: int) -> Sequence[Variant]:
             assert len(resolution.payload or b"") == size
 
     return _threads(lab, cc, many), Variant(OURS, ours)
-
-
-@ROWS.ratio(
-    f"{_NEAR}: pointers from Kafka one by one, of {_THREADS} threads' rate, {{size}}",
-    1 / 16,
-    operations=_TASKS,
-    note="one poll at a time; up to 64 payloads are read ahead",
-)
-def _kafka(lab: Lab, size: int) -> Sequence[Variant]:
-    import confluent_kafka
-
-    from claimcheck.transports.kafka import KafkaConsumer
-
-    cc, pointers = _stored(lab, lab.redis_afar(_NEAR_MS), size)
-    many, topic = pointers * (_TASKS // _STORED), f"many-{uuid.uuid4().hex}"
-    producer = confluent_kafka.Producer({"bootstrap.servers": lab.kafka})
-    for pointer in many * _KAFKA_ROUNDS:
-        producer.produce(topic, cc.seal(pointer))
-        producer.poll(0)
-    producer.flush()
-    options = {"bootstrap.servers": lab.kafka, "group.id": topic, "enable.auto.offset.store": False}
-    consumer = KafkaConsumer(confluent_kafka.Consumer({**options, "auto.offset.reset": "earliest"}), cc)
-    lab.enter(contextlib.closing(consumer)).assign([confluent_kafka.TopicPartition(topic, 0, 0)])
-
-    def ours() -> None:
-        for _ in many:
-            assert len(consumer.poll(30).value()) == size
-
-    return _threads(lab, cc, many), Variant("claimcheck KafkaConsumer", ours)
 
 
 # What the rows share -------------------------------------------------------------------------------------------

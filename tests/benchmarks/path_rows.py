@@ -59,33 +59,6 @@ def _remove(cc: ClaimCheck, message: bytes) -> None:
     cc.store("hot").rollback(pointer)
 
 
-@ROWS.findings("cc.offload -> memory -> cc.resolve, {size}, time added", mib=1 / 16, unit="us")
-def _added(lab: Lab, size: int) -> Findings:
-    """Compare many calls per round with a store that does hardly anything: the time of one disappears in the noise."""
-    cc, payload = lab.cc(type="memory", space="path-added"), payload_of(size)
-    store, publish = cc.store("hot"), cc.offload(payload="value", destination="topic", headers="headers")(_publish_to)
-
-    def through() -> None:
-        for _ in range(_OFFLOADS):
-            cc.resolve(publish("orders", payload), destination="orders")
-
-    def bare() -> None:
-        for _ in range(_OFFLOADS):
-            store.read(store.write(payload, destination="orders"))
-
-    def clean(_: object) -> None:
-        store.delete(store.scan())
-
-    variants = Variant(_BARE, bare, clean), Variant(_OURS, through, clean)
-    base, ours = compare(lab.effort, _OFFLOADS, *variants, counts="operations")
-    return Findings(((ours.seconds.best - base.seconds.best) / _OFFLOADS * 1e6,), (base, ours), BEST)
-
-
-def _publish_to(topic: str, value: bytes, headers: object = None) -> bytes:
-    """A produce call that costs nothing, with all that most of them have."""
-    return value
-
-
 @ROWS.findings("a payload below the threshold through cc.offload, without a copy, time added", unit="us")
 def _small(lab: Lab, size: int) -> Findings:
     payload = bytes(THRESHOLD // 2)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
 from claimcheck._client import ClaimCheck
 from claimcheck._receive.resolver import Outcome, Resolver
@@ -17,21 +15,20 @@ from claimcheck._send.decorator import OutboundBlock
 from claimcheck._send.outbound import Outbound
 from claimcheck._wire.envelope import Envelope
 from claimcheck._wire.pointer import Pointer
-from claimcheck.config import Config, StoreConfig, expand
+from claimcheck.config import Config, StoreConfig
 from claimcheck.hooks import Hook
 from claimcheck.testing import FaultyStore
-
-_FAULTY = "claimcheck.testing:FaultyStore"
-_ADDRESSES = ("url", "endpoint_url")
-_NETWORK_SCHEMES = ("redis", "http")
-
 
 # Stores --------------------------------------------------------------------------------------------------------
 
 
 def with_faulty_stores(config: Config) -> Config:
     """Return a configuration in which each store is a `FaultyStore`."""
-    return replace(config, stores={name: _wrapped(store) for name, store in config.stores.items()})
+    stores = {
+        name: StoreConfig("claimcheck.testing:FaultyStore", {"store": {"type": store.type, **store.options}})
+        for name, store in config.stores.items()
+    }
+    return replace(config, stores=stores)
 
 
 def faulty_store(cc: ClaimCheck) -> FaultyStore:
@@ -42,29 +39,12 @@ def faulty_store(cc: ClaimCheck) -> FaultyStore:
 
 @contextmanager
 def without_stores(config: Config, *, hooks: Iterable[Hook] = ()) -> Iterator[ClaimCheck]:
-    """Yield a `ClaimCheck` whose stores are down: their servers refuse connections; without a server, they fail."""
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))  # and does not listen
-        address = f"127.0.0.1:{reserved.getsockname()[1]}"
-        stores = {name: _elsewhere(store, address) or _wrapped(store) for name, store in config.stores.items()}
-        with ClaimCheck(replace(config, stores=stores), hooks=hooks) as cc:
-            if config.store is not None and stores[config.store].type == _FAULTY:
-                faulty_store(cc).fail("write")
-                faulty_store(cc).fail("read")
-            yield cc
-
-
-def _wrapped(store: StoreConfig) -> StoreConfig:
-    return StoreConfig(_FAULTY, {"store": {"type": store.type, **store.options}})
-
-
-def _elsewhere(store: StoreConfig, address: str) -> StoreConfig | None:
-    """Return the store at another address; ``None`` if it has no server, or the address is not an option."""
-    for name in _ADDRESSES:
-        url = urlsplit(str(expand(store.options.get(name) or "", path=name)))
-        if url.scheme.startswith(_NETWORK_SCHEMES) and url.netloc:
-            return StoreConfig(store.type, {**store.options, name: url._replace(netloc=address).geturl()})
-    return None
+    """Yield a `ClaimCheck` whose store, if it has one, is down."""
+    with ClaimCheck(with_faulty_stores(config), hooks=hooks) as cc:
+        if config.store is not None:
+            faulty_store(cc).fail("write")
+            faulty_store(cc).fail("read")
+        yield cc
 
 
 # Messages ------------------------------------------------------------------------------------------------------

@@ -89,25 +89,24 @@ def _times(facts: Mapping[str, float]) -> dict[tuple[str, int], list[float]]:
 
 
 def _decide(times: Times, sizes: Sequence[int], setting: Setting) -> tuple[Choice, str]:
-    """Return the choice of the medians, as far as most rounds lead to it by themselves, and how sure it is."""
+    """Return the choice of the medians, if most rounds lead to it by themselves, and how sure it is."""
     chosen = _choose({key: statistics.median(values) for key, values in times.items()}, sizes, setting)
     rounds = min(map(len, times.values()))
     votes = [_choose({key: values[n] for key, values in times.items()}, sizes, setting) for n in range(rounds)]
+    agree = votes.count(chosen) / rounds
+    sure = "high" if agree == 1 and rounds >= _MANY_ROUNDS else "medium" if agree >= _LIKELY and rounds > 1 else "low"
+    if agree < _LIKELY:
+        chosen = _default(sizes, setting)
+    advice = "; repeat with more --rounds on an idle machine" if sure == "low" else ""
+    return chosen, f"{sure}: {agree:.0%} of {rounds} rounds lead to the same configuration by themselves{advice}"
 
-    def share(name: str) -> float:
-        return [getattr(vote, name) == getattr(chosen, name) for vote in votes].count(True) / rounds
 
-    agree = min(map(share, Choice.__slots__))
-    text = f"{agree:.0%} of {rounds} rounds lead to this configuration by themselves"
-    if share("strategy") < _LIKELY:
-        chosen = Choice("hybrid" if setting.store is not None else "chunking")
-    if share("threshold_bytes") < _LIKELY or share("chunk_below_bytes") < _LIKELY:
-        chosen = Choice(chosen.strategy)
-    if agree == 1 and rounds >= _MANY_ROUNDS:
-        return chosen, f"high: {text}"
-    if agree >= _LIKELY and rounds > 1:
-        return chosen, f"medium: {text}"
-    return chosen, f"low: {text}; repeat with more --rounds on an idle machine"
+def _default(sizes: Sequence[int], setting: Setting, threshold: int | None = None, chunk_below: int = 0) -> Choice:
+    if setting.store is None:
+        return Choice("chunking")
+    if sizes[-1] > setting.max_chunked_bytes:
+        return Choice("external", threshold)
+    return Choice("hybrid", threshold, chunk_below)
 
 
 def _choose(medians: Medians, sizes: Sequence[int], setting: Setting) -> Choice:
@@ -121,11 +120,9 @@ def _choose(medians: Medians, sizes: Sequence[int], setting: Setting) -> Choice:
     if small and slower[-1:] != small[-1:]:
         threshold = slower[-1] if slower else small[0] // 2
     chunked = [size for n, size in enumerate(large) if all(ratios[each] > MARGIN for each in large[: n + 1])]
-    if sizes[-1] > setting.max_chunked_bytes:
-        return Choice("external", threshold)
-    if large and chunked == [*large] and threshold is None:
+    if large and chunked == [*large] and threshold is None and sizes[-1] <= setting.max_chunked_bytes:
         return Choice("chunking")
-    return Choice("hybrid", threshold, chunked[-1] if chunked else 0)
+    return _default(sizes, setting, threshold, chunked[-1] if chunked else 0)
 
 
 # Texts -----------------------------------------------------------------------------------------------------------

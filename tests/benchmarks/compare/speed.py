@@ -43,16 +43,12 @@ class Lane:
     consume: list[Report] = field(default_factory=list)
     count: int = _WARM_UP
     sent: int = 0
+    reads: int = 0
     begin: tuple[int, int | str] = (0, 0)
 
     @property
     def mode(self) -> Mode:
         return self.pair.mode
-
-    @property
-    def reads(self) -> int:
-        """How many payloads a round of reading reads."""
-        return min(self.count + _NOT_COUNTED, self.sent)
 
     def send(self, count: int, *, one_by_one: bool = False) -> Report:
         options = {"size": self.size, "first": self.sent, "count": count, "one_by_one": one_by_one}
@@ -64,13 +60,19 @@ class Lane:
         return report
 
     def warm_up(self, *, quick: bool) -> None:
-        """Connect, fill caches, find out how many payloads a round takes, and where the first one is."""
+        """Connect, fill caches, find out how many payloads a round takes, and verify those that rounds read again."""
         self.send(1)
         for _ in range(2):  # few payloads take longer than each of many
             self.count = amount(self.size, self.send(self.count).seconds / self.count, quick=quick)
-        self._verify(self.sent, commit="last")
-        first = self.pair.consumer.delivered[0]
-        self.begin = first.partition, first.position
+        self.pair.consumer.call("receive", timeout=_TIMEOUT, count=self.sent, commit="last")
+        delivered = self.pair.consumer.delivered
+        wrong = [each for each in delivered if each.number is None]
+        if wrong or len(delivered) != self.sent:
+            reason = next((each.error for each in wrong if each.error), "damaged" if wrong else "missing")
+            text = f"{self.mode}: {len(delivered) - len(wrong)} of {self.sent} payloads of {size_text(self.size)}"
+            raise CompareError(f"{text} were delivered unchanged ({reason})")
+        self.reads = min(self.count + _NOT_COUNTED, self.sent)
+        self.begin = delivered[0].partition, delivered[0].position
 
     def produce_round(self) -> None:
         """Send many payloads, then some one after the other; one payload is both."""
@@ -79,33 +81,15 @@ class Lane:
         single = self.send(min(self.count, _MOST_SINGLE), one_by_one=True) if self.count > 1 else report
         self.single.append(single)
 
-    def verify_round(self) -> None:
-        """Read what the rounds will read once, and verify every byte."""
-        self.pair.consumer.delivered.clear()
-        self._seek()
-        self._verify(self.reads, commit="none")
-
     def consume_round(self) -> None:
         self.first.append(self._consume(1))
         self.consume.append(self._consume(self.reads))
 
-    def _verify(self, count: int, *, commit: str) -> None:
-        self.pair.consumer.call("receive", timeout=_TIMEOUT, count=count, commit=commit)
-        delivered = self.pair.consumer.delivered
-        wrong = [each for each in delivered if each.number is None]
-        if wrong or len(delivered) != count:
-            reason = next((each.error for each in wrong if each.error), "damaged" if wrong else "missing")
-            text = f"{self.mode}: {len(delivered) - len(wrong)} of {count} payloads of {size_text(self.size)}"
-            raise CompareError(f"{text} were delivered unchanged ({reason})")
-
-    def _seek(self) -> Report:
-        partition, position = self.begin
-        return self.pair.consumer.call("seek", partition=partition, position=position)
-
     def _consume(self, count: int) -> Report:
         """Read the first payloads of the topic again: the seek discards what the client has fetched in advance."""
-        seconds = self._seek().seconds
-        report = self.pair.consumer.call("receive", timeout=_TIMEOUT, count=count, commit="none", verify=False)
+        consumer, (partition, position) = self.pair.consumer, self.begin
+        seconds = consumer.call("seek", partition=partition, position=position).seconds
+        report = consumer.call("receive", timeout=_TIMEOUT, count=count, commit="none", verify=False)
         if report.count != count or report.size != count * self.size:
             raise CompareError(f"{self.mode}: {report.count} of {count} payloads were read after a seek")
         return replace(report, seconds=seconds + report.seconds)
@@ -154,8 +138,6 @@ def _measure(lab: Lab, size: int) -> list[Lane]:
         for number, lane in _rounds(lab, lanes):
             lab.progress(f"{size_text(size)}: produce, round {number} of {lab.rounds}")
             lane.produce_round()
-        for lane in lanes:
-            lane.verify_round()
         for number, lane in _rounds(lab, lanes):
             lab.progress(f"{size_text(size)}: consume, round {number} of {lab.rounds}")
             lane.consume_round()
