@@ -206,7 +206,7 @@ def _near_get(lab: Lab, size: int) -> Sequence[Variant]:
 )
 def _redis(lab: Lab, size: int) -> Findings:
     milliseconds, megabytes = REDIS_LINE
-    store, payload = lab.store(type="redis", url=lab.redis_afar(milliseconds, megabytes)), payload_of(size)
+    store, payload = lab.store(type="redis", url=lab.afar(lab.redis, milliseconds, megabytes)), payload_of(size)
     pointer = lab.stored(store, payload)
     series = compare(lab.effort, size, writing(store, payload, f"{OURS}, put"), reading(store, pointer, f"{OURS}, get"))
     return Findings(tuple(size / megabytes / 1e6 / each.seconds.median for each in series), series)

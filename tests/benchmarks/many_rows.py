@@ -24,7 +24,7 @@ _FAR, _NEAR = f"{_TASKS} tasks, {_FAR_MS} ms", f"{_NEAR_MS} ms"
 
 @ROWS.ratio(_FAR + ": cc.aresolve from Redis, of redis.asyncio's rate, {size}", 1 / 16, operations=_TASKS)
 def _redis_reads(lab: Lab, size: int) -> Sequence[Variant]:
-    cc, pointers = _stored(lab, lab.redis_afar(_FAR_MS), size)
+    cc, pointers = _stored(lab, lab.afar(lab.redis, _FAR_MS), size)
     sealed, loop = [cc.seal(pointer) for pointer in pointers], lab.enter(asyncio.Runner())
     peer = _peer(lab, loop)
     by_hand = _tasks("redis.asyncio GET", loop, lambda n: peer.get(f"{pointers[n % _STORED].key}-0"))
@@ -33,7 +33,11 @@ def _redis_reads(lab: Lab, size: int) -> Sequence[Variant]:
 
 @ROWS.ratio(_FAR + ": store.awrite to Redis, of redis.asyncio's rate, {size}", 1 / 16, operations=_TASKS)
 def _redis_writes(lab: Lab, size: int) -> Sequence[Variant]:
-    store, payload, written = lab.store(type="redis", url=lab.redis_afar(_FAR_MS)), payload_of(size), list[Pointer]()
+    store, payload, written = (
+        lab.store(type="redis", url=lab.afar(lab.redis, _FAR_MS)),
+        payload_of(size),
+        list[Pointer](),
+    )
     near, loop = lab.redis_store(), lab.enter(asyncio.Runner())
     peer = _peer(lab, loop)
 
@@ -53,7 +57,7 @@ def _obstore_reads(lab: Lab, size: int) -> Sequence[Variant]:
     import obstore
     from obstore.store import S3Store
 
-    url, loop = lab.s3_afar(_FAR_MS), lab.enter(asyncio.Runner())
+    url, loop = lab.afar(lab.s3, _FAR_MS), lab.enter(asyncio.Runner())
     store = lab.store(type="obstore", url=f"s3://{BUCKET}", endpoint_url=url, region_name=REGION)
     key: Any = {name: CREDENTIALS[f"AWS_{name.upper()}"] for name in ("access_key_id", "secret_access_key")}
     peer = S3Store(BUCKET, endpoint=url, region=REGION, client_options={"allow_http": True}, **key)
@@ -69,7 +73,7 @@ def _obstore_reads(lab: Lab, size: int) -> Sequence[Variant]:
 
 @ROWS.ratio(f"{_NEAR}: cc.resolve_many, of {_THREADS} threads' rate, {{size}}", 1 / 16, operations=_TASKS)
 def _resolve_many(lab: Lab, size: int) -> Sequence[Variant]:
-    cc, pointers = _stored(lab, lab.redis_afar(_NEAR_MS), size)
+    cc, pointers = _stored(lab, lab.afar(lab.redis, _NEAR_MS), size)
     many = pointers * (_TASKS // _STORED)
     sealed = [cc.seal(pointer) for pointer in many]
 
@@ -113,7 +117,7 @@ def _peer(lab: Lab, loop: asyncio.Runner) -> Any:
     """Make a client as people do: one pool for all tasks, which waits for a free connection."""
     from redis import asyncio as redis
 
-    url = lab.redis_afar(_FAR_MS)
+    url = lab.afar(lab.redis, _FAR_MS)
     pool = redis.BlockingConnectionPool.from_url(url, max_connections=_CONNECTIONS, timeout=None)
     lab.at_end(lambda: loop.run(pool.disconnect()))
     return redis.Redis(connection_pool=pool)

@@ -20,7 +20,7 @@ _BARE, _OURS = "store.write, store.read", "cc.offload, cc.resolve"
 def _file_write(lab: Lab, size: int) -> Sequence[Variant]:
     path, payload = lab.folder / "plain", payload_of(size)
     plain = Variant("open().write", lambda: _plain(path, payload), lambda _: path.unlink())
-    return plain, writing(lab.file_store(), payload)
+    return plain, writing(lab.store(type="filesystem", path=str(lab.folder / "claims"), create=True), payload)
 
 
 def _plain(path: Path, payload: bytes) -> None:

@@ -174,7 +174,7 @@ class Topic:
 @contextlib.contextmanager
 def topic(lab: Lab, milliseconds: float, kib: int, rows: int) -> Iterator[Topic]:
     """Open one; its Redis is so far away."""
-    there = Topic(lab, lab.redis_afar(milliseconds) if milliseconds else lab.redis, kib, rows)
+    there = Topic(lab, lab.afar(lab.redis, milliseconds) if milliseconds else lab.redis, kib, rows)
     try:
         yield there
     finally:
