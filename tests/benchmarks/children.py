@@ -1,20 +1,21 @@
-"""Other processes, and what this one takes: helpers with a port, children that answer in JSON, and peaks of memory."""
+"""Other processes, and what this one takes: helpers with a port, children that run a function, peaks of memory."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import gc
-import json
 import multiprocessing
-import selectors
+import os
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+import sys
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 600.0
 _END_SECONDS = 30.0
 
@@ -23,46 +24,106 @@ class ChildError(RuntimeError):
     """A child failed, or did not answer."""
 
 
-class Child(contextlib.AbstractContextManager["Child"]):
-    """A process that answers with a line of JSON: once when it is ready, and then for each line that it gets."""
+class ChildEndedError(ChildError):
+    """A child's process ended before it answered."""
 
-    def __init__(self, *command: str | Path, env: Mapping[str, str], log: Path | None = None) -> None:
-        with contextlib.ExitStack() as stack:
-            errors = stack.enter_context(log.open("ab")) if log else None
+
+class Child:
+    """A function in a process of its own, which gets a pipe and arguments; it returns when the pipe ends.
+
+    Args:
+        function: Is imported in the child by its name.
+        arguments: They travel through the pipe, never on a command line.
+        path: Folders from which the child imports first.
+    """
+
+    def __init__(self, function: Callable[..., object], *arguments: object, path: tuple[Path, ...] = ()) -> None:
+        folders = [*map(str, path), *filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]
+        self._pipe, theirs = multiprocessing.Pipe()
+        with theirs:
+            program = f"from tests.benchmarks.children import work; work({theirs.fileno()})"
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=env, start_new_session=True
+                [sys.executable, "-P", "-c", program],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # whatever a client prints
+                start_new_session=True,  # Ctrl-C reaches the parent, which then ends the child
             )
+        self.send((function, arguments))
+
+    def send(self, value: object) -> None:
+        try:
+            self._pipe.send(value)
+        except OSError as error:
+            raise self._ended() from error
+
+    def answer(self, timeout: float = PATIENCE_SECONDS) -> Any:
+        """Return what the child sends next. Raises `ChildError`."""
+        try:
+            if not self._pipe.poll(timeout):
+                raise ChildError(f"no answer in {timeout:.0f} s")
+            answer = self._pipe.recv()
+        except (EOFError, OSError) as error:
+            raise self._ended() from error
+        if isinstance(answer, ChildError):
+            raise answer
+        return answer
+
+    def status(self, timeout: float = _END_SECONDS) -> int:
+        """Wait until the process has ended; return its exit status, negative for a signal."""
+        return self._process.wait(timeout)
+
+    def close(self, timeout: float = _END_SECONDS) -> None:
+        """End the pipe and wait for the process, which is killed if it takes longer."""
+        self._pipe.close()
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        self._pipe.close()
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self: T) -> T:
+        return self
 
     def __exit__(self, *exc: object) -> None:
-        with self._process:
-            assert self._process.stdin is not None
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()  # it ends by itself then, with what it has started
-            try:
-                self._process.wait(_END_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
+        self.close()
 
-    def ask(self, question: object) -> dict[str, Any]:
-        assert self._process.stdin is not None
+    def _ended(self) -> ChildEndedError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
+        return ChildEndedError(f"its process ended with status {self._process.returncode}")
+
+
+def work(descriptor: int) -> None:
+    """Be the child: call the function that the parent names, and send back an error as text."""
+    with Connection(descriptor) as pipe, contextlib.suppress(EOFError, BrokenPipeError):
         try:
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError as error:
-            raise ChildError("its process ended") from error
-        return self.answer()
+            function, arguments = pipe.recv()
+            function(pipe, *arguments)
+        except (EOFError, BrokenPipeError):
+            raise
+        except Exception as error:
+            pipe.send(ChildError(error_text(error)))
 
-    def answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            if not selector.select(PATIENCE_SECONDS):
-                raise ChildError(f"no answer in {PATIENCE_SECONDS:.0f} s")
-        line = self._process.stdout.readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": "its process ended"}
-        if "error" in answer:
-            raise ChildError(answer["error"])
-        return answer
+
+def error_text(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def fresh(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function in a process of its own, and return its result."""
+    with Child(_call, function, *arguments) as child:
+        result: T = child.answer()
+    return result
+
+
+def _call(pipe: Connection, function: Callable[..., object], *arguments: Any) -> None:
+    pipe.send(function(*arguments))
 
 
 @contextlib.contextmanager
@@ -74,10 +135,7 @@ def helper(*command: str | Path) -> Iterator[int]:
         yield int(process.stdout.readline())
 
 
-def fresh(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function in a process of its own, and return its result."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result()
+# Memory ----------------------------------------------------------------------------------------------------------
 
 
 def status(key: str) -> int:

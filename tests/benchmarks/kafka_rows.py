@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import claimcheck
 from tests.benchmarks.children import fresh, peak_extra
 from tests.benchmarks.lab import KAFKA_MAX_MESSAGE_BYTES, Lab
-from tests.benchmarks.memory_rows import NOTE
-from tests.benchmarks.path_rows import BEST
 from tests.benchmarks.rounds import MIB, OURS, Series, Variant, compare, payload_of, times_as_fast
-from tests.benchmarks.rows import Findings, Rows, Target
+from tests.benchmarks.rows import BEST, FRESH, Findings, Rows
 
 ROWS = Rows()
 _WHOLE, _CHUNKS, _POINTERS = "whole records", "chunks", "pointers through Redis"
@@ -25,7 +23,9 @@ _RAISED = "whole records need limits that are raised in broker, producer and con
 _FROM_ASSIGNMENT = f"{_RAISED}; a round begins with the assignment, whose time make compare leaves out"
 
 
-WAIT_SECONDS = 60.0
+# The clients ---------------------------------------------------------------------------------------------------
+
+_WAIT_SECONDS = 60.0
 _UNLIMITED = {"message.max.bytes": KAFKA_MAX_MESSAGE_BYTES}
 # One payload at a time: nobody waits for company, and a partition's chunks are fetched several at once.
 _LARGE_SENT, _LARGE_READ = {"linger.ms": 0}, {"max.partition.fetch.bytes": 16 << 20}
@@ -35,20 +35,15 @@ _READ = {"fetch.wait.max.ms": 10, "enable.auto.commit": False, "enable.auto.offs
 
 
 class Pipe:
-    """A producer and a consumer of one topic, native or wrapped; with defaults, but for what whole records need."""
+    """Clients with defaults, but for what whole records and large payloads need."""
 
     def __init__(
-        self,
-        servers: str,
-        topic: str,
-        cc: claimcheck.ClaimCheck | None = None,
-        *,
-        whole: bool = False,
-        large: bool = False,
+        self, servers: str, topic: str, cc: claimcheck.ClaimCheck | None = None, *, large: bool = False
     ) -> None:
         from confluent_kafka import Consumer, Producer, TopicPartition
 
         where: dict[str, Any] = {"bootstrap.servers": servers, "log_level": 3}
+        whole = large and cc is None
         self.topic = topic
         self._begin = [TopicPartition(topic, 0, 0)]
         sent = {"enable.idempotence": True, **(_UNLIMITED if whole else {}), **(_LARGE_SENT if large else {})}
@@ -67,14 +62,6 @@ class Pipe:
         for _ in range(count):
             produce(topic, payload)
 
-    def stream(self, payload: bytes, count: int) -> None:
-        """Send as a program does that goes on and on, and wait for all."""
-        produce, poll, topic = self.producer.produce, self.producer.poll, self.topic
-        for _ in range(count):
-            produce(topic, payload)
-            poll(0)
-        self.flush()
-
     def deliver(self, payload: bytes) -> None:
         """Send one, and wait for it."""
         self.producer.produce(self.topic, payload)
@@ -83,34 +70,26 @@ class Pipe:
     def flush(self) -> None:
         self.producer.flush()
 
-    def rewind(self) -> None:
-        self.consumer.assign(self._begin)
-
     def read(self, count: int) -> None:
         """Take the first records of the topic, each with its value."""
-        self.rewind()
+        self.consumer.assign(self._begin)
         self.take(count)
-
-    def read_many(self, count: int, at_once: int) -> None:
-        self.rewind()
-        self.take_many(count, at_once)
 
     def fill(self) -> None:
         """Have the topic's records at the consumer, or nearly so, before it asks; the first shows that they come."""
-        self.rewind()
-        self.take(1)
+        self.read(1)
         _quiet()
 
-    def take(self, count: int) -> None:
+    def take(self, count: int, at_once: int = 0) -> None:
+        if at_once:
+            consume = self.consumer.consume
+            for _ in range(count // at_once):
+                for message in consume(at_once, _WAIT_SECONDS):
+                    message.value()
+            return
         poll = self.consumer.poll
         for _ in range(count):
-            poll(WAIT_SECONDS).value()
-
-    def take_many(self, count: int, at_once: int) -> None:
-        consume = self.consumer.consume
-        for _ in range(count // at_once):
-            for message in consume(at_once, WAIT_SECONDS):
-                message.value()
+            poll(_WAIT_SECONDS).value()
 
     def rest(self) -> None:
         self.consumer.unassign()
@@ -122,7 +101,7 @@ class Pipe:
 
 
 @contextlib.contextmanager
-def pipes(lab: Lab, *wrapped: claimcheck.ClaimCheck | None, whole: bool = False) -> Iterator[list[Pipe]]:
+def _pipes(lab: Lab, *wrapped: claimcheck.ClaimCheck | None, large: bool = False) -> Iterator[list[Pipe]]:
     """Open pipes, each with a topic of its own, which is removed afterwards with all that it holds."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -130,10 +109,7 @@ def pipes(lab: Lab, *wrapped: claimcheck.ClaimCheck | None, whole: bool = False)
     topics = [f"bench-{uuid.uuid4().hex}" for _ in wrapped]
     for made in admin.create_topics([NewTopic(topic, 1, 1) for topic in topics]).values():
         made.result()
-    opened = [
-        Pipe(lab.kafka, topic, cc, whole=whole and cc is None, large=whole)
-        for topic, cc in zip(topics, wrapped, strict=True)
-    ]
+    opened = [Pipe(lab.kafka, topic, cc, large=large) for topic, cc in zip(topics, wrapped, strict=True)]
     try:
         yield opened
     finally:
@@ -155,47 +131,21 @@ def _quiet() -> None:
 # Small records -------------------------------------------------------------------------------------------------
 
 
-def _declare_small(kib: int, produce: float, poll: float) -> None:
-    what, consume = f"Kafka records of {kib} KiB below the threshold", f"consume({_AT_ONCE[kib]})"
-    ROWS.findings(
-        *(Target(f"kafka-{name.partition('(')[0]}-{kib}k", f"{what}, {name}, of the native rate", 0.97)
-          for name in ("produce", "poll", consume))
-    )(partial(_rates, kib=kib))  # fmt: skip
-    bounds = {"produce": produce, "poll": poll, consume: 1.0}
-    ROWS.findings(
-        *(Target(f"kafka-added-{name.partition('(')[0]}-{kib}k", f"{what}, added per {name}", bound, "us", at_most=True)
-          for name, bound in bounds.items())
-    )(partial(_added, kib=kib))  # fmt: skip
-
-
-def _rates(lab: Lab, size: int, kib: int) -> Findings:
-    payload, at_once, count = payload_of(kib * 1024), _AT_ONCE[kib], _count(lab, kib)
-    sent = _pair(lab, "produce", count, lambda pipe: pipe.stream(payload, count))
-    polled = _pair(lab, "poll", count, lambda pipe: pipe.read(count), Pipe.rest, payload=payload, there=count)
-    consumed = _pair(
-        lab, "consume", count, lambda pipe: pipe.read_many(count, at_once), Pipe.rest, payload=payload, there=count
-    )
-    pairs = sent, polled, consumed
-    measured = tuple(times_as_fast(ours, base) for base, ours in pairs)
-    return Findings(measured, sent + polled + consumed, "produce and poll(0) for each, then flush")
-
-
 def _added(lab: Lab, size: int, kib: int) -> Findings:
     """Produce in many short rounds: in long ones of 64 KiB each, native differs from native by several microseconds."""
     payload, at_once, count = payload_of(kib * 1024), _AT_ONCE[kib], _count(lab, kib)
-    few, there = count // 20, count + 1
-    sent = _pair(lab, "produce", few, lambda pipe: pipe.send(payload, few), Pipe.flush)
-    polled = _pair(lab, "poll", count, lambda pipe: pipe.take(count), Pipe.fill, payload=payload, there=there)
-    consumed = _pair(
-        lab, "consume", count, lambda pipe: pipe.take_many(count, at_once), Pipe.fill, payload=payload, there=there
+    few, there = count // 20, [payload] * (count + 1)
+    pairs = (
+        _pair(lab, "produce", few, lambda pipe: pipe.send(payload, few), Pipe.flush),
+        _pair(lab, "poll", count, lambda pipe: pipe.take(count), Pipe.fill, there=there),
+        _pair(lab, "consume", count, lambda pipe: pipe.take(count, at_once), Pipe.fill, there=there),
     )
-    pairs = sent, polled, consumed
     measured = tuple((ours.seconds.best - base.seconds.best) / base.amount * 1e6 for base, ours in pairs)
-    return Findings(measured, sent + polled + consumed, BEST)
+    return Findings(measured, sum(pairs, ()), BEST)
 
 
 def _count(lab: Lab, kib: int) -> int:
-    return _COUNTS[kib] // (4 if lab.effort.divisor > 1 else 1)
+    return _COUNTS[kib] // (4 if lab.effort.is_quick else 1)
 
 
 def _pair(
@@ -205,26 +155,29 @@ def _pair(
     run: Callable[[Pipe], None],
     clean: Callable[[Pipe], object] = lambda pipe: None,
     *,
-    payload: bytes = b"",
-    there: int = 0,
-) -> tuple[Series, Series]:
-    """Measure a native and a wrapped pipe, with so many records in their topics, and at their consumers."""
+    there: Sequence[bytes] = (),
+) -> tuple[Series, ...]:
+    """Measure a native and a wrapped pipe, with these records in their topics, and at their consumers."""
     cc = lab.enter(claimcheck.from_dict({"strategy": "external", "stores": {"m": {"type": "memory"}}}))
-    with pipes(lab, None, cc) as opened:
+    with _pipes(lab, None, cc) as opened:
         for pipe in opened if there else ():
-            pipe.send(payload, there)
+            for payload in there:
+                pipe.send(payload)
             pipe.flush()
             pipe.fill()
         variants = [
             Variant(f"{name}, {what}", partial(run, pipe), lambda _, pipe=pipe: clean(pipe))  # type: ignore[misc]
             for name, pipe in zip(("native", OURS), opened, strict=True)
         ]
-        native, ours = compare(lab.effort, count, *variants, counts="operations")
-    return native, ours
+        return compare(lab.effort, count, *variants, counts="operations")
 
 
-_declare_small(1, produce=0.2, poll=0.3)
-_declare_small(64, produce=1.0, poll=1.0)
+for _kib in (1, 64):
+    _what, _calls = (
+        f"Kafka records of {_kib} KiB below the threshold",
+        ("produce", "poll", f"consume({_AT_ONCE[_kib]})"),
+    )
+    ROWS.findings(*(f"{_what}, added per {call}" for call in _calls), unit="us", kib=_kib)(_added)
 
 
 # Large payloads ------------------------------------------------------------------------------------------------
@@ -235,74 +188,59 @@ def _large(lab: Lab, size: int, verb: str) -> Findings:
     store, payload = {"type": "redis", "url": lab.redis, "ttl_seconds": 600}, payload_of(size)
     chunks = lab.enter(claimcheck.from_dict({"strategy": "chunking"}))
     pointers = lab.enter(claimcheck.from_dict({"strategy": "external", "stores": {"hot": store}}))
-    with pipes(lab, None, chunks, pointers, whole=True) as opened:
-        named = dict(zip((_WHOLE, _CHUNKS, _POINTERS), opened, strict=True))
-        for pipe in opened if verb == "consume" else ():
-            pipe.deliver(payload)
-        variants = [_variant(lab, *each, payload if verb == "produce" else None) for each in named.items()]
+    with _pipes(lab, None, chunks, pointers, large=True) as opened:
+        variants = []
+        for name, pipe in zip((_WHOLE, _CHUNKS, _POINTERS), opened, strict=True):
+            if verb == "consume":
+                pipe.deliver(payload)
+                variants.append(Variant(name, partial(pipe.read, 1), lambda _, pipe=pipe: pipe.rest()))  # type: ignore[misc]
+            else:
+                clean = lab.forget if pipe is opened[-1] else _nothing
+                variants.append(Variant(name, partial(pipe.deliver, payload), clean))
         whole, in_chunks, by_pointer = series = compare(lab.effort, size, *variants)
-        _forget(lab)
+        lab.forget()
     note = _RAISED if verb == "produce" else _FROM_ASSIGNMENT
     return Findings((times_as_fast(by_pointer, whole), times_as_fast(in_chunks, whole)), series, note)
 
 
-def _variant(lab: Lab, name: str, pipe: Pipe, payload: bytes | None) -> Variant:
-    if payload is None:
-        return Variant(name, lambda: pipe.read(1), lambda _: pipe.rest())
-    return Variant(name, lambda: pipe.deliver(payload), lambda _: _forget(lab) if name == _POINTERS else None)
+def _nothing(result: object) -> None:
+    """Do nothing."""
 
 
-def _forget(lab: Lab) -> None:
-    """Nobody wants what was stored; the server would keep it for its life."""
-    with lab.redis_client() as client:
-        client.flushdb()
-
-
-for _verb, _mib, _pointers, _bound in (
-    ("produce", 20, 4, 1.0),
-    ("consume", 20, 1.5, 0.8),
-    ("produce", 100, 4, 1.0),
-    ("consume", 100, 1.5, 0.8),
-):
-    _of = f"{_verb} {{size}}, against {_WHOLE}"
-    ROWS.findings(
-        Target(f"kafka-pointers-{_verb}-{_mib}", f"Kafka {_POINTERS}, {_of}", _pointers),
-        Target(f"kafka-chunks-{_verb}-{_mib}", f"Kafka {_CHUNKS}, {_of}", _bound),
-        mib=_mib,
-        verb=_verb,
-    )(_large)
+for _mib in (20, 100):
+    for _verb in ("produce", "consume"):
+        _of = f"{_verb} {{size}}, against {_WHOLE}"
+        ROWS.findings(f"Kafka {_POINTERS}, {_of}", f"Kafka {_CHUNKS}, {_of}", mib=_mib, verb=_verb)(_large)
 
 
 # Memory --------------------------------------------------------------------------------------------------------
 
 
-def _memory(lab: Lab, size: int, job: str, unit: str) -> Findings:
-    with pipes(lab, None) as [pipe]:
-        where = lab.kafka, pipe.topic, lab.redis, size
-        taken = fresh(_peak, job.replace("receive", "send"), *where)  # a consumer reads what was sent
-        if job.startswith("receive"):
-            taken = fresh(_peak, job, *where) - size
-    return Findings((taken / (MIB if unit == "MiB" else size),), note=NOTE)
+def _memory(lab: Lab, size: int, role: str, strategy: str) -> Findings:
+    with _pipes(lab, None) as [pipe]:
+        where = strategy, lab.kafka, pipe.topic, lab.redis, size
+        taken = fresh(_peak, "producer", *where) / MIB
+        if role == "consumer":  # of what was sent
+            taken = (fresh(_peak, role, *where) - size) / size
+    return Findings((taken,), note=FRESH)
 
 
-for _job, _who, _most, _unit in (
-    ("send-pointer", "producer of a pointer", 8, "MiB"),
-    ("send-chunks", "producer of chunks", 32, "MiB"),
-    ("receive-pointer", "consumer of a pointer", 0.2, "payloads"),
-    ("receive-chunks", "consumer of chunks", 1.2, "payloads"),
-):
-    _target = Target(
-        f"kafka-memory-{_job}", f"Kafka {_who} above the payload, {{size}}, peak", _most, _unit, at_most=True
-    )
-    ROWS.findings(_target, mib=100, job=_job, unit=_unit)(_memory)
+for _role, _unit in (("producer", "MiB"), ("consumer", "payloads")):
+    for _way, _strategy in (("a pointer", "external"), ("chunks", "chunking")):
+        ROWS.findings(
+            f"Kafka {_role} of {_way} above the payload, {{size}}, peak",
+            mib=100,
+            unit=_unit,
+            role=_role,
+            strategy=_strategy,
+        )(_memory)
 
 
-def _peak(job: str, servers: str, topic: str, redis: str, size: int) -> int:
-    strategy = "external" if job.endswith("pointer") else "chunking"
+def _peak(role: str, strategy: str, servers: str, topic: str, redis: str, size: int) -> int:
     store = {"type": "redis", "url": redis, "ttl_seconds": 60}
     with claimcheck.from_dict({"strategy": strategy, "stores": {"hot": store}}) as cc:
         pipe = Pipe(servers, topic, cc)
-        if job.startswith("send"):
+        if role == "producer":
             pipe.deliver(payload_of(2 * MIB))
             payload = payload_of(size)
             taken = peak_extra(lambda: pipe.deliver(payload))

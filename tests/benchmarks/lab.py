@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,7 +50,7 @@ class Lab:
         self.effort = effort
         self._stack = contextlib.ExitStack()
         self._step = contextlib.ExitStack()
-        self._lines: dict[tuple[str, float, float], int] = {}
+        self._lines: dict[tuple[str, float, float], str] = {}
 
     def __enter__(self) -> Lab:
         self._stack.enter_context(mock.patch.dict(os.environ, CREDENTIALS))
@@ -76,6 +76,10 @@ class Lab:
     def enter(self, manager: contextlib.AbstractContextManager[T]) -> T:
         """Open something for as long as the step lasts."""
         return self._step.enter_context(manager)
+
+    def at_end(self, work: Callable[[], object]) -> None:
+        """Do something at the end of the step."""
+        self._step.callback(work)
 
     def _closed(self, thing: Any) -> Any:
         """Close something at the end of the run."""
@@ -110,6 +114,11 @@ class Lab:
         with redis.Redis.from_url(self.redis) as client:
             yield client
 
+    def forget(self, result: object = None) -> None:
+        """Delete what is in the Redis: nobody wants it, and the server would keep it for its lifetime."""
+        with self.redis_client() as client:
+            client.flushall()
+
     @cached_property
     def s3(self) -> str:
         """URL of the S3 server that keeps nothing."""
@@ -130,22 +139,15 @@ class Lab:
     @cached_property
     def cloud_s3(self) -> str:
         """URL of the same one at the end of a line like a cloud's."""
-        return f"http://127.0.0.1:{self.afar(self.near_s3, 16, 90)}"
+        return self.afar(self.near_s3, 16, 90)
 
-    def s3_afar(self, milliseconds: float) -> str:
-        """URL of the S3 server that keeps nothing, at the end of a line with that round trip."""
-        return f"http://127.0.0.1:{self.afar(self.s3, milliseconds)}"
-
-    def redis_afar(self, milliseconds: float, megabytes: float = float("inf")) -> str:
-        """URL of the Redis at the end of a line with that round trip and rate."""
-        return f"redis://127.0.0.1:{self.afar(self.redis, milliseconds, megabytes)}/0"
-
-    def afar(self, url: str, milliseconds: float, megabytes: float = float("inf")) -> int:
-        """Return the port of a line to a server; see delay.py."""
-        line = url, milliseconds, megabytes
+    def afar(self, url: str, milliseconds: float, megabytes: float = float("inf")) -> str:
+        """Return a URL of the same server at the end of a line with that round trip and rate; see delay.py."""
+        line, parts = (url, milliseconds, megabytes), urlsplit(url)
         if line not in self._lines:
-            command = (sys.executable, HERE / "delay.py", "127.0.0.1", str(urlsplit(url).port))
-            self._lines[line] = self._stack.enter_context(helper(*command, str(milliseconds), str(megabytes)))
+            command = (sys.executable, HERE / "delay.py", "127.0.0.1", str(parts.port))
+            port = self._stack.enter_context(helper(*command, str(milliseconds), str(megabytes)))
+            self._lines[line] = parts._replace(netloc=f"127.0.0.1:{port}").geturl()
         return self._lines[line]
 
     @cached_property
@@ -158,14 +160,10 @@ class Lab:
         return spark
 
     @cached_property
-    def pulsar(self) -> servers.PulsarBroker:
-        """A Pulsar with its usual limit of 5 MiB."""
-        needed("java", servers.PULSAR_JARS, "tests/real/pulsar.xml")
-        return self._stack.enter_context(servers.pulsar(5 * MIB))
-
-    @property
     def pulsar_url(self) -> str:
-        return self.pulsar.service_url
+        """URL of a Pulsar with its usual limit of 5 MiB."""
+        needed("java", servers.PULSAR_JARS, "tests/real/pulsar.xml")
+        return self._stack.enter_context(servers.pulsar(5 * MIB)).service_url
 
     @cached_property
     def pulsar_client(self) -> Any:
@@ -227,9 +225,6 @@ class Lab:
 
     def redis_store(self) -> claimcheck.Store:
         return self.store(type="redis", url=self.redis)
-
-    def file_store(self) -> claimcheck.Store:
-        return self.store(type="filesystem", path=str(self.folder / "claims"), create=True)
 
     def s3_store(self, **more: Any) -> claimcheck.Store:
         """Open a store at the S3 server that keeps nothing; see `tests.parts.divided`."""

@@ -20,7 +20,6 @@ _LIBRARIES = (
     "claimcheck-messaging", "confluent-kafka", "pulsar-client", "redis", "hiredis", "boto3", "obstore", "pyspark",
     "isal",
 )  # fmt: skip
-_PROGRAMS = ("redis-server", "cc")
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 
 
@@ -35,7 +34,6 @@ def machine(network: str = "the host's own") -> dict[str, str]:
         "load at start": f"{os.getloadavg()[0]:.1f}",
         "python": platform.python_version(),
         **{name: _version(name) for name in _LIBRARIES},
-        **{name: _program(name) for name in _PROGRAMS},
         "network": network,
         "congestion_control": _CONGESTION.read_text().strip() if _CONGESTION.exists() else "unknown",
     }
@@ -53,13 +51,6 @@ def _model() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def _program(name: str) -> str:
-    if shutil.which(name) is None:
-        return "not on PATH"
-    done = subprocess.run([name, "--version"], capture_output=True, text=True, check=False)
-    return (done.stdout or done.stderr).strip().partition("\n")[0]
-
-
 # The network -----------------------------------------------------------------------------------------------------
 
 
@@ -69,7 +60,7 @@ def enter_network() -> str:
     The host's network may have a congestion control that paces (bbr), with which a loopback is half as fast as with
     reno, and unevenly so. Where a namespace is possible this returns in the new program only, which begins anew.
     """
-    if not is_inside():
+    if _INSIDE not in os.environ:  # not started again yet
         for options in (["-n"], ["-rn"]):  # the second makes us root of the namespace, where we are not root already
             if _may_unshare(options):
                 command = ["unshare", *options, "--", sys.executable, *sys.argv]
@@ -82,11 +73,6 @@ def enter_network() -> str:
     except OSError as error:
         return f"a private network namespace, where the congestion control cannot be changed: {error.strerror}"
     return "a private network namespace"
-
-
-def is_inside() -> bool:
-    """Whether this program was started again already."""
-    return _INSIDE in os.environ
 
 
 def _may_unshare(options: list[str]) -> bool:

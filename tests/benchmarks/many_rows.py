@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,32 +17,29 @@ ROWS = Rows()
 _TASKS = 1000
 _FAR_MS, _NEAR_MS = 20, 5  # round trips
 _STORED = 20  # payloads, read in turns
-_KAFKA_ROUNDS = 60  # for which there are messages; a consumer that starts again waits for the broker
 _CONNECTIONS = 100  # of the peer, as many as redis-py allows by default
 _THREADS = 32
 _FAR, _NEAR = f"{_TASKS} tasks, {_FAR_MS} ms", f"{_NEAR_MS} ms"
 
 
-@ROWS.ratio(
-    "many-redis-read", _FAR + ": cc.aresolve from Redis, of redis.asyncio's rate, {size}", {1 / 16: 0.8},
-    operations=_TASKS,
-)  # fmt: skip
+@ROWS.ratio(_FAR + ": cc.aresolve from Redis, of redis.asyncio's rate, {size}", 1 / 16, operations=_TASKS)
 def _redis_reads(lab: Lab, size: int) -> Sequence[Variant]:
-    cc, pointers = _stored(lab, lab.redis_afar(_FAR_MS), size)
+    cc, pointers = _stored(lab, lab.afar(lab.redis, _FAR_MS), size)
     sealed, loop = [cc.seal(pointer) for pointer in pointers], lab.enter(asyncio.Runner())
-    peer = lab.enter(_Peer(lab, loop)).client
+    peer = _peer(lab, loop)
     by_hand = _tasks("redis.asyncio GET", loop, lambda n: peer.get(f"{pointers[n % _STORED].key}-0"))
     return by_hand, _tasks(OURS, loop, lambda n: cc.aresolve(sealed[n % _STORED]))
 
 
-@ROWS.ratio(
-    "many-redis-write", _FAR + ": store.awrite to Redis, of redis.asyncio's rate, {size}", {1 / 16: 0.8},
-    operations=_TASKS,
-)  # fmt: skip
+@ROWS.ratio(_FAR + ": store.awrite to Redis, of redis.asyncio's rate, {size}", 1 / 16, operations=_TASKS)
 def _redis_writes(lab: Lab, size: int) -> Sequence[Variant]:
-    store, payload, written = lab.store(type="redis", url=lab.redis_afar(_FAR_MS)), payload_of(size), list[Pointer]()
+    store, payload, written = (
+        lab.store(type="redis", url=lab.afar(lab.redis, _FAR_MS)),
+        payload_of(size),
+        list[Pointer](),
+    )
     near, loop = lab.redis_store(), lab.enter(asyncio.Runner())
-    peer = lab.enter(_Peer(lab, loop)).client
+    peer = _peer(lab, loop)
 
     async def write(_: int) -> None:
         written.append(await store.awrite(payload))
@@ -57,15 +52,12 @@ def _redis_writes(lab: Lab, size: int) -> Sequence[Variant]:
     return by_hand, _tasks(OURS, loop, write, clean)
 
 
-@ROWS.ratio(
-    "many-obstore-read", _FAR + ": store.aread with obstore, of its own async rate, {size}", {1 / 16: 0.8},
-    operations=_TASKS,
-)  # fmt: skip
+@ROWS.ratio(_FAR + ": store.aread with obstore, of its own async rate, {size}", 1 / 16, operations=_TASKS)
 def _obstore_reads(lab: Lab, size: int) -> Sequence[Variant]:
     import obstore
     from obstore.store import S3Store
 
-    url, loop = lab.s3_afar(_FAR_MS), lab.enter(asyncio.Runner())
+    url, loop = lab.afar(lab.s3, _FAR_MS), lab.enter(asyncio.Runner())
     store = lab.store(type="obstore", url=f"s3://{BUCKET}", endpoint_url=url, region_name=REGION)
     key: Any = {name: CREDENTIALS[f"AWS_{name.upper()}"] for name in ("access_key_id", "secret_access_key")}
     peer = S3Store(BUCKET, endpoint=url, region=REGION, client_options={"allow_http": True}, **key)
@@ -79,12 +71,9 @@ def _obstore_reads(lab: Lab, size: int) -> Sequence[Variant]:
     return _tasks("obstore get_async", loop, get), _tasks(OURS, loop, lambda n: store.aread(pointers[n % _STORED]))
 
 
-@ROWS.ratio(
-    "many-resolve", f"{_NEAR}: cc.resolve_many, of {_THREADS} threads' rate, {{size}}", {1 / 16: 0.9},
-    operations=_TASKS,
-)  # fmt: skip
+@ROWS.ratio(f"{_NEAR}: cc.resolve_many, of {_THREADS} threads' rate, {{size}}", 1 / 16, operations=_TASKS)
 def _resolve_many(lab: Lab, size: int) -> Sequence[Variant]:
-    cc, pointers = _stored(lab, lab.redis_afar(_NEAR_MS), size)
+    cc, pointers = _stored(lab, lab.afar(lab.redis, _NEAR_MS), size)
     many = pointers * (_TASKS // _STORED)
     sealed = [cc.seal(pointer) for pointer in many]
 
@@ -93,33 +82,6 @@ def _resolve_many(lab: Lab, size: int) -> Sequence[Variant]:
             assert len(resolution.payload or b"") == size
 
     return _threads(lab, cc, many), Variant(OURS, ours)
-
-
-@ROWS.ratio(
-    "many-kafka", f"{_NEAR}: pointers from Kafka one by one, of {_THREADS} threads' rate, {{size}}", {1 / 16: 0.9},
-    operations=_TASKS, note="one poll at a time; up to 64 payloads are read ahead",
-)  # fmt: skip
-def _kafka(lab: Lab, size: int) -> Sequence[Variant]:
-    import confluent_kafka
-
-    from claimcheck.transports.kafka import KafkaConsumer
-
-    cc, pointers = _stored(lab, lab.redis_afar(_NEAR_MS), size)
-    many, topic = pointers * (_TASKS // _STORED), f"many-{uuid.uuid4().hex}"
-    producer = confluent_kafka.Producer({"bootstrap.servers": lab.kafka})
-    for pointer in many * _KAFKA_ROUNDS:
-        producer.produce(topic, cc.seal(pointer))
-        producer.poll(0)
-    producer.flush()
-    options = {"bootstrap.servers": lab.kafka, "group.id": topic, "enable.auto.offset.store": False}
-    consumer = KafkaConsumer(confluent_kafka.Consumer({**options, "auto.offset.reset": "earliest"}), cc)
-    lab.enter(contextlib.closing(consumer)).assign([confluent_kafka.TopicPartition(topic, 0, 0)])
-
-    def ours() -> None:
-        for _ in many:
-            assert len(consumer.poll(30).value()) == size
-
-    return _threads(lab, cc, many), Variant("claimcheck KafkaConsumer", ours)
 
 
 # What the rows share -------------------------------------------------------------------------------------------
@@ -151,18 +113,11 @@ def _tasks(
     return Variant(name, lambda: loop.run(together()), clean)
 
 
-class _Peer:
-    """A client as people write it: one pool for all tasks, which waits for a free connection."""
+def _peer(lab: Lab, loop: asyncio.Runner) -> Any:
+    """Make a client as people do: one pool for all tasks, which waits for a free connection."""
+    from redis import asyncio as redis
 
-    def __init__(self, lab: Lab, loop: asyncio.Runner) -> None:
-        from redis import asyncio as redis
-
-        url, self._loop = lab.redis_afar(_FAR_MS), loop
-        self._pool = redis.BlockingConnectionPool.from_url(url, max_connections=_CONNECTIONS, timeout=None)
-        self.client: Any = redis.Redis(connection_pool=self._pool)
-
-    def __enter__(self) -> _Peer:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._loop.run(self._pool.disconnect())
+    url = lab.afar(lab.redis, _FAR_MS)
+    pool = redis.BlockingConnectionPool.from_url(url, max_connections=_CONNECTIONS, timeout=None)
+    lab.at_end(lambda: loop.run(pool.disconnect()))
+    return redis.Redis(connection_pool=pool)

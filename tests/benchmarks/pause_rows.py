@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from claimcheck import from_dict
 from tests.benchmarks.lab import Lab
 from tests.benchmarks.rounds import OURS, Sample, Series, payload_of, rotated
-from tests.benchmarks.rows import Findings, Rows, Target
+from tests.benchmarks.rows import Findings, Rows
 
 Move: TypeAlias = Callable[[], Awaitable[object]]
 Moving: TypeAlias = Callable[[Lab, bytes], contextlib.AbstractAsyncContextManager[Move]]
@@ -24,11 +24,10 @@ _MOVERS = 4  # tasks
 _ROUNDS = 3
 
 
-def _declare(key: str, what: str, moving: Moving, **by_hand: Moving) -> None:
+def _declare(what: str, moving: Moving, **by_hand: Moving) -> None:
     what = f"longest pause of a loop but for 1 in 1,000, while {_MOVERS} tasks {what} {{size}}"
     named = {OURS: moving, **{name.replace("_", " "): each for name, each in by_hand.items()}}
-    target = Target(f"many-pause-{key}", what, 10, "ms", at_most=True)
-    ROWS.findings(target, mib=20, moving=named)(_pauses)
+    ROWS.findings(what, mib=20, unit="ms", moving=named)(_pauses)
 
 
 def _pauses(lab: Lab, size: int, moving: Mapping[str, Moving]) -> Findings:
@@ -166,11 +165,10 @@ async def _pulsar_chunks(lab: Lab, payload: bytes, *, wrapped: bool = True) -> A
         await each.close()
 
 
-_declare("awrite", "write", _write, redis_asyncio_SET=_set_by_hand)
-_declare("decorator", "call a decorated function with, and resolve,", _decorated)
-_declare("kafka-chunks", "send and receive through Kafka, as chunks,", _kafka_chunks)
+_declare("write", _write, redis_asyncio_SET=_set_by_hand)
+_declare("call a decorated function with, and resolve,", _decorated)
+_declare("send and receive through Kafka, as chunks,", _kafka_chunks)
 _declare(
-    "pulsar-chunks",
     "send and receive through Pulsar, as chunks,",
     _pulsar_chunks,
     pulsar_asyncio_its_chunking=partial(_pulsar_chunks, wrapped=False),

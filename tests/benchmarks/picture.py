@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.rounds import OURS, Series
+from tests.benchmarks.rounds import Series
 from tests.benchmarks.rows import Row
 
 GRAY, INK, _NOTE = "#9aa0a6", "#202124", "#5f6368"
@@ -88,18 +88,13 @@ class Panel:
     bars: tuple[Bar, ...]
 
 
-def draw(rows: Sequence[Row], path: Path) -> bool:
-    """Draw the rates of every run; returns whether there are any."""
-    panels = []
-    shown: tuple[Series, ...] = ()
-    for row in rows:
-        if row.series and row.series is not shown:
-            title = re.split(r", (?:against|of|added)\b", row.target.what)[0]
-            panels.append(Panel(title, tuple(map(_bar, row.series))))
-            shown = row.series
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Draw the rates of every run, if there are any."""
+    runs = {row.series: re.split(r", (?:against|of|added)\b", row.what)[0] for row in reversed(rows) if row.series}
+    panels = [Panel(title, tuple(map(_bar, series))) for series, title in reversed(runs.items())]
     if panels:
         draw_panels(panels, path, "claimcheck and what it is compared with", columns=1)
-    return bool(panels)
+        print(f"Drawn: {path}")
 
 
 def _bar(series: Series) -> Bar:
@@ -212,19 +207,6 @@ def apart(values: Sequence[float], factor: float = 1.19) -> list[float]:
 
 
 # Spark -----------------------------------------------------------------------------------------------------------
-
-
-def draw_ways(rows: Iterable[Row], path: Path) -> bool:
-    """Draw MB/s by the distance to the store for payloads of 1 MiB in Spark; returns whether there are any."""
-    rates: dict[str, dict[int, float]] = {}
-    for row in rows:
-        found = re.fullmatch(r"spark-(hand-1024k|naive)-(\d+)ms", row.target.key)
-        for series in row.series if found else ():
-            if found and (found[1] != "naive" or series.name != OURS):  # ours from the runs against code by hand
-                rates.setdefault(series.name, {})[int(found[2])] = series.rate * 1000
-    if rates:
-        draw_distances(rates, path)
-    return bool(rates)
 
 
 def draw_distances(rates: Mapping[str, Mapping[int, float]], path: Path) -> None:

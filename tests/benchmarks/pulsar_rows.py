@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -11,63 +12,45 @@ import claimcheck
 from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
 from tests.benchmarks.children import fresh, peak_extra
 from tests.benchmarks.lab import Lab, pulsar_client
-from tests.benchmarks.memory_rows import NOTE
-from tests.benchmarks.path_rows import BEST
 from tests.benchmarks.rounds import OURS, Variant, compare, payload_of, reading, times_as_fast
-from tests.benchmarks.rows import Findings, Rows, Target
+from tests.benchmarks.rows import BEST, FRESH, Findings, Rows
 
 ROWS = Rows()
 _CHUNKING = "the client's own chunking"
+_QUEUE = {"receiver_queue_size": 16}
 _TOGETHER = (
     "one process sends, and receives in another thread while chunks still arrive; make compare measures sending, "
     "and then reading what is in the topic"
 )
 
 
-# Small messages ------------------------------------------------------------------------------------------------
+class Pipe:
+    """Clients with these options; a context manager that closes them."""
 
+    def __init__(
+        self,
+        client: Any,
+        cc: claimcheck.ClaimCheck | None = None,
+        *,
+        topic: str = "",
+        sent: dict[str, Any] | None = None,
+        read: dict[str, Any] | None = None,
+    ) -> None:
+        topic = topic or f"bench-{uuid.uuid4().hex}"
+        self.consumer = client.subscribe(topic, "s", **(read or {}))
+        self.producer = client.create_producer(topic, **(sent or {}))
+        if cc is not None:
+            self.consumer, self.producer = PulsarConsumer(self.consumer, cc), PulsarProducer(self.producer, cc)
 
-def _small(lab: Lab, size: int, kib: int) -> Findings:
-    payload, count = payload_of(kib * 1024), max(50, 2000 // kib // (16 if lab.effort.divisor > 1 else 1))
-    pipes = [("native", _Pipe(lab, wrapped=False, queue=2 * count)), (OURS, _Pipe(lab, wrapped=True, queue=2 * count))]
-    sending = [
-        Variant(name, partial(pipe.send, payload, count), lambda _, pipe=pipe: pipe.empty(count))  # type: ignore[misc]
-        for name, pipe in pipes
-    ]
-    sent = compare(lab.effort, count, *sending, counts="operations")
-    for _, pipe in pipes:
-        pipe.fill(payload, count)
-    receiving = [
-        Variant(f"{name}, receive", partial(pipe.receive, count), lambda _, pipe=pipe: pipe.fill(payload, count))  # type: ignore[misc]
-        for name, pipe in pipes
-    ]
-    received = compare(lab.effort, count, *receiving, counts="operations")
-    added = tuple((ours.seconds.best - native.seconds.best) / count * 1e6 for native, ours in (sent, received))
-    return Findings(added, (*sent, *received), BEST)
+    def __enter__(self) -> Pipe:
+        return self
 
+    def __exit__(self, *exc: object) -> None:
+        self.producer.close()
+        self.consumer.close()
 
-for _kib, _send in ((1, 1.5), (64, 2.5)):
-    _what = f"Pulsar messages of {_kib} KiB below the threshold"
-    ROWS.findings(
-        Target(f"pulsar-send-{_kib}k", f"{_what}, added per send", _send, "us", at_most=True),
-        Target(f"pulsar-receive-{_kib}k", f"{_what}, added per receive", 1.5, "us", at_most=True),
-        kib=_kib,
-    )(_small)
-
-
-class _Pipe:
-    """A producer and a consumer of one topic, native or wrapped."""
-
-    def __init__(self, lab: Lab, *, wrapped: bool, queue: int) -> None:
-        topic = f"bench-{uuid.uuid4().hex}"
-        self.consumer = lab.pulsar_client.subscribe(topic, "s", receiver_queue_size=queue)
-        self.producer = lab.pulsar_client.create_producer(topic, max_pending_messages=queue)
-        if wrapped:
-            cc = lab.cc(type="memory")
-            limits = claimcheck.from_dict({"strategy": "external", "stores": {"m": {"type": "memory"}}})
-            self.consumer, self.producer = PulsarConsumer(self.consumer, cc), PulsarProducer(self.producer, limits)
-
-    def send(self, payload: bytes, count: int) -> None:
+    def send(self, payload: bytes, count: int = 1) -> None:
+        """Hand all to the client, and wait for none."""
         send = self.producer.send_async
         for _ in range(count):
             send(payload, _nothing)
@@ -79,117 +62,116 @@ class _Pipe:
     def fill(self, payload: bytes, count: int) -> None:
         """Have them at the consumer, or nearly so, before it asks: one more than are asked for shows that they come."""
         self.send(payload, count + 1)
-        self.producer.flush()
-        self.receive(1)
+        self.empty(1)
 
-    def receive(self, count: int) -> None:
+    def receive(self, count: int = 1) -> None:
         receive, acknowledge = self.consumer.receive, self.consumer.acknowledge
         for _ in range(count):
             message = receive()
             message.data()
             acknowledge(message)
 
+    def through(self, payload: bytes) -> None:
+        """Send one, and receive it in another thread, while its messages still arrive."""
+        with ThreadPoolExecutor(1) as thread:
+            received = thread.submit(self.receive)
+            self.producer.send(payload)
+            received.result()
+
 
 def _nothing(result: Any, message_id: Any) -> None:
     """Nobody wants to know."""
+
+
+# Small messages ------------------------------------------------------------------------------------------------
+
+
+def _small(lab: Lab, size: int, kib: int) -> Findings:
+    payload, count = payload_of(kib * 1024), max(50, 2000 // kib // (16 if lab.effort.is_quick else 1))
+    queues: dict[str, Any] = {
+        "sent": {"max_pending_messages": 2 * count},
+        "read": {"receiver_queue_size": 2 * count},
+    }
+    cc = lab.enter(claimcheck.from_dict({"strategy": "external", "stores": {"m": {"type": "memory"}}}))
+    native, ours = (lab.enter(Pipe(lab.pulsar_client, each, **queues)) for each in (None, cc))
+    pipes = {"native": native, OURS: ours}
+    sending = [
+        Variant(name, partial(pipe.send, payload, count), lambda _, pipe=pipe: pipe.empty(count))  # type: ignore[misc]
+        for name, pipe in pipes.items()
+    ]
+    sent = compare(lab.effort, count, *sending, counts="operations")
+    for pipe in pipes.values():
+        pipe.fill(payload, count)
+    receiving = [
+        Variant(f"{name}, receive", partial(pipe.receive, count), lambda _, pipe=pipe: pipe.fill(payload, count))  # type: ignore[misc]
+        for name, pipe in pipes.items()
+    ]
+    received = compare(lab.effort, count, *receiving, counts="operations")
+    added = tuple((ours.seconds.best - native.seconds.best) / count * 1e6 for native, ours in (sent, received))
+    return Findings(added, (*sent, *received), BEST)
+
+
+for _kib in (1, 64):
+    _what = f"Pulsar messages of {_kib} KiB below the threshold"
+    ROWS.findings(f"{_what}, added per send", f"{_what}, added per receive", unit="us", kib=_kib)(_small)
 
 
 # Large payloads ------------------------------------------------------------------------------------------------
 
 
 def _large(lab: Lab, size: int, strategy: str) -> Findings:
-    payload = payload_of(size)
-    store = {"type": "redis", "url": lab.redis} if strategy == "external" else {"type": "memory"}
-    cc = lab.enter(claimcheck.from_dict(
-        {"strategy": strategy, "stores": {"hot": store}, "limits": {"max_payload_bytes": 1 << 30},
-         "chunking": {"max_payload_bytes": 1 << 30, "max_pending_bytes": 1 << 30}}
-    ))  # fmt: skip
-    client, topics = lab.pulsar_client, [f"bench-{uuid.uuid4().hex}" for _ in range(2)]
-    native = client.create_producer(topics[0], chunking_enabled=True), client.subscribe(topics[0], "s")
-    ours = (
-        PulsarProducer(client.create_producer(topics[1]), cc),
-        PulsarConsumer(client.subscribe(topics[1], "s", receiver_queue_size=16), cc),
-    )
+    payload, client = payload_of(size), lab.pulsar_client
+    limits = {"limits": {"max_payload_bytes": 1 << 30},
+              "chunking": {"max_payload_bytes": 1 << 30, "max_pending_bytes": 1 << 30}}  # fmt: skip
+    cc = lab.enter(claimcheck.from_dict({**_config(strategy, lab.redis), **limits}))
+    native = lab.enter(Pipe(client, sent={"chunking_enabled": True}))
+    ours = lab.enter(Pipe(client, cc, read=_QUEUE))
     base, wrapped = compare(
         lab.effort,
         size,
-        Variant(_CHUNKING, lambda: _through(*native, payload)),
-        Variant(OURS, lambda: _through(*ours, payload), lambda _: _forget(lab, strategy)),
+        Variant(_CHUNKING, lambda: native.through(payload)),
+        Variant(OURS, lambda: ours.through(payload), lab.forget if strategy == "external" else lambda _: None),
     )
-    for one in (*native, *ours):
-        one.close()
     return Findings((times_as_fast(wrapped, base),), (base, wrapped), _TOGETHER)
 
 
-for _strategy, _what, _mib, _bound in (
-    ("chunking", "chunks", 20, 1.3),
-    ("external", "pointers through Redis", 20, 4),
-    ("chunking", "chunks", 100, 1.2),
-    ("external", "pointers through Redis", 100, 3),
-):
-    _target = Target(f"pulsar-{_what.split()[0]}-{_mib}", f"Pulsar {_what} {{size}}, against {_CHUNKING}", _bound)
-    ROWS.findings(_target, mib=_mib, strategy=_strategy)(_large)
+for _mib in (20, 100):
+    ROWS.findings(f"Pulsar chunks {{size}}, against {_CHUNKING}", mib=_mib, strategy="chunking")(_large)
+    ROWS.findings(f"Pulsar pointers through Redis {{size}}, against {_CHUNKING}", mib=_mib, strategy="external")(_large)
 
 
-def _through(producer: Any, consumer: Any, payload: bytes) -> None:
-    got: list[int] = []
-
-    def receive() -> None:
-        message = consumer.receive(60_000)
-        got.append(len(message.data()))
-        consumer.acknowledge(message)
-
-    receiver = threading.Thread(target=receive)
-    receiver.start()
-    producer.send(payload)
-    receiver.join()
-    assert got == [len(payload)]
-
-
-def _forget(lab: Lab, strategy: str) -> None:
-    """What was read is not wanted any more; the server would keep it for its life."""
-    if strategy == "external":
-        with lab.redis_client() as redis:
-            redis.flushdb()
+def _config(strategy: str, redis: str) -> dict[str, Any]:
+    return {"strategy": strategy, "stores": {"hot": {"type": "redis", "url": redis, "ttl_seconds": 600}}}
 
 
 # Memory --------------------------------------------------------------------------------------------------------
 
 
-def _memory(lab: Lab, size: int, job: str) -> Findings:
-    taken = fresh(_peak, job, lab.pulsar_url, lab.redis, f"bench-{uuid.uuid4().hex}", size)
-    return Findings((taken / size,), note=NOTE)
+def _memory(lab: Lab, size: int, role: str, strategy: str) -> Findings:
+    taken = fresh(_peak, role, _config(strategy, lab.redis), lab.pulsar_url, f"bench-{uuid.uuid4().hex}", size)
+    return Findings((taken / size,), note=FRESH)
 
 
-for _job, _what, _most in (
-    ("send-chunks", "sender of chunks above the payload, {size}", 0.4),
-    ("receive-chunks", "receiver of chunks, {size}", 2.2),
-    ("receive-pointer", "receiver of a pointer, {size}", 1.2),
+for _role, _strategy, _what in (
+    ("sender", "chunking", "sender of chunks above the payload"),
+    ("receiver", "chunking", "receiver of chunks"),
+    ("receiver", "external", "receiver of a pointer"),
 ):
-    _target = Target(f"pulsar-memory-{_job}", f"Pulsar {_what}, peak", _most, "payloads", at_most=True)
-    ROWS.findings(_target, mib=100, job=_job)(_memory)
+    ROWS.findings(f"Pulsar {_what}, {{size}}, peak", mib=100, unit="payloads", role=_role, strategy=_strategy)(_memory)
 
 
-def _opened(job: str, url: str, redis: str) -> tuple[Any, claimcheck.ClaimCheck]:
-    strategy = "external" if job.endswith("pointer") else "chunking"
-    store = {"type": "redis", "url": redis, "ttl_seconds": 60}
-    return pulsar_client(url), claimcheck.from_dict({"strategy": strategy, "stores": {"hot": store}})
-
-
-def _peak(job: str, url: str, redis: str, topic: str, size: int) -> int:
-    client, cc = _opened(job, url, redis)
-    producer = PulsarProducer(client.create_producer(topic), cc)
-    if job.startswith("send"):
-        producer.send(payload_of(1000))
-        payload = payload_of(size)
-        taken = peak_extra(lambda: producer.send(payload))
-    else:
-        consumer = PulsarConsumer(client.subscribe(topic, "s", receiver_queue_size=16), cc)
-        producer.send(b"warm")
-        consumer.acknowledge(consumer.receive())
-        sender = threading.Thread(target=fresh, args=(_feed, job, url, redis, topic, size))
-        taken = peak_extra(lambda: _take(sender, consumer))
-        sender.join()
+def _peak(role: str, config: dict[str, Any], url: str, topic: str, size: int) -> int:
+    client = pulsar_client(url)
+    with claimcheck.from_dict(config) as cc, Pipe(client, cc, topic=topic, read=_QUEUE) as pipe:
+        pipe.producer.send(payload_of(1000))
+        if role == "sender":
+            payload = payload_of(size)
+            taken = peak_extra(lambda: pipe.producer.send(payload))
+        else:
+            pipe.receive()
+            sender = threading.Thread(target=fresh, args=(_feed, config, url, topic, size))
+            taken = peak_extra(lambda: _take(sender, pipe.consumer))
+            sender.join()
     client.close()
     return taken
 
@@ -203,19 +185,17 @@ def _take(sender: threading.Thread, consumer: Any) -> Any:
     return message
 
 
-def _feed(job: str, url: str, redis: str, topic: str, size: int) -> None:
-    client, cc = _opened(job, url, redis)
-    PulsarProducer(client.create_producer(topic), cc).send(payload_of(size))
+def _feed(config: dict[str, Any], url: str, topic: str, size: int) -> None:
+    client = pulsar_client(url)
+    with claimcheck.from_dict(config) as cc:
+        PulsarProducer(client.create_producer(topic), cc).send(payload_of(size))
     client.close()
 
 
 # A side topic --------------------------------------------------------------------------------------------------
 
 
-@ROWS.findings(
-    Target("pulsar-side", "Pulsar side topic, 20 chunks read, time of a plain reader loop", 2, "x", at_most=True),
-    mib=1,
-)
+@ROWS.findings("Pulsar side topic, 20 chunks read, time of a plain reader loop", mib=1)
 def _side(lab: Lab, size: int) -> Findings:
     chunk, topic = size - 1024, f"bench-{uuid.uuid4().hex}"
     store = lab.store(type="pulsar-topic", url=lab.pulsar_url, topic=topic, segment_bytes=chunk)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import random
 import statistics
@@ -44,9 +43,6 @@ class Effort:
         """Bytes of a payload that is ``mib`` MiB large in a full run."""
         return int(mib * MIB) // self.divisor
 
-    def enough(self, rounds: int, seconds: float) -> bool:
-        return rounds >= self.most or (rounds >= self.least and seconds >= self.seconds)
-
 
 FULL = Effort(seconds=5, least=7, most=400)
 QUICK = Effort(seconds=0.05, least=2, most=4, divisor=16)
@@ -79,7 +75,6 @@ class Spread(NamedTuple):
     low: float
     high: float
     best: float
-    worst: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +89,7 @@ class Series:
     @property
     def seconds(self) -> Spread:
         taken = [sample.seconds for sample in self.samples]
-        return Spread(*(percentile(taken, part) for part in (0.5, 0.25, 0.75, 0, 1)))
+        return Spread(*(percentile(taken, part) for part in (0.5, 0.25, 0.75, 0)))
 
     @property
     def rate(self) -> float:
@@ -143,8 +138,8 @@ def compare(effort: Effort, amount: int, *variants: Variant, counts: str = "byte
     for variant in variants * effort.warm_up:
         _once(variant)
     begin = time.perf_counter()
-    for number in itertools.count():
-        if effort.enough(number, time.perf_counter() - begin):
+    for number in range(effort.most):
+        if number >= effort.least and time.perf_counter() - begin >= effort.seconds:
             break
         turn()
         for variant in rotated(variants, number):

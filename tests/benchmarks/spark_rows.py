@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +14,12 @@ import claimcheck
 from tests.benchmarks import spark_ways
 from tests.benchmarks.lab import Lab
 from tests.benchmarks.rounds import MIB, OURS, Effort, Variant, compare, payload_of, size_text, times_as_fast
-from tests.benchmarks.rows import Findings, Rows, Target
+from tests.benchmarks.rows import Findings, Rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-ROWS = Rows()
+ROWS, SOURCE = Rows(), Rows()
 THREADS = (1, 4, 8, 16)
 PARTITIONS = 2
 SPARK_EFFORT = Effort(seconds=8, least=3, most=9)
@@ -25,30 +28,23 @@ _HAND = "the best of 1, 4, 8 and 16 threads by hand, which check nothing"
 
 
 def _few(lab: Lab, rows: int) -> int:
-    return rows // (8 if lab.effort.divisor > 1 else 1)
+    return rows // (8 if lab.effort.is_quick else 1)
 
 
 # Reading -------------------------------------------------------------------------------------------------------
 
 
-def _naive(lab: Lab, size: int, milliseconds: int, rows: int) -> Findings:
-    with topic(lab, milliseconds, 1024, _few(lab, rows)) as there:
-        by_hand = there.variant("naive UDF", spark_ways.naive(there.url))
-        naive, ours = compare(effort_of(lab), there.amount, by_hand, there.ours())
-    return Findings((times_as_fast(ours, naive),), (naive, ours), "in 2 partitions, to the JVM")
-
-
-def _by_hand(lab: Lab, size: int, milliseconds: int, kib: int, rows: int) -> Findings:
+def _resolved(lab: Lab, size: int, milliseconds: int, kib: int, rows: int, *, naive: bool) -> Findings:
     with topic(lab, milliseconds, kib, _few(lab, rows)) as there:
         ways = [there.variant(f"by hand, {n} threads", spark_ways.by_hand(there.url, n)) for n in THREADS]
-        *hand, ours = compare(effort_of(lab), there.amount, *ways, there.ours())
-    best = min(hand, key=lambda series: series.seconds.median)
-    return Findings((times_as_fast(ours, best),), (*hand, ours), f"in 2 partitions; {_HAND}")
+        if naive:
+            ways.append(there.variant("naive UDF", spark_ways.naive(there.url)))
+        *others, ours = compare(effort_of(lab), there.amount, *ways, there.ours())
+    best = min(others[: len(THREADS)], key=lambda series: series.seconds.median)
+    bases = [best, *others[len(THREADS) :]]
+    return Findings(tuple(times_as_fast(ours, base) for base in bases), (*others, ours), f"in 2 partitions; {_HAND}")
 
 
-for _ms, _count, _least in ((1, 512, 4.0), (5, 512, 10.0), (20, 256, 25.0)):
-    _what = f"Spark resolve 1 MiB, round trip {_ms} ms, against a UDF with a client for each row"
-    ROWS.findings(Target(f"spark-naive-{_ms}ms", _what, _least), milliseconds=_ms, rows=_count)(_naive)
 for _ms, _kib, _count in (
     (0, 1024, 256),
     (1, 1024, 256),
@@ -57,12 +53,14 @@ for _ms, _kib, _count in (
     (5, 64, 2048),
     (5, 8192, 32),
 ):
-    _what = f"Spark resolve {size_text(_kib * 1024)}, round trip {_ms} ms, against mapInArrow by hand"
-    _target = Target(f"spark-hand-{_kib}k-{_ms}ms", _what, 0.9)
-    ROWS.findings(_target, milliseconds=_ms, kib=_kib, rows=_count)(_by_hand)
+    _what, _is_naive = f"Spark resolve {size_text(_kib * 1024)}, round trip {_ms} ms, against", _kib == 1024 and _ms > 0
+    _against = ["mapInArrow by hand", "a UDF with a client for each row"][: 1 + _is_naive]
+    ROWS.findings(*(f"{_what} {each}" for each in _against), milliseconds=_ms, kib=_kib, rows=_count, naive=_is_naive)(
+        _resolved
+    )
 
 
-@ROWS.findings(Target("spark-map", "Spark map_payloads 1 MiB, against resolve and a function behind it", 1.3))
+@ROWS.findings("Spark map_payloads 1 MiB, against resolve and a function behind it")
 def _mapped(lab: Lab, size: int) -> Findings:
     from claimcheck.spark import map_payloads, resolve
 
@@ -82,8 +80,8 @@ def _mapped(lab: Lab, size: int) -> Findings:
         behind, ours = compare(
             effort_of(lab),
             there.amount,
-            there.variant("resolve, then mapInArrow", resolved, ours=True),
-            there.variant("map_payloads", mapped, ours=True),
+            there.variant("resolve, then mapInArrow", resolved, column="value"),
+            there.variant("map_payloads", mapped, column="value"),
         )
     return Findings((times_as_fast(ours, behind),), (behind, ours))
 
@@ -92,21 +90,21 @@ def _mapped(lab: Lab, size: int) -> Findings:
 
 
 @ROWS.findings(
-    Target("spark-offload", "Spark offload 1 MiB, against a UDF that pickles", 4.0),
-    Target("spark-offload-hand", "Spark offload 1 MiB, against mapInArrow by hand, which checks nothing", 0.9),
+    "Spark offload 1 MiB, against a UDF that pickles",
+    "Spark offload 1 MiB, against mapInArrow by hand, which checks nothing",
 )
 def _offloaded(lab: Lab, size: int) -> Findings:
     from pyspark.sql import functions as F  # noqa: N812
 
     from claimcheck.spark import offload
 
-    config, rows = _config(lab.redis), _few(lab, 512)
+    config, rows = store_config(lab.redis), _few(lab, 512)
     payload = F.repeat(F.lpad(F.col("id").cast("string"), 16, "0"), MIB // 16).cast("binary")
     df = lab.spark.range(0, rows, 1, PARTITIONS).select(payload.alias("payload"))
 
     def variant(name: str, made: Callable[[], Callable[[DataFrame], DataFrame]]) -> Variant:
         # made for each run: else the second run would find everything written
-        return Variant(name, lambda: noop(df.transform(made())), lambda _: _flush(lab))
+        return Variant(name, lambda: noop(df.transform(made())), lab.forget)
 
     dropped, pickled, hand, ours = series = compare(
         effort_of(lab),
@@ -126,10 +124,7 @@ def _offloaded(lab: Lab, size: int) -> Findings:
 _CHUNKED = "Spark reassemble, 64 payloads in 8 chunks of 1 MiB, shuffled, 64 duplicates"
 
 
-@ROWS.findings(
-    Target("spark-reassemble", _CHUNKED, 200, "MiB/s"),
-    Target("spark-reassemble-hand", f"{_CHUNKED}, of by hand", 0.9),
-)
+@ROWS.findings(f"{_CHUNKED}, of by hand")
 def _reassembled(lab: Lab, size: int) -> Findings:
     from claimcheck._wire.envelope import CHUNK_OVERHEAD_BYTES
     from claimcheck.config import HEADER
@@ -148,8 +143,8 @@ def _reassembled(lab: Lab, size: int) -> Findings:
         variant.run()
     hand, made = compare(effort_of(lab), payloads * 8 * len(piece), *variants)
     shutil.rmtree(folder)
-    note = "from Parquet, to the JVM, in a warm JVM"
-    return Findings((made.rate * 1e9 / MIB, times_as_fast(made, hand)), (hand, made), note)
+    note = f"{made.rate * 1e9 / MIB:.0f} MiB/s, from Parquet, to the JVM, in a warm JVM"
+    return Findings((times_as_fast(made, hand),), (hand, made), note)
 
 
 # What is read --------------------------------------------------------------------------------------------------
@@ -159,34 +154,32 @@ class Topic:
     """Payloads in a Redis, once as we write them and once as one value each, and a DataFrame that names both."""
 
     def __init__(self, lab: Lab, url: str, kib: int, rows: int) -> None:
-        self.url, self.config, self.amount = url, _config(url), kib * 1024 * rows
-        self.messages = list(_written(lab, kib * 1024, min(rows, 64)))
-        told = [self.messages[n % len(self.messages)] for n in range(rows)]
+        self.url, self.config, self.amount = url, store_config(url), kib * 1024 * rows
+        messages = list(_written(lab, kib * 1024, min(rows, 64)))
+        told = [messages[n % len(messages)] for n in range(rows)]
         rdd = lab.spark.sparkContext.parallelize(told, PARTITIONS)
         self.df = lab.spark.createDataFrame(rdd, "key string, value binary").cache()
         noop(self.df)
 
-    def variant(self, name: str, transform: Callable[[Any], Any], *, ours: bool = False) -> Variant:
+    def variant(self, name: str, transform: Callable[[Any], Any], *, column: str = "key") -> Variant:
         """One way to read everything."""
-        df = self.df.select("value") if ours else self.df.select("key")
-        return Variant(name, lambda: noop(df.transform(transform)))
+        return Variant(name, lambda: noop(self.df.select(column).transform(transform)))
 
     def ours(self) -> Variant:
-        """Our way."""
         from claimcheck.spark import resolve
 
-        return self.variant(OURS, resolve("value", config=self.config), ours=True)
+        return self.variant(OURS, resolve("value", config=self.config), column="value")
 
 
 @contextlib.contextmanager
 def topic(lab: Lab, milliseconds: float, kib: int, rows: int) -> Iterator[Topic]:
     """Open one; its Redis is so far away."""
-    there = Topic(lab, lab.redis_afar(milliseconds) if milliseconds else lab.redis, kib, rows)
+    there = Topic(lab, lab.afar(lab.redis, milliseconds) if milliseconds else lab.redis, kib, rows)
     try:
         yield there
     finally:
         there.df.unpersist()
-        _flush(lab)
+        lab.forget()
 
 
 def noop(df: DataFrame) -> None:
@@ -196,7 +189,7 @@ def noop(df: DataFrame) -> None:
 
 def _written(lab: Lab, size: int, count: int) -> Iterator[tuple[str, bytes]]:
     """Write payloads both ways."""
-    with claimcheck.from_dict(_config(lab.redis)) as cc, lab.redis_client() as plain:
+    with claimcheck.from_dict(store_config(lab.redis)) as cc, lab.redis_client() as plain:
         for n in range(count):
             payload = payload_of(size)
             plain.set(f"by-hand-{n}", payload)
@@ -205,15 +198,115 @@ def _written(lab: Lab, size: int, count: int) -> Iterator[tuple[str, bytes]]:
             yield f"by-hand-{n}", bytes(envelope.data)
 
 
-def _config(url: str) -> dict[str, Any]:
+def store_config(url: str) -> dict[str, Any]:
     store = {"type": "redis", "url": url, "ttl_seconds": 3600}
     return {"strategy": "external", "threshold_bytes": 1000, "stores": {"hot": store}}
 
 
-def _flush(lab: Lab) -> None:
-    with lab.redis_client() as plain:
-        plain.flushall()
-
-
 def effort_of(lab: Lab) -> Effort:
-    return lab.effort if lab.effort.divisor > 1 else SPARK_EFFORT
+    return lab.effort if lab.effort.is_quick else SPARK_EFFORT
+
+
+# The data source of Pulsar --------------------------------------------------------------------------------------
+
+_TOPICS = 2
+
+
+def _envelopes(lab: Lab) -> int:
+    return 200_000 // (100 if lab.effort.is_quick else 1)
+
+
+def _measure_read(lab: Lab, size: int, *, batched: bool) -> Findings:
+    from claimcheck.spark.sources import register
+
+    count, spark, topic = _envelopes(lab), lab.spark, f"bench-{uuid.uuid4().hex[:8]}"
+    register(spark)
+    _fill(lab.pulsar_client, topic, count, batched=batched)
+    options = {"serviceUrl": lab.pulsar_url, "topic": ",".join(_partitions(topic))}
+
+    def read() -> None:
+        noop(spark.read.format("claimcheck_pulsar").schema("value binary").options(**options).load())
+
+    names = itertools.count()
+    series = compare(
+        effort_of(lab),
+        count,
+        Variant("receive, data", lambda: _receive(lab.pulsar_client, topic, count, f"s{next(names)}")),
+        Variant(OURS, read),
+        counts="operations",
+    )
+    loop, ours = series
+    note = f"a batch query for the value, planning included, of {_TOPICS} topics; two tasks against one loop"
+    return Findings((times_as_fast(ours, loop),), series, note)
+
+
+for _kind in ("unbatched", "batched"):
+    SOURCE.findings(
+        f"claimcheck_pulsar, 200,000 small envelopes, {_kind}, against a plain consumer loop",
+        batched=_kind == "batched",
+    )(_measure_read)
+
+
+@SOURCE.findings("claimcheck_pulsar, one partition of 8,000 pointers, resolved and decoded: four tasks against one")
+def _measure_hot(lab: Lab, size: int) -> Findings:
+    from claimcheck.spark import map_payloads
+    from claimcheck.spark.sources import register
+
+    count, spark, topic = _envelopes(lab) // 25, lab.spark, f"bench-{uuid.uuid4().hex[:8]}"
+    register(spark)
+    config = _fill_with_pointers(lab, topic, count)
+    decode = map_payloads(_decode, "records int", column="value", config=config)
+    options = {"serviceUrl": lab.pulsar_url, "topic": topic}
+
+    def read(tasks: int) -> None:
+        df = spark.read.format("claimcheck_pulsar").schema("value binary").options(**options, minPartitions=tasks)
+        noop(df.load().transform(decode))
+
+    variants = Variant("one task", lambda: read(1)), Variant("claimcheck, four tasks", lambda: read(4))
+    one, four = series = compare(effort_of(lab), count, *variants, counts="operations")
+    return Findings((times_as_fast(four, one),), series, "minPartitions; JSON of 70 KiB from Redis; two cores for all")
+
+
+def _decode(payload: bytes) -> int:
+    return len(json.loads(payload))
+
+
+def _fill_with_pointers(lab: Lab, topic: str, count: int) -> dict[str, Any]:
+    """Send pointers to a few payloads, again and again; returns the configuration."""
+    config = store_config(lab.redis)
+    records = [{"id": n, "name": f"record {n}", "value": n / 7, "tags": ["a", "b"]} for n in range(900)]
+    producer = lab.pulsar_client.create_producer(topic, batching_enabled=False, block_if_queue_full=True)
+    with claimcheck.from_dict(config) as cc:
+        messages = [cc.seal(cc.store("hot").write(json.dumps(records).encode())) for _ in range(64)]
+    for n in range(count):
+        producer.send_async(messages[n % len(messages)], lambda result, message_id: None)
+    producer.flush()
+    producer.close()
+    return config
+
+
+def _partitions(topic: str) -> Iterator[str]:
+    return (f"{topic}-{number}" for number in range(_TOPICS))
+
+
+def _fill(client: Any, topic: str, count: int, *, batched: bool) -> None:
+    envelope = b"PRF_wdkafcli_header_\x02\x02" + b"x" * 250
+    for name in _partitions(topic):
+        producer = client.create_producer(
+            name, batching_enabled=batched, block_if_queue_full=True, batching_max_publish_delay_ms=10
+        )
+        for _ in range(count // _TOPICS):
+            producer.send_async(envelope, lambda result, message_id: None)
+        producer.flush()
+        producer.close()
+
+
+def _receive(client: Any, topic: str, count: int, subscription: str) -> None:
+    import pulsar
+
+    consumer = client.subscribe(
+        list(_partitions(topic)), subscription, initial_position=pulsar.InitialPosition.Earliest
+    )
+    for _ in range(count):
+        consumer.receive().data()
+    consumer.close()

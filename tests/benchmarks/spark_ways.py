@@ -201,9 +201,9 @@ def session(master: str = "local[2]") -> SparkSession:
     from pyspark import cloudpickle
     from pyspark.sql import SparkSession
 
-    from tests.benchmarks import spark_rows, spark_source_rows, spark_ways
+    from tests.benchmarks import spark_rows, spark_ways
 
-    for module in (spark_rows, spark_source_rows, spark_ways):  # workers do not have them
+    for module in (spark_rows, spark_ways):  # workers do not have them
         cloudpickle.register_pickle_by_value(module)
     builder = SparkSession.builder.master(master).appName("claimcheck-bench")
     for name, value in _OPTIONS.items():

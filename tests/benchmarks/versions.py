@@ -6,8 +6,6 @@ Each version works in a process of its own, with servers of its own, and waits t
 from __future__ import annotations
 
 import itertools
-import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -16,20 +14,26 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from tests.benchmarks import rounds
-from tests.benchmarks.children import Child, ChildError
+from tests.benchmarks.children import ROOT, Child, ChildError
 from tests.benchmarks.picture import is_ours
-from tests.benchmarks.rounds import FULL, QUICK, interval
-from tests.benchmarks.rows import Step, take
+from tests.benchmarks.rounds import Effort, interval
+from tests.benchmarks.rows import steps_of, take
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 ROUNDS = 9
-# The editable installation would add the modules of this version that the old one lacks, in this process and its own.
+# The editable installation would add the modules of this version that the old one lacks.
 _ALONE = 'import sys\nsys.meta_path[:] = [each for each in sys.meta_path if "__editable__" not in each.__module__]\n'
+
+
+class Found(NamedTuple):
+    """The seconds of each round by series, or a note that says why there are none."""
+
+    series: dict[str, list[float]]
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +52,14 @@ class Change:
         return f"{self.what} | {self.series} | {found}"
 
 
-def compare(old: str, steps: Sequence[tuple[str, int, Step]], *, quick: bool) -> Iterator[Change]:
-    """Measure steps, given by group and number, with a revision or checkout and with this one."""
+def compare(old: str, groups: Sequence[str], effort: Effort) -> Iterator[Change]:
+    """Measure the rows of some groups with a revision or checkout and with this one."""
     with tempfile.TemporaryDirectory(prefix="claimcheck-versions-") as folder:
         places = [install(version, Path(folder, name)) for name, version in (("old", old), ("new", str(ROOT)))]
-        for group, number, step in steps:
-            print(f"{group}: {step.targets[0].what}", file=sys.stderr, flush=True)
-            options = ("--serve", f"{group}:{number}", *(["--quick"] if quick else []))
-            yield from _changes(step.targets[0].what, *_alternated(places, options))
+        for group in groups:
+            for number, step in enumerate(steps_of(group, effort)):
+                print(f"{group}: {step.rows[0]}", file=sys.stderr, flush=True)
+                yield from _changes(step.rows[0], *_alternated(places, group, number, effort))
 
 
 def install(version: str, folder: Path) -> Path:
@@ -64,8 +68,8 @@ def install(version: str, folder: Path) -> Path:
     if not source.is_dir():
         source = folder / "revision"
         source.mkdir(parents=True)
-        archive = subprocess.run(["git", "-C", ROOT, "archive", version, "claimcheck", "stores"], check=True,
-                                 stdout=subprocess.PIPE)  # fmt: skip
+        command = ["git", "-C", str(ROOT), "archive", version, "claimcheck", "stores"]
+        archive = subprocess.run(command, check=True, stdout=subprocess.PIPE)
         subprocess.run(["tar", "-x", "-C", source], input=archive.stdout, check=True)
     shutil.copytree(source / "claimcheck", folder / "claimcheck")
     shutil.copytree(source / "stores", folder / "claimcheck" / "stores", dirs_exist_ok=True)
@@ -73,53 +77,52 @@ def install(version: str, folder: Path) -> Path:
     return folder
 
 
-def _alternated(places: Sequence[Path], options: Sequence[str]) -> list[dict[str, Any]]:
+def _alternated(places: Sequence[Path], group: str, number: int, effort: Effort) -> list[Found]:
     """Give turns, each beginning in its turn, until all have finished; returns what they found."""
+    results: dict[Path, Found] = {}
     with ExitStack() as stack:
-        results: dict[Path, dict[str, Any]] = {}
-        children = {
-            place: stack.enter_context(
-                Child(sys.executable, HERE / "bench.py", *options, env={**os.environ, "PYTHONPATH": str(place)})
-            )
-            for place in places
-        }
-        for number, place in ((turn, each) for turn in itertools.count() for each in rounds.rotated(places, turn)):
-            if place not in results:
-                try:
-                    answer = children[place].ask("next") if number else children[place].answer()
-                except ChildError as error:
-                    answer = {"note": str(error), "series": {}}
-                if "series" in answer:
-                    results[place] = answer
+        children = {place: stack.enter_context(Child(serve, group, number, effort, path=(place,))) for place in places}
+        for turn in itertools.count():
+            for place in rounds.rotated(places, turn):
+                if place not in results and (found := _turn(children[place], is_first=not turn)):
+                    results[place] = found
             if len(results) == len(places):
                 break
     return [results[place] for place in places]
 
 
-def _changes(what: str, old: dict[str, Any], new: dict[str, Any]) -> Iterator[Change]:
-    notes = [f"{name}: {each['note']}" for name, each in (("old", old), ("new", new)) if not each["series"]]
+def _turn(child: Child, *, is_first: bool) -> Found | None:
+    """Let a child measure one round; returns what it found, once it has finished."""
+    try:
+        if not is_first:
+            child.send("next")
+        answer = child.answer()
+    except ChildError as error:
+        return Found({}, str(error))
+    return answer if isinstance(answer, Found) else None
+
+
+def _changes(what: str, old: Found, new: Found) -> Iterator[Change]:
+    notes = [f"{name}: {each.note}" for name, each in (("old", old), ("new", new)) if not each.series]
     if notes:
         yield Change(what, "", None, note=notes[0])
-    for name in filter(is_ours, new["series"]):
-        pairs = zip(old["series"].get(name, ()), new["series"][name], strict=False)
+    for name in filter(is_ours, new.series):
+        pairs = zip(old.series.get(name, ()), new.series[name], strict=False)
         if ratios := [before / after for before, after in pairs]:
             yield Change(what, name, statistics.median(ratios), *interval(ratios))
 
 
-def serve(step: Step, *, quick: bool) -> None:
-    """Measure one step, each round when standard input has a line; prints the seconds of each round as JSON."""
+def serve(pipe: Connection, group: str, number: int, effort: Effort) -> None:
+    """Measure one step, each round when the parent sends something, and send what was found."""
     from tests.benchmarks.lab import Lab
 
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever a client prints
-
     def turn() -> None:
-        out.write("{}\n")
-        if not sys.stdin.readline():
-            sys.exit(1)
+        pipe.send("ready")
+        pipe.recv()
 
     rounds.turn = turn
-    with Lab(QUICK if quick else replace(FULL, seconds=0, least=ROUNDS, most=ROUNDS)) as lab:
-        found = take(step, lab)[0]
-    series = {each.name: [sample.seconds for sample in each.samples] for each in found.series}
-    out.write(json.dumps({"note": found.note, "series": series}) + "\n")
+    if not effort.is_quick:
+        effort = replace(effort, seconds=0, least=ROUNDS, most=ROUNDS)
+    with Lab(effort) as lab:
+        row = take(steps_of(group, effort)[number], lab)[0]
+    pipe.send(Found({each.name: [sample.seconds for sample in each.samples] for each in row.series}, row.note))

@@ -75,18 +75,6 @@ def test_payloads_that_cannot_be_chunked_need_the_store():
     assert any("4 MiB" in reason for reason in result.reasons)
 
 
-@pytest.mark.parametrize("kind", ["lost", "wrong"])
-def test_chunks_that_were_lost_are_not_recommended(kind):
-    """Neither as the strategy nor as hybrid's fallback; experiments share the names of their facts."""
-    losing = Experiment("rebalance", "Group switch", {}, {}, "agrees", "", facts={f"{kind}/chunking": 2.0})
-    fine = Experiment("seek", "Seek", {}, {}, "agrees", "", facts={f"{kind}/chunking": 0.0, f"{kind}/external": 0.0})
-    result = recommend([losing, fine, *speed(SLOW_STORE)], SETTING)
-
-    assert result is not None
-    assert (result.strategy, result.store) == ("external", "s")
-    assert result.reasons[0] == "2 payloads of mode chunking were lost or wrong in the experiment 'Group switch'."
-
-
 def test_without_a_store_there_are_only_chunks_and_without_speed_nothing():
     facts = {name: value for name, value in (speed(TIE)[0].facts or {}).items() if "external" not in name}
     result = recommend([Experiment("speed", "", {}, {}, "agrees", "", facts=facts)], Setting(1_000_000, None))

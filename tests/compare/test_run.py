@@ -19,7 +19,7 @@ from tests.benchmarks.compare import runner
 from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.main import main
 from tests.benchmarks.compare.model import MODES, Experiment
-from tests.benchmarks.compare.runner import Options, compare
+from tests.benchmarks.compare.runner import compare
 from tests.docs_pages import ROOT
 from tests.real.process import wait_until
 
@@ -68,24 +68,24 @@ def test_what_an_experiment_leaves_is_removed(monkeypatch, tmp_path, error):
     seen: list[Any] = []
 
     def untidy(lab: Lab) -> Experiment:
-        topic = lab.topic("external", "untidy")
-        lab.worker("producer", "external", topic).send(64 * KIB, 0, 1)
-        assert lab.store_objects() == 1
-        if error is not None:
-            raise error
+        with lab.topic("external", "untidy") as topic, lab.worker("producer", "external", topic).ready() as worker:
+            worker.call("produce", size=64 * KIB, first=0)
+            assert lab.space.count() == 1
+            if error is not None:
+                raise error
         return Experiment("untidy", "untidy", {}, {}, "agrees", "")
 
     def after(lab: Lab) -> Experiment:
-        seen.append((lab.topics, lab.store_objects(), lab._workers))
+        seen.append(lab.space.count())
         return Experiment("after", "after", {}, {}, "agrees", "")
 
     monkeypatch.setattr(runner, "PLANS", {"untidy": untidy, "after": after})
     if error is None:
-        assert [each["name"] for each in compare(Options(sizes=(64 * KIB,)))["experiments"]] == ["untidy", "after"]
-        assert seen == [([], 0, [])]
+        assert [each["name"] for each in compare(sizes=(64 * KIB,))["experiments"]] == ["untidy", "after"]
+        assert seen == [0]
     else:
         with pytest.raises(error):
-            compare(Options(sizes=(64 * KIB,)))
+            compare(sizes=(64 * KIB,))
     assert left(tmp_path) == []
 
 
@@ -107,7 +107,7 @@ def test_a_signal_ends_the_run_and_removes_everything(tmp_path, number, status):
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["--only", "sped"], 2, "there is no experiment 'sped'"),
+        (["--brokers", "embedded", "--only", "sped"], 1, "there is no experiment 'sped'"),
         (["--sizes", "1B"], 2, "expected sizes of 16 bytes to 256 MiB"),
         (["--admin-url", "http://localhost:1"], 2, "--admin-url needs --pulsar"),
         (["--kafka", "127.0.0.1:1", "--only", "seek"], 1, "no Kafka broker answered"),

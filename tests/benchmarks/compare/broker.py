@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from claimcheck._client import ClaimCheck
+from claimcheck.errors import ClaimCheckError
 from tests.benchmarks.compare.model import Mode
 
 
@@ -44,6 +45,14 @@ class Received:
     handle: object
 
 
+def received(read: Callable[[], Any], partition: int, position: int | str, handle: object) -> Received:
+    """Return what an application gets that reads a message."""
+    try:
+        return Received(read(), None, partition, position, handle)
+    except ClaimCheckError as error:
+        return Received(None, error, partition, position, handle)
+
+
 Done = Callable[[Exception | None, int | None], None]
 """Called once for a payload that was sent, with an error or the partition."""
 
@@ -57,8 +66,7 @@ class Producer(Protocol):
     def flush(self, timeout: float) -> None:
         """Wait until everything is acknowledged. Raises `TimeoutError`."""
 
-    def close(self) -> None:
-        """Close the client."""
+    def close(self) -> None: ...
 
 
 def deliver(producer: Producer, payloads: Iterable[bytes]) -> None:
@@ -78,41 +86,26 @@ class Consumer(Protocol):
         """Return the next payload; ``None`` after the time-out."""
 
     def commit(self, received: Received) -> None:
-        """Acknowledge this payload, and wait until the broker has stored it."""
+        """Acknowledge this payload."""
 
     def seek(self, partition: int, position: int | str) -> None:
         """Continue at a position; it may lie in the middle of a payload's chunks."""
 
-    def close(self) -> None:
-        """Leave the group."""
+    def close(self) -> None: ...
 
 
 class Broker(Protocol):
-    """A connection for administration, and the clients of each mode."""
+    """A connection for administration, and the clients of each mode. By default, `expire` and `close` do nothing."""
 
-    @property
-    def label(self) -> str:
-        """Name and version for people, without credentials."""
-
-    @property
-    def address(self) -> BrokerAddress:
-        """How a worker process connects."""
-
-    @property
-    def limit_bytes(self) -> int:
-        """The largest message that the broker accepts by default."""
-
-    @property
-    def has_retention(self) -> bool:
-        """Whether messages can expire."""
-
-    @property
-    def retention_source(self) -> str | None:
-        """What deletes messages, for people: a setting of the broker; ``None`` without `has_retention`."""
-
-    @property
-    def bytes_source(self) -> str:
-        """Where `topic_bytes` comes from, for people: ``the broker's statistics``, for example."""
+    address: BrokerAddress
+    label: str
+    """Name and version for people, without credentials."""
+    limit_bytes: int
+    """The largest message that the broker accepts by default."""
+    retention_source: str | None
+    """What deletes messages, for people: a setting of the broker; ``None`` if messages cannot expire."""
+    bytes_source: str
+    """Where `topic_bytes` comes from, for people: ``the broker's statistics``, for example."""
 
     def create_topic(self, topic: str, settings: TopicSettings) -> None:
         """Create a topic. Raises `CompareError` if it is not permitted, or a limit is lower than requested."""
@@ -124,10 +117,7 @@ class Broker(Protocol):
         """Return the bytes that each partition takes up on the broker's disk (one replica), from the broker itself."""
 
     def expire(self, topic: str) -> None:
-        """Make the broker delete what the retention no longer covers, if it does that on request.
-
-        Otherwise this does nothing, and the broker deletes at its own intervals.
-        """
+        """Make the broker delete what the retention no longer covers, if it does that on request."""
 
     def readable_messages(self, topic: str) -> int:
         """Return how many messages of the topic can still be read."""
@@ -135,13 +125,12 @@ class Broker(Protocol):
     def positions(self, topic: str, partition: int) -> Sequence[int | str]:
         """Return the position of each readable message (each chunk, each envelope) of a partition, in order."""
 
-    def producer(self, mode: Mode, topic: str, cc: ClaimCheck, *, max_message_bytes: int | None = None) -> Producer:
+    def producer(self, mode: Mode, topic: str, cc: ClaimCheck) -> Producer:
         """Return a producer; ``cc`` has the strategy of ``mode`` and is not used for ``native``."""
 
     def consumer(
         self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
-    ) -> Consumer:
-        """Return a consumer."""
+    ) -> Consumer: ...
 
     def close(self) -> None:
         """Close the connection; topics stay."""
@@ -149,5 +138,6 @@ class Broker(Protocol):
 
 def connect(address: BrokerAddress) -> Broker:
     """Return the broker of an address, connected for administration; the client is imported now."""
-    broker: Broker = importlib.import_module(f"tests.benchmarks.compare.{address.kind}").connect(address)
+    module = importlib.import_module(f"tests.benchmarks.compare.{address.kind}")
+    broker: Broker = module.connect(address)
     return broker

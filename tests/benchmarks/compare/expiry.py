@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
-from typing import Any
 
+from claimcheck._client import ClaimCheck
 from claimcheck._operate.sweep import Sweep
 from claimcheck.errors import ScanNotSupportedError
-from tests.benchmarks.compare.broker import deliver
+from tests.benchmarks.compare.broker import Consumer, Producer, deliver
 from tests.benchmarks.compare.lab import Lab
-from tests.benchmarks.compare.model import CompareError, Experiment, Mode, Row, Tally, Verdict, agreement
-from tests.benchmarks.compare.payloads import MIN_BYTES
+from tests.benchmarks.compare.model import CompareError, Experiment, Mode, Row, Tally, agreement
+from tests.benchmarks.compare.payloads import MIN_BYTES, make
 
 SHORT_SECONDS = 2.0
 """The lifetime in one case and the retention in the other; in each the other one is much longer."""
 
-LIFETIME, RETENTION = "short lifetime", "short retention"
+LIFETIME, RETENTION = "lifetime", "retention"
 _WATCH_SECONDS = {LIFETIME: 3.0, RETENTION: 7.0}  # beyond that
 _KEPT_SECONDS = 1.0  # beyond the lifetime; a store that still has the payload then does not delete by itself
 _EXPIRE_SECONDS = 2.0  # between requests to the broker
@@ -28,158 +27,96 @@ _PAUSE_SECONDS = 0.25
 _FIRST_SECONDS = 30.0
 _JOIN_SECONDS = 60.0
 _AGAIN_SECONDS = 4.0  # how long to wait for a payload that was readable before; Pulsar pauses after a seek
-_TOGETHER_SECONDS = _AGAIN_SECONDS + 1.0  # two looks can be so far apart
 
 
 def run(lab: Lab) -> Experiment:
-    """Send one payload in each mode and case, and read all of them again and again until something is missing."""
+    """Send one payload in each mode and case, and look again and again until it, or its messages, are lost."""
     cases: list[tuple[Mode, str]] = [(mode, LIFETIME) for mode in lab.strategies if mode != "chunking"]
     if lab.broker.retention_source is not None:
         cases += [(mode, RETENTION) for mode in lab.strategies]
-    with contextlib.ExitStack() as stack:
-        lab.progress("connecting")
-        swept = threading.Event()
-        watchers = [_Watcher(lab, mode, case, stack, swept) for mode, case in cases]
-        pool = stack.enter_context(ThreadPoolExecutor(max(1, len(watchers))))  # so that none waits for another
-        list(pool.map(_Watcher.join, watchers))
-        lab.progress(f"reading again and again for {SHORT_SECONDS + max(_WATCH_SECONDS.values()):g} s")
-        list(pool.map(_Watcher.observe, watchers))
-        return judge(Tally([watcher.row() for watcher in watchers]), retention=lab.broker.retention_source)
+
+    def watched(case: tuple[Mode, str]) -> Row:
+        return _watched(lab, *case)
+
+    lab.progress(f"looking again and again for {SHORT_SECONDS + max(_WATCH_SECONDS.values()):g} s")
+    with ThreadPoolExecutor(max(1, len(cases))) as pool:  # so that none waits for another
+        rows = list(pool.map(watched, cases))
+    return judge(Tally(rows), lab.broker.retention_source)
 
 
-class _Watcher:
-    """Looks after one payload and its messages, in a topic of its own.
+def _watched(lab: Lab, mode: Mode, case: str) -> Row:
+    """Look after one payload and its messages, in a topic of its own."""
+    payload = make(2 * lab.broker.limit_bytes + 1, 1)  # so that every mode has to do something
+    settings = lab.settings(mode, len(payload))
+    options: dict[str, object] = {"ttl_seconds": SHORT_SECONDS}
+    if case == RETENTION:
+        settings, options = replace(settings, retention_seconds=SHORT_SECONDS), {}
+    with (
+        lab.topic(mode, "expiry", settings) as topic,
+        lab.claimcheck(mode, **options) as cc,
+        closing(lab.broker.consumer(mode, topic, cc, group=topic)) as consumer,
+        closing(lab.broker.producer(mode, topic, cc)) as producer,
+    ):
+        if case == LIFETIME:
+            with closing(lab.broker.producer("native", topic, cc)) as small:
+                _join(small, consumer)
+        begin = time.monotonic()
+        deliver(producer, [payload])
+        if case == LIFETIME:
+            is_swept = _lose_payload(lab, cc, consumer, payload, begin)
+            lost, how = is_swept is not None, ", by a sweep" if is_swept else ""
+        else:
+            lost, how = _lose_messages(lab, topic, begin), ""
+        seconds, left = round(time.monotonic() - begin, 2), lab.broker.readable_messages(topic)
+        return {"mode": mode, "case": case, "lost": "yes" if lost else "no", "how": how, "after (s)": seconds,
+                "messages left": left}  # fmt: skip
 
-    Its first messages are small ones, with which the consumer waits until it has joined its group: that can take longer
-    than the payload, or such a message, lives.
-    """
 
-    payload_lost: float | None = None
-    messages_lost: float | None = None
-
-    def __init__(self, lab: Lab, mode: Mode, case: str, stack: contextlib.ExitStack, swept: threading.Event) -> None:
-        self._lab, self._mode, self._case, self._swept = lab, mode, case, swept
-        self._expire_at = SHORT_SECONDS
-        size = 2 * lab.broker.limit_bytes + 1  # so that every mode has to do something
-        settings = lab.settings(mode, size)
-        if case == RETENTION:
-            settings = replace(settings, retention_seconds=SHORT_SECONDS)
-        self.topic = lab.topic(mode, "expiry", settings)
-        stack.callback(lab.delete_topic, self.topic)
-        options: dict[str, Any] = {"ttl_seconds": SHORT_SECONDS} if case == LIFETIME else {}
-        self._cc = cc = stack.enter_context(lab.claimcheck(mode, **options))
-        self._consumer = lab.broker.consumer(mode, self.topic, cc, group=self.topic)
-        stack.callback(self._consumer.close)
-        self._producer = lab.broker.producer(mode, self.topic, cc, max_message_bytes=settings.max_message_bytes)
-        stack.callback(self._producer.close)
-        self._payload = lab.payload(size, 1)
-        self._small = lab.broker.producer("native", self.topic, cc)
-        stack.callback(self._small.close)
-
-    def join(self) -> None:
-        """Send small messages until one arrives."""
-        end = time.monotonic() + _JOIN_SECONDS
-        while True:
-            deliver(self._small, [self._lab.payload(MIN_BYTES, 0)])
-            if self._consumer.receive(_PAUSE_SECONDS) is not None:
-                return
-            if time.monotonic() > end:
-                raise CompareError(f"a consumer of {self.topic} received nothing within {_JOIN_SECONDS:g} s")
-
-    def observe(self) -> None:
-        """Send the payload, and look at it until something is missing, or nothing will be."""
-        self._send()
-        while not self._look():
-            time.sleep(_PAUSE_SECONDS)
-        self._watched = self._elapsed()
-
-    def row(self) -> Row:
-        """Return what was seen; seconds are counted from the moment when the payload was sent."""
-        swept = self._case == LIFETIME and self._swept.is_set()
-        return {
-            "mode": self._mode,
-            "case": self._case,
-            "payload lost after (s)": _rounded(self.payload_lost),
-            "messages lost after (s)": _rounded(self.messages_lost),
-            "watched (s)": round(self._watched, 2),
-            "lost first": _first(self.payload_lost, self.messages_lost),
-            "swept": "yes" if swept else "no",
-        }
-
-    def _send(self) -> None:
-        """Send the payload, and read it for the first time."""
-        self._began = time.monotonic()
-        deliver(self._producer, [self._payload])
-        first = self._consumer.receive(_FIRST_SECONDS)
-        while first is not None and first.payload is not None and len(first.payload) == MIN_BYTES:
-            first = self._consumer.receive(_FIRST_SECONDS)
-        if first is None or first.payload != self._payload:
-            error = None if first is None else first.error
-            raise CompareError(f"a payload that was just sent to {self.topic} could not be read: {error}")
-        self._partition, self._position = first.partition, first.position
-
-    def _look(self) -> bool:
-        """Note what is readable now; returns whether everything is known."""
-        now, known = self._elapsed(), self.payload_lost
-        if self._case == RETENTION and now > self._expire_at:
-            self._lab.broker.expire(self.topic)
-            self._expire_at = self._elapsed() + _EXPIRE_SECONDS
-        is_empty = self._is_empty()
-        if self.payload_lost is None:
-            self.payload_lost = now if is_empty else self._lost_at()
-        if self.messages_lost is None and (is_empty or self._is_empty()):  # again: reading took a while
-            is_same_look = known is None and self.payload_lost is not None  # which was first is not known
-            self.messages_lost = self.payload_lost if is_same_look else self._elapsed()
-        if self.payload_lost is None:
-            self._sweep_late()
-        needed = (self.payload_lost,) if self._case == LIFETIME else (self.payload_lost, self.messages_lost)
-        return None not in needed or now >= SHORT_SECONDS + _WATCH_SECONDS[self._case]
-
-    def _elapsed(self) -> float:
-        return time.monotonic() - self._began
-
-    def _sweep_late(self) -> None:
-        """Sweep the store if the payload should be gone by now; that deletes the payloads of all watchers."""
-        name = self._lab.space.name
-        if name is None or self._case != LIFETIME or self._elapsed() < SHORT_SECONDS + _KEPT_SECONDS:
+def _join(small: Producer, consumer: Consumer) -> None:
+    """Send small messages until one arrives: to join a group can take longer than the payload lives."""
+    end = time.monotonic() + _JOIN_SECONDS
+    while True:
+        deliver(small, [make(MIN_BYTES, 0)])
+        if consumer.receive(_PAUSE_SECONDS) is not None:
             return
-        store = self._cc.store(name)
-        with contextlib.suppress(ScanNotSupportedError):
-            next(iter(store.scan()), None)  # raises if it is not supported
-            self._swept.set()
-            Sweep(dry_run=False, grace_seconds=0).run(store)
-
-    def _is_empty(self) -> bool:
-        return not self._lab.broker.readable_messages(self.topic)
-
-    def _lost_at(self) -> float | None:
-        """Read the payload again; returns since when it is lost, ``None`` if it is not."""
-        begin = self._elapsed()
-        self._consumer.seek(self._partition, self._position)
-        received = self._consumer.receive(_AGAIN_SECONDS)
-        if received is None:
-            return begin
-        return None if received.payload == self._payload else self._elapsed()
+        if time.monotonic() > end:
+            raise CompareError(f"a consumer received nothing within {_JOIN_SECONDS:g} s")
 
 
-def _first(payload: float | None, messages: float | None) -> str:
-    if messages is None:
-        return "nothing" if payload is None else "payload"
-    if payload is None:
-        return "messages"
-    if abs(payload - messages) <= _TOGETHER_SECONDS:
-        return "both"
-    return "payload" if payload < messages else "messages"
+def _lose_payload(lab: Lab, cc: ClaimCheck, consumer: Consumer, payload: bytes, begin: float) -> bool | None:
+    """Read a payload until it cannot be read any more; returns whether it was swept, ``None`` if it stayed."""
+    while (first := consumer.receive(_FIRST_SECONDS)) and len(first.payload or b"") == MIN_BYTES:
+        pass  # the messages of `_join`
+    if first is None or first.payload != payload:
+        raise CompareError(f"a payload that was just sent could not be read: {first and first.error}")
+    is_swept = False
+    while (elapsed := time.monotonic() - begin) < SHORT_SECONDS + _WATCH_SECONDS[LIFETIME]:
+        consumer.seek(first.partition, first.position)
+        again = consumer.receive(_AGAIN_SECONDS)
+        if again is None or again.payload != payload:
+            return is_swept
+        if elapsed > SHORT_SECONDS + _KEPT_SECONDS:
+            is_swept = True
+            with contextlib.suppress(ScanNotSupportedError):
+                Sweep(dry_run=False, grace_seconds=0).run(cc.store(lab.space.name or ""))
+        time.sleep(_PAUSE_SECONDS)
+    return None
 
 
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 2)
+def _lose_messages(lab: Lab, topic: str, begin: float) -> bool:
+    """Wait until the broker has deleted the messages; returns whether it did."""
+    expire_at = begin + SHORT_SECONDS
+    while (now := time.monotonic()) - begin < SHORT_SECONDS + _WATCH_SECONDS[RETENTION]:
+        if now > expire_at:
+            lab.broker.expire(topic)
+            expire_at = time.monotonic() + _EXPIRE_SECONDS
+        if not lab.broker.readable_messages(topic):
+            return True
+        time.sleep(_PAUSE_SECONDS)
+    return False
 
 
-# The result ------------------------------------------------------------------------------------------------------
-
-
-def judge(tally: Tally, *, retention: str | None) -> Experiment:
+def judge(tally: Tally, retention: str | None) -> Experiment:
     """Return the result for what was observed; ``retention`` says what deletes messages."""
     rows = {(row["mode"], row["case"]): row for row in tally.rows}
     holds: list[bool] = []
@@ -187,30 +124,23 @@ def judge(tally: Tally, *, retention: str | None) -> Experiment:
     if retention is None:
         texts = ["Topics of this broker cannot be given a retention, so only the lifetime was measured."]
     if row := rows.get(("external", LIFETIME)):
-        payload, messages = _lost(row)
-        if payload is not None:  # else the store deletes neither by itself nor in a sweep
-            holds.append(payload >= SHORT_SECONDS - _PAUSE_SECONDS and (messages is None or messages > payload))
+        if row["lost"] == "yes":  # else the store deletes neither by itself nor in a sweep
+            holds.append(row["after (s)"] >= SHORT_SECONDS - _PAUSE_SECONDS and row["messages left"] > 0)
         texts.append("A store that does not delete expired payloads by itself keeps them until they are swept.")
     if row := rows.get(("chunking", RETENTION)):
-        payload, messages = _lost(row)
-        if (payload, messages) != (None, None):
-            holds.append(payload is not None and messages is not None)
+        if row["lost"] == "yes":
+            holds.append(True)
         else:
             late = "The broker still had the chunks when the test ended: it deletes at intervals"
             texts.append(f"{late} (Kafka: log.retention.check.interval.ms, 5 minutes by default).")
-    verdict: Verdict = "agrees" if holds == [True, True] else agreement(*holds, False) if holds else "not measured"
+    verdict = "agrees" if holds == [True, True] else agreement(*holds, False) if holds else "not measured"
     lines = {mode: "; ".join(_line(row) for row in tally.rows if row["mode"] == mode) for mode in tally.modes}
     return tally.experiment("expiry", lines, verdict, " ".join(texts))
 
 
-def _lost(row: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    return row["payload lost after (s)"], row["messages lost after (s)"]
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    lost = _lost(row)[row["case"] != LIFETIME]
-    swept = ", by a sweep" if row["swept"] == "yes" else ""
-    found = f"readable to the end of the test, {row['watched (s)']:.0f} s"
-    if lost is not None:
-        found = f"{row['lost first']} lost after {lost:.1f} s{swept}"
-    return f"{row['case'].removeprefix('short ')} {SHORT_SECONDS:g} s: {found}"
+def _line(row: Row) -> str:
+    what = "payload" if row["case"] == LIFETIME else "messages"
+    found = f"{what} lost after {row['after (s)']:.1f} s{row['how']}"
+    if row["lost"] == "no":
+        found = f"{what} there until the end of the test, {row['after (s)']:.0f} s"
+    return f"{row['case']} {SHORT_SECONDS:g} s: {found}"

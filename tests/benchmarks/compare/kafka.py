@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import admin
 
 from claimcheck._wire.headers import kafka_overhead
-from claimcheck.errors import ClaimCheckError, ConfigError, TransportError
+from claimcheck.errors import ClaimCheckError, TransportError
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
 from claimcheck.transports.kafka._client import exception_of, vendor
 from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES, Cluster, Place, log_offsets
-from tests.benchmarks.compare.broker import BrokerAddress, Done, Received, TopicSettings
+from tests.benchmarks.compare.broker import Broker, BrokerAddress, Done, Received, TopicSettings, received
 from tests.benchmarks.compare.model import CompareError, Mode, NotMeasuredError
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
 
-_log = logging.getLogger(__name__)
 _quiet = logging.getLogger(f"{__name__}.client")  # the client would write to standard error
 _quiet.addHandler(logging.NullHandler())
 _quiet.propagate = False
@@ -35,7 +33,6 @@ _MIN_SESSION_SECONDS = 6.0  # of brokers that do not tell
 _MIN_SEGMENT_BYTES = 1 << 20  # since Kafka 4.0
 _MAX_REQUEST_BYTES = 1_000_000_000
 _PASSING = {"_PARTITION_EOF", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "UNKNOWN_TOPIC_OR_PART"}
-_PROPERTY = re.compile(r'property:? "?([\w.]+)')  # the rest of the client's text may contain a secret
 _MISSING = {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"}
 
 FETCH_BYTES = 16 << 20
@@ -46,61 +43,62 @@ requested again for each: reading chunks took up to three times the processor ti
 """
 
 
-def connect(address: BrokerAddress) -> KafkaBroker:
-    """Return a connection. Raises `CompareError` if no broker answers."""
-    return KafkaBroker(address)
+class KafkaBroker(Broker):
+    """A connection to a Kafka cluster; options are settings of librdkafka. Raises `CompareError` if none answers."""
 
-
-class KafkaBroker:
-    """A connection to a Kafka cluster.
-
-    Args:
-        address: Its options are settings of librdkafka, for example ``security.protocol`` and ``sasl.password``.
-    """
-
-    has_retention = True
     retention_source = "the topic's retention.ms"
     bytes_source = "the sizes of the records, without batches"
 
     def __init__(self, address: BrokerAddress) -> None:
         self.address = address
         self._conf: dict[str, Any] = {**dict(address.options), "bootstrap.servers": address.url}
-        try:
-            self._cluster = Cluster(self._conf, path="the client's settings")
-        except ConfigError as error:
-            found = _PROPERTY.search(str(error.__context__))
-            which = found[1] if found else "security.protocol, sasl.* or ssl.*"
-            raise CompareError(f"the Kafka client does not accept its settings: correct {which}") from error
+        self._cluster = Cluster(self._conf, path="the client's settings")
         self._admin = self._cluster.admin
         try:
             metadata = self._admin.list_topics(timeout=_SECONDS)
-            self._brokers = len(metadata.brokers)
-            # A response to the first connection comes from a broker whose id the client does not know yet: -1.
-            known = metadata.orig_broker_id in metadata.brokers
-            broker_id = metadata.orig_broker_id if known else min(metadata.brokers, default=-1)
-            self._broker_config = self._describe("BROKER", str(broker_id))
         except vendor().KafkaException as error:
             raise CompareError(self._cluster.explain(error)) from error
+        count = len(metadata.brokers)
+        self.label = f"Kafka ({count} broker{'s' * (count > 1)}, confluent-kafka {vendor().__version__})"
+        self._settings = self._described_broker(min(metadata.brokers))
+        # The producer's default: less than the broker's, which is for a batch.
+        self.limit_bytes = min(MAX_MESSAGE_BYTES, int(self._settings.get("message.max.bytes", MAX_MESSAGE_BYTES)))
 
-    @property
-    def label(self) -> str:
-        brokers = "1 broker" if self._brokers == 1 else f"{self._brokers} brokers"
-        return f"Kafka ({brokers}, confluent-kafka {vendor().__version__})"
-
-    @property
-    def limit_bytes(self) -> int:
-        """The producer's default: less than the broker's, which is for a batch."""
-        return min(MAX_MESSAGE_BYTES, int(self._broker_config.get("message.max.bytes", MAX_MESSAGE_BYTES)))
+    def _described_broker(self, number: int) -> dict[str, str]:
+        """Return the settings of a broker; empty if they are not known."""
+        resource = admin.ConfigResource(admin.ResourceType.BROKER, str(number))
+        try:
+            entries = self._admin.describe_configs([resource], request_timeout=_SECONDS)[resource].result()
+        except vendor().KafkaException:  # not permitted
+            return {}
+        return {key: entry.value for key, entry in entries.items() if entry.value is not None}
 
     # Topics ----------------------------------------------------------------------------------------------------
 
     def create_topic(self, topic: str, settings: TopicSettings) -> None:
-        self._check_request(settings.max_message_bytes or 0)
+        limit = settings.max_message_bytes or 0
+        found = int(self._settings.get("socket.request.max.bytes", limit))
+        if found < limit:
+            text = f"the broker accepts requests of at most {found} bytes, and this run needs {limit}"
+            raise NotMeasuredError(f"{text}: raise socket.request.max.bytes, or compare smaller sizes")
         new = admin.NewTopic(topic, settings.partitions, -1, config=_config(settings))
-        with _explained(f"create topic {topic}"):
+        with _explained(f"create topic {topic}", NotMeasuredError if limit else CompareError):
             self._admin.create_topics([new], request_timeout=_SECONDS)[topic].result()
         self._wait_for_leaders(topic, settings.partitions)
-        self._check_limit(topic, settings.max_message_bytes or 0)
+
+    def _wait_for_leaders(self, topic: str, partitions: int) -> None:
+        end = time.monotonic() + _SECONDS
+        while time.monotonic() < end:
+            with contextlib.suppress(vendor().KafkaException):  # the broker that answers may not know it yet
+                found = self._described(topic).partitions
+                if len(found) == partitions and all(each.leader is not None for each in found):
+                    return
+            time.sleep(_POLL_SECONDS)
+        raise CompareError(f"topic {topic} has no leaders after {_SECONDS:g} s: check that all brokers run")
+
+    def _described(self, topic: str) -> Any:
+        topics = vendor().TopicCollection([topic])
+        return self._admin.describe_topics(topics, request_timeout=_SECONDS)[topic].result()
 
     def delete_topic(self, topic: str) -> None:
         with _explained(f"delete topic {topic}"):
@@ -110,9 +108,6 @@ class KafkaBroker:
                 if _name(error) not in _MISSING:
                     raise
 
-    def expire(self, topic: str) -> None:
-        """Do nothing: Kafka deletes at its own intervals, ``log.retention.check.interval.ms``."""
-
     # Contents --------------------------------------------------------------------------------------------------
 
     def topic_bytes(self, topic: str) -> list[int]:
@@ -120,7 +115,8 @@ class KafkaBroker:
         sizes = Counter({partition: 0 for _, partition in ends})
         with _explained(f"read topic {topic}"):
             for record in self._cluster.read(starts, ends):
-                sizes[record.partition()] += _size(record)
+                size = len(record.value() or b"") + kafka_overhead(record.key(), record.headers())
+                sizes[record.partition()] += size
         return [sizes[partition] for partition in sorted(sizes)]
 
     def readable_messages(self, topic: str) -> int:
@@ -139,81 +135,26 @@ class KafkaBroker:
 
     # Clients ---------------------------------------------------------------------------------------------------
 
-    def producer(
-        self, mode: Mode, topic: str, cc: ClaimCheck, *, max_message_bytes: int | None = None
-    ) -> _KafkaTestProducer:
-        limit = max_message_bytes or MAX_MESSAGE_BYTES
+    def producer(self, mode: Mode, topic: str, cc: ClaimCheck) -> _KafkaTestProducer:
+        limit = _MAX_REQUEST_BYTES if mode == "native" else MAX_MESSAGE_BYTES
         # Without idempotence a batch that is retried, as the first ones of a new topic are, comes after later ones.
         own = {"linger.ms": 0, "enable.idempotence": True, "message.max.bytes": limit}
         native = vendor().Producer({**self._conf, **own}, logger=_quiet)
-        if mode == "native":
-            return _KafkaTestProducer(native, topic)
-        return _KafkaTestProducer(KafkaProducer(native, cc, max_message_bytes=limit), topic)
+        client = native if mode == "native" else KafkaProducer(native, cc, max_message_bytes=limit)
+        return _KafkaTestProducer(client, topic)
 
     def consumer(
         self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
     ) -> _KafkaTestConsumer:
-        conf = consumer_conf(self._conf, group)
+        conf = _consumer_conf(self._conf, group)
         if session_seconds is not None:
-            seconds = max(session_seconds, self._min_session_seconds())
+            least = int(self._settings.get("group.min.session.timeout.ms", _MIN_SESSION_SECONDS * 1000)) / 1000
+            seconds = max(session_seconds, least)
             conf |= {"session.timeout.ms": int(seconds * 1000), "heartbeat.interval.ms": int(seconds * 1000 / 3)}
         native = vendor().Consumer(conf, logger=_quiet)
         client = native if mode == "native" else KafkaConsumer(native, cc)
         client.subscribe([topic])
         return _KafkaTestConsumer(client, topic)
-
-    def close(self) -> None:
-        """Do nothing: the client closes its connections when it is deleted."""
-
-    # Internals -------------------------------------------------------------------------------------------------
-
-    def _describe(self, kind: str, name: str) -> dict[str, str]:
-        """Return the settings of a broker or topic; empty if they are not known."""
-        resource = admin.ConfigResource(getattr(admin.ResourceType, kind), name)
-        try:
-            entries = self._admin.describe_configs([resource], request_timeout=_SECONDS)[resource].result()
-        except vendor().KafkaException as error:
-            _log.info("the settings of %s %s are not known: %s", kind.lower(), name, _name(error))
-            return {}
-        return {key: entry.value for key, entry in entries.items() if entry.value is not None}
-
-    def _check_request(self, wanted: int) -> None:
-        """Raise `NotMeasuredError` if the broker cannot receive a message of this size, whatever its topic allows."""
-        found = int(self._broker_config.get("socket.request.max.bytes", wanted))
-        if found < wanted:
-            raise NotMeasuredError(
-                f"the broker accepts requests of at most {found} bytes, and this run needs {wanted}: raise "
-                "socket.request.max.bytes, or compare smaller sizes"
-            )
-
-    def _check_limit(self, topic: str, wanted: int) -> None:
-        """Delete the topic and raise `NotMeasuredError` if its limit is lower."""
-        found = int(self._describe("TOPIC", topic).get("max.message.bytes", wanted))
-        if found < wanted:
-            self.delete_topic(topic)
-            raise NotMeasuredError(
-                f"the broker limits messages of new topics to {found} bytes, and this run needs {wanted}: raise "
-                "max.message.bytes, or compare smaller sizes"
-            )
-
-    def _min_session_seconds(self) -> float:
-        value = self._broker_config.get("group.min.session.timeout.ms")
-        return _MIN_SESSION_SECONDS if value is None else int(value) / 1000
-
-    def _described(self, topic: str) -> Any:
-        topics = vendor().TopicCollection([topic])
-        return self._admin.describe_topics(topics, request_timeout=_SECONDS)[topic].result()
-
-    def _wait_for_leaders(self, topic: str, partitions: int) -> None:
-        end = time.monotonic() + _SECONDS
-        while time.monotonic() < end:
-            with contextlib.suppress(vendor().KafkaException):  # the broker that answers may not know it yet
-                found = self._described(topic).partitions
-                if len(found) == partitions and all(each.leader is not None for each in found):
-                    return
-            time.sleep(_POLL_SECONDS)
-        self.delete_topic(topic)
-        raise CompareError(f"topic {topic} has no leaders after {_SECONDS:g} s: check that all brokers run")
 
 
 class _KafkaTestProducer:
@@ -226,11 +167,19 @@ class _KafkaTestProducer:
         def delivered(error: Any, message: Any) -> None:
             done(None, message.partition()) if error is None else done(exception_of(error), None)
 
-        try:
-            self._produce(payload, key, delivered)
-        except (ClaimCheckError, vendor().KafkaException, BufferError) as error:
-            done(error, None)
-        self._client.poll(0)
+        end = time.monotonic() + _ROOM_SECONDS
+        while True:
+            try:
+                self._client.produce(self._topic, payload, key=key, on_delivery=delivered)
+            except BufferError as error:  # the queue is full
+                if time.monotonic() < end:
+                    self._client.poll(_POLL_SECONDS)
+                    continue
+                done(error, None)
+            except (ClaimCheckError, vendor().KafkaException) as error:
+                done(error, None)
+            self._client.poll(0)
+            return
 
     def flush(self, timeout: float) -> None:
         left = self._client.flush(timeout)
@@ -240,33 +189,21 @@ class _KafkaTestProducer:
     def close(self) -> None:
         self._client.close()
 
-    def _produce(self, payload: bytes, key: bytes | None, delivered: Callable[[Any, Any], None]) -> None:
-        end = time.monotonic() + _ROOM_SECONDS
-        while True:
-            try:
-                self._client.produce(self._topic, payload, key=key, on_delivery=delivered)
-                return
-            except BufferError:  # the queue is full
-                if time.monotonic() > end:
-                    raise
-                self._client.poll(_POLL_SECONDS)
-
 
 class _KafkaTestConsumer:
     """Reads one topic with a `KafkaConsumer`, or with the client's own consumer."""
 
     def __init__(self, client: Any, topic: str) -> None:
         self._client, self._topic = client, topic
-        self._early: deque[Received] = deque()  # came while `seek` waited for an assignment
 
     def receive(self, timeout: float) -> Received | None:
-        if self._early:
-            return self._early.popleft()
         end = time.monotonic() + timeout
         while True:
             message = self._client.poll(max(0.0, end - time.monotonic()))
-            if message is not None and _is_record(message):
-                return _received(message)
+            if message is not None and (error := message.error()) is None:
+                return received(message.value, message.partition(), message.offset(), message)
+            if message is not None and error.name() not in _PASSING:
+                raise exception_of(error)
             if time.monotonic() >= end:
                 return None
 
@@ -276,12 +213,9 @@ class _KafkaTestConsumer:
     def seek(self, partition: int, position: int | str) -> None:
         end = time.monotonic() + _SECONDS
         while not self._try_seek(partition, int(position)):
-            received = self._client.poll(_POLL_SECONDS)
-            if received is not None and _is_record(received):
-                self._early.append(_received(received))
+            self._client.poll(_POLL_SECONDS)  # what comes before the seek is not wanted
             if time.monotonic() > end:
                 raise CompareError(f"partition {partition} of topic {self._topic} was not assigned to the consumer")
-        self._early = deque(each for each in self._early if each.partition != partition)
 
     def _try_seek(self, partition: int, offset: int) -> bool:
         if not any(each.partition == partition for each in self._client.assignment()):
@@ -299,37 +233,12 @@ class _KafkaTestConsumer:
 
 
 @contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
+def _explained(what: str, kind: type[CompareError] = CompareError) -> Iterator[None]:
     """Raise `CompareError` for an error of the client."""
     try:
         yield
     except (vendor().KafkaException, TransportError) as error:
-        raise CompareError(f"the broker did not {what} ({_name(error)}): check the user's permissions") from error
-
-
-def _received(message: Any) -> Received:
-    try:
-        payload, error = message.value(), None
-    except ClaimCheckError as refused:
-        payload, error = None, refused
-    return Received(payload, error, message.partition(), message.offset(), message)
-
-
-def _is_record(message: Any) -> bool:
-    """Whether this is a record; a passing event of the client is not. Raises an exception for other events."""
-    error = message.error()
-    if error is None:
-        return True
-    if error.name() in _PASSING:
-        return False
-    if error.name().endswith("AUTHORIZATION_FAILED"):
-        advice = "permit Read on the topics and groups of the comparison"
-        raise CompareError(f"not permitted to receive ({error.name()}): {advice}")
-    raise exception_of(error)
-
-
-def _size(record: Any) -> int:
-    return len(record.value() or b"") + kafka_overhead(record.key(), record.headers())
+        raise kind(f"the broker did not {what} ({_name(error)}): check the user's permissions") from error
 
 
 def _config(settings: TopicSettings) -> dict[str, str]:
@@ -344,7 +253,7 @@ def _config(settings: TopicSettings) -> dict[str, str]:
     return config
 
 
-def consumer_conf(conf: dict[str, Any], group: str) -> dict[str, Any]:
+def _consumer_conf(conf: dict[str, Any], group: str) -> dict[str, Any]:
     """Return the settings of a consumer with the user's settings, which may replace `FETCH_BYTES`."""
     return {
         "max.partition.fetch.bytes": FETCH_BYTES,
@@ -362,3 +271,6 @@ def consumer_conf(conf: dict[str, Any], group: str) -> dict[str, Any]:
 def _name(error: Exception) -> str:
     cause = error.args[0] if error.args else None
     return str(cause.name()) if isinstance(cause, vendor().KafkaError) else type(error).__name__
+
+
+connect = KafkaBroker

@@ -16,24 +16,19 @@ from claimcheck.transports.local import (
     MessageId,
     ReceivedMessage,
 )
-from tests.benchmarks.compare.broker import BrokerAddress, Consumer, Done, Producer, Received, TopicSettings
+from tests.benchmarks.compare.broker import Broker, BrokerAddress, Consumer, Done, Producer, Received, TopicSettings
 from tests.benchmarks.compare.model import CompareError, Mode
 
 LIMIT_BYTES = 1 << 20
 """The largest message by default."""
 
+_NATIVE_BYTES = 1 << 30
 _FILES = ("", "-wal", "-shm")
 
 
-def connect(address: BrokerAddress) -> EmbeddedBroker:
-    """Return the broker of a folder, which has to exist."""
-    return EmbeddedBroker(address)
-
-
-class EmbeddedBroker:
+class EmbeddedBroker(Broker):
     """The embedded broker, in the folder of its address. Messages never expire."""
 
-    has_retention = False
     retention_source = None
     limit_bytes = LIMIT_BYTES
     bytes_source = "the embedded broker's count of each partition"
@@ -41,16 +36,10 @@ class EmbeddedBroker:
     def __init__(self, address: BrokerAddress) -> None:
         self.address = address
         self._folder = Path(address.url)
-        if not self._folder.is_dir():
-            raise CompareError("the folder of the embedded broker does not exist: start the comparison again")
-
-    @property
-    def label(self) -> str:
-        return f"embedded broker (SQLite {sqlite3.sqlite_version})"
+        self.label = f"embedded broker (SQLite {sqlite3.sqlite_version})"
 
     def create_topic(self, topic: str, settings: TopicSettings) -> None:
-        if settings.retention_seconds is not None:
-            raise CompareError("the embedded broker keeps messages indefinitely: compare expiry on Kafka or Pulsar")
+        assert settings.retention_seconds is None, "messages never expire"
         with self._opened(topic, create=True) as broker:
             broker.create_topic(topic, settings.partitions)
 
@@ -63,9 +52,6 @@ class EmbeddedBroker:
         with self._opened(topic) as broker, broker.database.read() as db:
             return [size for (size,) in db.execute(query, (topic,))]
 
-    def expire(self, topic: str) -> None:
-        """Do nothing: messages never expire."""
-
     def readable_messages(self, topic: str) -> int:
         with self._opened(topic) as broker:
             return broker.stats(topic).messages
@@ -74,12 +60,12 @@ class EmbeddedBroker:
         with self._opened(topic) as broker:
             return range(broker.end_offset(topic, partition))
 
-    def producer(self, mode: Mode, topic: str, cc: ClaimCheck, *, max_message_bytes: int | None = None) -> Producer:
-        limit = max_message_bytes if mode == "native" and max_message_bytes else LIMIT_BYTES
+    def producer(self, mode: Mode, topic: str, cc: ClaimCheck) -> Producer:
+        limit = _NATIVE_BYTES if mode == "native" else LIMIT_BYTES
         broker = LocalBroker(self._path(topic), max_message_bytes=limit + MESSAGE_OVERHEAD_BYTES)
         if mode == "native":
             return _Producer(broker, lambda payload, key: broker.append(topic, payload, key=key))
-        wrapped = LocalProducer(LocalBroker(self._path(topic), max_message_bytes=LIMIT_BYTES), cc)
+        wrapped = LocalProducer(broker, cc)
         return _Producer(broker, lambda payload, key: wrapped.send(topic, payload, key=key))
 
     def consumer(
@@ -87,12 +73,6 @@ class EmbeddedBroker:
     ) -> Consumer:
         broker = LocalBroker(self._path(topic))
         return _Consumer(broker, LocalConsumer(broker, cc, topics=[topic], group=group), topic)
-
-    def close(self) -> None:
-        """Do nothing: files are opened for each operation."""
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}>"
 
     def _path(self, topic: str) -> Path:
         return self._folder / f"{topic}.sqlite"
@@ -149,3 +129,6 @@ class _Consumer:
     def close(self) -> None:
         self._consumer.close()
         self._broker.close()
+
+
+connect = EmbeddedBroker

@@ -15,7 +15,6 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,52 +28,55 @@ from claimcheck.cli._files import is_terminal, reported
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError, ConfigError
 from tests.benchmarks.compare.broker import BrokerAddress
-from tests.benchmarks.compare.model import CompareError
 from tests.benchmarks.compare.payloads import MAX_BYTES, MIN_BYTES, SIZE_RANGE
 from tests.benchmarks.compare.report import draw, render, summary
-from tests.benchmarks.compare.runner import Options, compare, selected
+from tests.benchmarks.compare.runner import compare
 
 BUCKET = "claimcheck-compare"
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|B|KB|MB|GB|KiB|MiB|GiB)", re.IGNORECASE)
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB)")
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 _FILE = click.Path(exists=True, dir_okay=False)
 
 
-def parse_sizes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+def _sizes(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
     """Parse sizes that are separated by commas."""
     sizes = []
-    for text in () if value is None else value.split(","):
+    for text in value.split(",") if value else ():
         match = _SIZE.fullmatch(text.strip())
-        size = float(match[1]) * _UNITS[match[2].lower()] if match else 0.0
+        size = int(float(match[1]) * _UNITS[match[2]]) if match else 0
         if not MIN_BYTES <= size <= MAX_BYTES:
             problem = f"found {text.strip()!r}, expected sizes of {SIZE_RANGE}, for example 64KiB,1MiB"
             raise click.BadParameter(problem, ctx, param)
-        sizes.append(int(size))
-    return tuple(sizes) or None
+        sizes.append(size)
+    return tuple(sizes)
 
 
-def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    names = tuple(name.strip() for name in value.split(",") if name.strip())
-    try:
-        selected(names)
-    except CompareError as error:
-        raise click.BadParameter(str(error), ctx, param) from error
-    return names
+def _names(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
+    return tuple(filter(None, value.split(",")))
 
 
 @click.command()
 @broker_options
 @click.option("--config", metavar="FILE", type=_FILE, help="Your configuration; its store is measured.")
-@click.option("--sizes", metavar="SIZES", callback=parse_sizes, help="Payload sizes, for example 64KiB,1MiB,10MiB.")
-@click.option("--only", metavar="NAMES", callback=_names, help="Run some experiments only, for example speed,seek.")
+@click.option(
+    "--sizes", metavar="SIZES", callback=_sizes, default="", help="Payload sizes, for example 64KiB,1MiB,10MiB."
+)
+@click.option(
+    "--only", metavar="NAMES", callback=_names, default="", help="Run some experiments only, for example speed,seek."
+)
 @click.option("--rounds", type=click.IntRange(1, 1000), help="How often measurements are repeated.  [default: 5]")
 @click.option("--quick", is_flag=True, help="A short test run; its figures are not reliable.")
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), default="compare-results", show_default=True)
-@click.option("--brokers", metavar="NAMES", default="embedded,kafka,pulsar", show_default=True, help="Of those found.")
-def main(broker: BrokerOptions, config: str | None, out: Path, brokers: str, **given: Any) -> None:
+@click.option(
+    "--brokers",
+    metavar="NAMES",
+    callback=_names,
+    default="embedded,kafka,pulsar",
+    show_default=True,
+    help="Of those found.",
+)
+def main(broker: BrokerOptions, config: str | None, out: Path, brokers: tuple[str, ...], **given: Any) -> None:
     """Measure which strategy, store and threshold fit, with your broker and store or with those of the tests.
 
     Creates topics named claimcheck-compare-..., and payloads below that name in the store, and removes both. Pulsar
@@ -83,26 +85,20 @@ def main(broker: BrokerOptions, config: str | None, out: Path, brokers: str, **g
     """
     # Experiments make stores fail and consumers die: what the library logs about that is expected.
     logging.getLogger("claimcheck").addHandler(logging.NullHandler())
-    options = Options(**given)
-    if broker.kafka or broker.pulsar or broker.admin_url or config:
-        runs = [_own(broker, config)]
-    else:
-        runs = [run for run in _found() if run.name in brokers.split(",")]
-    measured = [_measured(run, options, out) for run in runs]
-    sys.exit(not all(measured))
+    try:
+        if broker.kafka or broker.pulsar or broker.admin_url or config:
+            runs = [_own(broker, config)]
+        else:
+            runs = [run for run in _found() if run[0] in brokers]
+    except ClaimCheckError as error:
+        sys.exit(_failed(error))
+    sys.exit(sum([_measured(*run, out, **given) for run in runs]) > 0)
 
 
 # What is measured ----------------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One comparison; ``config`` is the file of the user's own."""
-
-    name: str
-    address: BrokerAddress | None = None
-    store: dict[str, Any] | None = field(default=None, repr=False)
-    config: str | None = None
+Run = tuple[str, BrokerAddress | None, Config | None]
+"""The name of a comparison, the broker, and the configuration; ``None`` for the embedded broker, and for files."""
 
 
 def _own(broker: BrokerOptions, config: str | None) -> Run:
@@ -114,17 +110,21 @@ def _own(broker: BrokerOptions, config: str | None) -> Run:
         address = BrokerAddress("kafka", broker.kafka, options=settings)
     elif broker.pulsar:
         address = BrokerAddress("pulsar", broker.pulsar, broker.admin_url, settings)
-    return Run(address.kind if address else "embedded", address, config=config)
+    return address.kind if address else "embedded", address, from_dict(read_yaml(config)) if config else None
 
 
 def _found() -> Iterator[Run]:
     """Yield what the environment allows."""
-    yield Run("embedded")
+    yield "embedded", None, None
     if kafka := _variable("KAFKA_BOOTSTRAP_SERVERS"):
         redis = _variable("REDIS_URL")
-        yield Run("kafka", BrokerAddress("kafka", kafka), {"type": "redis", "url": redis} if redis else None)
+        yield "kafka", BrokerAddress("kafka", kafka), _config({"type": "redis", "url": redis} if redis else None)
     if (pulsar := _variable("PULSAR_URL")) and (admin := _variable("PULSAR_ADMIN_URL")):
-        yield Run("pulsar", BrokerAddress("pulsar", pulsar, admin), _s3())
+        yield "pulsar", BrokerAddress("pulsar", pulsar, admin), _config(_s3())
+
+
+def _config(store: dict[str, Any] | None) -> Config | None:
+    return from_dict({"strategy": "hybrid", "stores": {"payloads": store}}) if store else None
 
 
 def _variable(name: str) -> str:
@@ -149,29 +149,26 @@ def _s3() -> dict[str, Any] | None:
 # A run ---------------------------------------------------------------------------------------------------------
 
 
-def _measured(run: Run, options: Options, out: Path) -> bool:
-    """Measure, write the results and show their summary; return whether that worked."""
-    _note(run.name)
+def _measured(name: str, address: BrokerAddress | None, config: Config | None, out: Path, **given: Any) -> int:
+    """Measure, write the results and show their summary; return the exit status."""
+    _note(name)
     try:
-        options = replace(options, address=run.address, config=_config(run))
         out.mkdir(parents=True, exist_ok=True)
         with reported("starting", lambda error: None) as status:
-            comparison = compare(options, show=status, done=_note)
-        (out / f"{run.name}.json").write_text(json.dumps(comparison, indent=2) + "\n")
-        (out / f"{run.name}.md").write_text(render(comparison, f"{run.name}.png"), encoding="utf-8")
-        draw(comparison, out / f"{run.name}.png")
+            comparison = compare(address, config, show=status, done=_note, **given)
+        (out / f"{name}.json").write_text(json.dumps(comparison, indent=2) + "\n")
+        (out / f"{name}.md").write_text(render(comparison, f"{name}.png"), encoding="utf-8")
+        draw(comparison, out / f"{name}.png")
     except (ClaimCheckError, OSError) as error:
-        for problem in error.problems if isinstance(error, ConfigError) else (error,):
-            _note(f"compare: {one_line(problem)}")
-        return False
+        return _failed(error)
     Console(width=None if is_terminal(sys.stdout) else 100).print(Markdown(summary(comparison)))
-    return True
+    return 0
 
 
-def _config(run: Run) -> Config | None:
-    if run.config is not None:
-        return from_dict(read_yaml(run.config))
-    return from_dict({"strategy": "hybrid", "stores": {"payloads": run.store}}) if run.store else None
+def _failed(error: Exception) -> int:
+    for problem in error.problems if isinstance(error, ConfigError) else (error,):
+        _note(f"compare: {one_line(problem)}")
+    return 1
 
 
 def _note(text: str) -> None:

@@ -46,19 +46,17 @@ def run(lab: Lab) -> Experiment:
                 lab.progress(f"{pair.mode}, repetition {number + 1} of {_REPETITIONS}")
                 for size, together in dict.fromkeys(work):
                     peaks[pair.mode, size, together].append(_measure(pair, size, together, number))
-            if lab.is_late:
-                break
     return judge(peaks, sizes=lab.sizes, several=several)
 
 
 def _measure(pair: WorkerPair, size: int, together: int, number: int) -> tuple[float, float]:
     """Send while the consumer waits: what a client fetches in advance counts."""
     pair.consumer.delivered.clear()
-    pair.consumer.start("receive", count=together, idle=_TIMEOUT / 4, commit="each", verify=True, peak=True)
-    interleaved = together > 1
-    sent = pair.producer.send(size, number * together, together, interleaved=interleaved, peak=True, timeout=_TIMEOUT)
+    pair.consumer.send(("receive", {"count": together, "idle": _TIMEOUT / 4, "peak": True}))
+    options = {"size": size, "first": number * together, "count": together, "interleaved": together > 1}
+    sent = pair.producer.call("produce", timeout=_TIMEOUT, peak=True, **options)
     received = pair.consumer.report(_TIMEOUT)
-    wrong = [each for each in pair.consumer.delivered if not each.correct]
+    wrong = [each for each in pair.consumer.delivered if each.number is None]
     if sent.errors or wrong or received.count != together:
         reason = next(iter([*sent.errors, *(each.error for each in wrong)]), "no payload arrived")
         raise CompareError(f"{pair.mode}: {together} payloads of {size_text(size)} did not arrive: {reason}")

@@ -32,8 +32,7 @@ class NotMeasuredError(CompareError):
 
 
 Verdict = Literal["agrees", "disagrees", "partly", "measured", "not measured"]
-"""Whether a measurement agrees with the published table; ``measured`` for rows that the table does not have."""
-
+"""Whether a measurement agrees with the published table; ``measured`` where that claims nothing."""
 
 PUBLISHED: dict[str, tuple[str, ...]] = {
     "services": (
@@ -155,23 +154,17 @@ class Tally:
         *,
         faults: Sequence[str] = ("lost", "wrong"),
         series: tuple[Series, ...] = (),
-        facts: dict[str, float] | None = None,
+        facts: Mapping[str, float] | None = None,
     ) -> Experiment:
-        """Return the result.
+        """Return the result: what is said of each mode, with the sums of its columns in braces, and a verdict.
 
-        Args:
-            name: Of the experiment.
-            line: What is said of each mode, with the sums of its columns in braces.
-            verdict: Whether the published table is right, unless there are faults.
-            why: One or two sentences.
-            faults: Columns in which no mode may have anything but 0.
-            series: The plots.
-            facts: Further ones; the sums are facts, too.
+        The table is not right if one of ``faults`` is not 0. The sums are facts, too.
         """
         if faulty := self.faulty(*faults):
             verdict, why = "disagrees", f"Not 0 are {', '.join(faults)} of {', '.join(faulty)}: see the rows."
         title, *claims = PUBLISHED[name]
         lines = {mode: line if isinstance(line, str) else line[mode] for mode in self.modes}
+        sums = {f"{column}/{mode}": float(value) for mode in self.modes for column, value in self[mode].items()}
         return Experiment(
             name,
             title,
@@ -182,8 +175,7 @@ class Tally:
             columns=tuple(self.rows[0]) if self.rows else (),
             rows=tuple(tuple(row.values()) for row in self.rows),
             series=series,
-            facts={f"{column}/{mode}": float(value) for mode in self.modes for column, value in self[mode].items()}
-            | (facts or {}),
+            facts={**sums, **(facts or {})},
         )
 
 

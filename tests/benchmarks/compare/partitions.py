@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from claimcheck._client import ClaimCheck
 from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.model import Experiment, Row, Tally, agreement
-from tests.benchmarks.compare.trial import Delivery, Trial, each_mode, numbers_of
+from tests.benchmarks.compare.trial import Trial, each_mode, numbers_of
 
 _PARTITIONS = 4
 _KEYLESS = 32
@@ -28,62 +28,26 @@ def run(lab: Lab) -> Experiment:
 def _spread(trial: Trial) -> list[Row]:
     with ClaimCheck(trial.config) as cc:
         keyless = _send(trial, cc, range(_KEYLESS), None)
-        keyed = _send(trial, cc, range(_KEYLESS, _KEYLESS + _KEYED), _KEY)
+        sent = [*keyless, *_send(trial, cc, range(_KEYLESS, _KEYLESS + _KEYED), _KEY)]
         with trial.consumer(cc, "partitions") as consumer:
             found = trial.receive(
                 consumer,
-                lambda found: len(set(numbers_of(found))) >= _KEYLESS + _KEYED,
+                lambda found: len(set(numbers_of(found))) >= len(sent),
                 seconds=_SECONDS,
                 late=_LATE_SECONDS,
             )
     messages = [len(trial.lab.broker.positions(trial.topic, partition)) for partition in range(_PARTITIONS)]
-    return [row(trial.mode, keyless, keyed, messages, found)]
-
-
-def _send(trial: Trial, cc: ClaimCheck, numbers: Iterable[int], key: bytes | None) -> list[int]:
-    """Send without waiting for each payload, as an application does; return the partitions."""
-    reports: dict[int, int] = {}
-    errors: list[Exception] = []
-    with trial.producer(cc) as producer:
-        for number in numbers:
-
-            def done(error: Exception | None, partition: int | None, number: int = number) -> None:
-                if error is not None:
-                    errors.append(error)
-                reports[number] = -1 if partition is None else partition
-
-            producer.send(trial.payload(number), key=key, done=done)
-        producer.flush(_FLUSH_SECONDS)
-    if errors:
-        raise errors[0]
-    return [reports[number] for number in sorted(reports)]
-
-
-def row(
-    mode: str, keyless: Sequence[int], keyed: Sequence[int], messages: Sequence[int], found: Sequence[Delivery]
-) -> Row:
-    """Return what is known of one mode.
-
-    Args:
-        mode: How payloads were sent.
-        keyless: The partition of each payload without a key, as the producer reported it, in the order of sending.
-        keyed: The same for payloads with one and the same key, which were sent afterwards.
-        messages: How many messages each partition has.
-        found: What the consumer received.
-    """
-    sent, numbers = [*keyless, *keyed], numbers_of(found)
-    counts, each = Counter(sent), sum(messages) / len(sent)
+    numbers, counts, each = numbers_of(found), Counter(sent), sum(messages) / len(sent)
     late, latest, elsewhere = 0, dict[int, int](), 0
     for delivery in found:
         if delivery.number is not None:
-            partition = delivery.received.partition
-            late += delivery.number < latest.get(partition, -1)
-            latest[partition] = max(delivery.number, latest.get(partition, -1))
-            elsewhere += sent[delivery.number] != partition
-    return {
-        "mode": mode,
+            late += delivery.number < latest.get(delivery.partition, -1)
+            latest[delivery.partition] = max(delivery.number, latest.get(delivery.partition, -1))
+            elsewhere += sent[delivery.number] != delivery.partition
+    row = {
+        "mode": trial.mode,
         "payloads without a key": len(keyless),
-        "in each partition": "/".join(str(keyless.count(partition)) for partition in range(len(messages))),
+        "in each partition": "/".join(str(keyless.count(partition)) for partition in range(_PARTITIONS)),
         "partitions used": len(set(keyless)),
         "messages per payload": round(each, 2),
         "split": round(sum(abs(count - each * counts[number]) for number, count in enumerate(messages)) / 2),
@@ -91,11 +55,27 @@ def row(
         "lost": len(sent) - len(set(numbers)),
         "repeated": len(numbers) - len(set(numbers)),
         "wrong": len(found) - len(numbers) + elsewhere,
-        "partitions of one key": len(set(keyed)),
+        "partitions of one key": len(set(sent[_KEYLESS:])),
     }
+    return [row]
 
 
-# The result ------------------------------------------------------------------------------------------------------
+def _send(trial: Trial, cc: ClaimCheck, numbers: Iterable[int], key: bytes | None) -> list[int]:
+    """Send without waiting for each payload, as an application does; return the partitions."""
+    partitions: dict[int, int] = {}
+    errors: list[Exception] = []
+    with trial.producer(cc) as producer:
+        for number in numbers:
+
+            def done(error: Exception | None, partition: int | None, number: int = number) -> None:
+                errors.extend([error] if error else [])
+                partitions[number] = -1 if partition is None else partition
+
+            trial.post(producer, number, key=key, done=done)
+        producer.flush(_FLUSH_SECONDS)
+    if errors:
+        raise errors[0]
+    return [partitions[number] for number in sorted(partitions)]
 
 
 def judge(tally: Tally) -> Experiment:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import re
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
 from claimcheck.transports.pulsar._message import _native as native_id
-from claimcheck.transports.pulsar._message import id_of, natives
+from claimcheck.transports.pulsar._message import natives
 from claimcheck.transports.pulsar._queries import (
     MAX_MESSAGE_BYTES,
     AdminClient,
@@ -31,12 +30,10 @@ from claimcheck.transports.pulsar._queries import (
     vendor,
 )
 from claimcheck.transports.pulsar._send import error_of
-from tests.benchmarks.compare.broker import BrokerAddress, Done, Received, TopicSettings
+from tests.benchmarks.compare.broker import Broker, BrokerAddress, Done, Received, TopicSettings, received
 from tests.benchmarks.compare.model import CompareError, Mode
 
 if TYPE_CHECKING:
-    import pulsar
-
     from claimcheck._client import ClaimCheck
 
 _MAX_PENDING_CHUNKS = 20_000
@@ -46,18 +43,6 @@ _QUEUE_BYTES = 16 << 20
 _MAX_QUEUE = 1000
 _MAX_TEXT = 200
 _UNLOADING = {"NotConnected", "BrokerMetadataError", "ServiceUnitNotReady", "Disconnected"}
-_RANGE = re.compile(r"\((-?\d+):(-?\d+)\.\.(-?\d+):(-?\d+)\]")
-
-
-def connect(address: BrokerAddress) -> PulsarBroker:
-    """Return a connection. Raises `CompareError` if no broker answers."""
-    return PulsarBroker(address)
-
-
-class _RefusedError(AdminError):
-    """A request was refused, with the reason that the broker gives."""
-
-    reason = ""
 
 
 class _WebService(AdminClient):
@@ -74,21 +59,18 @@ class _WebService(AdminClient):
                     return bytes(response.read())
             except urllib.error.HTTPError as error:
                 with error:
-                    text = error.read().decode("utf-8", "replace")
-                if error.code in (307, 308):  # to the broker that owns the topic; urllib follows them for GET only
-                    url, headers = error.headers["Location"], {"Content-Type": "application/json"}
-                    continue
-                refused = _RefusedError(f"the web service did not answer {path} ({error.code})", status=error.code)
-                with contextlib.suppress(ValueError, TypeError, KeyError):
-                    text = str(json.loads(text)["reason"])
-                refused.reason = text.strip()[:_MAX_TEXT] or "no reason given"
-                raise refused from error
+                    reason = " ".join(error.read().decode("utf-8", "replace").split())[:_MAX_TEXT]
+                if error.code not in (307, 308):
+                    text = f"the web service did not answer {path} ({error.code}): {reason}"
+                    raise AdminError(text, status=error.code) from error
+                # To the broker that owns the topic; urllib follows them for GET only.
+                url, headers = error.headers["Location"], {"Content-Type": "application/json"}
             except OSError as error:
                 raise AdminError(f"the web service did not answer {path}: {type(error).__name__}") from error
         raise AdminError(f"the web service did not answer {path}: too many redirects")
 
 
-class PulsarBroker:
+class PulsarBroker(Broker):
     """A connection to a Pulsar cluster and its web service.
 
     Args:
@@ -96,49 +78,37 @@ class PulsarBroker:
             new topics, by default ``public/default``.
     """
 
-    has_retention = True
     retention_source = "the message TTL of unread messages, which the broker applies on request"
     bytes_source = "the broker's statistics"
 
     def __init__(self, address: BrokerAddress) -> None:
         self.address = address
         options = dict(address.options)
-        self._namespace = options.get("namespace", "public/default")
-        target = PulsarTarget(
-            address.url,
-            admin_url=address.admin_url or "",
-            topics=(),
-            token=options.get("token"),
-            ca_file=options.get("tls_trust_certs_file_path"),
-            listener_name=options.get("listener_name"),
-        )
+        self._namespace = options.pop("namespace", "public/default")
+        ca_file = options.pop("tls_trust_certs_file_path", None)
         with _explained("answer"):
-            trust = trusting(target.ca_file, option="tls_trust_certs_file_path")
-            url, headers = target.admin_url or "", target.headers
-            self._admin = _WebService(url, headers=headers, trust=trust, timeout_seconds=_SECONDS)
+            target = PulsarTarget(
+                address.url,
+                admin_url=address.admin_url or "",
+                topics=(),
+                ca_file=ca_file,
+                **options,  # type: ignore[arg-type]
+            )
+            trust = trusting(ca_file, option="tls_trust_certs_file_path")
+            self._admin = _WebService(
+                target.admin_url or "", headers=target.headers, trust=trust, timeout_seconds=_SECONDS
+            )
             if self._admin.get(f"persistent/{self._namespace}") is None:
                 raise CompareError(f"there is no namespace {self._namespace}: create it, or use another one")
-            self._version = self._told("brokers/version").strip('" \n')
             self._client = target.client(seconds=int(_SECONDS))
+            nothing = self._full("claimcheck-compare-nothing")
             with contextlib.suppress(vendor().TopicNotFound):  # asking creates nothing
-                self._client.get_topic_partitions(self._full("claimcheck-compare-nothing"))
-        self.limit_bytes = self._limit()
-
-    @property
-    def label(self) -> str:
-        return f"Pulsar {self._version}".rstrip() + f" (pulsar-client {vendor().__version__})"
-
-    def _told(self, path: str) -> str:
-        """Return a text of the web service; empty if this token may not read it."""
-        with contextlib.suppress(AdminError):
-            return self._admin.send("GET", path).decode("ascii", "replace")[:40]
-        return ""
-
-    def _limit(self) -> int:
-        """The broker's limit; Pulsar's default if this token may not read it."""
-        with contextlib.suppress(AdminError):
-            return self._admin.max_message_bytes(self._full("claimcheck-compare-nothing"))
-        return MAX_MESSAGE_BYTES
+                self._client.get_topic_partitions(nothing)
+        self.limit_bytes, version = MAX_MESSAGE_BYTES, ""
+        with contextlib.suppress(AdminError):  # this token may not read it
+            self.limit_bytes = self._admin.max_message_bytes(nothing)
+            version = self._admin.send("GET", "brokers/version").decode("ascii", "replace").strip('" \n')[:40]
+        self.label = f"Pulsar {version}".rstrip() + f" (pulsar-client {vendor().__version__})"
 
     # Topics ----------------------------------------------------------------------------------------------------
 
@@ -162,11 +132,11 @@ class PulsarBroker:
         self._admin.send("POST", f"{path}/messageTTL?messageTTL={seconds}")
         no_retention = {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
         self._admin.send("POST", f"{path}/retention", no_retention)
-        get = self._admin.get
-        _wait_until(
-            lambda: get(f"{path}/messageTTL") == seconds and get(f"{path}/retention") == no_retention,
-            "apply the expiry of a topic",
-        )
+        get, end = self._admin.get, time.monotonic() + _SECONDS
+        while (get(f"{path}/messageTTL"), get(f"{path}/retention")) != (seconds, no_retention):
+            if time.monotonic() > end:
+                raise CompareError(f"the broker did not apply the expiry of a topic within {_SECONDS:g} s")
+            time.sleep(_POLL_SECONDS)
 
     def delete_topic(self, topic: str) -> None:
         path = topic_path(self._full(topic))
@@ -195,11 +165,16 @@ class PulsarBroker:
         return [int(self._stats(name)["totalSize"]) for name in self._partitions(topic)]
 
     def readable_messages(self, topic: str) -> int:
-        return sum(entries for name in self._partitions(topic) for _, entries in ledgers_of(self._stats(name)))
+        return sum(entries for name in self._partitions(topic) for _, entries in _ledgers_of(self._stats(name)))
 
     def positions(self, topic: str, partition: int) -> list[str]:
-        ledgers = ledgers_of(self._stats(self._partitions(topic)[partition]))
-        return [f"{ledger}:{entry}" for ledger, entries in ledgers for entry in range(entries)]
+        names = self._partitions(topic)
+        name, number = names[partition], partition if len(names) > 1 else -1
+        return [
+            _serialized(native_id(name, number, ledger, entry, -1))
+            for ledger, entries in _ledgers_of(self._stats(name))
+            for entry in range(entries)
+        ]
 
     def _stats(self, name: str) -> dict[str, Any]:
         with _explained(f"describe topic {name}"):
@@ -214,16 +189,15 @@ class PulsarBroker:
 
     # Clients ---------------------------------------------------------------------------------------------------
 
-    def producer(
-        self, mode: Mode, topic: str, cc: ClaimCheck, *, max_message_bytes: int | None = None
-    ) -> _PulsarTestProducer:
+    def producer(self, mode: Mode, topic: str, cc: ClaimCheck) -> _PulsarTestProducer:
         options: dict[str, Any] = {"block_if_queue_full": True}
         if mode == "native":  # with more chunks than pending messages, the client waits for itself and never returns
             options |= {"chunking_enabled": True, "max_pending_messages": _MAX_PENDING_CHUNKS}
         with _explained(f"connect a producer to topic {topic}"):
-            native = self._client.create_producer(self._full(topic), **options)
-        limit = min(max_message_bytes or self.limit_bytes, self.limit_bytes)
-        return _PulsarTestProducer(native if mode == "native" else PulsarProducer(native, cc, max_message_bytes=limit))
+            client = self._client.create_producer(self._full(topic), **options)
+        if mode != "native":
+            client = PulsarProducer(client, cc, max_message_bytes=self.limit_bytes)
+        return _PulsarTestProducer(client)
 
     def consumer(
         self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
@@ -242,9 +216,7 @@ class PulsarBroker:
             )
         wrapped = PulsarConsumer(native, cc, consumer_type=kind, start_message_id_inclusive=True)
         client = native if mode == "native" else wrapped
-        return _PulsarTestConsumer(
-            client, self._partitions(topic), lambda name: self._stats(name).get("cursors", {}).get(group, {})
-        )
+        return _PulsarTestConsumer(client, self._partitions(topic))
 
     def close(self) -> None:
         self._client.close()
@@ -289,40 +261,29 @@ class _PulsarTestProducer:
 
 
 class _PulsarTestConsumer:
-    """Reads one topic with a `PulsarConsumer`, or with the client's own consumer.
+    """Reads partitions of one topic with a `PulsarConsumer`, or with the client's own consumer."""
 
-    Args:
-        client: The consumer.
-        names: Of the partitions.
-        cursor: Returns the group's cursor in a partition.
-    """
-
-    def __init__(self, client: Any, names: list[str], cursor: Callable[[str], dict[str, Any]]) -> None:
-        self._client, self._names, self._cursor = client, names, cursor
-        self._closed = False
-        self._position = _position if isinstance(client, PulsarConsumer) else _serialized
+    def __init__(self, client: Any, names: list[str]) -> None:
+        self._client, self._names = client, names
 
     def receive(self, timeout: float) -> Received | None:
         try:
             message = self._client.receive(int(timeout * 1000))
         except vendor().Timeout:
             return None
-        try:
-            payload, error = message.data(), None
-        except ClaimCheckError as refused:
-            payload, error = None, refused
+        # The position of a payload's first message; an id of the client's own chunking shows only the last chunk.
+        first = message.message_id()
+        if isinstance(self._client, PulsarConsumer):
+            first = natives(first)[0]
         partition = max(0, split_partition(message.topic_name())[1])
-        return Received(payload, error, partition, self._position(message.message_id()), message)
+        return received(message.data, partition, _serialized(first), message)
 
     def commit(self, received: Received) -> None:
-        message: Any = received.handle
-        self._client.acknowledge(message)
-        wanted = [(each.ledger_id(), each.entry_id()) for each in natives(id_of(message))]
-        name = message.topic_name()
-        _wait_until(lambda: is_acknowledged(self._cursor(name), wanted), "store an acknowledgement")
+        self._client.acknowledge(received.handle)
 
     def seek(self, partition: int, position: int | str) -> None:
-        target, end = self._target(self._names[partition], partition, str(position)), time.monotonic() + _SECONDS
+        target = vendor().MessageId.deserialize(bytes.fromhex(str(position)), topic=self._names[partition])
+        end = time.monotonic() + _SECONDS
         while True:
             try:
                 self._client.seek(target)
@@ -332,17 +293,8 @@ class _PulsarTestConsumer:
                     raise
                 time.sleep(_POLL_SECONDS)
 
-    def _target(self, name: str, partition: int, position: str) -> pulsar.MessageId:
-        if ":" not in position:
-            return vendor().MessageId.deserialize(bytes.fromhex(position), topic=name)
-        ledger, entry, *batch = map(int, position.split(":"))
-        number = partition if len(self._names) > 1 else -1
-        return native_id(name, number, ledger, entry, batch[0] if batch else -1)
-
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._client.close()
+        self._client.close()
 
 
 @contextlib.contextmanager
@@ -355,35 +307,19 @@ def _explained(what: str, *, allowed: int | None = None) -> Iterator[None]:
             advice = "check --admin-url, and the token's permissions"
             if error.status == 405:
                 advice = "enable topicLevelPoliciesEnabled on the broker"
-            reason = getattr(error, "reason", str(error))
-            raise CompareError(f"the broker did not {what} ({error.status}): {reason}: {advice}") from error
-    except ConfigError as error:
-        raise CompareError(str(error)) from error
-    except (vendor().PulsarException, ValueError, RuntimeError) as error:
-        advice = "check that it runs, the address, the token and the role's permissions"
-        raise CompareError(f"the broker did not {what} ({type(error).__name__}): {advice}") from error
-
-
-def _wait_until(is_so: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + _SECONDS
-    while not is_so():
-        if time.monotonic() > end:
-            raise CompareError(f"the broker did not {what} within {_SECONDS:g} s")
-        time.sleep(_POLL_SECONDS)
-
-
-def _position(message_id: Any) -> str:
-    """Return the position of a payload's first message."""
-    first = natives(message_id)[0]
-    return f"{first.ledger_id()}:{first.entry_id()}:{first.batch_index()}"
+            raise CompareError(f"the broker did not {what}: {error}: {advice}") from error
+    except (ConfigError, vendor().PulsarException, ValueError, RuntimeError) as error:
+        text = str(error) if isinstance(error, ConfigError) else type(error).__name__
+        raise CompareError(
+            f"the broker did not {what} ({text}): check its address, and the token's permissions"
+        ) from error
 
 
 def _serialized(message_id: Any) -> str:
-    """Return the position of a native message: an id of the client's chunking shows only the last chunk."""
     return bytes(message_id.serialize()).hex()
 
 
-def ledgers_of(stats: dict[str, Any]) -> list[tuple[int, int]]:
+def _ledgers_of(stats: dict[str, Any]) -> list[tuple[int, int]]:
     """Return ids and numbers of entries; the list of ledgers does not count the entries of the open one."""
     found = [(int(each["ledgerId"]), int(each["entries"])) for each in stats.get("ledgers", ())]
     if found and not found[-1][1]:
@@ -391,10 +327,4 @@ def ledgers_of(stats: dict[str, Any]) -> list[tuple[int, int]]:
     return found
 
 
-def is_acknowledged(cursor: dict[str, Any], wanted: list[tuple[int, int]]) -> bool:
-    """Whether a cursor counts all these entries as acknowledged."""
-    ledger, _, entry = str(cursor.get("markDeletePosition", "-1:-1")).partition(":")
-    mark = (int(ledger), int(entry))
-    found = [tuple(map(int, each)) for each in _RANGE.findall(str(cursor.get("individuallyDeletedMessages", "")))]
-    ranges = [((a, b), (c, d)) for a, b, c, d in found]
-    return all(each <= mark or any(low < each <= high for low, high in ranges) for each in wanted)
+connect = PulsarBroker

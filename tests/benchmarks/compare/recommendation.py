@@ -29,19 +29,16 @@ Medians = Mapping[tuple[str, int], float]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is known beside the measurements.
-
-    Attributes:
-        limit_bytes: The broker's limit.
-        store: The store's name; ``None`` if there is none.
-        max_chunked_bytes: The largest payload that the configuration sends as chunks.
-        stores_yaml: The entry ``stores`` to paste; empty if the user's own configuration has it.
-    """
+    """What is known beside the measurements."""
 
     limit_bytes: int
+    """Of the broker."""
     store: str | None
+    """Its name, if there is one."""
     max_chunked_bytes: int = 256 << 20
+    """The largest payload that the configuration sends as chunks."""
     stores_yaml: str = ""
+    """The entry ``stores`` to paste; empty if the user's own configuration has it."""
 
     def fits(self, size: int) -> bool:
         return size + _FRAMING_BYTES <= self.limit_bytes
@@ -64,29 +61,16 @@ def recommend(experiments: Sequence[Experiment], setting: Setting) -> Recommenda
     if not sizes:
         return None
     choice, confidence = _decide(times, sizes, setting)
-    lost = {mode: _losses(experiments, mode) for mode in ("external", "chunking")}
-    if lost["chunking"] and not lost["external"] and setting.store is not None:
-        choice = Choice("external", choice.threshold_bytes)
     medians = {key: statistics.median(values) for key, values in times.items()}
     return Recommendation(
         strategy=choice.strategy,
         store=None if choice.strategy == "chunking" else setting.store,
         threshold_bytes=setting.limit_bytes if choice.threshold_bytes is None else choice.threshold_bytes,
         yaml=_yaml(choice, setting),
-        reasons=(*lost["external"], *lost["chunking"], *_reasons(choice, medians, sizes, setting, facts)),
+        reasons=tuple(_reasons(choice, medians, sizes, setting, facts)),
         crossovers=tuple(_crossovers(medians, sizes)),
         confidence=confidence,
     )
-
-
-def _losses(experiments: Sequence[Experiment], mode: str) -> list[str]:
-    counts = {each.title: sum(int((each.facts or {}).get(f"{kind}/{mode}", 0)) for kind in ("lost", "wrong"))
-              for each in experiments}  # fmt: skip
-    return [
-        f"{count} payloads of mode {mode} were lost or wrong in the experiment {title!r}."
-        for title, count in counts.items()
-        if count
-    ]
 
 
 def _times(facts: Mapping[str, float]) -> dict[tuple[str, int], list[float]]:
@@ -105,25 +89,24 @@ def _times(facts: Mapping[str, float]) -> dict[tuple[str, int], list[float]]:
 
 
 def _decide(times: Times, sizes: Sequence[int], setting: Setting) -> tuple[Choice, str]:
-    """Return the choice of the medians, as far as most rounds lead to it by themselves, and how sure it is."""
+    """Return the choice of the medians, if most rounds lead to it by themselves, and how sure it is."""
     chosen = _choose({key: statistics.median(values) for key, values in times.items()}, sizes, setting)
     rounds = min(map(len, times.values()))
     votes = [_choose({key: values[n] for key, values in times.items()}, sizes, setting) for n in range(rounds)]
+    agree = votes.count(chosen) / rounds
+    sure = "high" if agree == 1 and rounds >= _MANY_ROUNDS else "medium" if agree >= _LIKELY and rounds > 1 else "low"
+    if agree < _LIKELY:
+        chosen = _default(sizes, setting)
+    advice = "; repeat with more --rounds on an idle machine" if sure == "low" else ""
+    return chosen, f"{sure}: {agree:.0%} of {rounds} rounds lead to the same configuration by themselves{advice}"
 
-    def share(name: str) -> float:
-        return [getattr(vote, name) == getattr(chosen, name) for vote in votes].count(True) / rounds
 
-    agree = min(map(share, Choice.__slots__))
-    text = f"{agree:.0%} of {rounds} rounds lead to this configuration by themselves"
-    if share("strategy") < _LIKELY:
-        chosen = Choice("hybrid" if setting.store is not None else "chunking")
-    if share("threshold_bytes") < _LIKELY or share("chunk_below_bytes") < _LIKELY:
-        chosen = Choice(chosen.strategy)
-    if agree == 1 and rounds >= _MANY_ROUNDS:
-        return chosen, f"high: {text}"
-    if agree >= _LIKELY and rounds > 1:
-        return chosen, f"medium: {text}"
-    return chosen, f"low: {text}; repeat with more --rounds on an idle machine"
+def _default(sizes: Sequence[int], setting: Setting, threshold: int | None = None, chunk_below: int = 0) -> Choice:
+    if setting.store is None:
+        return Choice("chunking")
+    if sizes[-1] > setting.max_chunked_bytes:
+        return Choice("external", threshold)
+    return Choice("hybrid", threshold, chunk_below)
 
 
 def _choose(medians: Medians, sizes: Sequence[int], setting: Setting) -> Choice:
@@ -137,11 +120,9 @@ def _choose(medians: Medians, sizes: Sequence[int], setting: Setting) -> Choice:
     if small and slower[-1:] != small[-1:]:
         threshold = slower[-1] if slower else small[0] // 2
     chunked = [size for n, size in enumerate(large) if all(ratios[each] > MARGIN for each in large[: n + 1])]
-    if sizes[-1] > setting.max_chunked_bytes:
-        return Choice("external", threshold)
-    if large and chunked == [*large] and threshold is None:
+    if large and chunked == [*large] and threshold is None and sizes[-1] <= setting.max_chunked_bytes:
         return Choice("chunking")
-    return Choice("hybrid", threshold, chunked[-1] if chunked else 0)
+    return _default(sizes, setting, threshold, chunked[-1] if chunked else 0)
 
 
 # Texts -----------------------------------------------------------------------------------------------------------
@@ -175,8 +156,7 @@ def _reasons(
     if setting.fits(largest):
         yield f"All measured sizes fit into one message of up to {limit}, so nothing has to be offloaded."
     if choice.threshold_bytes is not None:
-        small = size_text(choice.threshold_bytes)
-        yield f"Above {small} the store is faster than whole messages, although the broker accepts up to {limit}."
+        yield f"Above {size_text(choice.threshold_bytes)} the store is faster than whole messages."
     if choice.chunk_below_bytes:
         yield f"Up to {size_text(choice.chunk_below_bytes)}, chunks are at least {MARGIN:g} times as fast as the store."
     if choice.strategy == "hybrid":
@@ -185,10 +165,6 @@ def _reasons(
         yield f"Payloads above {most} (chunking.max_payload_bytes) cannot be sent as chunks."
     if (held := facts.get("buffered/chunking", 0)) > 1 / 2:
         yield f"A consumer buffers incomplete chunked payloads, {held:.1f} times the size of each further one."
-    pointer, chunks = (facts.get(f"bytes_per_payload/{mode}/{largest}") for mode in ("external", "chunking"))
-    if pointer is not None and chunks is not None:
-        pair = f"{size_text(pointer)} as a pointer, {size_text(chunks)} as chunks"
-        yield f"In the broker, a payload of {size_text(largest)} takes {pair}."
 
 
 def _crossovers(medians: Medians, sizes: Sequence[int]) -> Iterator[str]:
@@ -200,8 +176,9 @@ def _crossovers(medians: Medians, sizes: Sequence[int]) -> Iterator[str]:
         fast, slow = (first, second) if logs[-1] >= 0 else (second, first)
         changes = [i for i in range(1, len(sizes)) if (logs[i - 1] < 0) != (logs[i] < 0)]
         if not changes:
-            low, *_, high = sorted(math.exp(abs(each)) for each in [*logs, logs[-1]])
-            yield f"{fast} is faster than {slow} at every measured size ({low:.1f} to {high:.1f} times as fast)."
+            low, high = min(map(abs, logs)), max(map(abs, logs))
+            times = f"{math.exp(low):.1f} to {math.exp(high):.1f} times as fast"
+            yield f"{fast} is faster than {slow} at every measured size ({times})."
         elif len(changes) > 1:
             yield f"{first} and {second} have no single crossover between the measured sizes."
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 from claimcheck._client import ClaimCheck
@@ -16,9 +15,6 @@ _SECONDS = 10.0
 _LATE_SECONDS = 0.05
 _INSIDE, _BEGIN = "into a payload", "to its beginning"
 
-Target = tuple[int | str, int, str]
-"""Where to move: the position of a message, the number of its payload, and whether it is inside of that."""
-
 
 def run(lab: Lab) -> Experiment:
     """Move a consumer into the middle of payloads and back to their beginning, in each mode."""
@@ -26,32 +22,27 @@ def run(lab: Lab) -> Experiment:
 
 
 def _jumps(trial: Trial) -> list[Row]:
-    broker, ends = trial.lab.broker, list[int]()
-    with ClaimCheck(trial.config) as cc:
-        with trial.producer(cc) as producer:
-            for number in range(_PAYLOADS):
-                trial.send_or_raise(producer, number)
-                ends.append(len(broker.positions(trial.topic, 0)))
-        targets = plan(broker.positions(trial.topic, 0), ends)
-        with trial.consumer(cc, "seek") as consumer:
-            return [_jump(trial, consumer, target) for target in targets]
-
-
-def plan(positions: Sequence[int | str], ends: Sequence[int]) -> list[Target]:
-    """Return where to move: into the middle of each payload, to its last message, and back to its beginning.
+    """Move into the middle of each payload, to its last message, and back to its beginning.
 
     The last payload is not a target: receiving it shows that nothing else follows.
     """
-    targets: list[Target] = []
-    for number, (place, following) in enumerate(pairwise([0, *ends[:-1]])):
-        inside = sorted({(place + following) // 2, following - 1} - {place})
-        targets += [(positions[at], number, _INSIDE) for at in inside]
-        targets.append((positions[place], number, _BEGIN))
-    return targets
+    broker, ends, rows = trial.lab.broker, [0], list[Row]()
+    with ClaimCheck(trial.config) as cc:
+        with trial.producer(cc) as producer:
+            for number in range(_PAYLOADS):
+                trial.send_all(producer, [number])
+                ends.append(len(broker.positions(trial.topic, 0)))
+        positions = broker.positions(trial.topic, 0)
+        with trial.consumer(cc, "seek") as consumer:
+            for number, (begin, end) in enumerate(pairwise(ends[:-1])):
+                inside = sorted({(begin + end) // 2, end - 1} - {begin})
+                rows += [_jump(trial, consumer, positions[at], number, _INSIDE) for at in inside]
+                rows.append(_jump(trial, consumer, positions[begin], number, _BEGIN))
+    return rows
 
 
-def _jump(trial: Trial, consumer: Consumer, target: Target) -> Row:
-    position, payload, where = target
+def _jump(trial: Trial, consumer: Consumer, position: int | str, payload: int, where: str) -> Row:
+    """Move to a message of a payload, and receive what follows."""
     whole = set(range(payload + (where == _INSIDE), _PAYLOADS))  # those that begin at or behind the position
     consumer.seek(0, position)
     found = trial.receive(consumer, lambda found: whole <= set(numbers_of(found)), seconds=_SECONDS, late=_LATE_SECONDS)
@@ -68,11 +59,7 @@ def _jump(trial: Trial, consumer: Consumer, target: Target) -> Row:
         "skipped": skipped,
         "lost": _PAYLOADS - payload - delivered - skipped,
         "wrong": sum(each.is_wrong for each in found) + misplaced,
-        "errors": sum(each.error is not None for each in found),
     }
-
-
-# The result ------------------------------------------------------------------------------------------------------
 
 
 def judge(tally: Tally) -> Experiment:

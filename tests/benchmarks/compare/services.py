@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 from claimcheck._client import ClaimCheck
 from claimcheck.hooks import Event, FallbackEvent, OperationEvent
 from tests.benchmarks.compare.faults import without_stores
 from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.model import Experiment, Row, Tally, agreement
-from tests.benchmarks.compare.trial import Delivery, Trial, each_mode, numbers_of
+from tests.benchmarks.compare.payloads import Delivery
+from tests.benchmarks.compare.trial import Trial, each_mode, numbers_of
 
 _PAYLOADS = 4
 _SECONDS = 20.0
@@ -30,42 +29,27 @@ def _outage(trial: Trial) -> list[Row]:
         elif isinstance(event, OperationEvent) and (event.phase, event.operation) == ("completed", "write"):
             writes.append(event)
 
-    with ClaimCheck(trial.config, hooks=[count]) as cc:
-        trial.send_all(cc, range(_PAYLOADS))
-        with without_stores(trial.config, hooks=[count]) as down:
-            sent, slowest = _send_timed(trial, down)
-            during = _read(trial, down, _PAYLOADS + sent)
-        after = _read(trial, cc, _PAYLOADS + sent)
-    read, read_after, readable = len(set(numbers_of(during))), len(set(numbers_of(after))), _PAYLOADS + sent
-    needs_store = sent < _PAYLOADS or read < readable
-    return [
-        {
-            "mode": trial.mode,
-            "services needed": "broker, store" if needs_store else "broker",
-            "store writes": len(writes),
-            "tried while down": _PAYLOADS,
-            "sent while down": sent,
-            "of these as chunks": len(fallbacks),
-            "slowest send while down (s)": round(slowest, 3),
-            "in the topic": readable,
-            "read while down": read,
-            "errors while down": sum(each.error is not None for each in during),
-            "read afterwards": read_after,
-            "lost": readable - read_after,
-            "wrong": sum(each.is_wrong for each in (*during, *after)),
-        }
-    ]
-
-
-def _send_timed(trial: Trial, cc: ClaimCheck) -> tuple[int, float]:
-    """Send while the store is down; returns how many were sent, and the longest time of one."""
-    sent, slowest = 0, 0.0
-    with trial.producer(cc) as producer:
-        for number in range(_PAYLOADS, 2 * _PAYLOADS):
-            begin = time.monotonic()
-            sent += not isinstance(trial.send(producer, number), Exception)
-            slowest = max(slowest, time.monotonic() - begin)
-    return sent, slowest
+    with ClaimCheck(trial.config, hooks=[count]) as cc, without_stores(trial.config, hooks=[count]) as down:
+        with trial.producer(cc) as producer:
+            trial.send_all(producer, range(_PAYLOADS))
+        with trial.producer(down) as producer:
+            errors = [trial.send(producer, number) for number in range(_PAYLOADS, 2 * _PAYLOADS)]
+        sent = errors.count(None)
+        during, after = (_read(trial, each, _PAYLOADS + sent) for each in (down, cc))
+    readable, read_after = _PAYLOADS + sent, len(set(numbers_of(after)))
+    row = {
+        "mode": trial.mode,
+        "store writes": len(writes),
+        "tried while down": _PAYLOADS,
+        "sent while down": sent,
+        "of these as chunks": len(fallbacks),
+        "in the topic": readable,
+        "read while down": len(set(numbers_of(during))),
+        "read afterwards": read_after,
+        "lost": readable - read_after,
+        "wrong": sum(each.is_wrong for each in (*during, *after)),
+    }
+    return [row]
 
 
 def _read(trial: Trial, cc: ClaimCheck, expected: int) -> list[Delivery]:
@@ -73,8 +57,6 @@ def _read(trial: Trial, cc: ClaimCheck, expected: int) -> list[Delivery]:
     with trial.consumer(cc, "services") as consumer:
         return trial.receive(consumer, lambda found: len(found) >= expected, seconds=_SECONDS, late=_LATE_SECONDS)
 
-
-# The result ------------------------------------------------------------------------------------------------------
 
 _LINE = (
     "store down: {sent while down} of {tried while down} sent ({of these as chunks} as chunks),"

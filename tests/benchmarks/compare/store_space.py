@@ -14,7 +14,6 @@ from claimcheck._client import ClaimCheck
 from claimcheck._store.store import Store
 from claimcheck.config import Config, StoreConfig, expand
 from claimcheck.errors import ScanNotSupportedError
-from claimcheck.stores._files import PARTIAL_SUFFIX
 from tests.benchmarks.compare.model import CompareError
 
 _TTL_SECONDS = 3600.0  # what cannot be removed expires soon
@@ -63,58 +62,40 @@ class StoreSpace:
             return {}
         entry = self.config.stores[self.name]
         known = dict(entry.options)
-        known["ttl_seconds"] = min(_seconds(known.get("ttl_seconds")), _TTL_SECONDS)
-        own = _OWN.get(entry.type)
-        if own is None:
-            known.pop("ttl_seconds")  # a store of a third party may not have this option
-        return {self.name: replace(entry, options=known | (own(known, self.part) if own else {}) | options)}
+        lifetime = known.pop("ttl_seconds", None)
+        if own := _OWN.get(entry.type):  # a store of a third party may not have a lifetime
+            is_number = isinstance(lifetime, int | float)  # and not a placeholder
+            known |= {
+                "ttl_seconds": min(lifetime, _TTL_SECONDS) if is_number else _TTL_SECONDS,
+                **own(known, self.part),
+            }
+        return {self.name: replace(entry, options=known | options)}
 
     def count(self) -> int | None:
         """Return the number of payloads in the part; ``None`` if the store cannot be listed."""
-        if self.name is None:
-            return 0
-        if self._folder is not None:
-            return len(_files(self._folder))
         with self._opened() as store:
-            try:
-                return sum(1 for _ in store.scan())
-            except ScanNotSupportedError:
-                return None
+            return sum(1 for _ in store.scan()) if store else 0
+        return None
 
-    def clear(self) -> bool:
-        """Remove everything from the part; return whether that is known to be complete."""
-        if self.name is None:
-            return True
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            return True
+    def clear(self) -> None:
+        """Remove everything from the part, if the store can be listed."""
         with self._opened() as store:
-            try:
-                errors = [deletion.error for deletion in store.delete(store.scan())]
-                return not any(errors)
-            except ScanNotSupportedError:
-                return False
+            if store:
+                for deletion in store.delete(store.scan()):
+                    if deletion.error:
+                        raise CompareError(f"payloads of {self.part} could not be removed: {deletion.error}")
+        if self.name is not None and self.config.stores[self.name].type == "filesystem":
+            path = expand(self.stores()[self.name].options["path"], path=f"stores.{self.name}.path")
+            shutil.rmtree(Path(path).expanduser(), ignore_errors=True)
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[Store]:
-        with ClaimCheck(Config(strategy="external", store=self.name, stores=self.stores())) as cc:
-            yield cc.store(self.name or "")
-
-    @property
-    def _folder(self) -> Path | None:
-        """The folder of the part, for a store of files."""
-        if self.name is None or self.config.stores[self.name].type != "filesystem":
-            return None
-        path = expand(self.stores()[self.name].options["path"], path=f"stores.{self.name}.path")
-        return Path(os.path.abspath(os.path.expanduser(path)))
-
-
-def _files(folder: Path) -> list[Path]:
-    """Return all payloads, also half-written ones."""
-    found = [path for path in folder.rglob("*") if path.is_file()]
-    return [path for path in found if path.name.endswith(PARTIAL_SUFFIX) or not path.name.startswith(".")]
-
-
-def _seconds(value: object) -> float:
-    """Return a lifetime; a placeholder or none counts as a long one."""
-    return float(value) if isinstance(value, int | float) else _TTL_SECONDS
+    def _opened(self) -> Iterator[Store | None]:
+        """Open the store, if there is one, for a block that ends if it cannot be listed."""
+        if self.name is None:
+            yield None
+            return
+        with (
+            ClaimCheck(Config(strategy="external", store=self.name, stores=self.stores())) as cc,
+            contextlib.suppress(ScanNotSupportedError),
+        ):
+            yield cc.store(self.name)

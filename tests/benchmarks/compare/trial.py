@@ -11,39 +11,19 @@ from dataclasses import dataclass, field, replace
 
 from claimcheck._client import ClaimCheck
 from claimcheck.config import Config
-from tests.benchmarks.compare.broker import Consumer, Producer, Received, TopicSettings
+from tests.benchmarks.children import ChildEndedError
+from tests.benchmarks.compare.broker import Consumer, Done, Producer, TopicSettings
 from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.model import CompareError, Mode, Row, Tally
-from tests.benchmarks.compare.payloads import number_of, verify
-from tests.benchmarks.compare.worker import Worker, WorkerDiedError
+from tests.benchmarks.compare.payloads import Delivery, make, recognized
+from tests.benchmarks.compare.worker import Worker
 
 CHUNKS = 8
 """Into how many chunks a payload is split, at least."""
 
 _SEND_SECONDS = 30.0
 _STEP_SECONDS = 0.2
-_END_SECONDS = 10.0
 _LARGEST_BYTES = 1 << 20
-
-
-def with_small_chunks(config: Config, size: int) -> Config:
-    """Return a configuration that offloads payloads of this size, in at least `CHUNKS` chunks."""
-    chunking = replace(config.chunking, max_message_bytes=max(200, size // CHUNKS))
-    return replace(config, threshold_bytes=size // 2, chunking=chunking, destinations=())
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """What a consumer received: the number of a payload, or ``None`` for an error, and for bytes that were not sent."""
-
-    number: int | None
-    error: Exception | None
-    received: Received
-
-    @property
-    def is_wrong(self) -> bool:
-        """Whether the consumer returned bytes that were not sent."""
-        return self.number is None and self.error is None
 
 
 @dataclass(slots=True)
@@ -62,83 +42,67 @@ class Trial:
     def of(cls, lab: Lab, mode: Mode, purpose: str, *, partitions: int = 1) -> Iterator[Trial]:
         """Create the topic, and delete it after the block."""
         size = min(lab.broker.limit_bytes + lab.broker.limit_bytes // 4, _LARGEST_BYTES)
-        topic = lab.topic(mode, purpose, TopicSettings(partitions=partitions))
-        lab.stored = lab.space.name is not None
-        try:
-            with _quiet():
-                yield cls(lab, mode, topic, size, with_small_chunks(lab.config(mode), size))
-        finally:
-            lab.delete_topic(topic)
+        config = lab.config(mode)
+        chunking = replace(config.chunking, max_message_bytes=max(200, size // CHUNKS))
+        config = replace(config, threshold_bytes=size // 2, chunking=chunking)
+        with lab.topic(mode, purpose, TopicSettings(partitions=partitions)) as topic, _quiet():
+            yield cls(lab, mode, topic, size, config)
 
-    def payload(self, number: int) -> bytes:
-        """Return a payload that is about to be sent."""
+    def producer(self, cc: ClaimCheck) -> closing[Producer]:
+        return closing(self.lab.broker.producer(self.mode, self.topic, cc))
+
+    def consumer(self, cc: ClaimCheck, group: str, session_seconds: float | None = None) -> closing[Consumer]:
+        broker = self.lab.broker
+        return closing(broker.consumer(self.mode, self.topic, cc, group=group, session_seconds=session_seconds))
+
+    def post(self, producer: Producer, number: int, *, done: Done, key: bytes | None = None) -> None:
+        """Send a payload without waiting."""
         self.sent.add(number)
-        return self.lab.payload(self.size, number)
+        producer.send(make(self.size, number), key=key, done=done)
 
-    def identify(self, received: Received) -> Delivery:
-        """Return which payload was received."""
-        number = None if received.payload is None else self._number(received.payload)
-        return Delivery(number, received.error, replace(received, payload=None))
-
-    def _number(self, content: bytes) -> int | None:
-        """Return the number of a payload if every byte is right and its send was tried."""
-        if not verify(content):
-            return None
-        number = number_of(content)
-        is_whole = number in self.sent and len(content) == self.size  # the beginning of a payload is correct, too
-        return number if is_whole else None
-
-    @contextmanager
-    def producer(self, cc: ClaimCheck) -> Iterator[Producer]:
-        """Open a producer, and close it after the block."""
-        with closing(self.lab.broker.producer(self.mode, self.topic, cc)) as producer:
-            yield producer
-
-    @contextmanager
-    def consumer(self, cc: ClaimCheck, group: str, session_seconds: float | None = None) -> Iterator[Consumer]:
-        """Open a consumer, and close it after the block."""
-        broker, more = self.lab.broker, {"group": group, "session_seconds": session_seconds}
-        with closing(broker.consumer(self.mode, self.topic, cc, **more)) as consumer:  # type: ignore[arg-type]
-            yield consumer
-
-    def send(self, producer: Producer, number: int) -> Exception | int | None:
-        """Send a payload and wait; returns the error that ended the send, or the partition."""
-        results: list[Exception | int | None] = []
-
-        def done(error: Exception | None, partition: int | None) -> None:
-            results.append(partition if error is None else error)
-
+    def send(self, producer: Producer, number: int) -> Exception | None:
+        """Send a payload and wait; returns the error that ended the send."""
+        results: list[Exception | None] = []
         try:
-            producer.send(self.payload(number), done=done)
+            self.post(producer, number, done=lambda error, partition: results.append(error))
             producer.flush(_SEND_SECONDS)
         except Exception as error:
             return error
         return results[0] if results else TimeoutError("the send has no result")
 
-    def send_or_raise(self, producer: Producer, number: int) -> None:
-        """Send a payload and wait; raises the error that ended the send."""
-        result = self.send(producer, number)
-        if isinstance(result, Exception):
-            raise result
-
-    def send_all(self, cc: ClaimCheck, numbers: Iterable[int]) -> None:
+    def send_all(self, producer: Producer, numbers: Iterable[int]) -> None:
         """Send payloads one after the other; raises the first error."""
-        with self.producer(cc) as producer:
-            for number in numbers:
-                self.send_or_raise(producer, number)
+        for number in numbers:
+            if error := self.send(producer, number):
+                raise error
 
     def receive(
-        self, consumer: Consumer, enough: Callable[[list[Delivery]], bool], *, seconds: float, late: float
+        self,
+        consumer: Consumer,
+        is_enough: Callable[[list[Delivery]], bool],
+        *,
+        seconds: float,
+        late: float,
+        commit: bool = False,
     ) -> list[Delivery]:
         """Receive until there is enough, or for this long at most, and what follows within ``late`` seconds."""
         found: list[Delivery] = []
-        for limit, is_enough in ((seconds, enough), (late, lambda found: False)):
-            end = time.monotonic() + limit
-            while not is_enough(found) and (left := end - time.monotonic()) > 0:
-                received = consumer.receive(min(left, _STEP_SECONDS))
-                if received is not None:
-                    found.append(self.identify(received))
+        end, is_late = time.monotonic() + seconds, False
+        while (left := end - time.monotonic()) > 0:
+            if not is_late and is_enough(found):
+                end, is_late = time.monotonic() + late, True
+                continue
+            received = consumer.receive(min(left, _STEP_SECONDS))
+            if received is not None:
+                found.append(self.checked(recognized(received)))
+                if commit:
+                    consumer.commit(received)
         return found
+
+    def checked(self, delivery: Delivery) -> Delivery:
+        """Return a delivery whose number is that of a payload that was sent, and is whole."""
+        is_whole = delivery.number in self.sent and delivery.size == self.size
+        return delivery if is_whole else replace(delivery, number=None)
 
 
 def each_mode(lab: Lab, purpose: str, measure: Callable[[Trial], list[Row]], *, partitions: int = 1) -> Tally:
@@ -157,18 +121,17 @@ def numbers_of(found: Iterable[Delivery]) -> list[int]:
 
 
 def until_killed(worker: Worker, command: Callable[[], object]) -> None:
-    """Run a command of a worker that is killed in its middle."""
-    try:
-        command()
-    except WorkerDiedError as error:
-        status = worker.wait(_END_SECONDS)
-        if status != -signal.SIGKILL:
-            raise CompareError(f"a {worker.spec.role} was to be killed, and ended with status {status}") from error
-    else:
-        worker.close()
-        raise CompareError(
-            f"a {worker.spec.role} was to be killed after {worker.spec.kill_after} messages, and was not"
-        )
+    """Run a command of a worker that kills itself in its middle."""
+    who = f"a {worker.spec.role} was to be killed after {worker.spec.kill_after} messages"
+    with worker:
+        try:
+            command()
+        except ChildEndedError as error:
+            status = worker.status()
+            if status != -signal.SIGKILL:
+                raise CompareError(f"{who}, and ended with status {status}") from error
+        else:
+            raise CompareError(f"{who}, and was not")
 
 
 @contextmanager
