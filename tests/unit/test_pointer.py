@@ -9,13 +9,17 @@ import pytest
 
 from claimcheck._config_file import from_dict
 from claimcheck._wire import pointer as pointers
-from claimcheck._wire.pointer import Pointer
+from claimcheck._wire.pointer import Pointer, is_key, is_key_prefix
 from claimcheck._wire.signing import Seal
 from claimcheck.errors import ClaimCheckError, EnvelopeError, PointerRejectedError, UnknownVersionError
 from tests.vectors import golden
 
 SECRETS = {"k1": b"a secret of ours"}
+
+
 V1 = Pointer(key="kafka-over-redis-orders-6ba7b810-9dad-11d1-80b4-00c04fd430c8", segments=7, version=1)
+
+
 V2 = Pointer(
     key="claims/orders-1",
     store="hot",
@@ -41,6 +45,8 @@ def v2_text(unknown):
 
 
 SHA256 = "sha256:15e2b0d3c33891ebb0f1ef609ec419420c20e320ce94c65fbc8c3312448eb225"
+
+
 XXH3 = "xxh3-128:33119477ede5dcd5e9716427681d5860"
 
 
@@ -229,3 +235,20 @@ class TestSeal:
     def test_version_1_cannot_be_signed(self):
         assert self.seal(key_id="k1").sign(V1) == pointers.encode(V1)
         assert self.seal(keys={}).accept(pointers.encode(V1)) == V1
+
+
+@pytest.mark.parametrize("key", ["a", "a/b", "a" * 1024, "é" * 512, "漢" * 341, "...", "a..b"])
+def test_good_keys(key):
+    assert is_key(key)
+
+
+@pytest.mark.parametrize(
+    "key", ["", "/a", "\\a", "a/../b", "..\\a", "./a", "a\n", "a" * 1025, "é" * 513, "漢" * 342, "\ud800", "a\0"]
+)
+def test_keys_that_are_refused(key):
+    assert not is_key(key)
+
+
+def test_a_prefix_is_limited_in_bytes():
+    assert is_key_prefix("é" * 450)
+    assert not is_key_prefix("é" * 451)
