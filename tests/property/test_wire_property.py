@@ -13,7 +13,7 @@ from hypothesis import example, given
 import claimcheck
 from claimcheck._wire import envelope
 from claimcheck._wire import pointer as pointers
-from claimcheck._wire.envelope import Chunk, Literal, Plain, decode
+from claimcheck._wire.envelope import Chunk, Literal, decode
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import HEADER
 from claimcheck.errors import ClaimCheckError, PointerRejectedError
@@ -64,24 +64,6 @@ def test_literals_come_back(payload):
     assert decode(envelope.encode_literal(HEADER + payload)) == Literal(memoryview(HEADER + payload))
 
 
-@given(st.one_of(st.binary(max_size=300), st.binary(max_size=300).map(lambda rest: HEADER + rest)))
-@example(HEADER)
-def test_no_bytes_make_the_decoder_fail_in_any_other_way(raw):
-    try:
-        decoded = decode(raw)
-    except ClaimCheckError:
-        return
-    assert isinstance(decoded, Plain) == (not envelope.is_lookalike(raw))
-
-
-@given(st.binary(max_size=300) | st.binary(max_size=100).map(lambda rest: b"\x02{" + rest))
-def test_no_bytes_make_the_pointer_decoder_fail_in_any_other_way(raw):
-    try:
-        pointers.decode(raw)
-    except ClaimCheckError:
-        return
-
-
 READERS = [
     claimcheck.from_dict({"stores": {"hot": {"type": "memory", "space": "fuzz"}}} | signing)
     for signing in (
@@ -125,11 +107,6 @@ def test_any_bytes_behind_the_header_of_a_pointer_are_a_payload_or_an_error_of_o
 
 def test_the_pointer_that_is_changed_above_is_good():
     assert READERS[0].resolve(envelope.encode_pointer(b"\x02" + pointer_json({}, []).encode())) == b"payload"
-
-
-@given(pointers_v2)
-def test_pointers_come_back_unknown_fields_included(pointer):
-    assert pointers.decode(pointers.encode(pointer), max_bytes=1 << 20) == pointer
 
 
 def refuse(reason: str, why: str) -> NoReturn:

@@ -161,13 +161,6 @@ def test_sound_settings_of_stores_are_no_warnings(options):
     assert found(check(QUIET | {"stores": {"hot": options}}), "warning") == {}
 
 
-def test_the_most_severe_findings_come_first():
-    raw = MEMORY | {"strategy": "hybrid", "stores": {"m": {"type": "memory"}, "f": {"type": FAULTY, "store": INNER}}}
-    report = check(raw | {"store": "m"}, open=True)
-    severities = [finding.severity for finding in report.findings]
-    assert severities == sorted(severities, key=["error", "warning", "info"].index)
-
-
 class Slow(FaultyStore):
     """A third-party store, of which nothing is known."""
 
@@ -316,17 +309,6 @@ def test_a_process_that_only_reads_encrypted_payloads_has_no_error(monkeypatch):
     monkeypatch.setenv("KEY", ENCRYPTION_KEY)
     findings = opened(keys={"k1": "${KEY}"})
     assert [each for each in findings.values() if each.severity == "error"] == []
-
-
-def test_a_report_of_an_error_has_every_problem():
-    with pytest.raises(claimcheck.ConfigError) as caught:
-        claimcheck.from_dict({"strategy": "hybird", "stores": {"a": {"type": "memory", "ttl_seconds": -1}}})
-    report = CheckReport.of_error(caught.value)
-    assert not report.ok
-    assert [(each.path, each.fix) for each in report.findings] == [
-        ("strategy", "Did you mean 'hybrid'?"),
-        ("stores.a.ttl_seconds", "Correct the value."),
-    ]
 
 
 @pytest.mark.parametrize("options", [{"type": "s3", "bucket": "b"}, {"type": "filesystem", "path": "/var/lib/claims"}])

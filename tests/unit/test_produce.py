@@ -59,24 +59,6 @@ def test_a_large_payload_rests_in_the_store_and_a_pointer_travels(rig):
     assert rig.cc.resolve(value) == BIG
 
 
-def test_chunks_are_one_call_each_with_one_key_and_the_first_result():
-    rig = Rig("chunking")
-    rig.sent.append(("before", b"", None, None))
-    assert rig.publisher()("orders", BIG) == 1
-    keys = {key for _, _, key, _ in rig.sent[1:]}
-    assert len(rig.sent) > 5
-    assert len(keys) == 1
-    assert rig.received()[-1].payload == BIG
-
-
-def test_every_call_of_a_chunked_payload_has_a_fresh_uuid():
-    rig = Rig("chunking")
-    publish = rig.publisher()
-    publish("orders", BIG)
-    publish("orders", BIG)
-    assert len({envelope.decode(value).uuid for _, value, _, _ in rig.sent}) == 2
-
-
 @pytest.mark.parametrize("strategy", ["external", "chunking"])
 @pytest.mark.parametrize("extra", [-1, 0, 1])
 def test_the_threshold_counts_the_message_on_the_wire_to_the_byte(strategy, extra):

@@ -49,31 +49,6 @@ def test_store_io_never_runs_on_the_event_loop(monkeypatch):
     assert threads != [threading.main_thread()]
 
 
-def test_a_coroutine_that_fails_is_undone_and_one_that_is_cancelled_is_kept():
-    rig = Rig()
-    entered = asyncio.Event()
-
-    @rig.cc.offload(payload="value")
-    async def publish(value, error=None):
-        if error:
-            raise error
-        entered.set()
-        await asyncio.Event().wait()
-
-    async def main():
-        with pytest.raises(QueueFullError):
-            await publish(BIG, QueueFullError())
-        assert rig.stored == 0
-        task = asyncio.create_task(publish(BIG))
-        await entered.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert rig.stored == 1
-
-    asyncio.run(main())
-
-
 @pytest.mark.parametrize("ends_at_once", [False, True])  # the program
 def test_cancelled_while_it_is_being_stored_leaves_nothing(monkeypatch, ends_at_once):
     rig, undone = Rig(), threading.Event()
@@ -98,24 +73,6 @@ def test_cancelled_while_it_is_being_stored_leaves_nothing(monkeypatch, ends_at_
 
     asyncio.run(main())
     assert (rig.sent, rig.stored) == ([], 0)
-
-
-def test_chunks_of_a_coroutine_go_in_order_and_break_off_with_an_abort():
-    rig = Rig("chunking")
-
-    @rig.cc.offload(payload="value", key="key", headers="headers")
-    async def publish(value, key=None, headers=None, fail_at=None):
-        if len(rig.sent) == fail_at and headers[TYPE] != "abort":
-            raise TimeoutError
-        rig.sent.append(("t", value, key, headers))
-        return len(rig.sent)
-
-    assert asyncio.run(publish(io.BytesIO(BIG))) == 1
-    assert rig.received()[0].payload == BIG
-    rig.sent.clear()
-    with pytest.raises(PartialSendError):
-        asyncio.run(publish(BIG, fail_at=2))
-    assert rig.sent[-1][3][TYPE] == "abort"
 
 
 def test_the_block_works_with_async_with():
@@ -143,21 +100,6 @@ def future_publisher(rig, futures, kind):
         return future
 
     return publish
-
-
-@pytest.mark.parametrize(("error", "kept"), [(None, 1), (QueueFullError(), 0), (TimeoutError(), 1), ("cancel", 1)])
-def test_a_future_is_judged_when_it_is_done(rig, error, kept):
-    futures = []
-    returned = future_publisher(rig, futures, "thread")(BIG)
-    assert returned is futures[0]
-    assert rig.stored == 1
-    if error == "cancel":
-        returned.cancel()
-    elif error:
-        returned.set_exception(error)
-    else:
-        returned.set_result("id")
-    assert rig.stored == kept
 
 
 def test_an_asyncio_future_is_judged_when_it_is_done_and_undone_off_the_loop(rig, monkeypatch):
@@ -222,21 +164,6 @@ def test_an_abort_that_hangs_does_not_hold_up_a_cancelled_task():
     asyncio.run(main())
 
 
-def test_the_abort_of_a_coroutine_that_failed_is_sent_before_the_error_is_raised():
-    rig = Rig("chunking")
-
-    @rig.cc.offload(payload="value", key="key", headers="headers")
-    async def publish(value, key=None, headers=None):
-        await asyncio.sleep(0)
-        rig.sent.append(headers[TYPE])
-        if rig.sent == ["chunk"] * 3:
-            raise TimeoutError
-
-    with pytest.raises(PartialSendError):
-        asyncio.run(publish(BIG))
-    assert rig.sent[-1] == "abort"
-
-
 def test_a_cancelled_future_is_unknown_whatever_the_classifier_says(rig):
     futures = []
 
@@ -247,30 +174,6 @@ def test_a_cancelled_future_is_unknown_whatever_the_classifier_says(rig):
 
     publish(BIG).cancel()
     assert rig.stored == 1
-
-
-class Ticket(concurrent.futures.Future):
-    def __init__(self, number):
-        super().__init__()
-        self.number = number
-
-
-@pytest.mark.parametrize("failing", [0, 3])
-def test_futures_of_any_kind_are_joined_and_any_of_them_may_fail(failing):
-    rig, tickets = Rig("chunking"), []
-
-    @rig.cc.offload(payload="value", key="key", headers="headers")
-    def publish(value, key=None, headers=None):
-        tickets.append(Ticket(len(tickets)))
-        rig.sent.append(headers[TYPE])
-        return tickets[-1]
-
-    joined = publish(BIG)
-    assert not joined.cancel()
-    for ticket in tickets:
-        ticket.set_exception(QueueFullError()) if ticket.number == failing else ticket.set_result(ticket.number)
-    assert isinstance(joined.exception(timeout=0), PartialSendError)
-    assert rig.sent[-1] == "abort"
 
 
 def test_the_error_of_a_future_with_nothing_stored_stays_the_callers_to_look_at(rig):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import contextlib
 import gc
 import io
@@ -13,7 +11,6 @@ import pytest
 
 import claimcheck
 from claimcheck._send.strategy import Message
-from claimcheck._wire import envelope
 from claimcheck._wire.headers import TYPE
 from claimcheck.errors import (
     ConfigError,
@@ -21,7 +18,6 @@ from claimcheck.errors import (
     PayloadError,
     PayloadTooLargeError,
 )
-from claimcheck.hooks import SendEvent
 from tests.produce_rig import BIG, BrokerTimeoutError, QueueFullError, Rig
 
 
@@ -69,20 +65,6 @@ def test_nothing_is_left_to_send_once_all_envelopes_were_taken(rig):
     assert rig.stored == 1
 
 
-def test_a_second_asynchronous_send_is_an_error(rig):
-    async def main():
-        async with rig.cc.outbound(BIG, destination="orders") as out:
-            await out.send_async(produce)
-            with pytest.raises(claimcheck.ClaimCheckError, match="nothing left to send"):
-                await out.send_async(produce)
-
-    async def produce(envelope):
-        rig.sent.append(envelope)
-
-    asyncio.run(main())
-    assert (len(rig.sent), rig.stored) == (1, 1)
-
-
 def broken(_):
     raise RuntimeError("the classifier itself fails")
 
@@ -103,37 +85,6 @@ def test_the_callers_classifier_decides_and_doubt_keeps(rig, classify, error, ke
     assert rig.stored == kept
 
 
-def test_a_rollback_that_fails_is_noted_on_the_first_error_and_never_replaces_it(rig, monkeypatch):
-    def fail(_):
-        raise ConnectionError("the store is down")
-
-    monkeypatch.setattr(rig.cc.store("hot"), "_delete", fail)
-    with pytest.raises(QueueFullError) as caught:
-        rig.publisher(error=QueueFullError("first"))("orders", BIG)
-    assert "rollback failed" in caught.value.__notes__[0]
-
-
-def test_a_first_chunk_that_is_refused_definitely_gives_its_own_error_and_no_abort():
-    rig = Rig("chunking")
-    error = QueueFullError()
-    with pytest.raises(QueueFullError) as caught:
-        rig.publisher(error=error)("orders", BIG)
-    assert caught.value is error
-    assert rig.sent == []
-
-
-@pytest.mark.parametrize(("error", "after"), [(QueueFullError("full"), 2), (TimeoutError("?"), 0)])
-def test_a_send_that_breaks_off_says_what_was_sent_and_tells_the_readers(error, after):
-    rig = Rig("chunking")
-    with pytest.raises(PartialSendError) as caught:
-        rig.publisher(error=error, after=after)("orders", BIG)
-    partial = caught.value
-    assert partial.__cause__ is error
-    assert (partial.seen, partial.results) == (after, tuple(range(after)))
-    assert envelope.decode(rig.sent[-1][1]) == envelope.Abort(partial.uuid)
-    assert [outcome.action for outcome in rig.received()] == ["ack"]
-
-
 def test_an_abort_that_cannot_be_sent_either_does_not_hide_the_error():
     rig = Rig("chunking")
 
@@ -145,30 +96,6 @@ def test_an_abort_that_cannot_be_sent_either_does_not_hide_the_error():
 
     with pytest.raises(PartialSendError):
         publish(BIG)
-
-
-def by_hand(rig, out):
-    for each in out.envelopes:
-        rig.sent.append(each.data)
-        out.sent()
-
-
-def by_send(rig, out):
-    out.send(lambda each: rig.sent.append(each.data))
-
-
-def by_pool(rig, out):
-    """The produce call returns a future that is not done yet."""
-    out.send(lambda each: (rig.sent.append(each.data), concurrent.futures.Future())[1])
-
-
-@pytest.mark.parametrize("produce", [by_hand, by_send, by_pool])
-def test_the_block_keeps_what_was_sent_even_if_something_else_fails_later(rig, produce):
-    with pytest.raises(QueueFullError):  # noqa: SIM117
-        with rig.cc.outbound(BIG, destination="orders") as out:
-            produce(rig, out)
-            raise QueueFullError
-    assert rig.cc.resolve(rig.sent[0]) == BIG
 
 
 def test_taking_every_envelope_is_not_sending_it(rig):
@@ -205,63 +132,6 @@ def test_a_loop_that_breaks_off_after_one_of_several_messages_keeps_what_it_sent
                 out.sent()
         out.settle(QueueFullError())
         assert rig.stored == stored
-
-
-def test_the_block_has_the_results_of_what_was_said_to_be_sent(rig):
-    with rig.cc.outbound(BIG, destination="orders") as out:
-        for each in out.envelopes:
-            out.sent(len(each.data))
-    assert out.results == [len(each.data)]
-
-
-def test_a_classifier_is_asked_once_for_an_error():
-    for strategy in ("external", "chunking"):
-        asked = []
-        rig = Rig(strategy)
-        with pytest.raises(claimcheck.ClaimCheckError if strategy == "chunking" else TimeoutError):
-            rig.publisher(error=TimeoutError(), classify=lambda error: asked.append(error) or "unknown")("orders", BIG)  # noqa: B023
-        assert len(asked) == 1
-        with contextlib.suppress(TimeoutError, PartialSendError):  # noqa: SIM117
-            with rig.cc.outbound(BIG, destination="orders", key="k", classify=lambda error: asked.append(error)) as out:  # noqa: B023
-                out.send(raising(TimeoutError()))
-        assert len(asked) == 2
-
-
-@pytest.mark.parametrize("way", ["decorator", "block", "by hand"])
-def test_every_way_of_sending_has_one_event_for_each_payload(rig, way):
-    heard = []
-    hook = lambda event: isinstance(event, SendEvent) and heard.append(event)  # noqa: E731
-    rig.cc = claimcheck.ClaimCheck(rig.cc.config, hooks=[hook])
-
-    def send(payload, produce):
-        if way == "decorator":
-            return rig.cc.offload(payload="value", destination="topic")(lambda topic, value: produce(value))(
-                "t", payload
-            )
-        with rig.cc.outbound(payload, destination="t") as out:
-            if way == "block":
-                out.send(lambda each: produce(each.data))
-            else:
-                for each in out.envelopes:
-                    produce(each.data)
-                    out.sent()
-        return None
-
-    send(b"plain", lambda _: None)
-    send(BIG, lambda _: None)
-    for error in (refused := QueueFullError()), (vague := TimeoutError()):
-        with pytest.raises(type(error)):
-            send(BIG, raising(error))
-
-    found = [(each.destination, each.outcome, each.messages, each.uuid, each.error) for each in heard]
-    assert found == [("t", "sent", 1, None, None), ("t", "failed", 1, None, refused), ("t", "unknown", 1, None, vague)]
-
-
-def raising(error):
-    def produce(_):
-        raise error
-
-    return produce
 
 
 @pytest.mark.parametrize(

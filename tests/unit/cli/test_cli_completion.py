@@ -7,7 +7,7 @@ import json
 import pytest
 
 from claimcheck.cli._commands import COMMANDS
-from tests.unit.cli.rig import CONFIG, ok, run, start
+from tests.unit.cli.rig import ok, run, start
 
 # check -----------------------------------------------------------------------------------------------------------
 
@@ -34,32 +34,6 @@ def test_check_of_what_is_no_configuration(here, text, words):
     result = run("--config", "nothing.yaml", "check")
     assert result.exit_code == 3
     assert words in result.stdout
-
-
-def test_check_warns_and_fails_only_if_strict(here):
-    (here / "claimcheck.yaml").write_text("stores: {m: {type: memory}}")
-    result = ok("check")
-    assert "warning  store-memory  stores.m: payloads are in this process's memory" in result.stdout
-    assert result.stdout.splitlines()[-1] == "claimcheck.yaml: 1 warning"
-    assert run("check", "--strict").exit_code == 1
-    assert json.loads(ok("check", "--json").stdout)["ok"]
-
-
-def test_check_opens_the_stores(here):
-    assert "wrote, read and deleted" in ok("check", "--servers").stdout
-    assert list((here / "claims").iterdir()) == []
-    (here / "claims").rmdir()
-    (here / "claimcheck.yaml").write_text(CONFIG.replace("create: true", "create: false"))
-    assert run("check").exit_code == 0
-    result = run("check", "--servers")
-    assert result.exit_code == 6
-    assert "error    store-failed  stores.disk: " in result.stdout
-
-
-def test_check_takes_the_configuration_from_the_environment(here, monkeypatch):
-    (here / "claimcheck.yaml").rename(here / "mine.yaml")
-    monkeypatch.setenv("CLAIMCHECK_CONFIG", "mine.yaml")
-    assert ok("check").stdout.splitlines()[-1].startswith("mine.yaml: ")
 
 
 # completion ------------------------------------------------------------------------------------------------------
