@@ -58,16 +58,6 @@ class Rig:
 # Time
 
 
-def test_chunks_expire_while_other_messages_are_fed():
-    rig = Rig(expire_after_seconds=60)
-    rig.chunk(A, 0, 2)
-    rig.clock.now += 59
-    assert [type(outcome) for outcome in rig.feed(b"plain")] == [Resolved]
-    rig.clock.now += 1
-    expired, plain = rig.feed(b"plain")
-    assert (expired.reason, expired.handles, plain.payload) == ("expired", (0,), b"plain")
-
-
 def test_chunks_expire_with_a_message_that_cannot_be_read():
     rig = Rig(expire_after_seconds=60)
     rig.chunk(A, 0, 2)
@@ -277,28 +267,6 @@ def test_many_abort_envelopes_are_one_warning_in_a_minute(caplog):
     ]
 
 
-def test_an_abort_envelope_ends_the_chunks_of_its_writer():
-    rig = Rig()
-    rig.chunk(A, 0, 3, key="k")
-    [dropped] = rig.abort(A, key="k")
-    [tail] = rig.chunk(A, 1, 3, key="k")
-    assert [(each.reason, each.action, each.handles) for each in (dropped, tail)] == [
-        ("aborted", "ack", (0, 1)),
-        ("aborted", "ack", (2,)),
-    ]
-
-
-def test_chunks_of_one_uuid_from_different_writers_are_different_payloads():
-    rig = Rig()
-    rig.chunk(A, 0, 2, b"x", key=b"one")
-    rig.chunk(A, 0, 2, b"y", key=b"two")
-    [first] = rig.chunk(A, 1, 2, b"x", key=b"one")
-    [second] = rig.chunk(A, 1, 2, b"y", key=b"two")
-    assert (first.payload, second.payload) == (b"xx", b"yy")
-    rig.settle([first, second])
-    assert rig.resolver.safe_position("s") is None
-
-
 @pytest.mark.parametrize("long", [b"k" * 10_000, "k" * 10_000, bytearray(b"k" * 10_000)])
 def test_a_long_key_is_not_kept(long):
     rig = Rig()
@@ -346,28 +314,3 @@ def test_a_payload_acknowledged_after_all_is_compared_with_what_came_of_a_second
     assert failed.positions == (3,)
     [late] = rig.chunk(A, 0, 3, b"EVIL", at=4)
     assert isinstance(late.error, ChunkConflictError)
-
-
-def test_duplicates_in_a_second_attempt_are_acknowledged_with_the_first():
-    rig = Rig()
-    rig.chunk(A, 0, 2, at=0)
-    [whole] = rig.chunk(A, 1, 2, at=1)
-    rig.settle([whole], acked=False)
-    rig.chunk(A, 0, 2, at=7)
-    rig.settle([whole])
-    plain, [dropped] = rig.resolver.safe_position("s"), rig.resolver.tick()
-    assert (plain, dropped.reason, dropped.action, dropped.handles) == (7, "duplicate", "ack", (7,))
-    rig.settle([dropped])
-    assert rig.resolver.safe_position("s") is None
-    assert rig.resolver.tick() == []
-
-
-def test_an_acknowledged_payload_is_not_delivered_again_because_a_second_delivery_was_given_back():
-    rig = Rig()
-    [first] = rig.chunk(A, 0, 1, at=0)
-    rig.settle([first], acked=False)
-    [second] = rig.chunk(A, 0, 1, at=0)
-    rig.settle([first])
-    rig.settle([second], acked=False)
-    [late] = rig.chunk(A, 0, 1, at=5)
-    assert (late.reason, late.action) == ("duplicate", "ack")

@@ -270,13 +270,6 @@ def test_a_signed_pointer_that_binds_no_content_is_refused_unless_configured(tmp
         assert caught.value.reason == "checksum"
 
 
-def test_an_optional_signature_leaves_the_choice_to_writers(tmp_path):
-    signing = {"signing": SIGNING["signing"] | {"require": False}}
-    writer = client(tmp_path, checksum="crc32")
-    message = writer.seal(writer.store("disk").write(b"payload"))
-    assert client(tmp_path, **signing).resolve(message) == b"payload"
-
-
 # Chunks --------------------------------------------------------------------------------------------------------
 
 

@@ -105,22 +105,6 @@ class TestPayloadReader:
         with pytest.raises(IntegrityError):
             reader([PAYLOAD, b"x"]).readall()
 
-    def test_is_a_file(self):
-        file = io.BufferedReader(reader(cut(PAYLOAD)))
-
-        assert file.readable()
-        assert not file.seekable()
-        assert file.read(10) == PAYLOAD[:10]
-        assert file.read() == PAYLOAD[10:]
-        assert file.read() == b""
-
-    def test_reads_into_buffers_of_any_size(self):
-        source, buffer, got = reader(cut(PAYLOAD)), bytearray(1700), b""
-        while count := source.readinto(buffer):
-            got += buffer[:count]
-
-        assert got == PAYLOAD
-
     def test_keeps_the_end_back_until_all_is_known_to_be_right(self):
         source, seen = reader(cut(PAYLOAD[:-1] + b"?")), 0
 
@@ -129,13 +113,6 @@ class TestPayloadReader:
                 seen += count
 
         assert seen < len(PAYLOAD)
-
-    @pytest.mark.parametrize("data", [b"", PAYLOAD[:-1], PAYLOAD + b"x"])
-    def test_refuses_another_size(self, data):
-        with pytest.raises(IntegrityError, match="size") as caught:
-            reader(cut(data)).readall()
-
-        assert caught.value.expected == len(PAYLOAD)
 
     def test_a_pointer_without_checksum_still_has_a_size(self):
         assert reader([PAYLOAD[::-1]], pointer(checksum=None)).readall() == PAYLOAD[::-1]
@@ -316,15 +293,6 @@ class TestSeekableReader:
 
         assert source.read(10) == PAYLOAD[10:20]
         assert medium.asked == [(0, len(PAYLOAD))]
-
-    def test_the_rest_after_a_jump(self, source):
-        source.seek(777)
-        assert source.readall() == PAYLOAD[777:]
-        assert source.readall() == b""
-
-    def test_beyond_the_end_is_nothing(self, source):
-        source.seek(100, io.SEEK_END)
-        assert source.read(5) == source.readall() == b""
 
     @pytest.mark.parametrize("damaged", [PAYLOAD[:-1], PAYLOAD + b"x", PAYLOAD[:-1] + b"?"])
     @pytest.mark.parametrize("place", [5, -1, 10**9])

@@ -38,13 +38,6 @@ def test_what_is_neither_bytes_nor_a_binary_file_is_refused(strategy, payload):
     assert (rig.sent, rig.stored) == ([], 0)
 
 
-def test_a_closed_file_is_refused(rig):
-    file = io.BytesIO(BIG)
-    file.close()
-    with pytest.raises(PayloadError, match="closed"):
-        rig.publisher()("orders", file)
-
-
 @pytest.mark.parametrize("strategy", ["external", "chunking", "hybrid", "inline"])
 @pytest.mark.parametrize("payload", [BIG, b"small", HEADER + b"\x01", HEADER + BIG, b"x" * 1928, b"x" * 1929])
 @pytest.mark.parametrize("make", [io.BytesIO, Unseekable, bytearray, memoryview])
@@ -52,13 +45,6 @@ def test_files_and_buffers_of_every_kind_arrive(strategy, payload, make):
     rig = Rig(strategy)
     rig.publisher()("orders", make(payload))
     assert [outcome.payload for outcome in rig.received()] == [payload]
-
-
-def test_a_file_is_read_from_where_it_stands(rig):
-    file = io.BytesIO(b"skipped" + BIG)
-    file.seek(7)
-    rig.publisher()("orders", file)
-    assert rig.received()[0].payload == BIG
 
 
 class Shrinking(io.BytesIO):

@@ -23,7 +23,6 @@ from claimcheck.transports.pulsar._send import (
     InFlightWindow,
     SendDeadlineError,
     Ticket,
-    classify,
     error_of,
 )
 from tests.clocks import Clock
@@ -124,18 +123,6 @@ def _varint(number):
         out.append(number & 127 | 128)
         number >>= 7
     return bytes([*out, number])
-
-
-@pytest.mark.parametrize("name", ["MessageTooBig", "ProducerQueueIsFull", "TopicTerminated", "AuthorizationError"])
-def test_a_refusal_is_definite(name):
-    assert classify(error_of(getattr(pulsar.Result, name))) == "failed"
-
-
-@pytest.mark.parametrize(
-    "name", ["Timeout", "AlreadyClosed", "ConnectError", "UnknownError", "NotConnected", "ReadError"]
-)
-def test_everything_else_is_not(name):
-    assert classify(error_of(getattr(pulsar.Result, name))) == "unknown"
 
 
 def test_every_result_has_its_error():

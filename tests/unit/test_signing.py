@@ -222,23 +222,6 @@ class TestAge:
 
 
 class TestChunks:
-    def test_the_last_chunk_has_the_signature_of_the_whole(self):
-        envelopes, _ = sent(configured("chunking"))
-        assert len(envelopes) > 2
-        assert [("claimcheck-signature" in each.headers) for each in envelopes] == [False] * (len(envelopes) - 1) + [
-            True
-        ]
-        assert (
-            json.loads(envelopes[-1].headers["claimcheck-signature"]).items()
-            >= {
-                "kind": "chunks",
-                "chunks": len(envelopes),
-                "size": len(BIG),
-                "destination": "orders",
-                "uuid": decode(envelopes[0].data).uuid,
-            }.items()
-        )
-
     def test_chunks_without_a_signature_are_refused_where_one_is_required(self):
         plain, _ = sent(configured("chunking", signing={}))
         assert "not signed" in str(refusal(configured(), plain))
@@ -358,12 +341,6 @@ class TestAborts:
             assert isinstance(outcomes[0].error, PointerRejectedError)
             assert outcomes[0].positions == (2,)
             assert outcomes[1].payload == BIG
-
-    def test_a_genuine_abort_ends_the_payload(self):
-        cc = configured("chunking")
-        envelopes, abort = sent(cc)
-        (dropped,) = received(cc, [*envelopes[:2], abort])
-        assert (dropped.reason, len(dropped.slots)) == ("aborted", 3)
 
 
 class TestWholeMessages:

@@ -1,6 +1,5 @@
 """What the base class promises for every store, shown on the smallest one; tests/conformance shows it for each."""
 
-import io
 import logging
 import uuid
 from dataclasses import replace
@@ -21,7 +20,6 @@ from claimcheck.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from claimcheck.hooks import Hooks
 from claimcheck.stores.memory import MemoryStore
 from tests.clocks import Clock
 
@@ -299,18 +297,6 @@ class TestErrors:
 
         assert "hunter2" not in str(caught.value)
 
-    @pytest.mark.parametrize(
-        "address", ["redis://:hunt/er2@host", "redis://:hunt@er2@host", "unix:///s?password=hunter2&db=1"]
-    )
-    def test_odd_addresses_lose_them_too(self, address):
-        store = DictStore()
-        store._write = failing(RuntimeError(f"cannot reach {address} today"))
-
-        with pytest.raises(StoreError, match=r"cannot reach \S*\*\*\*\S* today") as caught:
-            store.write(b"payload")
-
-        assert "er2" not in str(caught.value)
-
     def test_missing_payload_says_since_when(self):
         store = DictStore()
         store.ttl_seconds = 60
@@ -358,56 +344,11 @@ class TestCheck:
 
         assert caught.value.reason == reason
 
-    def test_open_refuses_before_it_reads(self):
-        with pytest.raises(PointerRejectedError):
-            DictStore().open(Pointer(key="elsewhere", store="mine", size=1))
-
     def test_authors_can_compare_sizes_before_reading(self):
         with pytest.raises(IntegrityError) as caught:
             DictStore().check_size(Pointer(key="p/x", size=7), 6)
 
         assert (caught.value.expected, caught.value.actual) == (7, 6)
-
-
-def test_failed_operations_are_told_with_their_error():
-    store, events = DictStore(), []
-    store.context = StoreContext(name="mine", hooks=Hooks((events.append,)))
-    pointer = store.write(b"payload")
-    store.payloads.clear()
-
-    with pytest.raises(PayloadNotFoundError) as caught:
-        store.read(pointer)
-    with pytest.raises(PayloadNotFoundError), store.open(pointer) as file:
-        file.read()
-
-    assert [(event.operation, event.phase) for event in events[2:]] == [("read", "started"), ("read", "failed")] * 2
-    assert events[3].error is caught.value
-
-
-def test_one_piece_is_handed_out_uncopied():
-    store = DictStore()
-    payload = b"payload" * 1000
-    pointer = store.write(payload)
-    store.payloads[pointer.key] = payload
-
-    assert store.read(pointer) is payload
-
-
-def test_open_gives_an_ordinary_file():
-    store = DictStore()
-    file = store.open(store.write(b"one\ntwo\n"))
-
-    assert isinstance(file, io.BufferedReader)
-    assert file.readlines() == [b"one\n", b"two\n"]
-    file.close()
-
-
-def test_repr_and_context_manager():
-    store = DictStore()
-
-    with store as same:
-        assert same is store
-    assert repr(store) == "<DictStore 'mine'>"
 
 
 @pytest.mark.parametrize("wrong", [None, "key", b"an envelope"])

@@ -73,26 +73,6 @@ class TestVerdicts:
         assert (report.kept, report.finished) == ({}, True)
         assert list(memory.scan()) == []
 
-    def test_a_payload_without_a_lifetime_stays(self, memory, clock):
-        memory.ttl_seconds = None
-        pointer = memory.write(b"payload")
-        memory.ttl_seconds = 1
-
-        clock.sleep(10**9)
-
-        assert sweep(memory, clock, unmarked_lifetime_seconds=1).kept == {"unlimited": 1}
-        assert memory.read(pointer) == b"payload"
-
-    def test_a_shorter_ttl_does_not_shorten_the_life_of_what_is_stored(self, memory, clock):
-        memory.ttl_seconds = 1000
-        pointer = memory.write(b"payload")
-        memory.ttl_seconds = 1
-
-        clock.sleep(900)
-
-        assert sweep(memory, clock).kept == {"alive": 1}
-        assert memory.read(pointer) == b"payload"
-
     @pytest.mark.parametrize("key", [OLD_KEY, f"ab/orders-60s_{OLD_KEY[-36:]}", f"ab/orders-never_{OLD_KEY[-36:]}"])
     def test_keys_of_earlier_releases_stay_unless_their_lifetime_is_given(self, disk, tmp_path, key):
         key = key.replace("ab/", folder_for(key, None))
@@ -116,22 +96,6 @@ class TestVerdicts:
 
 
 class TestRuns:
-    def test_after_an_interruption_the_next_one_finds_the_rest(self, memory, clock):
-        for _ in range(2500):
-            memory.write(b"")
-        clock.sleep(100)
-
-        def on_batch(report):
-            if report.deleted == 2000:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            Sweep(dry_run=False, grace_seconds=5, clock=clock).run(memory, on_batch=on_batch)
-        report = sweep(memory, clock)
-
-        assert (report.scanned, report.deleted) == (500, 500)
-        assert list(memory.scan()) == []
-
     def test_nothing_is_deleted_that_is_not_in_a_listing(self, memory, disk, tmp_path):
         (tmp_path / "notes.txt").write_text("kept")
 
