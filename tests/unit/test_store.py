@@ -20,10 +20,14 @@ from claimcheck.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from claimcheck.stores.filesystem import FilesystemStore
 from claimcheck.stores.memory import MemoryStore
+from claimcheck.testing import FaultyStore
 from tests.clocks import Clock
 
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
+
+
 NOW = 1_700_000_000.5
 
 
@@ -393,3 +397,59 @@ class TestWhyAPayloadIsGone:
     def test_any_time_that_a_pointer_claims_has_a_text(self, gone):
         assert gone(1, expires_ms=10**18).endswith("deleted")
         assert "ago, at -1" in gone(1, expires_ms=-(10**18))
+
+
+LARGE = bytes(range(256)) * (9 << 12)
+
+
+@pytest.fixture
+def copied_store(tmp_path):
+    return FilesystemStore(path=tmp_path / "source", create=True, ttl_seconds=60)
+
+
+@pytest.fixture
+def archive(tmp_path):
+    copied_store = FilesystemStore(path=tmp_path / "archive", create=True)
+    copied_store.context = StoreContext(name="archive")
+    return copied_store
+
+
+def files(tmp_path, folder="archive"):
+    return [path for path in (tmp_path / folder).rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("size", [1000, len(LARGE)])
+def test_a_damaged_payload_leaves_no_copy(copied_store, archive, tmp_path, size):
+    pointer = copied_store.write(LARGE[:size])
+    (path,) = files(tmp_path, "source")
+    path.write_bytes(bytes(size))
+
+    with pytest.raises(IntegrityError):
+        copied_store.copy(pointer, to=archive)
+
+    assert files(tmp_path) == []
+
+
+def test_errors_of_either_store_are_its_own(archive):
+    source = FaultyStore(store=MemoryStore(space="copies"))
+    target = FaultyStore(store=archive)
+    pointer = source.write(b"payload")
+    for store in (source, target):
+        store.fail("read" if store is source else "write")
+        with pytest.raises(StoreUnavailableError):
+            source.copy(pointer, to=target)
+        store.heal()
+
+
+@pytest.mark.parametrize(("shortest", "lifetime"), [(None, 60), (30, 60), (90, 90)])
+def test_a_payload_may_live_longer_than_others(copied_store, shortest, lifetime):
+    pointer = copied_store.write(b"payload", min_ttl_seconds=shortest)
+
+    assert pointer.expires_ms - pointer.created_ms == lifetime * 1000
+    assert f"-{lifetime}s." in pointer.key
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), "7d"])
+def test_no_lifetime(copied_store, seconds):
+    with pytest.raises(ConfigError, match="ttl_seconds"):
+        copied_store.write(b"payload", min_ttl_seconds=seconds)
