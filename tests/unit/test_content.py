@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import gc
 import importlib.util
@@ -249,14 +248,6 @@ def test_a_decorated_function_sends_small_payloads_encrypted():
         message = publish("orders", b"a small secret")
         assert b"secret" not in message
         assert cc.resolve(message, destination="orders") == b"a small secret"
-
-
-def test_aresolve_returns_the_payload_of_an_encrypted_message():
-    with opened(threshold_bytes=5000, encryption={"key_id": "k1", "keys": KEYS, "inline": True}) as cc:
-        with cc.outbound(b"small", destination="o") as out:
-            (envelope,) = out.envelopes
-        assert envelope.data.startswith(ENCODED)
-        assert asyncio.run(cc.aresolve(envelope.data, destination="o")) == b"small"
 
 
 @pytest.mark.parametrize("target", [None, "orders.dlq"])

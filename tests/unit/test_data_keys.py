@@ -109,11 +109,6 @@ def test_tink_unwraps_our_keys():
     assert tink_oracle.aead(base64.b64decode(K1)).decrypt(made.wrapped, associated_data) == made.key
 
 
-def test_every_payload_has_its_own_data_key():
-    keys = local()
-    assert len({keys.new(CONTEXT).key for _ in range(5)}) == 5
-
-
 def test_no_changed_byte_of_a_wrapped_key_is_accepted():
     made = local().new(CONTEXT)
     for place in range(len(made.wrapped)):
@@ -361,12 +356,6 @@ def test_methods_that_a_provider_lacks_are_named():
 # Configuration -------------------------------------------------------------------------------------------------
 
 
-def test_the_section_is_required_as_soon_as_it_has_keys():
-    assert from_dict({"encryption": {"keys": {"k1": K1}}}).encryption.require is True
-    assert from_dict({"encryption": {"keys": {"k1": K1}, "require": False}}).encryption.require is False
-    assert from_dict({}).encryption.require is False
-
-
 @pytest.mark.parametrize(
     ("section", "path"),
     [
@@ -385,9 +374,3 @@ def test_mistakes_in_the_section_are_named_and_not_quoted(section, path):
     assert caught.value.path == path
     assert "hunter2" not in str(caught.value)
     assert K1[:8] not in str(caught.value)
-
-
-def test_names_of_keys_in_a_key_service_are_not_checked_as_local_keys():
-    config = from_dict({"encryption": {"provider": "aws-kms", "key_id": "k1", "keys": {"k1": "alias/claimcheck"}}})
-    assert config.encryption.keys == {"k1": "alias/claimcheck"}
-    assert "alias" not in repr(config)

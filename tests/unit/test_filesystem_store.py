@@ -41,13 +41,6 @@ def files(folder):
     return [path for path in folder.rglob("*") if not path.is_dir()]
 
 
-def test_a_payload_is_one_plain_file(store, tmp_path):
-    pointer = store.write(b"payload", destination="orders")
-
-    assert [str(path.relative_to(tmp_path)) for path in files(tmp_path)] == [pointer.key]
-    assert (tmp_path / pointer.key).read_bytes() == b"payload"
-
-
 @given(
     destination=st.text(max_size=80),
     unique=st.uuids(),
@@ -240,12 +233,6 @@ def test_truncated_while_it_is_read(store, tmp_path):
         os.truncate(tmp_path / pointer.key, 2 << 20)
         with pytest.raises(IntegrityError):
             file.read()
-
-
-def test_a_path_that_is_none_is_refused():
-    for path in ("", "a\0b"):
-        with pytest.raises(ConfigError, match="path"):
-            FilesystemStore(path=path)
 
 
 def test_a_path_that_leads_through_a_file_leaves_nothing_to_tell_of(tmp_path, caplog):

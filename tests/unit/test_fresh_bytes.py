@@ -18,17 +18,6 @@ def advised(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("size", [0, 1, 99_999, 100_000, 5_000_001])
-def test_becomes_what_was_filled_in(advised, size):
-    expected = bytes(range(251)) * (size // 251 + 1)
-
-    with FreshBytes(size) as room:
-        room.view[:] = expected[:size]
-
-    assert room.payload == expected[:size]
-    assert type(room.payload) is bytes
-
-
 def test_is_never_copied():
     size = 10 << 20
     tracemalloc.start()
@@ -53,19 +42,6 @@ def test_large_room_asks_for_huge_pages_within_itself(advised):
     assert address % mmap.PAGESIZE == size % mmap.PAGESIZE == 0
     assert 1_000_000 - 2 * mmap.PAGESIZE < size <= 1_000_000
     assert advice == mmap.MADV_HUGEPAGE
-
-
-def test_a_system_without_them_is_only_slower(monkeypatch):
-    def fail():
-        raise OSError("no such function")
-
-    monkeypatch.setattr(fresh, "_HUGE_FROM_BYTES", 10)
-    monkeypatch.setattr(fresh, "_madvise", fail)
-
-    with FreshBytes(100) as room:
-        room.view[:] = b"x" * 100
-
-    assert room.payload == b"x" * 100
 
 
 def test_the_garbage_collector_finds_it_with_views_without_an_error():

@@ -46,21 +46,6 @@ class TestMarks:
 
 
 class TestOffsets:
-    def test_nothing_is_passed_that_was_handed_out_later(self):
-        offsets = Offsets(start=0, read=20)
-        offsets.delivered(3, 7)
-        offsets.delivered(1, 9)
-
-        assert [offsets.safe(upto, None) for upto in (8, 9, 10)] == [1, 1, 10]
-        assert offsets.safe(10, 2) == 2
-
-    def test_what_is_committed_need_not_be_remembered(self):
-        offsets = Offsets(start=0, read=20)
-        offsets.delivered(1, 9)
-        offsets.forget_below(10)
-
-        assert offsets.safe(5, None) == 5
-
     def test_where_nobody_commits_memory_is_bounded_and_errs_on_the_side_of_twice(self):
         offsets = Offsets(start=0, read=10**9)
         for n in range(MAX_SPANS + 500):
@@ -70,16 +55,6 @@ class TestOffsets:
         assert offsets.safe(10 * 300, None) == 0
         last = 10 * (MAX_SPANS + 400)
         assert offsets.safe(last + 5, None) == last
-
-    def test_while_it_is_read_again_nothing_that_lies_ahead_is_passed(self):
-        offsets = Offsets(start=5)
-        offsets.restore(CommitMetadata(9, frozenset({6})))
-
-        assert (offsets.safe(9, None), offsets.metadata(9)) == (5, CommitMetadata(9, frozenset({6})))
-        offsets.read = 7
-        assert offsets.safe(9, 6) == 6
-        offsets.read = 12
-        assert offsets.safe(12, None) == 12
 
 
 class TestMessages:

@@ -254,19 +254,6 @@ def test_our_own_refusal_is_definite_whatever_the_classifier_says(rig):
     assert rig.stored == 0
 
 
-def held_up(monkeypatch, store):
-    """Have a store's writes wait; returns the event that says that one began, and the one that lets it go on."""
-    writing, go_on, write = threading.Event(), threading.Event(), store._write
-
-    def slow(*args):
-        writing.set()
-        assert go_on.wait(10)
-        write(*args)
-
-    monkeypatch.setattr(store, "_write", slow)
-    return writing, go_on
-
-
 def test_store_io_never_runs_on_the_event_loop(monkeypatch):
     rig, threads = Rig(), []
     store = rig.cc.store("hot")
@@ -279,32 +266,6 @@ def test_store_io_never_runs_on_the_event_loop(monkeypatch):
 
     assert rig.cc.resolve(asyncio.run(publish(BIG))) == BIG
     assert threads != [threading.main_thread()]
-
-
-@pytest.mark.parametrize("ends_at_once", [False, True])  # the program
-def test_cancelled_while_it_is_being_stored_leaves_nothing(monkeypatch, ends_at_once):
-    rig, undone = Rig(), threading.Event()
-    store = rig.cc.store("hot")
-    delete = store._delete
-    writing, go_on = held_up(monkeypatch, store)
-    monkeypatch.setattr(store, "_delete", lambda pointer: (delete(pointer), undone.set()))
-
-    @rig.cc.offload(payload="value")
-    async def publish(value):
-        rig.sent.append(value)
-
-    async def main():
-        task = asyncio.create_task(publish(BIG))
-        await asyncio.to_thread(writing.wait, 10)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        go_on.set()
-        if not ends_at_once:
-            assert await asyncio.to_thread(undone.wait, 10)
-
-    asyncio.run(main())
-    assert (rig.sent, rig.stored) == ([], 0)
 
 
 def test_the_block_works_with_async_with():

@@ -308,21 +308,6 @@ class TestDeadlines:
 
 
 class TestRedeliveryTracker:
-    def test_the_larger_number_counts_and_only_up_to_the_maximum(self):
-        counts = RedeliveryTracker(2)
-        assert counts.too_many(("t", (1, 0, 0)), 1) is None
-        assert counts.too_many(("t", (1, 0, 0)), 2) == 2
-        for _ in range(3):
-            counts.add(("t", (1, 0, 0)))
-        assert counts.too_many(("t", (1, 0, 0)), 0) == 3
-        assert counts.too_many(("u", (1, 0, 0)), 0) is None
-
-    def test_without_a_maximum_nothing_is_kept(self):
-        counts = RedeliveryTracker(None)
-        counts.add(("t", (1, 0, 0)))
-        assert not counts
-        assert counts.too_many(("t", (1, 0, 0)), 99) is None
-
     def test_those_that_were_given_back_last_are_kept(self):
         counts = RedeliveryTracker(1)
         for entry in [0, *range(10_000), 0, 10_000]:

@@ -173,20 +173,6 @@ class TestDestinations:
         with pytest.raises(PointerRejectedError):
             cc.resolve(forwarded, destination="orders")
 
-    def test_a_copy_stays_bound_to_the_topic(self):
-        cc = configured()
-        ((envelope,), _) = sent(cc)
-        pointer = cc.pointer(envelope.data, destination="orders")
-        copy = cc.store("hot").copy(pointer, to=cc.store("cold"), destination="elsewhere")
-        assert cc.resolve(cc.seal(copy), destination="orders") == BIG
-
-    def test_without_signing_nothing_is_bound(self):
-        cc = configured(signing={})
-        ((envelope,), _) = sent(cc)
-        assert cc.pointer(envelope.data).destination is None
-        assert cc.resolve(envelope.data) == BIG
-        assert cc.resolve(envelope.data, destination="anywhere") == BIG
-
     def test_a_decorated_function_must_say_where_it_sends(self):
         with pytest.raises(ConfigError, match="destination"):
             configured().offload(payload="value")(lambda value: None)

@@ -6,7 +6,7 @@ from concurrent.futures import Executor, Future
 import pytest
 
 import claimcheck
-from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
+from claimcheck.errors import StoreUnavailableError
 from claimcheck.transports._common.dispatch import dispatch
 from claimcheck.transports._common.received import Prefetch, StoredPayload
 
@@ -71,16 +71,6 @@ def test_it_is_read_once_and_when_it_is_asked_for():
 
 
 class TestRetryableErrors:
-    def test_each_call_reads_again_until_one_succeeds(self):
-        payload = StoredPayload(source := Source(outage()))
-        for _ in range(2):
-            with pytest.raises(StoreUnavailableError):
-                payload.get()
-        source.error = None
-
-        assert payload.get() == b"payload"
-        assert source.reads == 3
-
     def test_one_that_was_waited_for_is_raised(self):
         payload = StoredPayload(source := Source())
         payload.prefetch(EndsWhenWaitedFor())
@@ -105,20 +95,6 @@ class TestRetryableErrors:
         assert payload.get() == b"payload"
         pool.run()
         assert source.reads == 1
-
-
-class TestOtherErrors:
-    @pytest.mark.parametrize("ahead", [False, True])
-    def test_they_are_kept(self, ahead):
-        payload = StoredPayload(source := Source(PayloadNotFoundError("gone")))
-        if ahead:
-            payload.prefetch(pool := Idle())
-            pool.run()
-        for _ in range(2):
-            with pytest.raises(PayloadNotFoundError):
-                payload.get()
-
-        assert (source.reads, payload.is_read) == (1, True)
 
 
 class TestOnAnEventLoop:
