@@ -126,19 +126,6 @@ def test_stale_hints_of_a_message_that_was_received_are_dropped(rig):
     assert headers == {"mine": "1", TYPE: "pointer", "claimcheck-size": str(len(BIG))}
 
 
-def test_decorators_on_top_of_each_other_offload_once(rig):
-    decorate = rig.cc.offload(payload="value", destination="topic", headers="headers")
-
-    @decorate
-    @decorate
-    def publish(topic, value, headers=None):
-        rig.sent.append((topic, value, None, headers))
-
-    publish("orders", BIG)
-    assert rig.stored == 1
-    assert rig.cc.resolve(rig.sent[0][1]) == BIG
-
-
 def test_methods_and_their_defaults_work_like_functions(rig):
     class Service:
         @rig.cc.offload(payload="body", destination="topic")

@@ -108,10 +108,6 @@ class TestDelay:
 
 
 class TestOptions:
-    def test_options_that_are_not_set_are_left_out(self):
-        options = {"ordering_key": None, "sequence_id": 0, "event_timestamp": 5, "disable_replication": False}
-        assert checked_options(options) == {"event_timestamp": 5}
-
     def test_an_unknown_option_is_an_error(self):
         with pytest.raises(TypeError, match="orderingkey"):
             checked_options({"orderingkey": None})

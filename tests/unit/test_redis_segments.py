@@ -139,10 +139,6 @@ class TestReading:
             medium.always("GET", i, slowly)
         assert read() == PAYLOAD
 
-    def test_keeps_its_connection_for_the_next(self, read, server):
-        assert read() == read() == PAYLOAD
-        assert server.connections == 1
-
     def test_left_early_keeps_no_half_answer(self, store, server):
         with store.open(POINTER) as file:
             file.raw.readinto(bytearray(3))
@@ -264,17 +260,6 @@ class TestOfOneSmallSegment:
 
     POINTER = replace(POINTER, size=10, segments=1, segment_bytes=None, checksum=digest_of(PAYLOAD[:10]))
 
-    def test_is_one_request(self, store, server):
-        assert store.read(self.POINTER) == store.read(self.POINTER) == PAYLOAD[:10]
-        assert server.asked == [[b"GETRANGE", b"claimcheck:x-0", b"0", b"10"]] * 2
-        assert server.connections == 1
-
-    def test_byte_by_byte(self, store, server, medium):
-        medium.answers("GETRANGE", 0, slowly)
-
-        assert store.read(self.POINTER) == PAYLOAD[:10]
-        assert (server.connections, len(server.asked)) == (1, 1)
-
     @pytest.mark.parametrize("odd", [None, half, b">2\r\n+a\r\n+b\r\n", b"+OK\r\n", b"\0" * 50, bulk(PAYLOAD[:9])])
     def test_an_unexpected_reply_never_becomes_payload(self, store, server, medium, odd):
         medium.answers("GETRANGE", 0, odd)
@@ -322,13 +307,6 @@ class TestOfOneSmallSegment:
             store.read(self.POINTER)
         assert len(server.asked) == 1
 
-    def test_is_written_with_one_command(self, store, server):
-        pointer = store.write(PAYLOAD[:10])
-
-        assert server.asked == [
-            [b"SET", f"{pointer.key}-0".encode(), PAYLOAD[:10], b"PXAT", str(pointer.expires_ms).encode()]
-        ]
-
     def test_is_written_again_after_a_lost_connection(self, store, server, medium):
         medium.answers("SET", 0, None)
 
@@ -366,15 +344,6 @@ class TestOfOneSmallSegment:
 
 
 class TestWriting:
-    def test_sends_each_once(self, store, server):
-        pointer = store.write(PAYLOAD)
-
-        assert [command[:3] for command in server.asked] == [
-            [b"SET", f"{pointer.key}-{i}".encode(), PAYLOAD[10 * i : 10 * i + 10]] for i in range(10)
-        ]
-        assert {command[4] for command in server.asked} == {str(pointer.expires_ms).encode()}
-        assert server.connections == 1
-
     @pytest.mark.parametrize("i", [0, 1, 4, 9])
     def test_sends_again_what_had_no_answer(self, store, server, medium, i):
         medium.answers("SET", i, None)

@@ -160,19 +160,6 @@ class TestPrefetch:
         assert not large.started
         prefetch.forget()
 
-    def test_one_that_was_not_started_can_go_from_the_middle(self):
-        prefetch = Prefetch(100, threads=1)
-        first, second, third = Message(80), Message(90), Message(60)
-        for message in (first, second, third):
-            prefetch.add(message)
-
-        prefetch.remove(third)
-        assert not second.started
-        prefetch.remove(first)
-
-        assert (second.started, third.started) == (True, False)
-        prefetch.forget()
-
 
 class Arriving(Message):
     """A message with a stored payload, which the application may request."""
@@ -273,9 +260,6 @@ class TestPrefetchByDefault:
             consumer.receive(Plain)
         assert consumer.waiting == []
 
-    def test_off(self):
-        assert Consumer(Prefetch(0, threads=1)).ahead_after(5) == [0] * 5
-
 
 class TestWatch:
     """Whether the application requests payloads decides whether the next ones are read ahead."""
@@ -285,13 +269,6 @@ class TestWatch:
         payload.watch(lambda: requests.append(True))
         assert requests == []
         payload.get(), payload.get()
-        assert requests == [True]
-
-    def test_one_that_was_read_before_it_is_watched(self):
-        """For an event loop a payload is read before its message is delivered."""
-        payload, requests = StoredPayload(Source()), []
-        payload.read()
-        payload.watch(lambda: requests.append(True))
         assert requests == [True]
 
     def test_a_request_that_fails_is_a_request(self):
