@@ -178,38 +178,6 @@ def test_zero_seconds_mean_that_nothing_expires():
     assert rig.assembler.tick() == []
 
 
-def test_bytes_are_bounded_and_the_oldest_makes_room():
-    rig = Rig(max_pending_bytes=10)
-    rig.feed(A, 0, 2, b"xxxx")
-    rig.feed(B, 0, 2, b"xxxx")
-    (event,) = rig.feed(C, 0, 2, b"xxx")
-    assert event.identity.uuid == A
-    assert rig.assembler.pending_bytes == 7
-
-
-def test_the_payload_being_fed_is_never_the_victim():
-    rig = Rig(max_pending_bytes=10)
-    rig.feed(A, 0, 3, b"xxxxx")
-    rig.feed(B, 0, 3, b"xxxxx")
-    (event,) = rig.feed(A, 1, 3, b"xxxxx")
-    assert event.identity.uuid == B
-    assert rig.assembler.pending_bytes == 10
-
-
-@pytest.mark.parametrize(
-    ("limits", "limit"), [({"max_payload_bytes": 3}, 3), ({"max_pending_bytes": 3}, 3), ({"max_chunks": 2}, 2)]
-)
-def test_a_payload_too_large_alone_fails_once_with_all_its_messages(limits, limit):
-    rig = Rig(**limits)
-    events = [event for number in range(4) for event in rig.feed(A, number, 4)]
-    assert isinstance(events[0], Broken)
-    assert isinstance(events[0].error, PayloadTooLargeError)
-    assert events[0].error.limit == limit
-    assert len(events) == 1
-    assert handles(events[0]) == [0, 1, 2, 3]
-    assert rig.assembler.pending_bytes == 0
-
-
 def test_a_payload_too_large_and_never_complete_fails_at_its_expiry():
     rig = Rig(max_payload_bytes=1, expire_after_seconds=5)
     assert rig.feed(A, 0, 9) == [] == rig.feed(A, 1, 9)
@@ -315,15 +283,6 @@ def test_finished_payloads_are_forgotten_in_the_end(monkeypatch):
         for at in range(3):
             rig.feed(f"{number}" + B[1:], 0, 1, at=100 + 10 * number + at)
     assert rig.assembler._remembered_positions <= 6
-
-
-def test_an_abort_after_an_eviction_says_that_the_rest_may_go():
-    rig = Rig(max_pending_payloads=1)
-    rig.feed(A, 0, 3, at=0)
-    rig.feed(B, 0, 3, at=1)
-    rig.assembler.abort("s", Slot(2, 2), A)
-    (again,) = rig.feed(A, 0, 3, at=0)
-    assert (again.reason, again.action) == ("aborted", "ack")
 
 
 def test_headers_are_kept_of_the_lowest_place_only_and_claims_of_all():

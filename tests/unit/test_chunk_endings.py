@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from claimcheck._config_file import from_dict
-from claimcheck._receive.resolver import Dropped, Failed, Resolved, Resolver
+from claimcheck._receive.resolver import Dropped, Failed, Resolver
 from claimcheck._wire.envelope import encode_abort, encode_chunk
 from claimcheck.config import ChunkingConfig
 from claimcheck.errors import ChunkConflictError, ConfigError, IncompletePayloadError, PayloadTooLargeError
@@ -161,15 +161,6 @@ def test_a_report_that_is_given_back_comes_again_as_a_report():
         rig.settle([failed], acked=False)
 
 
-def test_chunks_that_come_after_the_report_are_reported_together_and_never_acknowledged_silently():
-    rig = Rig(max_redeliveries=0)
-    rig.chunk(A, 0, 4, at=0)
-    rig.settle(rig.expire())
-    assert rig.chunk(A, 1, 4, at=1) == [] == rig.chunk(A, 2, 4, at=2)
-    [failed] = rig.expire()
-    assert (type(failed.error), failed.positions) == (IncompletePayloadError, (1, 2))
-
-
 def test_a_payload_that_completes_after_redeliveries_begins_to_count_anew():
     rig = Rig(max_redeliveries=1)
     for _ in range(3):
@@ -192,12 +183,6 @@ def test_a_dropped_outcome_can_be_reported_by_the_transport():
 
 
 # Bounds
-
-
-def test_five_legal_payloads_interleaved_evict_nobody():
-    rig, ids = Rig(max_chunks=10), [f"{n}" + A[1:] for n in range(5)]
-    outcomes = [outcome for n in range(8) for uuid in ids for outcome in rig.chunk(uuid, n, 8)]
-    assert [type(outcome) for outcome in outcomes] == [Resolved] * 5
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,13 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from typing import assert_type
 
 import pytest
 
 import claimcheck
+from claimcheck import Payload
 from claimcheck._send.outbound import Outbound
 from claimcheck._send.strategy import Strategy
 from claimcheck._wire.envelope import encode_chunk
@@ -26,6 +29,8 @@ from claimcheck.errors import (
 )
 
 CONFIG = {"strategy": "external", "threshold_bytes": 100, "stores": {"hot": {"type": "memory", "space": "wiring"}}}
+
+
 BIG = b"x" * 1000
 
 
@@ -265,3 +270,35 @@ def test_a_chunk_that_is_resolved_alone_says_who_sends_chunks_and_what_reads_the
             chunk = next(out.envelopes)
         with pytest.raises(ChunkError, match="strategy 'chunking' or 'hybrid'.*resolver.*reassemble.*'external'"):
             cc.resolve(chunk.data)
+
+
+TYPED_CONFIG = {
+    "strategy": "external",
+    "threshold_bytes": 100,
+    "stores": {"hot": {"type": "memory", "space": "typing"}},
+}
+
+
+def test_a_decorated_function_keeps_its_signature() -> None:
+    cc = claimcheck.from_dict(TYPED_CONFIG)
+
+    @cc.offload(payload="value", destination="topic")
+    def publish(topic: str, value: Payload, *, retries: int = 3) -> int:
+        return retries
+
+    checked: Callable[[str, Payload], int] = publish
+    assert list(inspect.signature(publish).parameters) == ["topic", "value", "retries"]
+    assert assert_type(publish("orders", bytes(1000), retries=4), int) == 4
+    assert checked("orders", b"small") == 3
+
+
+def test_resolve_returns_the_type_that_it_was_given() -> None:
+    cc = claimcheck.from_dict(TYPED_CONFIG)
+    messages: list[bytes | None] = [cc.seal(cc.store("hot").write(b"payload")), None]
+    assert [assert_type(cc.resolve(message), bytes | None) for message in messages] == [b"payload", None]
+    assert assert_type(cc.resolve(b"plain"), bytes) == b"plain"
+
+
+def test_send_returns_the_result_of_the_produce_call() -> None:
+    with claimcheck.from_dict(TYPED_CONFIG).outbound(bytes(1000), destination="orders") as out:
+        assert assert_type(out.send(lambda envelope: len(envelope.data)), int) < 1000

@@ -7,10 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from claimcheck._config_file import from_dict
 from claimcheck._wire import pointer as pointers
 from claimcheck._wire.pointer import Pointer, is_key, is_key_prefix
-from claimcheck._wire.signing import Seal
 from claimcheck.errors import ClaimCheckError, EnvelopeError, PointerRejectedError, UnknownVersionError
 from tests.vectors import golden
 
@@ -210,31 +208,6 @@ def test_equal_pointers_have_one_hash():
 
     assert {V2: 1}[read] == 1
     assert len({read, other, V2, replace(V2, size=10), newer, replace(newer, extra={"unknown": 2})}) == 4
-
-
-class TestSeal:
-    """What a whole configuration makes of signatures."""
-
-    def seal(self, **signing):
-        stores = {"hot": {"type": "redis", "url": "redis://x"}}
-        signing = {"keys": {"k1": "a secret of ours"}} | signing
-        return Seal(from_dict({"stores": stores, "signing": signing, "checksum": "crc32"}))
-
-    @pytest.mark.parametrize("require", [False, True])
-    def test_a_wrong_signature_is_refused_whether_one_is_required_or_not(self, require):
-        seal = self.seal(require=require)
-        bound = replace(V2, destination="orders")
-        good = pointers.decode(pointers.encode_signed(bound, key_id="k1", secret=SECRETS["k1"]))
-        assert seal.accept(pointers.encode(good), destination="orders") == good
-
-        for wrong in (replace(good, size=10), replace(good, mac="00" * 32), replace(good, key_id="k9")):
-            with pytest.raises(PointerRejectedError) as caught:
-                seal.accept(pointers.encode(wrong), destination="orders")
-            assert caught.value.reason == "signature"
-
-    def test_version_1_cannot_be_signed(self):
-        assert self.seal(key_id="k1").sign(V1) == pointers.encode(V1)
-        assert self.seal(keys={}).accept(pointers.encode(V1)) == V1
 
 
 @pytest.mark.parametrize("key", ["a", "a/b", "a" * 1024, "é" * 512, "漢" * 341, "...", "a..b"])

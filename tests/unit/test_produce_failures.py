@@ -21,30 +21,12 @@ from claimcheck.errors import (
     PayloadError,
     PayloadTooLargeError,
 )
-from tests.produce_rig import BIG, BrokerTimeoutError, QueueFullError, Rig
+from tests.produce_rig import BIG, QueueFullError, Rig
 
 
 @pytest.fixture
 def rig():
     return Rig()
-
-
-@pytest.mark.parametrize(
-    ("error", "kept"),
-    [
-        (QueueFullError("full"), 0),
-        (ValueError("no"), 1),
-        (TimeoutError("?"), 1),
-        (ConnectionResetError("?"), 1),
-        (BrokerTimeoutError("?"), 1),
-        (KeyboardInterrupt(), 1),
-    ],
-)
-def test_only_a_definite_failure_removes_what_was_stored_and_the_error_comes_through(rig, error, kept):
-    with pytest.raises(type(error)) as caught:
-        rig.publisher(error=error)("orders", BIG)
-    assert caught.value is error
-    assert rig.stored == kept
 
 
 @pytest.mark.parametrize("strategy", ["external", "chunking"])
@@ -68,6 +50,21 @@ def test_nothing_is_left_to_send_once_all_envelopes_were_taken(rig):
     assert rig.stored == 1
 
 
+def test_an_asynchronous_send_has_the_result_of_the_first_message_and_a_second_one_is_an_error(rig):
+    async def main():
+        async with rig.cc.outbound(BIG, destination="orders") as out:
+            assert await out.send_async(produce) == "sent"
+            with pytest.raises(claimcheck.ClaimCheckError, match="nothing left to send"):
+                await out.send_async(produce)
+
+    async def produce(envelope):
+        rig.sent.append(envelope)
+        return "sent"
+
+    asyncio.run(main())
+    assert (len(rig.sent), rig.stored) == (1, 1)
+
+
 def broken(_):
     raise RuntimeError("the classifier itself fails")
 
@@ -86,6 +83,16 @@ def test_the_callers_classifier_decides_and_doubt_keeps(rig, classify, error, ke
     with pytest.raises(type(error)):
         rig.publisher(error=error, classify=classify)("orders", BIG)
     assert rig.stored == kept
+
+
+def test_a_rollback_that_fails_is_noted_on_the_first_error_and_never_replaces_it(rig, monkeypatch):
+    def fail(_):
+        raise ConnectionError("the store is down")
+
+    monkeypatch.setattr(rig.cc.store("hot"), "_delete", fail)
+    with pytest.raises(QueueFullError) as caught:
+        rig.publisher(error=QueueFullError("first"))("orders", BIG)
+    assert "rollback failed" in caught.value.__notes__[0]
 
 
 def test_an_abort_that_cannot_be_sent_either_does_not_hide_the_error():
@@ -165,14 +172,6 @@ def test_the_block_undoes_what_was_never_sent(rig):
             for _ in out.envelopes:
                 raise QueueFullError
     assert rig.stored == 0
-
-
-def test_the_block_has_all_results():
-    rig = Rig("chunking")
-    with rig.cc.outbound(BIG, destination="orders", key=b"k") as out:
-        first = out.send(lambda each: each.headers["chunk_id"])
-    assert first == "0"
-    assert out.results == [str(n) for n in range(out.total)]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1)])

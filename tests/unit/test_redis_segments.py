@@ -1,6 +1,8 @@
 """How segments come and go, against a server that answers what no real one would on demand."""
 
 import itertools
+import os
+import threading
 import time
 import zlib
 from dataclasses import replace
@@ -19,9 +21,11 @@ from claimcheck.errors import (
 from claimcheck.stores.redis import RedisStore
 from claimcheck.stores.redis import _segments as redis_segments
 from claimcheck.stores.redis._server import Borrowed, Replies
-from tests.unit.scripted_redis import bulk, scripted_redis
+from tests.unit.scripted_redis import bulk, opened, scripted_redis
 
 PAYLOAD = bytes(range(95))
+
+
 POINTER = Pointer(
     key="claimcheck:x", store="hot", size=95, segments=10, segment_bytes=10, checksum=f"crc32:{zlib.crc32(PAYLOAD):08x}"
 )
@@ -399,3 +403,97 @@ class TestWriting:
             store.write(b"top secret")
 
         assert "top secret" not in f"{caught.value}{caught.value.__cause__}"
+
+
+SMALL = b"small"
+
+
+class Entries:
+    """A Redis with SET and GET. It closes the connection in place of the answers numbered in ``closes``, from 0."""
+
+    def __init__(self):
+        self.values, self.answered, self.closes = {}, 0, set()
+
+    def __call__(self, conversation, command):
+        number, self.answered = self.answered, self.answered + 1
+        if number in self.closes:
+            return None
+        if command[0] == b"SET":
+            self.values[command[1]] = command[2]
+            return b"+OK\r\n"
+        return bulk(self.values[command[1]])
+
+
+@pytest.fixture
+def entries():
+    return Entries()
+
+
+@pytest.fixture
+def entries_server(entries):
+    with scripted_redis(entries) as entries_server:
+        yield entries_server
+
+
+@pytest.fixture
+def kept_store(entries_server):
+    with opened(entries_server.url) as kept_store:
+        yield kept_store
+
+
+def test_small_payloads_share_one_connection(kept_store, entries_server):
+    for pointer in [kept_store.write(SMALL) for _ in range(3)]:
+        assert kept_store.read(pointer) == SMALL
+
+    assert entries_server.connections == 1
+
+
+@pytest.mark.parametrize("closes", [{1}, {2}], ids=["write", "read"])
+def test_a_command_on_a_lost_connection_is_repeated(kept_store, entries_server, entries, closes):
+    entries.closes = closes
+    kept_store.write(SMALL)
+
+    assert kept_store.read(kept_store.write(SMALL)) == SMALL
+    assert entries_server.connections == 2
+
+
+def test_after_a_lost_connection_the_others_are_not_trusted(kept_store, entries):
+    """All of them are lost if the server was restarted: each command is repeated once, and would meet the next one."""
+    pointer, together = kept_store.write(SMALL), threading.Barrier(3)
+
+    def at_the_same_time():
+        borrowed = kept_store._server.borrow_kept()
+        together.wait(10)
+        borrowed.give_back()
+
+    threads = [threading.Thread(target=at_the_same_time) for _ in range(3)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(kept_store._server._kept) == 3
+    entries.closes = {entries.answered}
+
+    assert kept_store.read(pointer) == SMALL
+    assert not kept_store._server._kept
+
+
+@pytest.mark.parametrize("event", ["close", "fork"])
+def test_nothing_is_kept_after(event, kept_store, entries_server, monkeypatch):
+    pointer = kept_store.write(SMALL)
+    if event == "close":
+        kept_store.close()
+    else:
+        child = os.getpid() + 1
+        monkeypatch.setattr(os, "getpid", lambda: child)
+
+    assert kept_store.read(pointer) == SMALL
+    assert entries_server.connections == 2
+
+
+def test_a_small_pool_is_not_used_up(entries_server):
+    with opened(f"{entries_server.url}&max_connections=1") as kept_store:
+        kept_store.write(SMALL)
+
+        kept_store._server.borrow("").give_back()
+        assert not kept_store._server._kept

@@ -256,12 +256,6 @@ class TestSideBySide:
         server.answer = answer
         assert fast.read(large) == self.LARGE
 
-    def test_leaves_no_thread_behind(self, fast, large):
-        with fast.open(large) as file:
-            file.read(100)
-
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("claimcheck-read")]
-
 
 class TestByDefault:
     """As many connections as the store found to be good."""

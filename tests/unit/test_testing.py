@@ -248,15 +248,6 @@ def test_failed_rollback_may_be_repeated(store, when):
     assert payloads(store) == {}
 
 
-def test_faults_wear_off(store):
-    store.fail("write", times=2)
-    for _ in range(2):
-        with pytest.raises(StoreUnavailableError):
-            store.write(b"payload")
-
-    store.write(b"payload")
-
-
 def test_faults_are_healed(store):
     store.fail("write")
     with pytest.raises(StoreUnavailableError):
