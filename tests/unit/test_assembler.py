@@ -10,7 +10,7 @@ import pytest
 
 from claimcheck._receive import assembler as assembler_module
 from claimcheck._receive.assembler import Assembled, Assembler, Broken, Discarded
-from claimcheck._receive.record import Identity, Slot
+from claimcheck._receive.record import Slot
 from claimcheck._wire.digest import digest_of
 from claimcheck._wire.envelope import Chunk
 from claimcheck.config import ChunkingConfig
@@ -129,17 +129,6 @@ def test_a_piece_that_was_joined_is_still_compared_with_a_duplicate(joined):
     assert isinstance(broken.error, ChunkConflictError)
 
 
-def test_interleaved_payloads_and_equal_uuids_of_different_sources_stay_apart():
-    rig = Rig()
-    fed = [(A, 0, "s"), (B, 0, "s"), (A, 0, "t"), (B, 1, "s"), (A, 1, "t"), (A, 1, "s")]
-    events = [event for uuid, number, source in fed for event in rig.feed(uuid, number, 2, source=source)]
-    assert [(event.identity.uuid, event.identity.source, handles(event)) for event in events] == [
-        (B, "s", [1, 3]),
-        (A, "t", [2, 4]),
-        (A, "s", [0, 5]),
-    ]
-
-
 def test_a_redelivered_chunk_renews_its_handle_and_counts_once():
     rig = Rig()
     rig.feed(A, 0, 2, at=7, handle="old")
@@ -147,35 +136,6 @@ def test_a_redelivered_chunk_renews_its_handle_and_counts_once():
     assert rig.assembler.pending_bytes == 1
     (event,) = rig.feed(A, 1, 2, at=8)
     assert handles(event) == ["new", 8]
-
-
-def test_a_chunk_published_twice_is_acknowledged_with_its_payload():
-    rig = Rig()
-    rig.feed(A, 0, 2, at=1)
-    rig.feed(A, 0, 2, at=2)
-    (event,) = rig.feed(A, 1, 2, at=3)
-    assert (payload(event), handles(event)) == (b"01", [1, 2, 3])
-
-
-def test_a_late_duplicate_joins_an_unsettled_payload_and_is_acknowledged_after_it():
-    rig = Rig()
-    (event,) = rig.feed(A, 0, 1, at=1)
-    assert rig.feed(A, 0, 1, at=5) == []
-    assert handles(event) == [1, 5]
-    rig.acked()
-    (late,) = rig.feed(A, 0, 1, at=9)
-    assert isinstance(late, Discarded)
-    assert (late.reason, late.action, handles(late)) == ("duplicate", "ack", [9])
-
-
-def test_given_back_it_is_a_new_attempt():
-    rig = Rig()
-    rig.feed(A, 0, 2, at=1)
-    rig.feed(A, 1, 2, at=2)
-    rig.nacked()
-    assert rig.feed(A, 0, 2, at=1) == []
-    (again,) = rig.feed(A, 1, 2, at=2)
-    assert payload(again) == b"01"
 
 
 @pytest.mark.parametrize("action", ["redeliver", "dead_letter", "ack"])
@@ -218,50 +178,6 @@ def test_zero_seconds_mean_that_nothing_expires():
     assert rig.assembler.tick() == []
 
 
-def test_the_tail_of_a_dropped_payload_shares_its_fate_until_its_head_comes_again():
-    rig = Rig(max_pending_payloads=1, on_evict="redeliver")
-    rig.feed(A, 0, 3, at=0)
-    (evicted,) = rig.feed(B, 0, 2, at=1)
-    assert (evicted.identity.uuid, evicted.reason, evicted.action, handles(evicted)) == (A, "evicted", "redeliver", [0])
-    (tail,) = rig.feed(A, 1, 3, at=2)
-    assert (tail.reason, tail.action, handles(tail)) == ("evicted", "redeliver", [2])
-    rig.feed(B, 1, 2, at=3)
-    events = [event for number, at in ((0, 0), (1, 2), (2, 4)) for event in rig.feed(A, number, 3, at=at)]
-    assert [payload(event) for event in events] == [b"012"]
-
-
-def test_bytes_are_bounded_and_the_oldest_makes_room():
-    rig = Rig(max_pending_bytes=10)
-    rig.feed(A, 0, 2, b"xxxx")
-    rig.feed(B, 0, 2, b"xxxx")
-    (event,) = rig.feed(C, 0, 2, b"xxx")
-    assert event.identity.uuid == A
-    assert rig.assembler.pending_bytes == 7
-
-
-def test_the_payload_being_fed_is_never_the_victim():
-    rig = Rig(max_pending_bytes=10)
-    rig.feed(A, 0, 3, b"xxxxx")
-    rig.feed(B, 0, 3, b"xxxxx")
-    (event,) = rig.feed(A, 1, 3, b"xxxxx")
-    assert event.identity.uuid == B
-    assert rig.assembler.pending_bytes == 10
-
-
-@pytest.mark.parametrize(
-    ("limits", "limit"), [({"max_payload_bytes": 3}, 3), ({"max_pending_bytes": 3}, 3), ({"max_chunks": 2}, 2)]
-)
-def test_a_payload_too_large_alone_fails_once_with_all_its_messages(limits, limit):
-    rig = Rig(**limits)
-    events = [event for number in range(4) for event in rig.feed(A, number, 4)]
-    assert isinstance(events[0], Broken)
-    assert isinstance(events[0].error, PayloadTooLargeError)
-    assert events[0].error.limit == limit
-    assert len(events) == 1
-    assert handles(events[0]) == [0, 1, 2, 3]
-    assert rig.assembler.pending_bytes == 0
-
-
 def test_a_payload_too_large_and_never_complete_fails_at_its_expiry():
     rig = Rig(max_payload_bytes=1, expire_after_seconds=5)
     assert rig.feed(A, 0, 9) == [] == rig.feed(A, 1, 9)
@@ -269,25 +185,6 @@ def test_a_payload_too_large_and_never_complete_fails_at_its_expiry():
     (event,) = rig.assembler.tick()
     assert isinstance(event.error, PayloadTooLargeError)
     assert handles(event) == [0, 1]
-
-
-def test_payloads_that_are_too_large_count_among_the_pending_ones():
-    rig = Rig(max_chunks=2, max_pending_payloads=2)
-    events = [event for uuid in (A, B, C) for event in rig.feed(uuid, 0, 99)]
-    assert [(event.identity.uuid, type(event.error)) for event in events] == [(A, PayloadTooLargeError)]
-    assert rig.assembler.pending_payloads == 2
-
-
-def test_two_different_chunks_for_one_slot_poison_that_payload_only():
-    rig = Rig()
-    rig.feed(B, 0, 2)
-    rig.feed(A, 0, 2, b"one")
-    rig.feed(A, 0, 2, b"two")
-    (broken,) = rig.feed(A, 1, 2)
-    assert isinstance(broken.error, ChunkConflictError)
-    assert (broken.error.position, handles(broken)) == (0, [1, 2, 3])
-    (good,) = rig.feed(B, 1, 2)
-    assert payload(good) == b"01"
 
 
 def test_a_count_that_changes_is_a_conflict():
@@ -303,49 +200,11 @@ def test_a_declared_count_reserves_nothing():
     assert rig.assembler.pending_bytes <= 10
 
 
-def test_an_abort_lets_go_of_head_and_tail_with_an_ack():
-    rig = Rig()
-    rig.feed(A, 0, 3, at=0)
-    event = rig.assembler.abort("s", Slot(1, 1), A)
-    assert (event.reason, event.action, handles(event)) == ("aborted", "ack", [0, 1])
-    (tail,) = rig.feed(A, 1, 3, at=2)
-    assert (tail.reason, tail.action, handles(tail)) == ("aborted", "ack", [2])
-
-
 def test_an_abort_of_what_never_came_is_remembered():
     rig = Rig()
     rig.assembler.abort("s", Slot(0, 0), A)
     (event,) = rig.feed(A, 0, 1, at=1)
     assert (event.reason, event.action) == ("aborted", "ack")
-
-
-def test_an_abort_after_the_last_chunk_does_not_take_the_payload_back():
-    rig = Rig()
-    (whole,) = rig.feed(A, 0, 1, at=0)
-    event = rig.assembler.abort("s", Slot(1, 1), A)
-    assert (handles(event), event.action) == ([1], "ack")
-    rig.acked()
-    assert handles(whole) == [0]
-
-
-def test_chunks_from_before_a_clear_never_complete_with_chunks_from_after():
-    rig = Rig()
-    rig.feed(A, 0, 3, at=0)
-    rig.feed(A, 1, 3, at=1)
-    rig.feed(B, 0, 2, source="t")
-    assert [slot.handle for slot in rig.assembler.clear("s")] == [0, 1]
-    assert rig.feed(A, 2, 3, at=2) == []
-    assert rig.assembler.pending_payloads == 2
-    assert rig.assembler.pending_bytes == 2
-
-
-def test_clear_forgets_what_was_finished_so_that_it_is_delivered_again_after_a_seek():
-    rig = Rig()
-    rig.feed(A, 0, 1, at=0)
-    rig.acked()
-    rig.assembler.clear("s")
-    (again,) = rig.feed(A, 0, 1, at=0)
-    assert payload(again) == b"0"
 
 
 def test_pieces_of_a_buffer_that_its_owner_reuses_are_copied():
@@ -354,12 +213,6 @@ def test_pieces_of_a_buffer_that_its_owner_reuses_are_copied():
     buffer[:] = b"other"
     (event,) = rig.feed(A, 1, 2, b"!")
     assert payload(event) == b"first!"
-
-
-def test_repr_shows_what_is_held():
-    rig = Rig()
-    rig.feed(A, 0, 2)
-    assert repr(rig.assembler) == "<Assembler 1 pending, 1 bytes>"
 
 
 def test_the_tail_of_a_broken_payload_is_said_again_and_never_acknowledged_silently():
@@ -371,13 +224,6 @@ def test_the_tail_of_a_broken_payload_is_said_again_and_never_acknowledged_silen
         (Broken, broken.error, [2]),
         (Broken, broken.error, [3]),
     ]
-
-
-def test_a_late_chunk_of_a_broken_payload_joins_it_until_it_is_settled():
-    rig = Rig(max_chunks=2)
-    (broken,) = [event for number in range(2) for event in rig.feed(A, number, 4)]
-    assert rig.feed(A, 2, 4) == []
-    assert handles(broken) == [0, 1, 2]
 
 
 def test_for_bytes_only_a_payload_that_holds_some_makes_room():
@@ -439,30 +285,6 @@ def test_finished_payloads_are_forgotten_in_the_end(monkeypatch):
     assert rig.assembler._remembered_positions <= 6
 
 
-def test_an_aborted_payload_stays_aborted_when_its_chunks_come_again():
-    rig = Rig()
-    rig.feed(A, 0, 3, at=0)
-    rig.assembler.abort("s", Slot(1, 1), A)
-    (again,) = rig.feed(A, 0, 3, at=0)
-    assert (again.reason, again.action, handles(again)) == ("aborted", "ack", [0])
-
-
-def test_an_abort_after_an_eviction_says_that_the_rest_may_go():
-    rig = Rig(max_pending_payloads=1)
-    rig.feed(A, 0, 3, at=0)
-    rig.feed(B, 0, 3, at=1)
-    rig.assembler.abort("s", Slot(2, 2), A)
-    (again,) = rig.feed(A, 0, 3, at=0)
-    assert (again.reason, again.action) == ("aborted", "ack")
-
-
-def test_a_payload_redelivered_before_it_is_settled_renews_its_handles():
-    rig = Rig()
-    (event,) = rig.feed(A, 0, 1, at=5, handle="old")
-    assert rig.feed(A, 0, 1, at=5, handle="new") == []
-    assert handles(event) == ["new"]
-
-
 def test_headers_are_kept_of_the_lowest_place_only_and_claims_of_all():
     rig = Rig()
     claim = {"claimcheck-type": "chunk", "claimcheck-size": "2", "large": "x" * 1000}
@@ -471,16 +293,3 @@ def test_headers_are_kept_of_the_lowest_place_only_and_claims_of_all():
     kept = [(slot.position, slot.headers, slot.key) for slot in event.slots]
     assert kept == [(9, None, None), (3, {"mine": "1"}, b"k3")]
     assert event.declared == {("claimcheck-size", "2")}
-
-
-def test_what_is_remembered_weighs_little_and_is_counted_right():
-    rig = Rig(max_pending_payloads=1)
-    for number in range(1000):
-        rig.feed(A, number, 1000, b"x")
-    rig.acked()
-    assert rig.assembler._closed[Identity("s", A)].numbers == set()
-    rig.feed(B, 0, 3, at=5000)
-    rig.feed(C, 0, 3, at=5001)
-    for at in (5002, 5003):
-        rig.assembler.abort("s", Slot(at, at), B)
-    assert rig.assembler._remembered_positions == sum(r.weight for r in rig.assembler._closed.values())

@@ -2,11 +2,14 @@
 
 import asyncio
 import io
+import os
 import threading
 
 import pytest
 
-from claimcheck.errors import PayloadNotFoundError
+from claimcheck import _threads
+from claimcheck._threads import IoThreads
+from claimcheck.errors import StoreUnavailableError
 from claimcheck.stores.filesystem import FilesystemStore
 from tests.produce_rig import BIG, Rig
 
@@ -44,17 +47,6 @@ class HeldUp:
             await task
 
 
-def test_round_trip(store):
-    async def main():
-        pointer = await store.awrite(BIG)
-        assert await store.aread(pointer) == BIG
-        await store.arollback(pointer)
-        with pytest.raises(PayloadNotFoundError):
-            await store.aread(pointer)
-
-    asyncio.run(main())
-
-
 def test_resolve_asks_stores_in_a_thread_and_has_all_else_at_hand(monkeypatch):
     rig = Rig()
     rig.publisher()("t", BIG)
@@ -84,16 +76,6 @@ def test_the_loop_goes_on_meanwhile(store, monkeypatch):
         assert await reading == BIG
 
     asyncio.run(main())
-
-
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("payload", [bytes(3 * MIB), lambda: io.BytesIO(bytes(3 * MIB))])
-def test_a_cancelled_write_leaves_nothing(store, tmp_path, monkeypatch, payload, after):
-    held = HeldUp(monkeypatch, store, "_write", after=after)
-
-    asyncio.run(held.cancelled(store.awrite(payload() if callable(payload) else payload)))
-
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_cancelled_write_stops_at_the_next_piece(store, monkeypatch):
@@ -130,14 +112,166 @@ def test_a_cancelled_read_stops_at_the_next_piece_and_closes_what_it_opened(stor
     assert [(reader.reads <= 1, reader.closed) for reader in opened] == [(True, True)]
 
 
-def test_a_cancelled_rollback_is_done_all_the_same(store, tmp_path, monkeypatch):
-    pointer = store.write(BIG)
-    held = HeldUp(monkeypatch, store, "_delete")
+class Calls:
+    """Calls that wait until they may end; remembers which began, and how many bytes ran together."""
 
-    asyncio.run(held.cancelled(store.arollback(pointer)))
+    def __init__(self, threads, max_bytes=1000):
+        self.pool = IoThreads(threads, max_bytes)
+        self.begun, self.running, self.most = [], 0, 0
+        self.changed, self.may_end = threading.Condition(), set()
 
-    assert list(tmp_path.iterdir()) == []
+    def submit(self, name, size=0):
+        return self.pool.submit(lambda: self._run(name, size), size=size)
+
+    def _run(self, name, size):
+        with self.changed:
+            self.begun.append(name)
+            self.running += size
+            self.most = max(self.most, self.running)
+            self.changed.notify_all()
+            assert self.changed.wait_for(lambda: name in self.may_end, 10)
+            self.running -= size
+        return name
+
+    def end(self, *names):
+        with self.changed:
+            self.may_end |= set(names)
+            self.changed.notify_all()
+
+    def began(self, *names):
+        """Wait until exactly these have begun."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.begun) >= len(names), 10)
+            return sorted(self.begun) == sorted(names)
 
 
-def files(folder):
-    return {path for path in folder.rglob("*") if path.is_file()}
+def test_the_oldest_call_is_next():
+    calls = Calls(threads=1)
+    futures = [calls.submit(name) for name in "abcd"]
+    calls.end(*"abcd")
+    assert [future.result(10) for future in futures] == calls.begun == list("abcd")
+
+
+def test_calls_wait_for_bytes_and_a_larger_one_is_not_passed_by():
+    calls = Calls(threads=9, max_bytes=100)
+    futures = [calls.submit(name, size) for name, size in (("a", 60), ("b", 40), ("huge", 500), ("c", 10))]
+    assert calls.began("a", "b")
+    calls.end("b")
+    futures[1].result(10)
+    assert calls.began("a", "b")  # there is room for c; but then the large one would never run
+
+    calls.end("a")
+    assert calls.began("a", "b", "huge")
+    calls.end("huge", "c")
+    assert [future.result(10) for future in futures] == ["a", "b", "huge", "c"]
+    assert calls.most == 500
+
+
+def test_calls_without_a_size_do_not_wait_for_bytes():
+    calls = Calls(threads=9, max_bytes=100)
+    futures = [calls.submit("huge", 500), calls.submit("none")]
+    assert calls.began("huge", "none")
+    calls.end("huge", "none")
+    assert [future.result(10) for future in futures] == ["huge", "none"]
+
+
+def test_a_call_that_is_cancelled_while_it_waits_is_not_made():
+    calls = Calls(threads=1)
+    futures = [calls.submit(name) for name in "abc"]
+    assert calls.began("a")
+    assert futures[1].cancel()
+    calls.end("a", "c")
+    assert futures[2].result(10) == "c"
+    assert calls.begun == ["a", "c"]
+
+
+@pytest.mark.parametrize("error", [StoreUnavailableError("down", store="s"), _threads.Interrupted()])
+def test_an_error_is_that_of_the_call_and_frees_its_thread(error):
+    def fail():
+        raise error
+
+    pool = IoThreads(1, 10)
+    future = pool.submit(fail, size=10)
+    assert future.exception(10) is error
+    assert pool.submit(lambda: 1, size=10).result(10) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_has_threads_of_its_own():
+    _threads.io_threads().submit(lambda: None).result(10)
+    child = os.fork()
+    if child == 0:
+        os._exit(_threads.io_threads().submit(lambda: 7).result(10))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+class TestTasks:
+    """The faces for event loops use these threads."""
+
+    @pytest.fixture
+    def calls(self, monkeypatch):
+        calls = Calls(threads=1)
+        monkeypatch.setattr(_threads, "_io", [calls.pool])
+        yield calls
+        calls.end("first")
+
+    def test_many_tasks_move_payloads_in_few_threads(self, monkeypatch):
+        monkeypatch.setattr(_threads, "_io", [IoThreads(3)])
+        rig, threads = Rig(), set()
+        store = rig.cc.store("hot")
+        read = store.read
+        monkeypatch.setattr(store, "read", lambda pointer: (threads.add(threading.get_ident()), read(pointer))[1])
+
+        async def round_trip(n):
+            payload = BIG + str(n).encode()
+            pointer = await store.awrite(payload)
+            assert await store.aread(pointer) == await rig.cc.aresolve(rig.cc.seal(pointer)) == payload
+
+        async def main():
+            await asyncio.gather(*map(round_trip, range(100)))
+
+        asyncio.run(main())
+        assert 1 <= len(threads) <= 3
+        assert rig.stored == 100
+
+    def test_reads_count_the_declared_bytes(self, monkeypatch):
+        sizes, pool = [], IoThreads(4)
+        submit = pool.submit
+        monkeypatch.setattr(
+            pool, "submit", lambda work, *, size=0, **more: (sizes.append(size), submit(work, size=size, **more))[1]
+        )
+        monkeypatch.setattr(_threads, "_io", [pool])
+        rig = Rig()
+        pointer = rig.cc.store("hot").write(BIG)
+
+        async def main():
+            await rig.cc.store("hot").aread(pointer)
+            await rig.cc.aresolve(rig.cc.seal(pointer))
+
+        asyncio.run(main())
+        assert sizes == [len(BIG), len(BIG)]
+
+    @pytest.mark.parametrize("cancelled", ["aread", "arollback"])
+    def test_cancelled_before_it_has_a_thread(self, calls, cancelled):
+        """A read is not made at all; a rollback is made nevertheless."""
+        rig = Rig()
+        store = rig.cc.store("hot")
+        pointer, made = store.write(BIG), []
+        for name in ("read", "rollback"):
+            method = getattr(store, name)
+            setattr(store, name, lambda pointer, name=name, method=method: (made.append(name), method(pointer))[1])
+
+        async def main():
+            first = calls.submit("first")
+            task = asyncio.create_task(getattr(store, cancelled)(pointer))
+            await asyncio.sleep(0)  # it waits for the only thread
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            calls.end("first")
+            first.result(10)
+            await store.aread(store.write(BIG))
+
+        asyncio.run(main())
+        assert made == (["read"] if cancelled == "aread" else ["rollback", "read"])

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from claimcheck._config_file import from_dict
-from claimcheck._receive.resolver import Dropped, Failed, Resolved, Resolver
+from claimcheck._receive.resolver import Dropped, Failed, Resolver
 from claimcheck._wire.envelope import encode_abort, encode_chunk
 from claimcheck.config import ChunkingConfig
 from claimcheck.errors import ChunkConflictError, ConfigError, IncompletePayloadError, PayloadTooLargeError
@@ -56,16 +56,6 @@ class Rig:
 
 
 # Time
-
-
-def test_chunks_expire_while_other_messages_are_fed():
-    rig = Rig(expire_after_seconds=60)
-    rig.chunk(A, 0, 2)
-    rig.clock.now += 59
-    assert [type(outcome) for outcome in rig.feed(b"plain")] == [Resolved]
-    rig.clock.now += 1
-    expired, plain = rig.feed(b"plain")
-    assert (expired.reason, expired.handles, plain.payload) == ("expired", (0,), b"plain")
 
 
 def test_chunks_expire_with_a_message_that_cannot_be_read():
@@ -171,15 +161,6 @@ def test_a_report_that_is_given_back_comes_again_as_a_report():
         rig.settle([failed], acked=False)
 
 
-def test_chunks_that_come_after_the_report_are_reported_together_and_never_acknowledged_silently():
-    rig = Rig(max_redeliveries=0)
-    rig.chunk(A, 0, 4, at=0)
-    rig.settle(rig.expire())
-    assert rig.chunk(A, 1, 4, at=1) == [] == rig.chunk(A, 2, 4, at=2)
-    [failed] = rig.expire()
-    assert (type(failed.error), failed.positions) == (IncompletePayloadError, (1, 2))
-
-
 def test_a_payload_that_completes_after_redeliveries_begins_to_count_anew():
     rig = Rig(max_redeliveries=1)
     for _ in range(3):
@@ -202,12 +183,6 @@ def test_a_dropped_outcome_can_be_reported_by_the_transport():
 
 
 # Bounds
-
-
-def test_five_legal_payloads_interleaved_evict_nobody():
-    rig, ids = Rig(max_chunks=10), [f"{n}" + A[1:] for n in range(5)]
-    outcomes = [outcome for n in range(8) for uuid in ids for outcome in rig.chunk(uuid, n, 8)]
-    assert [type(outcome) for outcome in outcomes] == [Resolved] * 5
 
 
 @pytest.mark.parametrize(
@@ -277,28 +252,6 @@ def test_many_abort_envelopes_are_one_warning_in_a_minute(caplog):
     ]
 
 
-def test_an_abort_envelope_ends_the_chunks_of_its_writer():
-    rig = Rig()
-    rig.chunk(A, 0, 3, key="k")
-    [dropped] = rig.abort(A, key="k")
-    [tail] = rig.chunk(A, 1, 3, key="k")
-    assert [(each.reason, each.action, each.handles) for each in (dropped, tail)] == [
-        ("aborted", "ack", (0, 1)),
-        ("aborted", "ack", (2,)),
-    ]
-
-
-def test_chunks_of_one_uuid_from_different_writers_are_different_payloads():
-    rig = Rig()
-    rig.chunk(A, 0, 2, b"x", key=b"one")
-    rig.chunk(A, 0, 2, b"y", key=b"two")
-    [first] = rig.chunk(A, 1, 2, b"x", key=b"one")
-    [second] = rig.chunk(A, 1, 2, b"y", key=b"two")
-    assert (first.payload, second.payload) == (b"xx", b"yy")
-    rig.settle([first, second])
-    assert rig.resolver.safe_position("s") is None
-
-
 @pytest.mark.parametrize("long", [b"k" * 10_000, "k" * 10_000, bytearray(b"k" * 10_000)])
 def test_a_long_key_is_not_kept(long):
     rig = Rig()
@@ -346,28 +299,3 @@ def test_a_payload_acknowledged_after_all_is_compared_with_what_came_of_a_second
     assert failed.positions == (3,)
     [late] = rig.chunk(A, 0, 3, b"EVIL", at=4)
     assert isinstance(late.error, ChunkConflictError)
-
-
-def test_duplicates_in_a_second_attempt_are_acknowledged_with_the_first():
-    rig = Rig()
-    rig.chunk(A, 0, 2, at=0)
-    [whole] = rig.chunk(A, 1, 2, at=1)
-    rig.settle([whole], acked=False)
-    rig.chunk(A, 0, 2, at=7)
-    rig.settle([whole])
-    plain, [dropped] = rig.resolver.safe_position("s"), rig.resolver.tick()
-    assert (plain, dropped.reason, dropped.action, dropped.handles) == (7, "duplicate", "ack", (7,))
-    rig.settle([dropped])
-    assert rig.resolver.safe_position("s") is None
-    assert rig.resolver.tick() == []
-
-
-def test_an_acknowledged_payload_is_not_delivered_again_because_a_second_delivery_was_given_back():
-    rig = Rig()
-    [first] = rig.chunk(A, 0, 1, at=0)
-    rig.settle([first], acked=False)
-    [second] = rig.chunk(A, 0, 1, at=0)
-    rig.settle([first])
-    rig.settle([second], acked=False)
-    [late] = rig.chunk(A, 0, 1, at=5)
-    assert (late.reason, late.action) == ("duplicate", "ack")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import gc
+import importlib.util
 import io
 import json
 import os
@@ -30,13 +30,21 @@ from claimcheck.errors import (
     PointerRejectedError,
     StoreUnavailableError,
 )
+from claimcheck.stores.base import Store
 from claimcheck.transports._common.dispatch import dispatch
+from tests import tink_oracle
+from tests.conftest import IN_CI
 from tests.content_oracle import DATA_KEY, HEADER, KEY, PAYLOAD, UUID, VECTORS, SameKey, keyed_checksum
 
 pytest.importorskip("cryptography")
 
+
 GOLDEN = {name: bytes.fromhex(text) for name, text in json.loads(VECTORS.read_text()).items()}
+
+
 KEYS = {"k1": base64.b64encode(KEY).decode(), "k2": base64.b64encode(b"2" * 32).decode()}
+
+
 ENCODED = HEADER + b"\x04"
 
 
@@ -242,14 +250,6 @@ def test_a_decorated_function_sends_small_payloads_encrypted():
         assert cc.resolve(message, destination="orders") == b"a small secret"
 
 
-def test_aresolve_returns_the_payload_of_an_encrypted_message():
-    with opened(threshold_bytes=5000, encryption={"key_id": "k1", "keys": KEYS, "inline": True}) as cc:
-        with cc.outbound(b"small", destination="o") as out:
-            (envelope,) = out.envelopes
-        assert envelope.data.startswith(ENCODED)
-        assert asyncio.run(cc.aresolve(envelope.data, destination="o")) == b"small"
-
-
 @pytest.mark.parametrize("target", [None, "orders.dlq"])
 @pytest.mark.parametrize("topic", ["orders", "tenant/namespace/orders"])
 def test_copies_are_readable_where_the_payload_was(topic, target):
@@ -388,3 +388,49 @@ def test_bad_messages_leave_no_readers_for_the_garbage_collector(cc):
         assert not [each for each in gc.get_objects() if isinstance(each, ContentReader)]
     finally:
         gc.enable()
+
+
+STORED_KEY = base64.b64encode(os.urandom(32)).decode()
+
+
+@pytest.fixture
+def store() -> Store:
+    config = {
+        "stores": {"s": {"type": "memory", "space": uuid.uuid4().hex}},
+        "encryption": {"key_id": "k1", "keys": {"k1": STORED_KEY}},
+    }
+    return claimcheck.from_dict(config).store("s")
+
+
+def canonical(fields) -> bytes:
+    return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+@pytest.mark.skipif(not IN_CI and importlib.util.find_spec("tink") is None, reason="tink is not installed")
+@pytest.mark.parametrize("size", [1, 3_500_000])
+def test_tink_reads_a_stored_object_as_the_guide_describes(store, size):
+    payload = os.urandom(size)
+    content = store._payloads[store.write(payload, destination="Straße/orders").key]
+
+    end = 8 + int.from_bytes(content[4:8], "big")
+    header = json.loads(content[8:end])
+    wrapped, key_id = base64.b64decode(header.pop("key")), header.pop("key_id")
+    bound = {"claimcheck": "2", "destination": header["destination"], "store": header["store"]}
+    context = canonical({"context": bound, "key_id": key_id})
+    data_key = tink_oracle.aead(base64.b64decode(STORED_KEY)).decrypt(wrapped, context)
+
+    assert content[:4] == b"CCE2"
+    associated_data = b"CCE2" + canonical(header)
+    assert tink_oracle.decrypt(content[end:], key=data_key, associated_data=associated_data) == payload
+
+
+def test_an_error_of_a_data_key_names_the_payload():
+    medium = {"stores": {"s": {"type": "memory", "space": uuid.uuid4().hex}}}
+    sections = {name: {"key_id": name, "keys": {name: STORED_KEY}} for name in ("k1", "k2")}
+    writer, reader = (
+        claimcheck.from_dict(medium | {"encryption": section}).store("s") for section in sections.values()
+    )
+    pointer = writer.write(b"payload", destination="orders")
+    with pytest.raises(IntegrityError, match=r"'k1', which is not configured here.*encryption\.keys") as caught:
+        reader.read(pointer)
+    assert (caught.value.store, caught.value.key) == ("s", pointer.key)

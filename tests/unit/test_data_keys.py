@@ -7,6 +7,9 @@ import copy
 import importlib.util
 import json
 import pickle
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -20,9 +23,17 @@ from tests import tink_oracle
 from tests.conftest import IN_CI
 
 K1, K2 = (base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2))
+
+
 VECTOR = json.loads(tink_oracle.VECTORS.read_text())["data_key"]
+
+
 HERE = f"{__name__}:Service"
+
+
 CONTEXT = {"claimcheck": "1"}
+
+
 needs_tink = pytest.mark.skipif(not IN_CI and importlib.util.find_spec("tink") is None, reason="tink is not installed")
 
 
@@ -107,11 +118,6 @@ def test_tink_unwraps_our_keys():
     associated_data = VECTOR["associated_data"].encode()
 
     assert tink_oracle.aead(base64.b64decode(K1)).decrypt(made.wrapped, associated_data) == made.key
-
-
-def test_every_payload_has_its_own_data_key():
-    keys = local()
-    assert len({keys.new(CONTEXT).key for _ in range(5)}) == 5
 
 
 def test_no_changed_byte_of_a_wrapped_key_is_accepted():
@@ -361,12 +367,6 @@ def test_methods_that_a_provider_lacks_are_named():
 # Configuration -------------------------------------------------------------------------------------------------
 
 
-def test_the_section_is_required_as_soon_as_it_has_keys():
-    assert from_dict({"encryption": {"keys": {"k1": K1}}}).encryption.require is True
-    assert from_dict({"encryption": {"keys": {"k1": K1}, "require": False}}).encryption.require is False
-    assert from_dict({}).encryption.require is False
-
-
 @pytest.mark.parametrize(
     ("section", "path"),
     [
@@ -387,7 +387,108 @@ def test_mistakes_in_the_section_are_named_and_not_quoted(section, path):
     assert K1[:8] not in str(caught.value)
 
 
-def test_names_of_keys_in_a_key_service_are_not_checked_as_local_keys():
-    config = from_dict({"encryption": {"provider": "aws-kms", "key_id": "k1", "keys": {"k1": "alias/claimcheck"}}})
-    assert config.encryption.keys == {"k1": "alias/claimcheck"}
-    assert "alias" not in repr(config)
+KMS_CONTEXT = {"claimcheck": "2", "destination": "orders"}
+
+
+@pytest.fixture
+def kms(moto_url):
+    import boto3
+
+    return boto3.client("kms", endpoint_url=moto_url, region_name="eu-central-1")
+
+
+def provider(url: str, key_id: str = "k1", **keys: str) -> DataKeys:
+    options = {"endpoint_url": url, "region_name": "eu-central-1", "timeout_seconds": 2}
+    config = EncryptionConfig(key_id=key_id, keys=keys, provider="aws-kms", options=options)
+    keys_ = DataKeys(config)
+    keys_.check()
+    return keys_
+
+
+def test_keys_by_alias_and_arn_wrap_and_unwrap(kms, moto_url):
+    one, two = (kms.create_key()["KeyMetadata"]["Arn"] for _ in range(2))
+    kms.create_alias(AliasName="alias/one", TargetKeyId=one)
+    keys = {"k1": "alias/one", "k2": two}
+
+    for key_id in keys:
+        made = provider(moto_url, key_id, **keys).new(KMS_CONTEXT)
+        assert made.key not in made.wrapped
+        assert provider(moto_url, **keys).open(key_id, made.wrapped, KMS_CONTEXT) == made.key
+
+    # The service knows context and key: what was wrapped otherwise is refused.
+    foreign = kms.encrypt(KeyId=one, Plaintext=bytes(32), EncryptionContext={"claimcheck": "3"})["CiphertextBlob"]
+    with pytest.raises(IntegrityError, match=r"encryption\.keys\.k1.*InvalidCiphertext"):
+        provider(moto_url, **keys).open("k1", foreign, KMS_CONTEXT)
+
+
+def test_a_key_that_does_not_exist_is_named(moto_url):
+    with pytest.raises(ConfigError, match=r"encryption\.keys\.k1.*NotFoundException.*kms:Encrypt"):
+        provider(moto_url, k1="alias/nothing").new(KMS_CONTEXT)
+
+
+class _Answer:
+    code, status = "", 400
+
+
+@pytest.fixture
+def failing_kms() -> Iterator[tuple[str, type[_Answer]]]:
+    """A service that answers every request with one error, in the real one's format."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            body = json.dumps({"__type": _Answer.code, "message": "no"}).encode()
+            self.send_response(_Answer.status)
+            self.send_header("Content-Type", "application/x-amz-json-1.1")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", _Answer
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("code", "when_writing", "when_reading"),
+    [
+        ("AccessDeniedException", ConfigError, ConfigError),
+        ("DisabledException", ConfigError, IntegrityError),
+        ("KMSInvalidStateException", ConfigError, IntegrityError),
+        ("NotFoundException", ConfigError, IntegrityError),
+        ("InvalidCiphertextException", ConfigError, IntegrityError),
+        ("IncorrectKeyException", ConfigError, IntegrityError),
+    ],
+)
+def test_answers_of_the_service_are_errors_of_claimcheck(failing_kms, code, when_writing, when_reading):
+    url, answer = failing_kms
+    answer.code = code
+    keys = provider(url, k1="alias/one")
+
+    with pytest.raises(when_writing, match=code):
+        keys.new(KMS_CONTEXT)
+    with pytest.raises(when_reading, match=code):
+        keys.open("k1", b"wrapped", KMS_CONTEXT)
+
+
+@pytest.mark.slow  # the SDK waits before its own retries
+def test_a_throttled_call_is_worth_another_try(failing_kms):
+    url, answer = failing_kms
+    answer.code = "ThrottlingException"
+    with pytest.raises(StoreUnavailableError, match="Throttling"):
+        provider(url, k1="alias/one").open("k1", b"wrapped", KMS_CONTEXT)
+
+
+def test_a_service_that_cannot_be_reached_is_worth_another_try():
+    keys = provider("http://127.0.0.1:1", k1="alias/one")
+    for call in (lambda: keys.new(KMS_CONTEXT), lambda: keys.open("k1", b"x", KMS_CONTEXT)):
+        with pytest.raises(StoreUnavailableError, match="cannot be reached") as caught:
+            call()
+        assert caught.value.retryable

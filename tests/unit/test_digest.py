@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import io
+import os
 import sys
 import threading
 import zlib
@@ -17,6 +19,7 @@ import claimcheck
 from claimcheck import Failed, MissingDependencyError, Resolved
 from claimcheck._content.source import Source
 from claimcheck._store.contract import StoreContext
+from claimcheck._wire import checksum
 from claimcheck._wire import digest as digests
 from claimcheck._wire.digest import ALGORITHMS, digest_of
 from claimcheck.errors import IntegrityError, PointerRejectedError
@@ -24,14 +27,22 @@ from claimcheck.stores.memory import MemoryStore
 
 xxhash = pytest.importorskip("xxhash")
 
+
 MIB = 1 << 20
+
+
 LARGE = bytes(range(251)) * (5 * MIB // 251)  # hashed in a thread
+
+
 SIGNING = {"signing": {"key_id": "k1", "keys": {"k1": "0123456789abcdef"}, "bind_destination": False}}
+
+
 REFERENCE = {
     "crc32": lambda data: f"{zlib.crc32(data):08x}",
     "sha256": lambda data: hashlib.sha256(data).hexdigest(),
     "xxh3-128": lambda data: xxhash.xxh3_128(data).hexdigest(),
 }
+
 
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
@@ -270,13 +281,6 @@ def test_a_signed_pointer_that_binds_no_content_is_refused_unless_configured(tmp
         assert caught.value.reason == "checksum"
 
 
-def test_an_optional_signature_leaves_the_choice_to_writers(tmp_path):
-    signing = {"signing": SIGNING["signing"] | {"require": False}}
-    writer = client(tmp_path, checksum="crc32")
-    message = writer.seal(writer.store("disk").write(b"payload"))
-    assert client(tmp_path, **signing).resolve(message) == b"payload"
-
-
 # Chunks --------------------------------------------------------------------------------------------------------
 
 
@@ -316,3 +320,45 @@ def test_a_digest_that_this_process_cannot_compute_is_an_error_of_its_message(mo
     (outcome,) = outcomes_of("crc32", "xxh3-128:00")[1]
     assert isinstance(outcome, Failed)
     assert isinstance(outcome.error, MissingDependencyError)
+
+
+@pytest.fixture(params=["isal", "zlib"])
+def engine(request, monkeypatch):
+    """The module as it is, and as it would be where nothing but Python is installed."""
+    if request.param == "zlib":
+        monkeypatch.setitem(sys.modules, "isal", None)
+        monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
+    yield importlib.reload(checksum)
+    monkeypatch.undo()
+    importlib.reload(checksum)
+
+
+@pytest.mark.parametrize("sizes", [(0, 0), (1, 0), (0, 1), (1, 1), (1000, 5 << 20), (3, 255), (70_000, 65_536)])
+def test_checksums_of_parts_make_that_of_the_whole(engine, sizes):
+    first, second = map(os.urandom, sizes)
+
+    combined = engine.crc32_combine(engine.crc32(first), engine.crc32(second), len(second))
+
+    assert combined == zlib.crc32(first + second)
+
+
+def test_no_engine_changes_the_values(engine):
+    data = os.urandom(100_000)
+
+    assert engine.crc32(data) == zlib.crc32(data)
+    assert engine.crc32(memoryview(data)[5:], engine.crc32(data[:5])) == zlib.crc32(data)
+
+
+@pytest.mark.parametrize("payload", [bytes, bytearray, io.BytesIO])
+def test_a_source_takes_checksums_from_whoever_sends_its_pieces(payload):
+    data = os.urandom(10_000)
+    source = Source(payload(data), limit=1 << 20)
+    source.leave_checksum()
+
+    pieces = list(source.pieces(3000))
+    assert (source.taken, source.checksum) == (10_000, "crc32:00000000")
+    for piece in pieces:
+        source.add_checksum(zlib.crc32(piece), len(piece))
+
+    assert source.checksum == f"crc32:{zlib.crc32(data):08x}"
+    assert source.taken == source.size

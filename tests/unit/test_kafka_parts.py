@@ -46,21 +46,6 @@ class TestMarks:
 
 
 class TestOffsets:
-    def test_nothing_is_passed_that_was_handed_out_later(self):
-        offsets = Offsets(start=0, read=20)
-        offsets.delivered(3, 7)
-        offsets.delivered(1, 9)
-
-        assert [offsets.safe(upto, None) for upto in (8, 9, 10)] == [1, 1, 10]
-        assert offsets.safe(10, 2) == 2
-
-    def test_what_is_committed_need_not_be_remembered(self):
-        offsets = Offsets(start=0, read=20)
-        offsets.delivered(1, 9)
-        offsets.forget_below(10)
-
-        assert offsets.safe(5, None) == 5
-
     def test_where_nobody_commits_memory_is_bounded_and_errs_on_the_side_of_twice(self):
         offsets = Offsets(start=0, read=10**9)
         for n in range(MAX_SPANS + 500):
@@ -70,16 +55,6 @@ class TestOffsets:
         assert offsets.safe(10 * 300, None) == 0
         last = 10 * (MAX_SPANS + 400)
         assert offsets.safe(last + 5, None) == last
-
-    def test_while_it_is_read_again_nothing_that_lies_ahead_is_passed(self):
-        offsets = Offsets(start=5)
-        offsets.restore(CommitMetadata(9, frozenset({6})))
-
-        assert (offsets.safe(9, None), offsets.metadata(9)) == (5, CommitMetadata(9, frozenset({6})))
-        offsets.read = 7
-        assert offsets.safe(9, 6) == 6
-        offsets.read = 12
-        assert offsets.safe(12, None) == 12
 
 
 class TestMessages:
@@ -127,14 +102,6 @@ class TestMessages:
                 copying(message_of(self.native(), TransportError("no")))
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["MSG_SIZE_TOO_LARGE", "_UNKNOWN_PARTITION", "TOPIC_AUTHORIZATION_FAILED", "_PURGE_QUEUE", "_STATE", "_FATAL"],
-)
-def test_what_is_a_refusal_for_certain(name):
-    assert classify(kafka.KafkaException(kafka.KafkaError(getattr(kafka.KafkaError, name)))) == "failed"
-
-
 @pytest.mark.parametrize("error", [BufferError("full"), RuntimeError("closed"), TypeError("key"), ValueError("topic")])
 def test_what_the_call_itself_raises_was_not_sent(error):
     assert classify(error) == "failed"
@@ -151,18 +118,6 @@ def servers():
 
 PARTITIONS = [kafka.TopicPartition("t", number) for number in range(4)]  # the mock cluster makes four
 CONSUMER = {"group.id": "g", "auto.offset.reset": "earliest", "enable.auto.offset.store": False}
-
-
-@pytest.mark.parametrize("strategy", ["external", "chunking"])
-def test_round_trip_on_the_mock_cluster(strategy, servers):
-    with claimcheck.from_dict({"strategy": strategy, "stores": {"m": {"type": "memory"}}}) as cc:
-        with KafkaProducer(kafka.Producer(servers), cc) as producer:
-            producer.produce("t", b"z" * 3_000_000, b"k")
-        with KafkaConsumer(kafka.Consumer({**servers, **CONSUMER}), cc) as consumer:
-            consumer.assign(PARTITIONS)
-            message = consumer.poll(30)
-            assert (len(message.value()), message.key()) == (3_000_000, b"k")
-            consumer.commit(message=message, asynchronous=False)
 
 
 @pytest.mark.parametrize("strategy", ["external", "inline"])

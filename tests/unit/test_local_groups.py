@@ -18,7 +18,6 @@ from claimcheck.transports.local import (
     LocalConsumer,
     ReceivedMessage,
     UnknownPartitionError,
-    UnknownTopicError,
 )
 from tests.clocks import Clock
 from tests.hypothesis_examples import examples
@@ -76,15 +75,6 @@ def position(broker: LocalBroker, group: str = "g", topic: str = "orders", parti
 # Reading
 
 
-def test_a_new_group_begins_at_the_beginning_and_gives_each_message_once(broker, join):
-    fill(broker, 3)
-    consumer = join()
-    assert offsets(take(consumer)) == [0, 1, 2]
-    assert take(consumer) == []
-    fill(broker, 1)
-    assert offsets(take(consumer)) == [3]
-
-
 def test_a_busy_partition_does_not_keep_the_others_waiting(broker, join):
     for partition in (0, 0, 0, 0, 3):
         broker.append("wide", b"", partition=partition)
@@ -99,14 +89,6 @@ def test_a_message_that_is_always_rejected_does_not_keep_the_others_waiting(brok
         found.add(message.offset)
         consumer.nack(message)
     assert found == {0, 1, 2}
-
-
-def test_groups_do_not_know_each_other(broker, join):
-    fill(broker, 2)
-    first, second = join(group="a"), join(group="b")
-    for message in take(first):
-        first.ack(message)
-    assert offsets(take(second)) == [0, 1]
 
 
 def test_waiting_ends_as_soon_as_something_comes(broker, join, clock):
@@ -134,30 +116,6 @@ def test_the_position_is_that_of_the_oldest_message_that_is_not_acknowledged(bro
     consumer.ack(messages[0])  # again: harmless
     consumer.close()
     assert take(join()) == []
-
-
-def test_the_next_consumer_receives_everything_behind_the_oldest_message_that_was_not_acknowledged(broker, join):
-    fill(broker, 4)
-    consumer = join()
-    for message in take(consumer)[::2]:
-        consumer.ack(message)
-    consumer.close()
-    assert offsets(take(join())) == [1, 2, 3]
-
-
-def test_a_message_given_back_holds_the_position_and_can_be_acknowledged_later(broker, join):
-    fill(broker, 3)
-    consumer = join()
-    first, second, _ = take(consumer)
-    consumer.nack(first)
-    consumer.ack(second)
-    assert position(broker) == 0
-    again = consumer.receive(timeout=0)
-    assert (again.offset, again.redelivery_count) == (0, 1)
-    consumer.nack(again)
-    consumer.ack(again)
-    assert position(broker) == 2
-    assert consumer.receive(timeout=0) is None
 
 
 def test_consumed_is_what_all_groups_have_acknowledged(broker, join):
@@ -218,26 +176,6 @@ def test_a_deleted_group_begins_again(broker, join):
 # Seeking
 
 
-def test_seeking_back_gives_everything_from_there_again(broker, join):
-    fill(broker, 4)
-    consumer = join()
-    for message in take(consumer):
-        consumer.ack(message)
-    consumer.seek("orders", 0, 1)
-    assert offsets(take(consumer)) == [1, 2, 3]
-
-
-def test_seeking_forward_counts_what_is_passed_over_as_done(broker, join):
-    fill(broker, 4)
-    consumer = join()
-    for message in take(consumer):
-        consumer.nack(message)
-    consumer.seek("orders", 0, 3)
-    assert [(message.offset, message.redelivery_count) for message in take(consumer)] == [(3, 0)]
-    consumer.close()
-    assert offsets(take(join())) == [3]
-
-
 def test_seeking_before_the_first_message_and_to_the_end(broker, join):
     fill(broker, 4)
     consumer = join()
@@ -245,16 +183,6 @@ def test_seeking_before_the_first_message_and_to_the_end(broker, join):
     assert take(consumer) == []
     fill(broker, 1)
     assert offsets(take(consumer)) == [4]
-
-
-def test_messages_from_before_a_seek_are_stale(broker, join):
-    fill(broker, 2)
-    consumer = join()
-    old = take(consumer)
-    consumer.seek("orders", 0, 0)
-    consumer.ack(old[0])
-    consumer.nack(old[1])
-    assert [(message.offset, message.redelivery_count) for message in take(consumer)] == [(0, 0), (1, 0)]
 
 
 @pytest.mark.parametrize("offset", [-1, 3, "0"])
@@ -292,19 +220,6 @@ def test_a_closed_consumer_refuses_everything_but_closing(broker, join):
         with pytest.raises(BrokerClosedError, match="group g was closed"):
             call()
     assert repr(consumer) == "<LocalConsumer of g on orders: closed>"
-
-
-def test_closing_after_the_broker_is_harmless(broker, join):
-    consumer = join()
-    broker.close()
-    consumer.close()
-
-
-def test_an_unknown_topic_leaves_no_trace(broker, join):
-    with pytest.raises(UnknownTopicError):
-        join("orders", "missing")
-    with broker.database.read() as db:
-        assert db.execute("SELECT count(*) FROM positions").fetchone() == (0,)
 
 
 @pytest.mark.parametrize(

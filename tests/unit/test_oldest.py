@@ -5,9 +5,8 @@ from __future__ import annotations
 import tomllib
 
 import pytest
-from packaging.version import Version
 
-from tests.oldest import ROOT, lower_bounds, not_installable
+from tests.oldest import ROOT, lower_bounds
 
 PROJECT = {
     "name": "other",
@@ -18,10 +17,6 @@ PROJECT = {
         "test": ["x~=1.2"],
     },
 }
-
-
-def test_the_lower_bound_of_a_package_in_two_extras_is_the_higher_one():
-    assert lower_bounds(PROJECT) == {"pyyaml": Version("6.0.1"), "boto3": Version("1.36")}
 
 
 @pytest.mark.parametrize("requirement", ["redis", "redis<9", "redis!=5", "redis[hiredis]"])
@@ -35,11 +30,3 @@ def test_a_requirement_without_a_lower_bound_is_an_error(requirement, extra):
 def test_every_requirement_of_claimcheck_has_a_lower_bound():
     bounds = lower_bounds(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"])
     assert {"redis", "boto3", "cryptography", "zstandard", "lz4", "xxhash", "pulsar-client"} <= set(bounds)
-
-
-def test_a_lower_bound_that_cannot_be_installed_is_named():
-    pins = ["pyyaml==6.0.1", "boto3==1.36.0", "botocore==1.36.5"]
-    assert not_installable(lower_bounds(PROJECT), pins) == []
-    assert not_installable({"lz4": Version("4")}, ["lz4==4.1.0"]) == [
-        "lz4>=4, but the oldest version that can be installed is 4.1.0"
-    ]

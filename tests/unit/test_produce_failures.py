@@ -7,13 +7,13 @@ import concurrent.futures
 import contextlib
 import gc
 import io
+import threading
 import weakref
 
 import pytest
 
 import claimcheck
 from claimcheck._send.strategy import Message
-from claimcheck._wire import envelope
 from claimcheck._wire.headers import TYPE
 from claimcheck.errors import (
     ConfigError,
@@ -21,31 +21,12 @@ from claimcheck.errors import (
     PayloadError,
     PayloadTooLargeError,
 )
-from claimcheck.hooks import SendEvent
-from tests.produce_rig import BIG, BrokerTimeoutError, QueueFullError, Rig
+from tests.produce_rig import BIG, QueueFullError, Rig
 
 
 @pytest.fixture
 def rig():
     return Rig()
-
-
-@pytest.mark.parametrize(
-    ("error", "kept"),
-    [
-        (QueueFullError("full"), 0),
-        (ValueError("no"), 1),
-        (TimeoutError("?"), 1),
-        (ConnectionResetError("?"), 1),
-        (BrokerTimeoutError("?"), 1),
-        (KeyboardInterrupt(), 1),
-    ],
-)
-def test_only_a_definite_failure_removes_what_was_stored_and_the_error_comes_through(rig, error, kept):
-    with pytest.raises(type(error)) as caught:
-        rig.publisher(error=error)("orders", BIG)
-    assert caught.value is error
-    assert rig.stored == kept
 
 
 @pytest.mark.parametrize("strategy", ["external", "chunking"])
@@ -69,15 +50,16 @@ def test_nothing_is_left_to_send_once_all_envelopes_were_taken(rig):
     assert rig.stored == 1
 
 
-def test_a_second_asynchronous_send_is_an_error(rig):
+def test_an_asynchronous_send_has_the_result_of_the_first_message_and_a_second_one_is_an_error(rig):
     async def main():
         async with rig.cc.outbound(BIG, destination="orders") as out:
-            await out.send_async(produce)
+            assert await out.send_async(produce) == "sent"
             with pytest.raises(claimcheck.ClaimCheckError, match="nothing left to send"):
                 await out.send_async(produce)
 
     async def produce(envelope):
         rig.sent.append(envelope)
+        return "sent"
 
     asyncio.run(main())
     assert (len(rig.sent), rig.stored) == (1, 1)
@@ -113,27 +95,6 @@ def test_a_rollback_that_fails_is_noted_on_the_first_error_and_never_replaces_it
     assert "rollback failed" in caught.value.__notes__[0]
 
 
-def test_a_first_chunk_that_is_refused_definitely_gives_its_own_error_and_no_abort():
-    rig = Rig("chunking")
-    error = QueueFullError()
-    with pytest.raises(QueueFullError) as caught:
-        rig.publisher(error=error)("orders", BIG)
-    assert caught.value is error
-    assert rig.sent == []
-
-
-@pytest.mark.parametrize(("error", "after"), [(QueueFullError("full"), 2), (TimeoutError("?"), 0)])
-def test_a_send_that_breaks_off_says_what_was_sent_and_tells_the_readers(error, after):
-    rig = Rig("chunking")
-    with pytest.raises(PartialSendError) as caught:
-        rig.publisher(error=error, after=after)("orders", BIG)
-    partial = caught.value
-    assert partial.__cause__ is error
-    assert (partial.seen, partial.results) == (after, tuple(range(after)))
-    assert envelope.decode(rig.sent[-1][1]) == envelope.Abort(partial.uuid)
-    assert [outcome.action for outcome in rig.received()] == ["ack"]
-
-
 def test_an_abort_that_cannot_be_sent_either_does_not_hide_the_error():
     rig = Rig("chunking")
 
@@ -145,30 +106,6 @@ def test_an_abort_that_cannot_be_sent_either_does_not_hide_the_error():
 
     with pytest.raises(PartialSendError):
         publish(BIG)
-
-
-def by_hand(rig, out):
-    for each in out.envelopes:
-        rig.sent.append(each.data)
-        out.sent()
-
-
-def by_send(rig, out):
-    out.send(lambda each: rig.sent.append(each.data))
-
-
-def by_pool(rig, out):
-    """The produce call returns a future that is not done yet."""
-    out.send(lambda each: (rig.sent.append(each.data), concurrent.futures.Future())[1])
-
-
-@pytest.mark.parametrize("produce", [by_hand, by_send, by_pool])
-def test_the_block_keeps_what_was_sent_even_if_something_else_fails_later(rig, produce):
-    with pytest.raises(QueueFullError):  # noqa: SIM117
-        with rig.cc.outbound(BIG, destination="orders") as out:
-            produce(rig, out)
-            raise QueueFullError
-    assert rig.cc.resolve(rig.sent[0]) == BIG
 
 
 def test_taking_every_envelope_is_not_sending_it(rig):
@@ -207,63 +144,6 @@ def test_a_loop_that_breaks_off_after_one_of_several_messages_keeps_what_it_sent
         assert rig.stored == stored
 
 
-def test_the_block_has_the_results_of_what_was_said_to_be_sent(rig):
-    with rig.cc.outbound(BIG, destination="orders") as out:
-        for each in out.envelopes:
-            out.sent(len(each.data))
-    assert out.results == [len(each.data)]
-
-
-def test_a_classifier_is_asked_once_for_an_error():
-    for strategy in ("external", "chunking"):
-        asked = []
-        rig = Rig(strategy)
-        with pytest.raises(claimcheck.ClaimCheckError if strategy == "chunking" else TimeoutError):
-            rig.publisher(error=TimeoutError(), classify=lambda error: asked.append(error) or "unknown")("orders", BIG)  # noqa: B023
-        assert len(asked) == 1
-        with contextlib.suppress(TimeoutError, PartialSendError):  # noqa: SIM117
-            with rig.cc.outbound(BIG, destination="orders", key="k", classify=lambda error: asked.append(error)) as out:  # noqa: B023
-                out.send(raising(TimeoutError()))
-        assert len(asked) == 2
-
-
-@pytest.mark.parametrize("way", ["decorator", "block", "by hand"])
-def test_every_way_of_sending_has_one_event_for_each_payload(rig, way):
-    heard = []
-    hook = lambda event: isinstance(event, SendEvent) and heard.append(event)  # noqa: E731
-    rig.cc = claimcheck.ClaimCheck(rig.cc.config, hooks=[hook])
-
-    def send(payload, produce):
-        if way == "decorator":
-            return rig.cc.offload(payload="value", destination="topic")(lambda topic, value: produce(value))(
-                "t", payload
-            )
-        with rig.cc.outbound(payload, destination="t") as out:
-            if way == "block":
-                out.send(lambda each: produce(each.data))
-            else:
-                for each in out.envelopes:
-                    produce(each.data)
-                    out.sent()
-        return None
-
-    send(b"plain", lambda _: None)
-    send(BIG, lambda _: None)
-    for error in (refused := QueueFullError()), (vague := TimeoutError()):
-        with pytest.raises(type(error)):
-            send(BIG, raising(error))
-
-    found = [(each.destination, each.outcome, each.messages, each.uuid, each.error) for each in heard]
-    assert found == [("t", "sent", 1, None, None), ("t", "failed", 1, None, refused), ("t", "unknown", 1, None, vague)]
-
-
-def raising(error):
-    def produce(_):
-        raise error
-
-    return produce
-
-
 @pytest.mark.parametrize(
     ("error", "after", "text", "numbers"),
     [
@@ -292,14 +172,6 @@ def test_the_block_undoes_what_was_never_sent(rig):
             for _ in out.envelopes:
                 raise QueueFullError
     assert rig.stored == 0
-
-
-def test_the_block_has_all_results():
-    rig = Rig("chunking")
-    with rig.cc.outbound(BIG, destination="orders", key=b"k") as out:
-        first = out.send(lambda each: each.headers["chunk_id"])
-    assert first == "0"
-    assert out.results == [str(n) for n in range(out.total)]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1)])
@@ -379,3 +251,218 @@ def test_our_own_refusal_is_definite_whatever_the_classifier_says(rig):
     with pytest.raises(ConfigError):
         publish(BIG)
     assert rig.stored == 0
+
+
+def test_store_io_never_runs_on_the_event_loop(monkeypatch):
+    rig, threads = Rig(), []
+    store = rig.cc.store("hot")
+    write = store._write
+    monkeypatch.setattr(store, "_write", lambda *args: (threads.append(threading.current_thread()), write(*args)))
+
+    @rig.cc.offload(payload="value")
+    async def publish(value):
+        return value
+
+    assert rig.cc.resolve(asyncio.run(publish(BIG))) == BIG
+    assert threads != [threading.main_thread()]
+
+
+def test_the_block_works_with_async_with():
+    rig = Rig()
+
+    async def main():
+        async with rig.cc.outbound(BIG, destination="orders") as out:
+            rig.sent.extend(each.data for each in out.envelopes)
+        assert rig.cc.resolve(rig.sent[0]) == BIG
+        with pytest.raises(QueueFullError):
+            async with rig.cc.outbound(BIG, destination="orders") as out:
+                for _ in out.envelopes:
+                    raise QueueFullError
+
+    asyncio.run(main())
+    assert rig.stored == 1
+
+
+def future_publisher(rig, futures, kind):
+    @rig.cc.offload(payload="value", key="key", headers="headers")
+    def publish(value, key=None, headers=None):
+        rig.sent.append(("t", value, key, headers))
+        future = concurrent.futures.Future() if kind == "thread" else asyncio.get_running_loop().create_future()
+        futures.append(future)
+        return future
+
+    return publish
+
+
+def test_an_asyncio_future_is_judged_when_it_is_done_and_undone_off_the_loop(rig, monkeypatch):
+    undone = threading.Event()
+    store = rig.cc.store("hot")
+    delete = store._delete
+    monkeypatch.setattr(store, "_delete", lambda pointer: (delete(pointer), undone.set()))
+
+    async def main():
+        futures = []
+        returned = future_publisher(rig, futures, "asyncio")(BIG)
+        futures[0].set_exception(QueueFullError())
+        with pytest.raises(QueueFullError):
+            await returned
+        assert await asyncio.to_thread(undone.wait, 10)
+
+    asyncio.run(main())
+    assert rig.stored == 0
+
+
+@pytest.mark.parametrize("kind", ["thread", "asyncio"])
+def test_the_futures_of_chunks_come_back_as_one(kind):
+    async def main():
+        rig, futures = Rig("chunking"), []
+        publish = future_publisher(rig, futures, kind)
+        joined = publish(BIG)
+        for number, future in enumerate(futures):
+            assert not joined.done()
+            future.set_result(number)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert joined.result() == 0
+        futures.clear()
+        joined = publish(BIG)
+        for number, future in enumerate(list(futures)):
+            future.set_exception(QueueFullError("late")) if number == 3 else future.set_result(number)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        partial = joined.exception()
+        assert isinstance(partial, PartialSendError)
+        assert isinstance(partial.__cause__, QueueFullError)
+        assert rig.sent[-1][3][TYPE] == "abort"
+
+    asyncio.run(main())
+
+
+def test_an_abort_that_hangs_does_not_hold_up_a_cancelled_task():
+    rig = Rig("chunking")
+
+    @rig.cc.offload(payload="value", key="key")
+    async def publish(value, key=None):
+        await asyncio.Event().wait()
+
+    async def main():
+        task = asyncio.create_task(publish(BIG))
+        await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=2)
+        assert done
+        assert task.cancelled()
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_future_is_unknown_whatever_the_classifier_says(rig):
+    futures = []
+
+    @rig.cc.offload(payload="value", classify=lambda _: "failed")
+    def publish(value):
+        futures.append(concurrent.futures.Future())
+        return futures[-1]
+
+    publish(BIG).cancel()
+    assert rig.stored == 1
+
+
+def test_the_error_of_a_future_with_nothing_stored_stays_the_callers_to_look_at(rig):
+    async def main():
+        loop, complaints = asyncio.get_running_loop(), []
+        loop.set_exception_handler(lambda _, context: complaints.append(context["message"]))
+
+        @rig.cc.offload(payload="value", headers="headers")
+        def publish(value, headers=None):
+            future = loop.create_future()
+            future.set_exception(QueueFullError())
+            return future
+
+        publish(bytearray(b"small"))
+        await asyncio.sleep(0)
+        gc.collect()
+        assert complaints == ["Future exception was never retrieved"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("payload", [b"small", BIG])
+@pytest.mark.parametrize("strategy", ["external", "chunking", "hybrid"])
+def test_a_coroutine_may_send_the_same_file_again_after_a_failure(strategy, payload):
+    rig, file, down = Rig(strategy), io.BytesIO(payload), [True]
+
+    @rig.cc.offload(payload="value", key="key", headers="headers")
+    async def publish(value, key=None, headers=None):
+        if down and down.pop():
+            raise QueueFullError
+        rig.sent.append(("t", value, key, headers))
+
+    async def main():
+        with pytest.raises(QueueFullError):
+            await publish(file)
+        await publish(file)
+
+    asyncio.run(main())
+    assert rig.received()[-1].payload == payload
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_file_whose_storing_was_cancelled_may_be_sent_again_at_once(monkeypatch, finished):
+    rig, file = Rig(), io.BytesIO(BIG * 50)
+    reading, go_on = threading.Event(), threading.Event()
+    store = rig.cc.store("hot")
+    write = store._write
+
+    def slow(pointer, source):
+        if finished:
+            write(pointer, source)
+        reading.set()
+        assert go_on.wait(10)
+        if not finished:
+            write(pointer, source)
+
+    @rig.cc.offload(payload="value")
+    async def publish(value):
+        rig.sent.append(("t", value, None, None))
+
+    async def main():
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "_write", slow)
+            task = asyncio.create_task(publish(file))
+            await asyncio.to_thread(reading.wait, 10)
+            task.cancel()
+            asyncio.get_running_loop().call_soon(go_on.set)
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await publish(file)
+
+    asyncio.run(main())
+    assert [outcome.payload for outcome in rig.received()] == [BIG * 50]
+    assert rig.stored == 1
+
+
+def test_a_file_whose_chunks_were_cancelled_may_be_sent_again_at_once():
+    rig, tasks = Rig("chunking"), []
+
+    class Cancelling(io.BytesIO):
+        def read(self, size=-1):
+            if self.tell() > 3000 and tasks:
+                loop, task = tasks.pop()
+                loop.call_soon_threadsafe(task.cancel)
+            return super().read(size)
+
+    @rig.cc.offload(payload="value", key="key", headers="headers")
+    async def publish(value, key=None, headers=None):
+        rig.sent.append(("t", value, key, headers))
+
+    async def main():
+        file = Cancelling(BIG)
+        task = asyncio.create_task(publish(file))
+        tasks.append((asyncio.get_running_loop(), task))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await publish(file)
+
+    asyncio.run(main())
+    assert rig.received()[-1].payload == BIG

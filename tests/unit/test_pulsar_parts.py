@@ -23,7 +23,6 @@ from claimcheck.transports.pulsar._send import (
     InFlightWindow,
     SendDeadlineError,
     Ticket,
-    classify,
     error_of,
 )
 from tests.clocks import Clock
@@ -109,10 +108,6 @@ class TestDelay:
 
 
 class TestOptions:
-    def test_options_that_are_not_set_are_left_out(self):
-        options = {"ordering_key": None, "sequence_id": 0, "event_timestamp": 5, "disable_replication": False}
-        assert checked_options(options) == {"event_timestamp": 5}
-
     def test_an_unknown_option_is_an_error(self):
         with pytest.raises(TypeError, match="orderingkey"):
             checked_options({"orderingkey": None})
@@ -124,18 +119,6 @@ def _varint(number):
         out.append(number & 127 | 128)
         number >>= 7
     return bytes([*out, number])
-
-
-@pytest.mark.parametrize("name", ["MessageTooBig", "ProducerQueueIsFull", "TopicTerminated", "AuthorizationError"])
-def test_a_refusal_is_definite(name):
-    assert classify(error_of(getattr(pulsar.Result, name))) == "failed"
-
-
-@pytest.mark.parametrize(
-    "name", ["Timeout", "AlreadyClosed", "ConnectError", "UnknownError", "NotConnected", "ReadError"]
-)
-def test_everything_else_is_not(name):
-    assert classify(error_of(getattr(pulsar.Result, name))) == "unknown"
 
 
 def test_every_result_has_its_error():
@@ -208,12 +191,6 @@ class TestInFlightWindow:
         del key
         assert (kept(), one._in_flight) == (None, {0: 1})
 
-    def test_one_message_is_always_let_through(self):
-        client = Client()
-        one = window(client, window_bytes=1)
-        one.launch(Envelope(b"x" * 10))
-        assert len(client.taken) == 1
-
     @pytest.mark.parametrize("room", [1, 2])
     def test_a_full_queue_is_tried_again_when_there_is_room(self, room):
         client = Client(room=room)
@@ -265,15 +242,6 @@ class TestInFlightWindow:
         client.answer()
         assert finished == [one]
 
-    def test_on_finished_is_called_if_all_had_results_before(self):
-        client, finished = Client(), []
-        one = window(client)
-        one.on_finished = lambda: finished.append(one)
-        one.launch(Envelope(b"x"))
-        client.answer()
-        one.close()
-        assert finished == [one]
-
 
 class Silent:
     """A producer that answers nothing."""
@@ -321,21 +289,6 @@ class TestDeadlines:
 
 
 class TestRedeliveryTracker:
-    def test_the_larger_number_counts_and_only_up_to_the_maximum(self):
-        counts = RedeliveryTracker(2)
-        assert counts.too_many(("t", (1, 0, 0)), 1) is None
-        assert counts.too_many(("t", (1, 0, 0)), 2) == 2
-        for _ in range(3):
-            counts.add(("t", (1, 0, 0)))
-        assert counts.too_many(("t", (1, 0, 0)), 0) == 3
-        assert counts.too_many(("u", (1, 0, 0)), 0) is None
-
-    def test_without_a_maximum_nothing_is_kept(self):
-        counts = RedeliveryTracker(None)
-        counts.add(("t", (1, 0, 0)))
-        assert not counts
-        assert counts.too_many(("t", (1, 0, 0)), 99) is None
-
     def test_those_that_were_given_back_last_are_kept(self):
         counts = RedeliveryTracker(1)
         for entry in [0, *range(10_000), 0, 10_000]:

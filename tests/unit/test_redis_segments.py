@@ -1,6 +1,8 @@
 """How segments come and go, against a server that answers what no real one would on demand."""
 
 import itertools
+import os
+import threading
 import time
 import zlib
 from dataclasses import replace
@@ -19,9 +21,11 @@ from claimcheck.errors import (
 from claimcheck.stores.redis import RedisStore
 from claimcheck.stores.redis import _segments as redis_segments
 from claimcheck.stores.redis._server import Borrowed, Replies
-from tests.unit.scripted_redis import bulk, scripted_redis
+from tests.unit.scripted_redis import bulk, opened, scripted_redis
 
 PAYLOAD = bytes(range(95))
+
+
 POINTER = Pointer(
     key="claimcheck:x", store="hot", size=95, segments=10, segment_bytes=10, checksum=f"crc32:{zlib.crc32(PAYLOAD):08x}"
 )
@@ -138,10 +142,6 @@ class TestReading:
         for i in range(10):
             medium.always("GET", i, slowly)
         assert read() == PAYLOAD
-
-    def test_keeps_its_connection_for_the_next(self, read, server):
-        assert read() == read() == PAYLOAD
-        assert server.connections == 1
 
     def test_left_early_keeps_no_half_answer(self, store, server):
         with store.open(POINTER) as file:
@@ -264,17 +264,6 @@ class TestOfOneSmallSegment:
 
     POINTER = replace(POINTER, size=10, segments=1, segment_bytes=None, checksum=digest_of(PAYLOAD[:10]))
 
-    def test_is_one_request(self, store, server):
-        assert store.read(self.POINTER) == store.read(self.POINTER) == PAYLOAD[:10]
-        assert server.asked == [[b"GETRANGE", b"claimcheck:x-0", b"0", b"10"]] * 2
-        assert server.connections == 1
-
-    def test_byte_by_byte(self, store, server, medium):
-        medium.answers("GETRANGE", 0, slowly)
-
-        assert store.read(self.POINTER) == PAYLOAD[:10]
-        assert (server.connections, len(server.asked)) == (1, 1)
-
     @pytest.mark.parametrize("odd", [None, half, b">2\r\n+a\r\n+b\r\n", b"+OK\r\n", b"\0" * 50, bulk(PAYLOAD[:9])])
     def test_an_unexpected_reply_never_becomes_payload(self, store, server, medium, odd):
         medium.answers("GETRANGE", 0, odd)
@@ -322,13 +311,6 @@ class TestOfOneSmallSegment:
             store.read(self.POINTER)
         assert len(server.asked) == 1
 
-    def test_is_written_with_one_command(self, store, server):
-        pointer = store.write(PAYLOAD[:10])
-
-        assert server.asked == [
-            [b"SET", f"{pointer.key}-0".encode(), PAYLOAD[:10], b"PXAT", str(pointer.expires_ms).encode()]
-        ]
-
     def test_is_written_again_after_a_lost_connection(self, store, server, medium):
         medium.answers("SET", 0, None)
 
@@ -366,15 +348,6 @@ class TestOfOneSmallSegment:
 
 
 class TestWriting:
-    def test_sends_each_once(self, store, server):
-        pointer = store.write(PAYLOAD)
-
-        assert [command[:3] for command in server.asked] == [
-            [b"SET", f"{pointer.key}-{i}".encode(), PAYLOAD[10 * i : 10 * i + 10]] for i in range(10)
-        ]
-        assert {command[4] for command in server.asked} == {str(pointer.expires_ms).encode()}
-        assert server.connections == 1
-
     @pytest.mark.parametrize("i", [0, 1, 4, 9])
     def test_sends_again_what_had_no_answer(self, store, server, medium, i):
         medium.answers("SET", i, None)
@@ -430,3 +403,97 @@ class TestWriting:
             store.write(b"top secret")
 
         assert "top secret" not in f"{caught.value}{caught.value.__cause__}"
+
+
+SMALL = b"small"
+
+
+class Entries:
+    """A Redis with SET and GET. It closes the connection in place of the answers numbered in ``closes``, from 0."""
+
+    def __init__(self):
+        self.values, self.answered, self.closes = {}, 0, set()
+
+    def __call__(self, conversation, command):
+        number, self.answered = self.answered, self.answered + 1
+        if number in self.closes:
+            return None
+        if command[0] == b"SET":
+            self.values[command[1]] = command[2]
+            return b"+OK\r\n"
+        return bulk(self.values[command[1]])
+
+
+@pytest.fixture
+def entries():
+    return Entries()
+
+
+@pytest.fixture
+def entries_server(entries):
+    with scripted_redis(entries) as entries_server:
+        yield entries_server
+
+
+@pytest.fixture
+def kept_store(entries_server):
+    with opened(entries_server.url) as kept_store:
+        yield kept_store
+
+
+def test_small_payloads_share_one_connection(kept_store, entries_server):
+    for pointer in [kept_store.write(SMALL) for _ in range(3)]:
+        assert kept_store.read(pointer) == SMALL
+
+    assert entries_server.connections == 1
+
+
+@pytest.mark.parametrize("closes", [{1}, {2}], ids=["write", "read"])
+def test_a_command_on_a_lost_connection_is_repeated(kept_store, entries_server, entries, closes):
+    entries.closes = closes
+    kept_store.write(SMALL)
+
+    assert kept_store.read(kept_store.write(SMALL)) == SMALL
+    assert entries_server.connections == 2
+
+
+def test_after_a_lost_connection_the_others_are_not_trusted(kept_store, entries):
+    """All of them are lost if the server was restarted: each command is repeated once, and would meet the next one."""
+    pointer, together = kept_store.write(SMALL), threading.Barrier(3)
+
+    def at_the_same_time():
+        borrowed = kept_store._server.borrow_kept()
+        together.wait(10)
+        borrowed.give_back()
+
+    threads = [threading.Thread(target=at_the_same_time) for _ in range(3)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(kept_store._server._kept) == 3
+    entries.closes = {entries.answered}
+
+    assert kept_store.read(pointer) == SMALL
+    assert not kept_store._server._kept
+
+
+@pytest.mark.parametrize("event", ["close", "fork"])
+def test_nothing_is_kept_after(event, kept_store, entries_server, monkeypatch):
+    pointer = kept_store.write(SMALL)
+    if event == "close":
+        kept_store.close()
+    else:
+        child = os.getpid() + 1
+        monkeypatch.setattr(os, "getpid", lambda: child)
+
+    assert kept_store.read(pointer) == SMALL
+    assert entries_server.connections == 2
+
+
+def test_a_small_pool_is_not_used_up(entries_server):
+    with opened(f"{entries_server.url}&max_connections=1") as kept_store:
+        kept_store.write(SMALL)
+
+        kept_store._server.borrow("").give_back()
+        assert not kept_store._server._kept

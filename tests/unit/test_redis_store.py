@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from claimcheck._store.contract import StoreContext
-from claimcheck._wire.pointer import Pointer, decode, encode
+from claimcheck._wire.pointer import decode, encode
 from claimcheck.errors import (
     ConfigError,
     IntegrityError,
@@ -25,8 +25,11 @@ from claimcheck.errors import (
 )
 from claimcheck.stores.redis import RedisStore
 from claimcheck.stores.redis import _server as redis_server
+from claimcheck.stores.redis._server import Address
 
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
+
+
 KEY_V1 = f"kafka-over-redis-orders-{UUID}"
 
 
@@ -106,11 +109,6 @@ class TestPublishedForm:
         with pytest.raises(IntegrityError, match="0 bytes"):
             store.read(pointer)
 
-    def test_of_an_empty_payload(self, open_store):
-        store = open_store(pointer_version=1)
-
-        assert store.read(decode(encode(store.write(b"")))) == b""
-
     def test_is_read_in_a_few_round_trips(self, open_store, server):
         for i in range(2500):
             server.set(f"{KEY_V1}-{i}", b"%04d" % i)
@@ -150,20 +148,6 @@ class TestPublishedForm:
         with pytest.raises(PayloadTooLargeError, match="100000 segments"):
             store.write(bytes(100_001))
         assert server.keys() == []
-
-    def test_is_undone_from_what_the_pointer_says(self, open_store, server):
-        store = open_store(pointer_version=1)
-        store.rollback(decode(encode(store.write(bytes(500)))))
-
-        assert server.keys() == []
-
-    def test_is_refused_outside_of_its_own_keys(self, open_store):
-        with pytest.raises(PointerRejectedError, match="prefix"):
-            open_store().read(Pointer(key="claimcheck:orders", version=1))
-
-    def test_is_refused_by_a_store_that_has_none(self, open_store):
-        with pytest.raises(PointerRejectedError, match="version 1"):
-            open_store(v1_pointers=False).read(Pointer(key=KEY_V1, version=1))
 
     def test_is_always_read_by_who_writes_it(self, open_store):
         assert open_store(v1_pointers=False, pointer_version=1).reads_v1
@@ -205,12 +189,6 @@ class TestCommands:
         value = memoryview(bytes(1 << 20))
 
         assert any(part is value for part in redis_server._packer()("SET", "key", value))
-
-    def test_still_go_where_the_vendor_has_no_such_packer(self, open_store, monkeypatch):
-        monkeypatch.setattr(redis_server, "_packer", lambda: None)
-        store = open_store()
-
-        assert store.read(store.write(bytes(25))) == bytes(25)
 
 
 class TestErrors:
@@ -307,17 +285,6 @@ def test_repr_shows_where_it_is(url, expected):
     assert repr(RedisStore(url=url)) == f"<RedisStore 'store' at {expected}>"
 
 
-def test_segments_larger_than_redis_takes_are_refused():
-    with pytest.raises(ConfigError, match="segment_bytes"):
-        RedisStore(url="redis://localhost", segment_bytes=1 << 30)
-
-
-@pytest.mark.parametrize("prefix", ["/app/", "../a/", "a/../b/", "a\t", "x" * 901])
-def test_prefixes_that_no_reader_would_follow_are_refused(prefix):
-    with pytest.raises(ConfigError, match="key_prefix"):
-        RedisStore(url="redis://localhost", key_prefix=prefix)
-
-
 @pytest.mark.parametrize("prefix", ["", "claimcheck:", "a/b/", "..a", "ü", "x" * 900])
 def test_prefixes_that_readers_follow(open_store, prefix):
     store = open_store(key_prefix=prefix)
@@ -362,17 +329,52 @@ class TestUndo:
         assert len(deleted) == 1
 
 
-def test_closed_store_opens_again(open_store):
-    store = open_store()
-    pointer = store.write(b"payload")
-    store.close()
-
-    assert store.read(replace(pointer)) == b"payload"
-
-
 def test_more_threads_may_read_than_the_client_has_connections_by_default(open_store):
     """Recent releases of redis-py raise an error for the 101st connection."""
     server = open_store()._server
     borrowed = [server.borrow("") for _ in range(101)]
     for each in borrowed:
         each.give_back()
+
+
+def test_single_server_stays_what_it_was():
+    text = "redis://me:se%2Fcret@host:6380/3?socket_keepalive=yes"
+    assert Address.parse(text) == Address("single", text, (), "", "host:6380/3")
+
+
+def test_unix_socket():
+    assert Address.parse("unix:///run/redis.sock?db=1").location == "/run/redis.sock"
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss"])
+def test_cluster(scheme):
+    address = Address.parse(f"{scheme}+cluster://me:pass@one:7000,two,[::1]:7002/?protocol=3")
+
+    assert address.kind == "cluster"
+    assert address.hosts == (("one", 7000), ("two", 6379), ("::1", 7002))
+    assert address.url == f"{scheme}://me:pass@one:7000/?protocol=3"
+    assert address.location == "one:7000,two,[::1]:7002/"
+    assert address.tls is (scheme == "rediss")
+
+
+def test_sentinel():
+    address = Address.parse("redis+sentinel://me:pass@one,two:26380/my%20master/3?socket_keepalive=yes")
+
+    assert address.kind == "sentinel"
+    assert address.hosts == (("one", 26379), ("two", 26380))
+    assert address.service == "my master"
+    assert address.url == "redis://me:pass@one:26379/3?socket_keepalive=yes"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "redis://me:hunter2@host:1/0", "redis://:hunter2@host", "redis://host?password=hunter2", "rediss://me:hunter2@host",
+        "unix://me:hunter2@/run/redis.sock", "unix:///run/redis.sock?password=hunter2", "redis+cluster://me:hunter2@a,b",
+        "redis+sentinel://me:hunter2@a,b/name",
+    ],
+)  # fmt: skip
+def test_no_credentials_in_its_repr(text):
+    address = Address.parse(text)
+    assert "hunter2" in address.url
+    assert "hunter2" not in f"{address!r} {address} {address.location}"

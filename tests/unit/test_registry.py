@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 
-from claimcheck._registry import STRATEGIES, build_store, check_store, load_class
+from claimcheck._registry import build_store, check_store
 from claimcheck._store.store import Store
 from claimcheck._validation import fail
 from claimcheck.config import StoreConfig
@@ -92,14 +92,6 @@ def test_what_a_constructor_finds_wrong_gets_its_whole_path(use):
     assert (caught.value.path, caught.value.found, caught.value.expected) == ("stores.hot.drive", "9", "1 to 8")
 
 
-@pytest.mark.parametrize(
-    ("raised", "text"), [(ConfigError("no"), "stores.hot: no"), (ConfigError("no", path="x"), "no")]
-)
-def test_or_as_much_of_it_as_there_is(use, raised, text):
-    with pytest.raises(ConfigError, match=f"^stores.hot: {text.removeprefix('stores.hot: ')}$"):
-        build_store(use(failing_with(raised)), path="stores.hot")
-
-
 @pytest.mark.parametrize("url", ["", "not a url", "redis://:47/11@host"])
 def test_an_address_from_the_environment_is_judged_when_the_store_is_opened(monkeypatch, url):
     monkeypatch.setenv("REDIS_URL", url)
@@ -148,15 +140,6 @@ class TestClasses:
 
         assert caught.value.path == "stores.hot.type"
         assert caught.value.__cause__ is not None
-
-    @pytest.mark.parametrize(
-        "name", ["", ":", ":X", ".a:X", ".:X", "..:X", "a:", "hybird", "os:path.join", "os.:x", "a b:c"]
-    )
-    def test_of_names_that_are_none(self, name):
-        with pytest.raises(ConfigError) as caught:
-            load_class(name, STRATEGIES, group="claimcheck.strategies", path="destinations.a.strategy")
-
-        assert caught.value.path == "destinations.a.strategy"
 
 
 class TestOptions:

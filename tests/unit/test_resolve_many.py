@@ -313,17 +313,6 @@ def test_a_tuple_of_another_length_is_an_error_of_its_own(rig, resolve):
     assert [type(each.error) for each in found] == [type(None), PayloadTypeError, PayloadTypeError]
 
 
-def test_signed_escaped_payloads_need_their_headers(resolve):
-    keys = {"k1": "11" * 32}
-    rig = Rig(signing={"keys": keys, "key_id": "k1", "require": True})
-    escaped = claimcheck.HEADER + b"\x07" + bytes(40)
-    rig.publisher()("topic", escaped)
-    [(_, value, _, headers)] = rig.sent
-    good, bad = resolve(rig.cc, [(value, headers), value], destination="topic")
-    assert good.payload == escaped
-    assert isinstance(bad.error, claimcheck.PointerRejectedError)
-
-
 @pytest.mark.parametrize("options", [{"concurrency": 0}, {"max_bytes": 0}, {"concurrency": "4"}])
 def test_bounds_are_checked_at_once(rig, options):
     for call in (rig.cc.resolve_many, rig.cc.aresolve_many):

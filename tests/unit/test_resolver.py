@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+import sys
 
 import pytest
 
 import claimcheck
 from claimcheck import Dropped, Failed, Resolved
 from claimcheck._wire import envelope
+from claimcheck._wire import headers as hints
+from claimcheck._wire.envelope import encode_pointer
 from claimcheck.config import HEADER
 from claimcheck.errors import (
-    ChunkError,
     ConfigError,
     EnvelopeError,
     IntegrityError,
+    MissingDependencyError,
     PayloadNotFoundError,
     PointerRejectedError,
 )
@@ -22,6 +27,8 @@ from claimcheck.hooks import DropEvent
 from tests.vectors import UUID, golden
 
 BIG = bytes(range(256)) * 40
+
+
 CONFIG = {"strategy": "external", "threshold_bytes": 2000, "stores": {"hot": {"type": "memory", "space": "resolver"}}}
 
 
@@ -103,35 +110,6 @@ def test_safe_position_is_the_lowest_that_is_not_settled(cc):
     assert resolver.safe_position("orders-0") is None
 
 
-def test_what_was_given_back_holds_the_safe_position_until_it_came_again(cc):
-    resolver = cc.resolver()
-    (first,) = resolver.feed("s", 5, b"x")
-    (second,) = resolver.feed("s", 6, b"y")
-    resolver.settle(first, acked=False)
-    resolver.settle(second, acked=True)
-    assert resolver.safe_position("s") == 5
-    (again,) = resolver.feed("s", 5, b"x")
-    resolver.settle(again, acked=True)
-    assert resolver.safe_position("s") is None
-
-
-def test_a_chunked_payload_given_back_comes_again_whole(cc):
-    resolver, chunks = cc.resolver(), sent_by("chunking")
-    (first,) = feed_all(resolver, chunks)
-    resolver.settle(first, acked=False)
-    (again,) = feed_all(resolver, chunks)
-    assert again.payload == BIG
-    assert again.positions == tuple(range(len(chunks)))
-
-
-def test_seek_into_the_middle_waits_for_all_chunks_again(cc):
-    resolver, chunks = cc.resolver(), sent_by("chunking")
-    feed_all(resolver, chunks[:3])
-    assert resolver.clear("orders-0") == (0, 1, 2)
-    assert feed_all(resolver, chunks[3:], start=3) == []
-    assert resolver.safe_position("orders-0") == 3
-
-
 def test_expiry_goes_through_tick_and_hooks_with_the_injected_clock():
     events, now = [], [0.0]
     cc = claimcheck.from_dict(CONFIG | {"chunking": {"on_expire": "dead_letter"}}, hooks=[events.append])
@@ -163,39 +141,11 @@ def test_chunks_of_the_published_format_alone_need_no_headers(cc):
     assert (outcome.payload, outcome.positions, outcome.uuid) == (b"amiddlec", (0, 1, 2), UUID)
 
 
-def test_one_chunk_alone_is_refused_with_the_way_to_go(cc):
-    with pytest.raises(ChunkError, match=r"ClaimCheck\.resolver"):
-        cc.resolve(golden("chunk_middle"))
-    with pytest.raises(ChunkError):
-        cc.open(golden("abort"))
-
-
-@pytest.mark.parametrize("payload", [b"small", HEADER + b"\x02x", BIG])
-def test_resolve_and_open_give_the_same_bytes(cc, payload):
-    (message,) = sent_by("external", payload)
-    assert cc.resolve(message.data) == payload
-    with cc.open(message.data) as file:
-        assert file.read() == payload
-
-
 def test_pointer_reads_no_store(cc):
     (message,) = sent_by("external")
     cc.store("hot").rollback(cc.pointer(message.data))
     assert cc.pointer(message.data).size == len(BIG)
     assert cc.pointer(b"plain") is None
-
-
-def test_signatures_are_made_and_required(monkeypatch):
-    monkeypatch.setenv("CLAIM_SECRET", "s3cret-of-16-bytes")
-    signing = {"signing": {"key_id": "k1", "keys": {"k1": "${CLAIM_SECRET}"}, "require": True}}
-    (signed,), (unsigned,) = sent_by("external", **signing), sent_by("external")
-    reader = claimcheck.from_dict(CONFIG | signing)
-    assert reader.resolve(signed.data, destination="orders") == BIG
-    with pytest.raises(PointerRejectedError, match="not signed"):
-        reader.resolve(unsigned.data, destination="orders")
-    with pytest.raises(PointerRejectedError, match="does not match its signature"):
-        reader.resolve(signed.data.replace(b'"size":10240', b'"size":10241'), destination="orders")
-    assert "s3cret-of-16-bytes" not in repr(reader) + repr(reader.config)
 
 
 @pytest.mark.parametrize("value", [None, ""])
@@ -206,12 +156,6 @@ def test_a_signing_secret_that_is_missing_or_empty_is_a_config_error(monkeypatch
     cc = claimcheck.from_dict(CONFIG | {"signing": {"key_id": "k1", "keys": {"k1": "${CLAIM_SECRET}"}}})
     with pytest.raises(ConfigError, match=r"signing\.keys\.k1"):
         cc.outbound(BIG, destination="orders").__enter__()
-
-
-def test_a_store_that_is_not_configured_is_rejected_by_name(cc):
-    with pytest.raises(PointerRejectedError, match="'cold'") as caught:
-        cc.resolve(golden("pointer_v2").replace(b'"store":"hot"', b'"store":"cold"'))
-    assert caught.value.reason == "store"
 
 
 @pytest.mark.parametrize(
@@ -260,23 +204,6 @@ def test_the_writer_says_checksum_and_null_key(cc):
     assert not any("claimcheck-null-key" in chunk.headers for chunk in sent_by("chunking", key=b"k"))
 
 
-def test_an_outcome_from_before_a_clear_settles_nothing_that_came_after(cc):
-    resolver = cc.resolver()
-    (before,) = resolver.feed("s", 5, b"x")
-    resolver.clear("s")
-    resolver.feed("s", 5, b"x")
-    resolver.settle(before, acked=True)
-    assert resolver.safe_position("s") == 5
-
-
-def test_a_position_that_came_twice_is_settled_once(cc):
-    resolver = cc.resolver()
-    resolver.feed("s", 5, b"x")
-    (again,) = resolver.feed("s", 5, b"x")
-    resolver.settle(again, acked=True)
-    assert resolver.safe_position("s") is None
-
-
 def test_a_stuck_position_does_not_make_the_others_pile_up(cc):
     resolver = cc.resolver()
     resolver.feed("s", 0, b"stuck")
@@ -292,3 +219,181 @@ def test_key_and_headers_of_a_failure_are_as_they_were_sent(cc):
     lying = [dataclasses.replace(chunk, headers=chunk.headers | {"claimcheck-size": "7"}) for chunk in chunks]
     (outcome,) = feed_all(cc.resolver(), lying)
     assert (outcome.key, outcome.headers) == (None, {"mine": "1"})
+
+
+OTHER_UUID = "00000000-0000-4000-8000-000000000000"
+
+
+CHILD = """
+import gc, uuid
+import claimcheck
+from claimcheck._wire import envelope
+
+def rss():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
+
+def headers(name, number):
+    return [("claimcheck-type", b"chunk"), (name, b"%08d" % number + b"A" * 100_000)]
+
+def settle(outcomes):
+    for outcome in outcomes:
+        resolver.settle(outcome, acked=True)
+
+resolver = claimcheck.from_dict({{"strategy": "chunking"}}).resolver()
+for number in range(10_000):
+    if number == 100:
+        gc.collect()
+        before = rss()
+    chunk = envelope.encode_chunk(str(uuid.uuid4()), 0, 1 if {whole} else 2, b"x")
+    key = b"%08d" % number + b"K" * 10_000
+    settle(resolver.feed("s", 2 * number, chunk, headers=headers("{name}", number), key=key))
+    if not {whole}:
+        abort = envelope.encode_abort(chunk[21:57].decode())
+        settle(resolver.feed("s", 2 * number + 1, abort, headers=headers("{name}", number), key=key))
+gc.collect()
+assert resolver.safe_position("s") is None
+print(rss() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("name", ["claimcheck-checksum", "claimcheck-size"])
+def test_acknowledged_payloads_leave_nothing_of_their_headers_in_memory(name, whole):
+    code = CHILD.format(name=name, whole=whole)
+    grown = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    assert grown < 32
+
+
+@pytest.mark.parametrize(
+    "claim", [("claimcheck-checksum", b"x:" + b"A" * 1000), ("claimcheck-checksum", "crc32:" + "0" * 1000)]
+)
+@pytest.mark.parametrize("kind", ["chunk", "pointer"])
+def test_a_claim_that_is_too_long_never_matches_and_is_not_quoted_whole(claim, kind):
+    if kind == "chunk":
+        resolver, data = (
+            claimcheck.from_dict({"strategy": "chunking"}).resolver(),
+            envelope.encode_chunk(OTHER_UUID, 0, 1, b"x"),
+        )
+    else:
+        resolver, data = claimcheck.Resolver(lambda pointer: b"x"), envelope.encode_pointer(b"p")
+    [outcome] = resolver.feed("s", 0, data, headers=[("claimcheck-type", kind), claim])
+    assert isinstance(outcome, Failed)
+    assert isinstance(outcome.error, IntegrityError)
+    assert len(str(outcome.error)) < 300
+    assert len(outcome.error.expected) < 120
+
+
+def test_a_checksum_of_a_kind_that_is_unknown_is_not_compared():
+    claims = hints.declared({"claimcheck-type": "chunk", "claimcheck-checksum": "sha3:" + "0" * 64})
+    hints.check(claims, size=1, checksum=lambda: "crc32:00000000")
+
+
+V1 = encode_pointer(b"\x01\x00\x00\x00\x01kafka-over-redis-orders-6ba7b810-9dad-11d1-80b4-00c04fd430c8")
+
+
+PAYLOAD = b"x" * 1_000_000
+
+
+def pointer_to(store, **fields):
+    body = {"key": "claimcheck:k", "store": store, "size": 1, "segments": 1, "checksum": "crc32:0"} | fields
+    return encode_pointer(b"\x02" + json.dumps(body).encode())
+
+
+def attempts(cc, message):
+    """Every way to read a message, as functions."""
+    yield lambda: cc.resolve(message)
+    yield lambda: cc.open(message).read()
+    yield lambda: cc.open(message).read(1)
+    yield lambda: cc.read(cc.pointer(message))
+
+
+@pytest.fixture
+def config(monkeypatch, tmp_path):
+    monkeypatch.delenv("CLAIM_NOT_SET", raising=False)
+    for name in ("redis", "boto3", "pulsar", "obstore"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    (tmp_path / "claims").mkdir()
+    disk = {"type": "filesystem", "path": str(tmp_path / "claims")}
+    stores = {
+        "disk": disk,
+        "other": disk,
+        "variable": {"type": "redis", "url": "redis://:${CLAIM_NOT_SET}@localhost"},
+        "redis": {"type": "redis", "url": "redis://localhost", "v1_pointers": True},
+        "s3": {"type": "s3", "bucket": "b"},
+        "obstore": {"type": "obstore", "url": "s3://b"},
+        "topic": {"type": "pulsar-topic", "url": "pulsar://localhost", "topic": "t"},
+    }
+    return {"strategy": "external", "store": "disk", "stores": stores}
+
+
+@pytest.mark.parametrize("name", ["variable", "redis", "s3", "obstore", "topic"])
+def test_a_store_that_this_process_cannot_use_is_an_error_of_the_message(config, name):
+    cc = claimcheck.from_dict(config)
+    with pytest.raises((ConfigError, MissingDependencyError)) as original:
+        cc.store(name).write(b"x")
+    key = "somebody@-1.1.0" if name == "topic" else "claimcheck:k" if name in ("variable", "redis") else "k"
+    message = pointer_to(name, key=key)
+    for read in attempts(cc, message):
+        with pytest.raises(PointerRejectedError, match=f"names the store '{name}', which this process cannot use") as e:
+            read()
+        assert (e.value.reason, e.value.store, e.value.key) == ("store", name, key)
+        assert type(e.value.__cause__) is type(original.value)
+    [outcome] = cc.resolver().feed("orders-0", 0, message)
+    assert isinstance(outcome, Failed)
+    assert isinstance(outcome.error, PointerRejectedError)
+
+
+def test_the_user_of_a_store_gets_the_original_error(config):
+    cc = claimcheck.from_dict(config)
+    with pytest.raises(ConfigError, match="CLAIM_NOT_SET"):
+        cc.store("variable")
+    pointer = cc.pointer(pointer_to("redis"))
+    for read in (cc.store("redis").read, lambda pointer: cc.store("redis").open(pointer).read()):
+        with pytest.raises(MissingDependencyError):
+            read(pointer)
+
+
+def test_only_listed_stores_are_read_from(config):
+    writer, reader = claimcheck.from_dict(config), claimcheck.from_dict(config | {"reads_from": ["other"]})
+    for store in ("disk", "other"):
+        message = writer.seal(writer.store(store).write(PAYLOAD))
+        assert writer.resolve(message) == PAYLOAD
+        if store == "other":
+            assert reader.resolve(message) == PAYLOAD
+            continue
+        for read in attempts(reader, message):
+            with pytest.raises(PointerRejectedError, match="'disk', which is not listed in reads_from") as caught:
+                read()
+            assert (caught.value.reason, caught.value.store) == ("store", "disk")
+    assert reader.store("disk").write(b"x").store == "disk", "writers may still use it"
+
+
+def test_a_pointer_of_version_1_leads_to_listed_stores_only(config):
+    with pytest.raises(PointerRejectedError, match="'redis', which is not listed in reads_from"):
+        claimcheck.from_dict(config | {"reads_from": ["disk"]}).resolve(V1)
+    with pytest.raises(PointerRejectedError, match="cannot use"):
+        claimcheck.from_dict(config | {"reads_from": ["redis"]}).resolve(V1)
+
+
+@pytest.mark.parametrize("require", [None, True, False])
+def test_a_pointer_of_version_1_is_refused_wherever_there_are_signing_keys(config, require):
+    signing = {"keys": {"k1": "0123456789abcdef"}, "require": require}
+    cc = claimcheck.from_dict(config | {"signing": signing})
+    with pytest.raises(PointerRejectedError, match="version 1.*no signature") as caught:
+        cc.pointer(V1)
+    assert caught.value.reason == "signature"
+
+
+def test_a_signature_that_cannot_be_checked_is_an_error_of_the_message_where_signatures_are_optional(config):
+    keys = {"k1": "${CLAIM_NOT_SET}"}
+    cc = claimcheck.from_dict(config | {"signing": {"keys": keys, "require": False}})
+    with pytest.raises(PointerRejectedError, match="cannot be checked here.*CLAIM_NOT_SET") as caught:
+        cc.resolve(pointer_to("disk", mac="00", key_id="k1"))
+    assert caught.value.reason == "signature"
+    assert cc.resolve(cc.seal(cc.store("disk").write(PAYLOAD))) == PAYLOAD
+
+    strict = claimcheck.from_dict(config | {"signing": {"keys": keys}})
+    for message in (pointer_to("disk", mac="00", key_id="k1"), pointer_to("disk")):
+        with pytest.raises(ConfigError, match="CLAIM_NOT_SET"):
+            strict.resolve(message)

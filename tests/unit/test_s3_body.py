@@ -51,22 +51,6 @@ def open_store():
 
 
 class TestViewFile:
-    def test_is_an_honest_file(self):
-        file = ViewFile(memoryview(b"0123456789"))
-
-        assert (len(file), file.readable(), file.seekable(), file.tell()) == (10, True, True, 0)
-        assert [bytes(file.read(4)) for _ in range(4)] == [b"0123", b"4567", b"89", b""]
-        assert (file.seek(-3, io.SEEK_END), bytes(file.read())) == (7, b"789")
-        assert (file.seek(2), file.seek(1, io.SEEK_CUR), bytes(file.read(None))) == (2, 3, b"3456789")
-        assert (file.seek(100), bytes(file.read(1))) == (100, b"")
-
-    def test_copies_nothing(self):
-        payload = bytes(10 * MIB)
-        file = ViewFile(memoryview(payload))
-
-        assert file.read(10).obj is payload
-        assert all(piece.obj is payload for piece in file.pieces())
-
     def test_goes_over_the_line_in_large_pieces(self):
         sizes = [len(piece) for piece in ViewFile(memoryview(bytes(9 * MIB))).pieces()]
 

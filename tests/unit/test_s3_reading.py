@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from claimcheck._store.contract import StoreContext
-from claimcheck.errors import IntegrityError, PayloadNotFoundError, StoreError, StoreUnavailableError
+from claimcheck.errors import IntegrityError, StoreError, StoreUnavailableError
 from claimcheck.stores import s3 as s3_store
 from claimcheck.stores.s3 import S3Store
 from tests.parts import divided
@@ -89,12 +89,6 @@ class TestWhole:
         finally:
             reader.close()
 
-    def test_empty_payload(self, server, store, direct):
-        pointer = store.write(b"")
-
-        assert store.read(pointer) == b""
-        assert server.said("range") == [None, None]
-
 
 class TestConnections:
     def test_is_used_again_after_a_payload_was_read(self, server, store, pointer, direct):
@@ -150,19 +144,6 @@ class TestRanges:
     def test_none_of_it_is_no_request(self, server, store, pointer):
         assert store.read_range(pointer, 5, 0) == b""
         assert server.requests == []
-
-    @pytest.mark.parametrize("changed", [PAYLOAD[:-1], PAYLOAD[: 2 * MIB], PAYLOAD + b"x", b""])
-    def test_of_an_object_of_another_size_is_an_error(self, server, store, pointer, changed):
-        server.objects = dict.fromkeys(server.objects, changed)
-
-        with pytest.raises(IntegrityError):
-            store.read_range(pointer, len(PAYLOAD) - 1000, 500)
-
-    def test_of_nothing_is_not_found(self, server, store, pointer):
-        server.objects.clear()
-
-        with pytest.raises(PayloadNotFoundError):
-            store.read_range(pointer, 1, 500)
 
     @pytest.mark.parametrize(
         "answer",
@@ -260,20 +241,6 @@ class TestSideBySide:
         ranges = [f"bytes={start}-{min(start + self.PART, len(self.LARGE)) - 1}" for start in starts]
         assert sorted(server.said("range")) == sorted(ranges)
 
-    def test_files_and_parts_of_parts(self, fast, large):
-        with fast.open(large) as file:
-            assert file.read(100) == self.LARGE[:100]
-            file.seek(-10, os.SEEK_END)
-            assert file.read() == self.LARGE[-10:]
-        assert fast.read_range(large, 7, 2 * self.PART) == self.LARGE[7 : 7 + 2 * self.PART]
-
-    def test_small_payloads_are_one_request(self, server, fast):
-        pointer = fast.write(PAYLOAD)
-        server.requests.clear()
-
-        assert fast.read(pointer) == PAYLOAD
-        assert server.said("range") == [None]
-
     def test_a_part_that_is_torn_is_unavailable(self, server, fast, large):
         answer = server.answer
 
@@ -288,18 +255,6 @@ class TestSideBySide:
 
         server.answer = answer
         assert fast.read(large) == self.LARGE
-
-    def test_a_vanished_payload_is_not_found(self, server, fast, large):
-        server.objects.clear()
-
-        with pytest.raises(PayloadNotFoundError):
-            fast.read(large)
-
-    def test_leaves_no_thread_behind(self, fast, large):
-        with fast.open(large) as file:
-            file.read(100)
-
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("claimcheck-read")]
 
 
 class TestByDefault:

@@ -1,6 +1,5 @@
 """What the base class promises for every store, shown on the smallest one; tests/conformance shows it for each."""
 
-import io
 import logging
 import uuid
 from dataclasses import replace
@@ -21,11 +20,14 @@ from claimcheck.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from claimcheck.hooks import Hooks
+from claimcheck.stores.filesystem import FilesystemStore
 from claimcheck.stores.memory import MemoryStore
+from claimcheck.testing import FaultyStore
 from tests.clocks import Clock
 
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
+
+
 NOW = 1_700_000_000.5
 
 
@@ -299,18 +301,6 @@ class TestErrors:
 
         assert "hunter2" not in str(caught.value)
 
-    @pytest.mark.parametrize(
-        "address", ["redis://:hunt/er2@host", "redis://:hunt@er2@host", "unix:///s?password=hunter2&db=1"]
-    )
-    def test_odd_addresses_lose_them_too(self, address):
-        store = DictStore()
-        store._write = failing(RuntimeError(f"cannot reach {address} today"))
-
-        with pytest.raises(StoreError, match=r"cannot reach \S*\*\*\*\S* today") as caught:
-            store.write(b"payload")
-
-        assert "er2" not in str(caught.value)
-
     def test_missing_payload_says_since_when(self):
         store = DictStore()
         store.ttl_seconds = 60
@@ -358,56 +348,11 @@ class TestCheck:
 
         assert caught.value.reason == reason
 
-    def test_open_refuses_before_it_reads(self):
-        with pytest.raises(PointerRejectedError):
-            DictStore().open(Pointer(key="elsewhere", store="mine", size=1))
-
     def test_authors_can_compare_sizes_before_reading(self):
         with pytest.raises(IntegrityError) as caught:
             DictStore().check_size(Pointer(key="p/x", size=7), 6)
 
         assert (caught.value.expected, caught.value.actual) == (7, 6)
-
-
-def test_failed_operations_are_told_with_their_error():
-    store, events = DictStore(), []
-    store.context = StoreContext(name="mine", hooks=Hooks((events.append,)))
-    pointer = store.write(b"payload")
-    store.payloads.clear()
-
-    with pytest.raises(PayloadNotFoundError) as caught:
-        store.read(pointer)
-    with pytest.raises(PayloadNotFoundError), store.open(pointer) as file:
-        file.read()
-
-    assert [(event.operation, event.phase) for event in events[2:]] == [("read", "started"), ("read", "failed")] * 2
-    assert events[3].error is caught.value
-
-
-def test_one_piece_is_handed_out_uncopied():
-    store = DictStore()
-    payload = b"payload" * 1000
-    pointer = store.write(payload)
-    store.payloads[pointer.key] = payload
-
-    assert store.read(pointer) is payload
-
-
-def test_open_gives_an_ordinary_file():
-    store = DictStore()
-    file = store.open(store.write(b"one\ntwo\n"))
-
-    assert isinstance(file, io.BufferedReader)
-    assert file.readlines() == [b"one\n", b"two\n"]
-    file.close()
-
-
-def test_repr_and_context_manager():
-    store = DictStore()
-
-    with store as same:
-        assert same is store
-    assert repr(store) == "<DictStore 'mine'>"
 
 
 @pytest.mark.parametrize("wrong", [None, "key", b"an envelope"])
@@ -452,3 +397,59 @@ class TestWhyAPayloadIsGone:
     def test_any_time_that_a_pointer_claims_has_a_text(self, gone):
         assert gone(1, expires_ms=10**18).endswith("deleted")
         assert "ago, at -1" in gone(1, expires_ms=-(10**18))
+
+
+LARGE = bytes(range(256)) * (9 << 12)
+
+
+@pytest.fixture
+def copied_store(tmp_path):
+    return FilesystemStore(path=tmp_path / "source", create=True, ttl_seconds=60)
+
+
+@pytest.fixture
+def archive(tmp_path):
+    copied_store = FilesystemStore(path=tmp_path / "archive", create=True)
+    copied_store.context = StoreContext(name="archive")
+    return copied_store
+
+
+def files(tmp_path, folder="archive"):
+    return [path for path in (tmp_path / folder).rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("size", [1000, len(LARGE)])
+def test_a_damaged_payload_leaves_no_copy(copied_store, archive, tmp_path, size):
+    pointer = copied_store.write(LARGE[:size])
+    (path,) = files(tmp_path, "source")
+    path.write_bytes(bytes(size))
+
+    with pytest.raises(IntegrityError):
+        copied_store.copy(pointer, to=archive)
+
+    assert files(tmp_path) == []
+
+
+def test_errors_of_either_store_are_its_own(archive):
+    source = FaultyStore(store=MemoryStore(space="copies"))
+    target = FaultyStore(store=archive)
+    pointer = source.write(b"payload")
+    for store in (source, target):
+        store.fail("read" if store is source else "write")
+        with pytest.raises(StoreUnavailableError):
+            source.copy(pointer, to=target)
+        store.heal()
+
+
+@pytest.mark.parametrize(("shortest", "lifetime"), [(None, 60), (30, 60), (90, 90)])
+def test_a_payload_may_live_longer_than_others(copied_store, shortest, lifetime):
+    pointer = copied_store.write(b"payload", min_ttl_seconds=shortest)
+
+    assert pointer.expires_ms - pointer.created_ms == lifetime * 1000
+    assert f"-{lifetime}s." in pointer.key
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), "7d"])
+def test_no_lifetime(copied_store, seconds):
+    with pytest.raises(ConfigError, match="ttl_seconds"):
+        copied_store.write(b"payload", min_ttl_seconds=seconds)

@@ -83,16 +83,6 @@ class Operations(StoreKit):
         with pytest.raises(PointerRejectedError):
             reader.read(pointer)
 
-    def test_hooks_hear_of_every_operation(self, store: Store, events: list[OperationEvent]) -> None:
-        """Each operation has two events, with its key and size."""
-        pointer = store.write(b"payload")
-        store.read(pointer)
-        store.rollback(pointer)
-
-        phases = [(event.operation, event.phase) for event in events]
-        assert phases == [(op, phase) for op in ("write", "read", "rollback") for phase in ("started", "completed")]
-        assert {(event.store, event.key, event.size) for event in events} == {("conformance", pointer.key, 7)}
-
     def test_into_a_buffer_that_is_too_small(self, store: Store) -> None:
         """A payload is never truncated; the error has its size."""
         pointer = store.write(b"payload")

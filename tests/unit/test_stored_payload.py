@@ -6,7 +6,7 @@ from concurrent.futures import Executor, Future
 import pytest
 
 import claimcheck
-from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
+from claimcheck.errors import StoreUnavailableError
 from claimcheck.transports._common.dispatch import dispatch
 from claimcheck.transports._common.received import Prefetch, StoredPayload
 
@@ -71,16 +71,6 @@ def test_it_is_read_once_and_when_it_is_asked_for():
 
 
 class TestRetryableErrors:
-    def test_each_call_reads_again_until_one_succeeds(self):
-        payload = StoredPayload(source := Source(outage()))
-        for _ in range(2):
-            with pytest.raises(StoreUnavailableError):
-                payload.get()
-        source.error = None
-
-        assert payload.get() == b"payload"
-        assert source.reads == 3
-
     def test_one_that_was_waited_for_is_raised(self):
         payload = StoredPayload(source := Source())
         payload.prefetch(EndsWhenWaitedFor())
@@ -105,20 +95,6 @@ class TestRetryableErrors:
         assert payload.get() == b"payload"
         pool.run()
         assert source.reads == 1
-
-
-class TestOtherErrors:
-    @pytest.mark.parametrize("ahead", [False, True])
-    def test_they_are_kept(self, ahead):
-        payload = StoredPayload(source := Source(PayloadNotFoundError("gone")))
-        if ahead:
-            payload.prefetch(pool := Idle())
-            pool.run()
-        for _ in range(2):
-            with pytest.raises(PayloadNotFoundError):
-                payload.get()
-
-        assert (source.reads, payload.is_read) == (1, True)
 
 
 class TestOnAnEventLoop:
@@ -182,19 +158,6 @@ class TestPrefetch:
         prefetch.add(large := Message(101))
 
         assert not large.started
-        prefetch.forget()
-
-    def test_one_that_was_not_started_can_go_from_the_middle(self):
-        prefetch = Prefetch(100, threads=1)
-        first, second, third = Message(80), Message(90), Message(60)
-        for message in (first, second, third):
-            prefetch.add(message)
-
-        prefetch.remove(third)
-        assert not second.started
-        prefetch.remove(first)
-
-        assert (second.started, third.started) == (True, False)
         prefetch.forget()
 
 
@@ -297,9 +260,6 @@ class TestPrefetchByDefault:
             consumer.receive(Plain)
         assert consumer.waiting == []
 
-    def test_off(self):
-        assert Consumer(Prefetch(0, threads=1)).ahead_after(5) == [0] * 5
-
 
 class TestWatch:
     """Whether the application requests payloads decides whether the next ones are read ahead."""
@@ -309,13 +269,6 @@ class TestWatch:
         payload.watch(lambda: requests.append(True))
         assert requests == []
         payload.get(), payload.get()
-        assert requests == [True]
-
-    def test_one_that_was_read_before_it_is_watched(self):
-        """For an event loop a payload is read before its message is delivered."""
-        payload, requests = StoredPayload(Source()), []
-        payload.read()
-        payload.watch(lambda: requests.append(True))
         assert requests == [True]
 
     def test_a_request_that_fails_is_a_request(self):

@@ -9,10 +9,14 @@ import uuid
 from datetime import datetime
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import claimcheck
 from claimcheck._operate.sweep import Sweep
 from claimcheck._store.contract import StoreContext
+from claimcheck._store.listing import KeyLifetime, destination_of, parse_name, with_lifetime
+from claimcheck._wire.pointer import PINNED, slug
 from claimcheck.errors import ConfigError, ScanNotSupportedError, StoreError, StoreUnavailableError
 from claimcheck.hooks import Hooks, SweepEvent
 from claimcheck.stores._files import PARTIAL_SUFFIX, folder_for
@@ -73,26 +77,6 @@ class TestVerdicts:
         assert (report.kept, report.finished) == ({}, True)
         assert list(memory.scan()) == []
 
-    def test_a_payload_without_a_lifetime_stays(self, memory, clock):
-        memory.ttl_seconds = None
-        pointer = memory.write(b"payload")
-        memory.ttl_seconds = 1
-
-        clock.sleep(10**9)
-
-        assert sweep(memory, clock).kept == {"unlimited": 1}
-        assert memory.read(pointer) == b"payload"
-
-    def test_a_shorter_ttl_does_not_shorten_the_life_of_what_is_stored(self, memory, clock):
-        memory.ttl_seconds = 1000
-        pointer = memory.write(b"payload")
-        memory.ttl_seconds = 1
-
-        clock.sleep(900)
-
-        assert sweep(memory, clock).kept == {"alive": 1}
-        assert memory.read(pointer) == b"payload"
-
     @pytest.mark.parametrize("key", [OLD_KEY, f"ab/orders-60s_{OLD_KEY[-36:]}", f"ab/orders-never_{OLD_KEY[-36:]}"])
     def test_keys_of_earlier_releases_stay(self, disk, tmp_path, key):
         key = key.replace("ab/", folder_for(key, None))
@@ -103,41 +87,8 @@ class TestVerdicts:
         assert Sweep(dry_run=False, grace_seconds=5).run(disk).kept == {"unknown": 1}
         assert disk.read(claimcheck.Pointer(key=key, size=7)) == b"payload"
 
-    def test_a_dry_run_deletes_nothing(self, memory, clock):
-        pointer = memory.write(b"payload")
-        clock.sleep(100)
-
-        report = sweep(memory, clock, dry_run=True)
-
-        assert (report.expired, report.deleted, report.dry_run) == (1, 0, True)
-        assert memory.read(pointer) == b"payload"
-
 
 class TestRuns:
-    def test_after_an_interruption_the_next_one_finds_the_rest(self, memory, clock):
-        for _ in range(2500):
-            memory.write(b"")
-        clock.sleep(100)
-
-        def on_batch(report):
-            if report.deleted == 2000:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            Sweep(dry_run=False, grace_seconds=5, clock=clock).run(memory, on_batch=on_batch)
-        report = sweep(memory, clock)
-
-        assert (report.scanned, report.deleted) == (500, 500)
-        assert list(memory.scan()) == []
-
-    def test_nothing_is_deleted_that_is_not_in_a_listing(self, memory, disk, tmp_path):
-        (tmp_path / "notes.txt").write_text("kept")
-
-        for store, key in ((memory, "notes"), (disk, "notes.txt"), (disk, f"../{tmp_path.name}/notes.txt")):
-            with pytest.raises(claimcheck.PointerRejectedError):
-                store.delete([claimcheck.StoreEntry(key=key)])
-        assert files(tmp_path) == ["notes.txt"]
-
     def test_the_rate_is_kept(self, memory, clock):
         for _ in range(10):
             memory.write(b"")
@@ -191,19 +142,6 @@ class TestRuns:
     def test_wrong_options(self, options):
         with pytest.raises(ConfigError, match=next(iter(options))):
             Sweep(**options)
-
-    def test_from_a_configuration(self):
-        events = []
-        with claimcheck.from_dict(
-            {"stores": {"m": {"type": "memory", "space": "swept", "ttl_seconds": 0}}}, hooks=[events.append]
-        ) as cc:
-            cc.store("m").context = StoreContext(name="m", clock=lambda: time.time() - 2, hooks=cc.hooks)
-            cc.store("m").write(b"payload")
-
-            assert cc.sweep("m", grace_seconds=0).expired == 1
-            assert cc.sweep("m", grace_seconds=0, dry_run=False).deleted == 1
-            assert cc.sweep("m").scanned == 0
-        assert [event.deleted for event in events if isinstance(event, SweepEvent)] == [0, 1, 0]
 
     def test_a_store_that_cannot_be_listed(self):
         class Opaque(MemoryStore):
@@ -317,18 +255,6 @@ class TestFiles:
         assert list(entries) == []
         assert disk.read(first if seen == first.key else second)
 
-    def test_a_folder_that_is_a_link_is_not_followed(self, disk, tmp_path, tmp_path_factory):
-        outside = tmp_path_factory.mktemp("outside")
-        (outside / OLD_KEY).write_bytes(b"payload")
-        (tmp_path / "ab").symlink_to(outside)
-        pointer = claimcheck.Pointer(key=f"ab/{OLD_KEY}", store="store", size=7)
-
-        with pytest.raises(claimcheck.PointerRejectedError, match="regular file"):
-            disk.read(pointer)
-        with pytest.raises(StoreError):
-            disk.rollback(pointer)
-        assert (outside / OLD_KEY).exists()
-
 
 @pytest.fixture(params=["memory", "filesystem", "redis", "s3"])
 def medium(request, tmp_path):
@@ -378,3 +304,71 @@ class TestAClockThatIsAhead:
         store = FilesystemStore(path=str(tmp_path), ttl_seconds=60)
         store.write(b"payload")
         assert self.run(store, ahead=100).deleted == 1
+
+
+UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
+
+
+NOW = 1_700_000_000_500
+
+
+LOOKALIKES = ["orders-20261122T113004Z-5s.x", "orders-5s_x", "a-20261122T113004Z-5s", "never", "a-never", "-", "x-5s"]
+
+
+destinations = st.one_of(st.text(max_size=80), st.sampled_from(LOOKALIKES))
+
+
+moments = st.integers(0, 200_000_000_000_000)
+
+
+def marked(destination, *, created=NOW, expires=NOW + 60_000, key=f"{{}}-{UUID}"):
+    name = key.format(slug(destination))
+    return with_lifetime(name, UUID, created_ms=created, expires_ms=expires, max_bytes=1024)
+
+
+def test_forms():
+    assert marked("orders") == f"orders-20231114T221320Z-60s.{UUID}"
+    assert marked("orders", expires=None) == f"orders-20231114T221320Z-never.{UUID}"
+    assert marked("orders", key=f"{{}}-{{{{{UUID}}}}}") == f"orders-20231114T221320Z-60s.{{{UUID}}}"
+
+
+@given(destination=destinations, created=moments, lifetime=st.none() | st.integers(0, 10**13))
+def test_a_fresh_key_never_expires_before_its_pointer(destination, created, lifetime):
+    expires = None if lifetime is None else created + lifetime
+    known = parse_name(marked(destination, created=created, expires=expires))
+
+    assert known.created_ms in range(created, created + 1000)
+    if expires is None:
+        assert known == KeyLifetime(known.created_ms, None)
+    else:
+        assert expires <= known.created_ms + known.lifetime_ms < expires + 2000
+
+
+@given(destination=destinations)
+def test_the_key_of_an_earlier_release_says_nothing(destination):
+    for name in (f"{slug(destination)}-{UUID}", f"{slug(destination)}-60s_{UUID}", f"{slug(destination)}-never_{UUID}"):
+        assert parse_name(name) == KeyLifetime()
+        assert destination_of(name) == slug(destination)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "notes.txt", str(UUID), f"-{UUID}", f"a/b-{UUID}", f"orders{UUID}", f"orders-{UUID}-0", f"orders.{UUID}",
+     f"orders-20261122T113004Z.{UUID}", f"orders-20261322T113004Z-5s.{UUID}", f"orders-5_{UUID}", f"-5s_{UUID}",
+     f"orders-20261122T113004Z-5s.{str(UUID).upper()}", f"{'x' * 65}-{UUID}", f"or ders-{UUID}", f"orders-{{{UUID}",
+     f"orders-\u0665s_{UUID}"],
+)  # fmt: skip
+def test_names_of_others(name):
+    assert parse_name(name) is None
+
+
+def test_a_key_that_would_be_too_long_stays_as_it_is():
+    assert with_lifetime(f"orders-{UUID}", UUID, created_ms=NOW, expires_ms=NOW, max_bytes=60) == (f"orders-{UUID}")
+    assert marked("orders", created=10**18) == f"orders-{UUID}", "a clock far beyond the year 9999"
+
+
+@given(destination=destinations, topic=destinations)
+def test_a_pinned_copy_has_a_lifetime_and_the_name_of_no_topic(destination, topic):
+    name = marked(PINNED + destination)
+    assert parse_name(name).lifetime_ms == 60_000
+    assert topic.startswith(PINNED) or destination_of(name) != slug(topic)

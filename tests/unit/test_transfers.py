@@ -12,9 +12,12 @@ import pytest
 from claimcheck._threads import Interrupted, interruptible
 from claimcheck._wire.buffers import fill, lend_to
 from claimcheck.errors import StoreUnavailableError
+from claimcheck.stores._common import folder, part_size
 from claimcheck.stores._parts import PartsReader, SameVersion, Slots, TransferPolicy
 
 MIB = 1 << 20
+
+
 PAYLOAD = bytes(range(256)) * 100
 
 
@@ -67,31 +70,12 @@ def test_parts_come_over_several_connections_where_one_is_slow(monkeypatch, requ
     assert read_once(policy, clock, requests, size=8 * MIB - 1) == 1
 
 
-def test_a_fast_connection_stays_alone(monkeypatch, requests):
-    policy, clock = TransferPolicy(64 * MIB), Clock(monkeypatch, 900e6)
-
-    assert [read_once(policy, clock, requests) for _ in range(3)] == [2, 1, 1]
-
-
 def test_a_fast_connection_that_becomes_slow_is_noticed(monkeypatch, requests):
     policy, clock = TransferPolicy(64 * MIB), Clock(monkeypatch, 900e6)
     read_once(policy, clock, requests)
     clock.rate = 90e6
 
     assert [read_once(policy, clock, requests) for _ in range(2)] == [1, 6]
-
-
-def test_uploads_are_sent_in_one_request_only_where_that_is_fast(monkeypatch):
-    policy, clock = TransferPolicy(64 * MIB), Clock(monkeypatch, 1.0)
-
-    def send(mebibytes, rate):
-        with policy.upload(mebibytes * MIB) as single:
-            clock.now += mebibytes * MIB / rate
-        return single
-
-    assert [send(15, 90e6), send(16, 90e6)] == [True, False]
-    assert [send(15, 900e6), send(16, 900e6), send(64, 900e6), send(65, 900e6)] == [True, True, True, False]
-    assert [send(16, 90e6), send(16, 90e6)] == [True, False]
 
 
 def test_connections_are_shared_but_each_payload_has_one():
@@ -109,27 +93,6 @@ def test_without_memory_one_connection_sends_larger_payloads_at_once(memory, sin
     policy = TransferPolicy(memory)
 
     assert (policy.single_put_bytes, policy.put_part_bytes(40 * MIB)) == (single, part)
-
-
-def begin_part(policy, size, *, others):
-    return policy.puts.take(size, spare=size, always=not others)
-
-
-def test_without_memory_a_payload_has_one_connection():
-    policy = TransferPolicy(0)
-
-    assert policy.gets.single
-    assert [begin_part(policy, 8 * MIB, others=n) for n in (0, 1)] == [True, False]
-    assert begin_part(policy, 8 * MIB, others=0), "each payload has one"
-
-
-def test_parts_beyond_the_memory_wait():
-    policy = TransferPolicy(28 * MIB)
-
-    assert [begin_part(policy, 8 * MIB, others=n) for n in range(4)] == [True, True, False, False]
-    policy.puts.leave()
-    assert begin_part(policy, 8 * MIB, others=1)
-    assert begin_part(policy, 0, others=2), "the caller's memory is not counted"
 
 
 class Part:
@@ -211,13 +174,6 @@ def fill_lent(reader, room):
     return fill(reader, room)
 
 
-def test_reading_one_piece_fetches_nothing_ahead(opener):
-    with closing(PartsReader(opener, 0, 25_000, slots=Slots(10_000, connections=8), part_bytes=1000)) as reader:
-        reader.readinto(memoryview(bytearray(10)))
-
-        assert [start for start, _, _ in opener.parts] in ([0], [0, 1000], [1000, 0])
-
-
 def test_without_memory_everything_is_read_in_this_thread():
     threads = set()
 
@@ -246,13 +202,6 @@ def test_parts_ahead_are_bounded_by_the_memory():
     for done in range(1, 6):
         assert fill(reader, room) == 1000
         assert len(opened) <= done + 4  # what was read, three in memory, and one that is read directly
-    reader.close()
-
-
-def test_a_short_part_is_the_end():
-    reader = reader_of(lambda start, stop: Part(start, stop - 5), 0, 3000, connections=2)
-
-    assert fill(reader, memoryview(bytearray(3000))) == 995
     reader.close()
 
 
@@ -318,19 +267,6 @@ def test_closing_stops_what_is_under_way():
     assert_idle(reader._slots)
 
 
-@pytest.mark.parametrize(
-    ("stop", "connections", "requests"), [(5000, 3, 5), (1000, 3, 1), (5000, 1, 1), (None, 3, 1), (25_600, 2, 26)]
-)
-def test_parts_only_where_there_are_several(opener, stop, connections, requests):
-    policy = TransferPolicy(5000)
-    policy._part, policy.gets = 1000, Slots(5000, connections=connections)
-    policy.gets.is_fast = False
-    with closing(policy.reader(opener, 0, stop)) as reader:
-        fill(reader, memoryview(bytearray(stop or len(PAYLOAD))))
-
-    assert len(opener.parts) == requests
-
-
 def test_a_forked_process_begins_with_no_connection_in_use(monkeypatch):
     slots = Slots(0, connections=2)
     slots.take()
@@ -349,3 +285,19 @@ def test_parts_of_two_versions_are_never_joined():
 
     with pytest.raises(StoreUnavailableError, match="replaced"):
         version.check('"b"')
+
+
+@pytest.mark.parametrize(("size", "expected"), [(0, 16), (100, 16), (160_000, 16), (160_001, 17)])
+def test_parts_grow_where_ten_thousand_are_not_enough(size, expected):
+    class Sized:
+        pass
+
+    source = Sized()
+    source.size = size
+
+    assert part_size(source, 1000, part=16) == expected
+
+
+@pytest.mark.parametrize(("given", "prefix"), [("", ""), ("/", ""), ("a", "a/"), ("a/", "a/"), ("/a/b/", "a/b/")])
+def test_prefixes_are_folders(given, prefix):
+    assert folder(given) == prefix

@@ -109,23 +109,12 @@ def test_texts_lose_their_passwords(text, clean):
     assert without_secrets(text) == clean
 
 
-@pytest.mark.parametrize("good", [1, 5, 10**30])
-def test_an_integer_in_range_is_accepted(good):
-    check_int("count", good, minimum=1)
-
-
 @pytest.mark.parametrize("bad", [0, -1, True, "2", 1.5, None, math.nan])
 def test_any_other_argument_than_an_integer_in_range_is_refused(bad):
     with pytest.raises(ConfigError, match=r"^count: found .*, expected an integer of at least 1$") as caught:
         check_int("count", bad, minimum=1)
 
     assert caught.value.path == "count"
-
-
-@pytest.mark.parametrize("good", [0.001, 1, 60.0, threading.TIMEOUT_MAX])
-def test_a_time_in_seconds_is_accepted(good):
-    check_seconds("wait", good)
-    check_seconds("wait", 0, allow_zero=True)
 
 
 @pytest.mark.parametrize("bad", [0, -1, True, "2", None, math.nan, math.inf, threading.TIMEOUT_MAX * 2])

@@ -7,9 +7,12 @@ import os
 import pty
 import subprocess
 
+import click
 import pytest
+from click.testing import CliRunner
 
-from tests.unit.cli.rig import CONFIG, command, ok, run
+from claimcheck.cli._commands import COMMANDS, broker_options
+from tests.unit.cli.rig import CONFIG, command, ok, run, start
 
 WARNED = "stores: {m: {type: memory}}"
 
@@ -38,11 +41,6 @@ def test_a_finding_has_what_why_and_fix(warned):
     assert found["why"].startswith("Other processes")
 
 
-def test_nothing_is_left_in_the_stores(here):
-    ok("check", "--servers")
-    assert list((here / "claims").iterdir()) == []
-
-
 def test_warnings_fail_only_if_strict_and_not_if_ignored(warned):
     assert run("check", "--servers", "--strict").exit_code == 1
     assert (
@@ -59,13 +57,6 @@ def test_errors_have_the_exit_code_of_the_first_one_and_can_be_ignored(here):
     assert result.exit_code == 6
     assert result.stdout.splitlines()[-1].startswith("claimcheck.yaml: 2 errors, ")
     assert run("check", "--servers", "--ignore", "store-failed").exit_code == 0
-
-
-def test_an_invalid_configuration_is_a_report(here):
-    (here / "claimcheck.yaml").write_text("strategy: hybird")
-    result = run("check", "--servers", "--json")
-    assert result.exit_code == 3
-    assert findings()["config-invalid"]["why"].startswith("The configuration cannot be loaded")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +131,11 @@ stores:
   q: {type: redis, url: "redis://127.0.0.1:1/0?password=pw-SECRET"}
 signing: {key_id: k1, keys: {k1: pw-SECRET-of-16-bytes}}
 """
+
+
 SASL = "security.protocol=sasl_plaintext\nsasl.mechanism=PLAIN\nsasl.username=me\nsasl.password=pw-SECRET\n"
+
+
 KAFKA = ["--kafka", "me:/pw-SECRET@127.0.0.1:1", "--kafka-config", "client"]
 
 
@@ -178,11 +173,6 @@ def test_no_secret_is_printed(here, monkeypatch, capfd, options, settings, found
         )
 
 
-def test_ok_means_that_there_are_no_errors_also_if_warnings_fail(warned):
-    result = run("check", "--servers", "--strict", "--json")
-    assert (result.exit_code, json.loads(result.stdout)["ok"]) == (1, True)
-
-
 def test_a_terminal_gets_a_table(warned):
     master, slave = pty.openpty()
     with subprocess.Popen(**command("check", "--servers", TERM="xterm", COLUMNS="100"), stdout=slave) as process:
@@ -192,3 +182,112 @@ def test_a_terminal_gets_a_table(warned):
     os.close(master)
     assert "store-memory" in shown
     assert "Fix: " in shown
+
+
+# check -----------------------------------------------------------------------------------------------------------
+
+
+def test_check_names_every_problem(here):
+    (here / "bad.yaml").write_text("strategy: hybird\nstores: {a: {type: redis, url: 'localhost:6379'}}")
+    result = run("--config", "bad.yaml", "check")
+    assert (result.exit_code, result.stderr) == (3, "")
+    assert "error    config-invalid  strategy: found 'hybird'" in result.stdout
+    assert "stores.a.url: found text, expected" in result.stdout
+    assert result.stdout.splitlines()[-1] == "bad.yaml: 2 errors"
+    report = json.loads(run("--config", "bad.yaml", "check", "--json").stdout)
+    assert not report["ok"]
+    assert [each["path"] for each in report["findings"]] == ["strategy", "stores.a.url"]
+    assert set(report["findings"][0]) == {"id", "severity", "path", "message", "why", "fix"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [(None, "nothing.yaml does not exist"), ("a: [", "is not YAML"), ("[1]", "expected a mapping")]
+)
+def test_check_of_what_is_no_configuration(here, text, words):
+    if text:
+        (here / "nothing.yaml").write_text(text)
+    result = run("--config", "nothing.yaml", "check")
+    assert result.exit_code == 3
+    assert words in result.stdout
+
+
+# completion ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shell_completion_works_as_the_help_says(shell):
+    assert f"_CLAIMCHECK_COMPLETE={shell}_source claimcheck" in ok("--help").stdout
+    done = start(environment={"_CLAIMCHECK_COMPLETE": f"{shell}_source"})
+    assert done.returncode == 0
+    assert b"claimcheck" in done.stdout
+
+
+def test_shell_completion_knows_the_commands():
+    words = {"COMP_WORDS": "claimcheck ", "COMP_CWORD": "1", "_CLAIMCHECK_COMPLETE": "bash_complete"}
+    done = start(environment=words)
+    assert {line.partition(",")[2] for line in done.stdout.decode().split()} == set(COMMANDS)
+
+
+ENVIRON = {
+    "CLAIMCHECK_KAFKA_SASL_PASSWORD": "hunter2",
+    "CLAIMCHECK_KAFKA_SECURITY_PROTOCOL": "SASL_SSL",
+    "CLAIMCHECK_KAFKA_SSL_CA_LOCATION": "",
+    "CLAIMCHECK_PULSAR_TLS_TRUST_CERTS_FILE_PATH": "ca.pem",
+    "CLAIMCHECK_PULSAR_NAMESPACE": "tenant/space",
+    "CLAIMCHECK_PULSAR_URL": "pulsar://for-something-else",
+    "CLAIMCHECK_KAFKA_TOPIC": "for-something-else",
+    "CLAIMCHECK_TEST_KAFKA_JARS": "jars",
+}
+
+
+@pytest.fixture
+def called(tmp_path, monkeypatch):
+    """Return a function that calls a command and returns its argument ``broker``, or what was printed."""
+    monkeypatch.chdir(tmp_path)
+    found = []
+
+    @click.command()
+    @broker_options
+    def command(broker):
+        found.append(broker)
+
+    def call(*arguments, env=ENVIRON):
+        result = CliRunner().invoke(command, arguments, env=env)
+        return found.pop() if found else result.output
+
+    return call
+
+
+def test_environment_variables_have_the_names_of_the_clients(called):
+    assert called("--kafka", "a:1").settings == {"sasl.password": "hunter2", "security.protocol": "SASL_SSL"}
+    settings = called("--pulsar", "pulsar://a").settings
+    assert settings == {"tls_trust_certs_file_path": "ca.pem", "namespace": "tenant/space"}
+
+
+def test_options_take_precedence_over_the_environment(called, tmp_path):
+    (tmp_path / "client").write_text("sasl.username = me\nsasl.password=${OTHER}\n")
+    environ = {**ENVIRON, "OTHER": "pass=word"}
+    settings = called("--kafka", "a:1", "--kafka-config", "client", env=environ).settings
+    assert settings == {"security.protocol": "SASL_SSL", "sasl.username": "me", "sasl.password": "pass=word"}
+
+
+def test_a_namespace_is_that_of_topics_without_one(called):
+    pulsar, kafka = called("--pulsar", "pulsar://a"), called("--kafka", "a:1")
+    assert (pulsar.topic("t"), pulsar.topic("x/y/t"), kafka.topic("t")) == ("tenant/space/t", "x/y/t", "t")
+
+
+def test_no_credentials_in_a_repr(called):
+    for broker in (called("--kafka", "me:hunter2@a:1"), called("--pulsar", "pulsar://me:hunter2@a")):
+        assert "hunter2" not in repr(broker)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--kafka", "a:1", "--pulsar", "pulsar://b"], "--kafka cannot be combined"),
+        (["--kafka", "a:1", "--admin-url", "http://b"], "--kafka cannot be combined"),
+        (["--pulsar", "pulsar://b", "--kafka-config", __file__], "--kafka-config needs --kafka"),
+    ],
+)
+def test_options_of_another_broker_are_refused(called, arguments, words):
+    assert words in called(*arguments)

@@ -9,12 +9,11 @@ import pytest
 
 import claimcheck
 from claimcheck import HEADER, errors
-from claimcheck._wire.envelope import encode_chunk, encode_literal, encode_pointer
+from claimcheck._wire.envelope import encode_literal, encode_pointer
 from claimcheck.cli._commands import exit_code, one_line
 from tests.unit.cli.rig import (
     CODE,
     SIGNED,
-    UUID,
     claims,
     is_one_line,
     ok,
@@ -61,13 +60,6 @@ def test_pointers_that_nobody_follows(here):
         pointer = json.dumps({"key": key, "store": store, "size": 1, "segments": 1, "checksum": "crc32:0"}).encode()
         result = run("get", "-", stdin=encode_pointer(b"\x02" + pointer))
         assert (result.exit_code, is_one_line(result)) == (7, True)
-
-
-def test_chunks_are_refused_with_the_way_to_go(here):
-    chunk = encode_chunk(UUID, 0, 2, b"piece")
-    result = run("get", "-", stdin=chunk)
-    assert result.exit_code == 5
-    assert "resolver" in result.stderr
 
 
 def test_a_plain_message_is_no_envelope(here):

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from claimcheck import HEADER
 from claimcheck._receive.messages import MessageReader
 from tests.unit.cli.rig import (
     PAYLOAD,
@@ -15,6 +16,7 @@ from tests.unit.cli.rig import (
     full_disk,
     is_one_line,
     ok,
+    proc,
     put,
     run,
     start,
@@ -154,3 +156,44 @@ def test_a_reader_that_stops_early_is_no_drama(here):
         done = start("get", "envelope", stdout=closed)
     assert done.returncode == 1
     assert b"Traceback" not in done.stderr
+
+
+def test_files(here):
+    (here / "envelope").write_bytes(put())
+    result = ok("get", "envelope", "-o", "back")
+    assert (here / "back").read_bytes() == PAYLOAD
+    assert result.output == ""
+    assert visible(here) == {"envelope", "back"}
+
+
+@pytest.mark.parametrize("payload", [b"", b"x", HEADER + b"\x02looks like a pointer", PAYLOAD])
+def test_standard_input_and_output(here, payload):
+    envelope = put(payload)
+    assert ok("get", "-", stdin=envelope).stdout_bytes == payload
+    assert ok("get", "-", "-o", "-", stdin=envelope).stdout_bytes == payload
+
+
+def test_real_pipes(here):
+    back = start("get", "-", input=put())
+    assert (back.returncode, back.stderr, back.stdout) == (0, b"", PAYLOAD)
+
+
+def test_the_configuration_can_be_named_by_the_environment(here, monkeypatch):
+    (here / "claimcheck.yaml").rename(here / "mine.yaml")
+    assert run("check").exit_code == 3
+    monkeypatch.setenv("CLAIMCHECK_CONFIG", "mine.yaml")
+    ok("check")
+    monkeypatch.delenv("CLAIMCHECK_CONFIG")
+    ok("--config", "mine.yaml", "check")
+
+
+@proc
+def test_a_payload_passes_through_in_bounded_memory(here):
+    with open(here / "large", "wb") as large:
+        large.truncate(200 << 20)
+    with open(here / "large", "rb") as large:
+        (here / "envelope").write_bytes(put(large))
+    done = start("get", "envelope", "-o", "back", environment={"SHOW_MEMORY": "1"})
+    assert done.returncode == 0, done.stderr
+    assert int(done.stderr) < 150  # MiB
+    assert (here / "back").stat().st_size == 200 << 20

@@ -138,16 +138,6 @@ class TestTwoClusters:
             assert "repeat it with --claim" in result.stderr
         assert lab.stored == before
 
-    def test_a_report_for_programs_has_the_topics_that_nobody_has_claimed(self, lab):
-        lab.send(lab.write())
-        report = json.loads(run(*GC, "--yes", "--json").stdout)
-        assert (report["ok"], report["unclaimed"], report["stores"][0]["deleted"]) == (False, {"disk": ["orders"]}, 0)
-        assert json.loads(ok(*GC, "--yes", "--claim", "--json").stdout)["unclaimed"] == {}
-        assert json.loads(ok(*GC, "--yes", "--json").stdout)["ok"] is True
-
-    def test_claiming_is_part_of_a_deletion(self, lab):
-        assert "--claim needs --yes" in run(*GC, "--claim").stderr
-
     def test_a_collection_of_the_wrong_broker_claims_nothing(self, lab):
         lab.write()
         assert "points at any payload" in run(*GC, "--yes", "--claim").stderr
@@ -213,19 +203,6 @@ def test_when_everything_was_read_only_the_claim_says_that_it_is_the_right_broke
 
     lab.send(lab.write())
     acknowledge(lab.broker, lab.cc, "g", 1)
-    ok(*GC, "--yes", "--consumed")
-    assert not lab.stored
-
-
-def test_a_deleted_group_keeps_nothing(lab):
-    lab.send(lab.write())
-    acknowledge(lab.broker, lab.cc, "unused", 0)
-    acknowledge(lab.broker, lab.cc, "used", 1)
-    ok(*GC, "--yes", "--claim", "--consumed")
-    assert lab.stored
-
-    lab.broker.delete_group("unused")
-
     ok(*GC, "--yes", "--consumed")
     assert not lab.stored
 
@@ -367,12 +344,3 @@ def test_topics_whose_payloads_have_the_same_keys_have_to_be_named_together(lab)
     lab.broker.create_topic("a:b")
     assert "name both topics" in run(*GC, "--topic", "a/b").stderr
     assert "1 of 1 entries are orphans" in ok(*GC, "--topic", "a/b", "--topic", "a:b").stdout
-
-
-def test_a_hook_receives_an_event(lab):
-    lab.write()
-    events = []
-    lab.store.context = StoreContext(name="disk", hooks=claimcheck.hooks.Hooks((events.append,)))
-    Collection().run([lab.store], LocalTopics(lab.broker, ("orders",)))
-    (event,) = events
-    assert (event.kind, event.expired, event.deleted, event.dry_run) == ("gc", 1, 0, True)

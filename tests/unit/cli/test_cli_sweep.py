@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import pytest
 
 from claimcheck._store.contract import StoreContext
 from claimcheck.stores.filesystem import FilesystemStore
-from tests.unit.cli.rig import command, is_one_line, ok, put, run
+from tests.unit.cli.rig import is_one_line, ok, put, run
 
 CONFIG = """
 store: disk
@@ -70,12 +68,6 @@ def test_with_yes_what_has_expired_is_deleted(here):
     assert len(stored(here)) == 1
 
 
-def test_the_default_grace_is_an_hour(here):
-    expire(here, 1)
-
-    assert "1 kept: not expired" in ok("sweep", "--yes").stdout
-
-
 def test_an_entry_that_cannot_be_deleted_is_an_exit_code(here, monkeypatch):
     expire(here, 1)
 
@@ -112,26 +104,6 @@ def test_exit_codes(here, arguments, code, text):
     assert code == 2 or is_one_line(result)
 
 
-def test_after_a_killed_sweep_the_next_one_deletes_the_rest(here):
-    expire(here, 30)
-    alive = put(b"alive")
-    arguments = ("sweep", "--yes", "--grace", "0")
-
-    started = command(*arguments, "--rate", "5")
-    with subprocess.Popen(**started, stdout=subprocess.DEVNULL) as process:
-        while len(stored(here)) == 31:
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-    between = len(stored(here))
-
-    assert process.returncode == -signal.SIGKILL
-    assert 1 < between < 31
-    ok(*arguments)
-    assert len(stored(here)) == 1
-    assert ok("get", "-", stdin=alive).stdout_bytes == b"alive"
-
-
 TWO = """
 store: disk
 stores:
@@ -163,26 +135,6 @@ def test_an_unknown_store_is_an_error_before_anything_is_deleted(here):
 
     assert run("sweep", "--yes", "--grace", "0", "--store", "disk", "--store", "none").exit_code == 3
     assert len(stored(here)) == 1
-
-
-def test_a_folder_that_cannot_be_listed_is_an_exit_code(here, monkeypatch):
-    expire(here, 30)
-    folder = min({path.parent for path in stored(here)})
-    inside, scandir = len(list(folder.iterdir())), os.scandir
-
-    def refuse_one(path):
-        if path == folder:
-            raise PermissionError(13, "Permission denied", str(path))
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refuse_one)
-    result = run("sweep", "--yes", "--grace", "0")
-
-    assert result.exit_code == 1
-    name = folder.relative_to(here / "claims")
-    assert f"1 failed: store 'disk': the folder {name} cannot be listed: Permission denied" in result.stdout
-    monkeypatch.undo()
-    assert len(stored(here)) == inside
 
 
 def fail_after(count: int, error: BaseException):
