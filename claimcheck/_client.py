@@ -16,7 +16,6 @@ from claimcheck._content.source import Payload
 from claimcheck._opened import Opened, check_classes, strategy_class
 from claimcheck._receive.messages import Message as ManyMessage
 from claimcheck._receive.messages import Resolution, aresolve_many, check_many, resolve_many
-from claimcheck._receive.resolver import Resolver
 from claimcheck._send.classification import Classifier
 from claimcheck._send.decorator import OutboundBlock, ProduceCall, decorate
 from claimcheck._send.strategy import Message, Plan
@@ -33,6 +32,7 @@ from claimcheck.hooks import Hook, Hooks
 if TYPE_CHECKING:
     from claimcheck._operate.findings import CheckReport
     from claimcheck._operate.sweep import SweepReport
+    from claimcheck._receive.resolver import Resolver
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -355,6 +355,8 @@ class ClaimCheck:
             check_int("max_redeliveries", max_redeliveries, minimum=0)
             chunking = replace(chunking, max_redeliveries=max_redeliveries)
         current = self.opened
+        from claimcheck._receive.resolver import Resolver
+
         return Resolver(
             current.messages.read_data,
             chunking=chunking,

@@ -58,13 +58,8 @@ class AsyncPulsarConsumer(_AsyncWrapper[PulsarConsumer]):
         options: See `PulsarConsumer`; ``prefetch_bytes`` is 0 by default. ``dead_letter_producer`` is a blocking one.
     """
 
-    delegated = _AsyncWrapper.delegated | {
-        "consumer_name",
-        "pending_bytes",
-        "pending_payloads",
-        "redeliver_unacknowledged_messages",
-        "subscription_name",
-    }
+    delegated = _AsyncWrapper.delegated | {"consumer_name", "pending_bytes", "pending_payloads", "subscription_name"}
+    delegated |= {"redeliver_unacknowledged_messages"}
 
     def __init__(self, consumer: pulsar.asyncio.Consumer, cc: ClaimCheck, **options: Unpack[ConsumerOptions]) -> None:
         options = {"prefetch_bytes": 0, **options}  # it reads each payload before it returns the message
