@@ -198,20 +198,16 @@ def entry_of(parent: str, file: os.DirEntry[str]) -> StoreEntry | None:
         return None
     if not stat.S_ISREG(status.st_mode):
         return None
-    return leftover(key, status, parent[:-1]) if known is None else _payload(key, known, status, parent[:-1])
+    if known is None:
+        return leftover(key, status)
+    return StoreEntry.of(key, known, size=status.st_size, stored_ms=-(-status.st_mtime_ns // 1_000_000))
 
 
-def _payload(key: str, known: KeyLifetime, status: os.stat_result, folder: str) -> StoreEntry:
-    stored_ms = -(-status.st_mtime_ns // 1_000_000)
-    return StoreEntry.of(key, known, size=status.st_size, stored_ms=stored_ms, position=folder or None)
-
-
-def leftover(key: str, status: os.stat_result, folder: str) -> StoreEntry:
+def leftover(key: str, status: os.stat_result) -> StoreEntry:
     return StoreEntry(
         kind="leftover",
         key=key,
         size=0 if stat.S_ISDIR(status.st_mode) else status.st_size,
         created_ms=-(-status.st_mtime_ns // 1_000_000),
-        position=folder or None,
         version=version_of(status),
     )

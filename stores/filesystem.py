@@ -273,9 +273,8 @@ class FilesystemStore(Store):
 
     # Listing ---------------------------------------------------------------------------------------------------
 
-    def _scan(self, after: str | None) -> Iterator[StoreEntry]:
-        """List one folder after the other; the listing can be continued at the start of a folder."""
-        return self._scan_range(after or "", "")
+    def _scan(self) -> Iterator[StoreEntry]:
+        return self._scan_partition("")
 
     def _scan_partitions(self, count: int) -> list[str]:
         """Divide the folders, in the order of the listing, into ranges."""
@@ -285,9 +284,6 @@ class FilesystemStore(Store):
             if _DATE.fullmatch(folder):
                 folders += [f"{folder}/{name}" for name in self._folders(folder)]
         return ranges(folders, count)
-
-    def _scan_partition(self, partition: str) -> Iterator[StoreEntry]:
-        return self._scan_range(*bounds(partition))
 
     def _folders(self, folder: str) -> list[str]:
         """Return the names of the folders in a folder, sorted."""
@@ -299,8 +295,9 @@ class FilesystemStore(Store):
                 self._check_mounted(error)
             return []
 
-    def _scan_range(self, start: str, stop: str) -> Iterator[StoreEntry]:
-        """List the folders from ``start`` up to ``stop``, all of them without these."""
+    def _scan_partition(self, partition: str) -> Iterator[StoreEntry]:
+        """List one folder after the other."""
+        start, stop = bounds(partition)
         folders: list[str] = []
         errors: list[StoreError] = []
         if start:
@@ -350,7 +347,7 @@ class FilesystemStore(Store):
             return
         if is_empty and folder:
             with contextlib.suppress(FileNotFoundError):
-                yield leftover(f"{folder}/", os.lstat(self.root / folder), folder)
+                yield leftover(f"{folder}/", os.lstat(self.root / folder))
 
     def _server_time(self) -> float:
         """Return the time of a new file, which a file server sets."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -50,13 +49,13 @@ class MemoryStore(Store):
     def _delete(self, pointer: Pointer) -> None:
         self._payloads.pop(pointer.key, None)
 
-    def _scan(self, after: str | None) -> Iterator[StoreEntry]:
+    def _scan(self) -> Iterator[StoreEntry]:
         with _LOCK:
-            keys = sorted(self._payloads)
-        for key in keys[0 if after is None else bisect.bisect_right(keys, after) :]:
+            keys = list(self._payloads)
+        for key in keys:
             payload, known = self._payloads.get(key), self._lifetime_of(key)
             if payload is not None and known is not None:
-                yield StoreEntry.of(key, known, size=len(payload), position=key)
+                yield StoreEntry.of(key, known, size=len(payload))
 
     def _discard(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
         for entry in entries:

@@ -89,7 +89,6 @@ _WRITE_BYTES = 4 << 20
 _LATE_SECONDS = 0.1
 _LIST_KEYS = 1000
 _ROUNDED_MS = 999  # services round times down to seconds
-_SORTED = {"s3", "gs", "memory"}  # listings in the order of keys, which can be continued
 
 _log = logging.getLogger(__name__)
 _used_by: int | None = None  # the process in which obstore's threads run
@@ -267,18 +266,15 @@ class ObstoreStore(Store):
             if kind_of_error(error) is not PayloadNotFoundError:
                 raise
 
-    def _scan(self, after: str | None) -> Iterator[StoreEntry]:
-        resumes = self._scheme in _SORTED
-        offset, prefix = after if resumes else None, self.prefix.rstrip("/") or None
-        pages: Any = _obstore().list(self._objects(), prefix, offset=offset, chunk_size=_LIST_KEYS)
+    def _scan(self) -> Iterator[StoreEntry]:
+        pages: Any = _obstore().list(self._objects(), self.prefix.rstrip("/") or None, chunk_size=_LIST_KEYS)
         listed: Iterator[Any] = _in_this_process(pages)
         for page in listed:
             for found in page:
                 key, known = found["path"], self._lifetime_of(found["path"])
                 if known is not None:
                     stored_ms = int(found["last_modified"].timestamp() * 1000) + _ROUNDED_MS
-                    position = key if resumes else None
-                    yield StoreEntry.of(key, known, size=found["size"], stored_ms=stored_ms, position=position)
+                    yield StoreEntry.of(key, known, size=found["size"], stored_ms=stored_ms)
 
     def _discard(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
         try:

@@ -190,10 +190,12 @@ PUBLIC: dict[str, list[str]] = {
     "claimcheck.transports.pulsar": [
         "AsyncPulsarConsumer",
         "AsyncPulsarProducer",
+        "AsyncPulsarReader",
         "ChunkArgumentError",
         "PulsarConsumer",
         "PulsarMessage",
         "PulsarProducer",
+        "PulsarReader",
         "SendDeadlineError",
         "SharedSubscriptionError",
         "WholeMessageId",

@@ -8,7 +8,6 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from typing import Protocol
 from urllib.parse import parse_qs, urlsplit
 
@@ -25,8 +24,6 @@ from claimcheck.errors import ConfigError, MissingDependencyError, StoreUnavaila
 _PROBE = b"claimcheck check"
 _HOUR = 3600
 _UNLIMITED = ("filesystem", "s3", "obstore")  # the types that have no default
-_KAFKA_BYTES = 1_048_588  # message.max.bytes
-_PULSAR_BYTES = 5 << 20  # maxMessageSize
 _TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm")
 _PLAIN_SCHEMES = {"redis", "redis+cluster", "redis+sentinel", "http", "pulsar"}
 _FALSE = {"0", "F", "FALSE", "N", "NO"}  # as redis-py reads an option in an address
@@ -56,7 +53,7 @@ class Configured(Protocol):
 
 def check(cc: Configured, *, open: bool = False) -> CheckReport:  # noqa: A002 - the public name
     """Return what is wrong, insecure or unwise in a configuration."""
-    parts = (_general, _signing, _encryption, _secrets, _destinations)
+    parts = (_general, _signing, _encryption, _secrets)
     findings = [each for part in parts for each in part(cc.config)]
     for name, store in cc.config.stores.items():
         findings += _store(f"stores.{name}", store)
@@ -71,21 +68,10 @@ def check(cc: Configured, *, open: bool = False) -> CheckReport:  # noqa: A002 -
 
 
 def _general(config: Config) -> Iterator[Finding]:
-    yield from _threshold("", config)
     if config.reads_from is not None and config.store is not None and config.store not in config.reads_from:
         fix = f"Add {config.store!r} to reads_from, unless this process only writes."
         message = f"this process cannot read from {config.store!r}, its own store"
         yield finding("warning", "reads-from-own-store", "reads_from", message, fix)
-
-
-def _threshold(prefix: str, config: Config) -> Iterator[Finding]:
-    threshold = config.threshold_bytes
-    if threshold == "auto" or threshold <= _KAFKA_BYTES:
-        return
-    brokers = "Kafka and Pulsar" if threshold > _PULSAR_BYTES else "Kafka"
-    message = f"{threshold:,} bytes is more than {brokers} accept{'s' if brokers == 'Kafka' else ''} by default"
-    fix = "Use auto, which follows the producer's own limit, or raise the limit of the broker and all its clients."
-    yield finding("warning", "threshold-high", f"{prefix}threshold_bytes", message, fix)
 
 
 def _signing(config: Config) -> Iterator[Finding]:
@@ -183,18 +169,6 @@ def _is_weak(secret: str) -> bool:
 
 def _is_secret(path: str, value: object) -> bool:
     return isinstance(value, str) and path.endswith(_SECRETS)
-
-
-def _destinations(config: Config) -> Iterator[Finding]:
-    patterns = [pattern for pattern, _ in config.destinations]
-    for place, (pattern, override) in enumerate(config.destinations):
-        path = f"destinations.{pattern}"
-        earlier = next((each for each in patterns[:place] if fnmatchcase(pattern, each)), None)
-        if earlier is not None:
-            message = f"never used: {earlier!r} comes first and matches the same destinations"
-            yield finding("warning", "destination-unused", path, message, f"Move it above {earlier!r}.")
-        if override.threshold_bytes != config.threshold_bytes:
-            yield from _threshold(f"{path}.", override)
 
 
 # Stores --------------------------------------------------------------------------------------------------------

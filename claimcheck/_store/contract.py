@@ -129,7 +129,7 @@ class StoreContract(ABC):
 
     # To implement where payloads can be listed, for `sweep` and `gc` ----------------------------------------------
 
-    def _scan(self, after: str | None) -> Iterable[StoreEntry]:
+    def _scan(self) -> Iterable[StoreEntry]:
         """Yield an entry for each payload below the prefix, in bounded memory; see `scan`.
 
         Create entries with `StoreEntry.of`, and only for keys for which `_lifetime_of` returns a value.
@@ -143,7 +143,7 @@ class StoreContract(ABC):
 
     def _scan_partition(self, partition: str) -> Iterable[StoreEntry]:
         """Yield the entries of one part. Implement it together with `_scan_partitions`."""
-        return self._scan(None)
+        return self._scan()
 
     def _server_time(self) -> float | None:
         """Return the time of the medium's own clock, in seconds since 1970; ``None`` if it has none.

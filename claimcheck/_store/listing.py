@@ -103,7 +103,6 @@ class StoreEntry:
         expires_ms: When its lifetime ends, milliseconds since 1970; ``None`` if it has none, or if unknown.
         has_lifetime: Whether the lifetime is known; with ``expires_ms`` ``None`` it is unlimited. False for leftovers
             and for keys of earlier releases.
-        position: Pass it to `Store.scan` to continue here. ``None`` if the listing can only be started again.
         version: What the medium needs to delete a leftover that is as it was listed.
     """
 
@@ -113,19 +112,10 @@ class StoreEntry:
     created_ms: int | None = None
     expires_ms: int | None = None
     has_lifetime: bool = False
-    position: str | None = None
     version: str = field(default="", repr=False)
 
     @classmethod
-    def of(
-        cls,
-        key: str,
-        known: KeyLifetime,
-        *,
-        size: int | None = None,
-        stored_ms: int | None = None,
-        position: str | None = None,
-    ) -> StoreEntry:
+    def of(cls, key: str, known: KeyLifetime, *, size: int | None = None, stored_ms: int | None = None) -> StoreEntry:
         """Return the entry of a payload, which the medium stored at ``stored_ms``."""
         created, lifetime = known.created_ms, known.lifetime_ms
         return cls(
@@ -134,7 +124,6 @@ class StoreEntry:
             created_ms=stored_ms if created is None else created,
             expires_ms=None if created is None or lifetime is None else created + lifetime,
             has_lifetime=created is not None,
-            position=position,
         )
 
 

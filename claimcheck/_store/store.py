@@ -125,23 +125,22 @@ class Store(ReadableStore):
                     raise error.__cause__ from None
                 raise
 
-    def scan(self, after: str | None = None, *, partition: str | None = None) -> Iterator[StoreEntry]:
+    def scan(self, *, partition: str | None = None) -> Iterator[StoreEntry]:
         """List what is stored below this store's prefix, in bounded memory.
 
         Objects that this library did not create are not listed. Payloads that are written or deleted during the listing
         may be missing; all others are listed, some perhaps twice.
 
         Args:
-            after: The ``position`` of an entry: the listing continues there.
-            partition: One of the store's `partitions`: only its entries are listed, from the first one on.
+            partition: One of the store's `partitions`: only its entries are listed.
 
         Raises:
             ScanNotSupportedError: This store cannot list its payloads.
-            StoreUnavailableError: The store could not be reached; the listing can be continued.
+            StoreUnavailableError: The store could not be reached.
             StoreError: Any other failure, such as a missing permission.
         """
         with Translated(self, Pointer(key=self.prefix), "scan"):
-            yield from self._scan(after) if partition is None else self._scan_partition(partition)
+            yield from self._scan() if partition is None else self._scan_partition(partition)
 
     def partitions(self, count: int) -> list[str]:
         """Divide the listing into parts that several processes can list at the same time with `scan`.

@@ -7,9 +7,7 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, TextIO, cast
-
-import click
+from typing import BinaryIO, TextIO
 
 from claimcheck.errors import ClaimCheckError, EnvelopeError
 
@@ -122,17 +120,17 @@ def reported(first: str, show: Callable[[BaseException | None], None]) -> Iterat
     """Yield a function that shows the state on a terminal; the result is shown even after an error."""
     problem: BaseException | None = None
     try:
-        _state(first)
-        yield _state
+        show_state(first)
+        yield show_state
     except BaseException as error:
         problem = error
         raise
     finally:
-        _state("")
+        show_state("")
         show(problem)
 
 
-def _state(text: str) -> None:
+def show_state(text: str) -> None:
     """Replace the line that a terminal shows."""
     if is_terminal(sys.stderr):
         sys.stderr.write(f"\r\x1b[K{text}")
@@ -143,26 +141,3 @@ def note(text: str) -> None:
     """Write a result for people to the terminal. Scripts have the exit code, and cron mails any output."""
     if is_terminal(sys.stderr):
         sys.stderr.write(f"{text}\n")
-
-
-@contextlib.contextmanager
-def progress(title: str, file: BinaryIO, total: int | None) -> Iterator[BinaryIO]:
-    """Yield the file; while it is read, a terminal shows a progress bar."""
-    if total is None or not is_terminal(sys.stderr):
-        yield file
-    else:
-        with click.progressbar(length=total, label=title, file=sys.stderr) as bar:
-            yield cast(BinaryIO, _Watched(file, bar.update))
-
-
-class _Watched:
-    def __init__(self, file: BinaryIO, advance: Callable[[int], None]) -> None:
-        self._file, self._advance = file, advance
-
-    def read(self, size: int = -1) -> bytes:
-        piece = self._file.read(size)
-        self._advance(len(piece))
-        return piece
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,13 +13,13 @@ import click
 
 from claimcheck._client import ClaimCheck
 from claimcheck._content.header import Damaged, read_header
-from claimcheck._texts import duration, printable, time_text
+from claimcheck._texts import duration, printable, size_text, time_text
 from claimcheck._wire import pointer as pointers
 from claimcheck._wire.buffers import Buffer, PieceReader
 from claimcheck._wire.envelope import Abort, Chunk, Encoded, Literal, Plain, PointerData, decode
 from claimcheck._wire.pointer import Pointer
 from claimcheck.cli._commands import CONFIG, human_bytes, json_option, loaded, with_config
-from claimcheck.cli._files import STDIO, check_output, note, output, progress, read_message
+from claimcheck.cli._files import STDIO, check_output, note, output, read_message, show_state
 from claimcheck.config import HEADER, MAX_POINTER_BYTES
 from claimcheck.errors import ClaimCheckError, ConfigError, EnvelopeError, PointerRejectedError
 
@@ -62,9 +61,14 @@ def get(config: str, envelope: str, target: str, destination: str | None) -> Non
         else:
             pointer = cc.pointer(message, destination=destination)
         reader = messages.open(pointer) if pointer is not None else cc.open(message, destination=destination)
-        size = len(message) if pointer is None else pointer.size
-        with reader as payload, progress("reading", payload, size) as watched, output(target) as out:
-            shutil.copyfileobj(watched, out, _PIECE_BYTES)
+        size, done = len(message) if pointer is None else pointer.size, 0
+        try:
+            with reader as payload, output(target) as out:
+                while piece := payload.read(_PIECE_BYTES):
+                    out.write(piece)
+                    show_state(f"{size_text(done := done + len(piece))} of {size_text(size or 0)}")
+        finally:
+            show_state("")
     source = f" from {pointer.store or 'a store'} ({pointer.key})" if pointer else ""
     note(f"Wrote {human_bytes(size or 0)}{source}.")
 

@@ -307,15 +307,6 @@ class StoreConformance(StoreKit):
             assert entry.size in (None, pointer.size)
             assert_not_earlier(entry, pointer)
 
-    def test_listing_can_be_continued(self, store: Store, open_store: OpenStore) -> None:
-        keys = {store.write(b"payload", destination=f"topic-{i}").key for i in range(6)}
-        listed(store, [])
-        entries = [entry for entry in store.scan() if entry.key in keys]
-
-        for number, entry in enumerate(entries):
-            rest = {each.key for each in open_store().scan(after=entry.position)}
-            assert {each.key for each in entries[number + 1 :]} <= rest
-
     def test_parts_of_a_listing_have_every_entry_once(self, open_store: OpenStore) -> None:
         days = [open_store(clock=partial(later, n * _DAY)) for n in range(4)]
         pointers = [store.write(b"payload", destination=f"topic-{i}") for store in days for i in range(5)]

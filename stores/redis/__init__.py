@@ -246,26 +246,19 @@ class RedisStore(Store):
             for key in keys:
                 self._server.client.unlink(key)
 
-    def _scan(self, after: str | None) -> Iterator[StoreEntry]:
+    def _scan(self) -> Iterator[StoreEntry]:
         """List payloads by their first segments, without counting the others: their size is known only if it is one."""
         if self.pointer_version == 1:
             text = f"store {self.name!r}: keys of pointers of version 1 are shared with other programs, and not listed"
             raise ScanNotSupportedError(text, store=self.name)
-        start, _, cursor = (after or "").rpartition(" ")
-        for name, client in self._server.nodes():
-            if name >= start:
-                yield from self._scan_node(name, client, int(cursor or 0) if name == start else 0)
-
-    def _scan_node(self, name: str, client: Any, cursor: int) -> Iterator[StoreEntry]:
         pattern = "".join(f"\\{each}" if each in _SPECIAL else each for each in self.prefix) + "*-0"
-        while True:
-            following, names = client.scan(cursor, match=pattern, count=_SCAN_KEYS)
-            yield from self._entries(client, [_text(each) for each in names], f"{name} {cursor}")
-            cursor = int(following)
-            if not cursor:
-                return
+        for _, client in self._server.nodes():
+            cursor: int | None = None
+            while cursor != 0:
+                cursor, names = client.scan(cursor or 0, match=pattern, count=_SCAN_KEYS)
+                yield from self._entries(client, [_text(each) for each in names])
 
-    def _entries(self, client: Any, names: Sequence[str], position: str) -> Iterator[StoreEntry]:
+    def _entries(self, client: Any, names: Sequence[str]) -> Iterator[StoreEntry]:
         """Yield the payloads with these first segments, as far as they are there."""
         pipeline = client.pipeline(transaction=False)
         for name in names:
@@ -278,7 +271,7 @@ class RedisStore(Store):
             if known is None or not isinstance(size, int) or not isinstance(ttl, int) or ttl == _GONE:
                 continue  # errors: no segment
             whole = size if size < (self.segment_bytes or _SEGMENT_BYTES) else None
-            entry = StoreEntry.of(key, known, size=whole, position=position)
+            entry = StoreEntry.of(key, known, size=whole)
             expires = max(int(self.context.clock() * 1000) + ttl, entry.expires_ms or 0)
             yield entry if ttl < 0 else replace(entry, expires_ms=expires, has_lifetime=True)
 

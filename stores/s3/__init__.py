@@ -173,9 +173,8 @@ class S3Store(Store):
     def _delete(self, pointer: Pointer) -> None:
         self._s3().delete_object(Bucket=self.bucket, Key=pointer.key)
 
-    def _scan(self, after: str | None) -> Iterator[StoreEntry]:
-        yield from self._leftovers()
-        yield from self._payloads(after or "", "")
+    def _scan(self) -> Iterator[StoreEntry]:
+        return self._scan_partition("")
 
     def _scan_partitions(self, count: int) -> list[str]:
         return ranges(self._listing().cuts(count), count)
@@ -195,7 +194,7 @@ class S3Store(Store):
         for found in self._listing().objects(after, stop):
             known = self._lifetime_of(found.key)
             if known is not None:
-                yield StoreEntry.of(found.key, known, size=found.size, stored_ms=found.stored_ms, position=found.key)
+                yield StoreEntry.of(found.key, known, size=found.size, stored_ms=found.stored_ms)
 
     def _server_time(self) -> float:
         answer = self._s3().head_bucket(Bucket=self.bucket)

@@ -16,7 +16,7 @@ from claimcheck._threads import in_thread
 from claimcheck.errors import ChunkError, ClaimCheckError
 from claimcheck.transports.kafka import AsyncKafkaConsumer, AsyncKafkaProducer
 from claimcheck.transports.kafka._asyncio import DeliveryFutures
-from claimcheck.transports.pulsar import AsyncPulsarConsumer, AsyncPulsarProducer
+from claimcheck.transports.pulsar import AsyncPulsarConsumer, AsyncPulsarProducer, AsyncPulsarReader
 from tests.harness import cancellation
 from tests.harness.async_clients import (
     AioClient,
@@ -346,6 +346,7 @@ def pulsar_receiving(wrapper, name, tasks=1, end=None, reads_on=True):
 
 SUBJECTS["Pulsar receive"] = subject(pulsar_receiving(AsyncPulsarConsumer, "receive"))
 SUBJECTS["Pulsar receive in two tasks"] = subject(pulsar_receiving(AsyncPulsarConsumer, "receive", tasks=2))
+SUBJECTS["Pulsar read_next"] = subject(pulsar_receiving(AsyncPulsarReader, "read_next"))
 SUBJECTS["Pulsar receive, then close"] = subject(pulsar_receiving(AsyncPulsarConsumer, "receive", reads_on=False))
 SUBJECTS["Pulsar close of a consumer"] = subject(pulsar_receiving(AsyncPulsarConsumer, "receive", tasks=2, end="close"))
 

@@ -11,7 +11,7 @@ import pulsar.asyncio
 import pytest
 
 from claimcheck.errors import PayloadNotFoundError, PayloadTypeError
-from claimcheck.transports.pulsar import AsyncPulsarConsumer, AsyncPulsarProducer
+from claimcheck.transports.pulsar import AsyncPulsarConsumer, AsyncPulsarProducer, AsyncPulsarReader
 from tests.integration.pulsar_rig import LIMIT, STRATEGIES, content
 
 EARLIEST = {"initial_position": pulsar.InitialPosition.Earliest, "negative_ack_redelivery_delay_ms": 100}
@@ -169,6 +169,20 @@ def test_closing_ends_a_receive_as_the_client_does(lab, how):
     asyncio.run(main())
 
 
+def test_closing_a_reader_ends_its_read_as_the_client_does(lab):
+    async def main():
+        client = pulsar.asyncio.Client(lab.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        reader = AsyncPulsarReader(await client.create_reader(lab.topic, pulsar.MessageId.earliest), lab.cc)
+        task = asyncio.create_task(reader.read_next())
+        await asyncio.sleep(0.1)
+        await reader.close()
+        with pytest.raises(pulsar.asyncio.PulsarException, match="AlreadyClosed"):
+            await task
+        await client.close()
+
+    asyncio.run(main())
+
+
 def test_two_tasks_that_receive_get_each_message_once(lab):
     async def main():
         async with wrapped(lab, "chunking") as (producer, consumer):
@@ -255,5 +269,24 @@ def test_errors_are_those_of_the_asyncio_client_and_ours(lab):
             with pytest.raises(pulsar.asyncio.PulsarException) as caught:
                 await producer.send(b"small")
             assert caught.value.error() in (pulsar.Result.TopicTerminated, pulsar.Result.AlreadyClosed)
+
+    asyncio.run(main())
+
+
+def test_a_reader(lab):
+    async def main():
+        client = pulsar.asyncio.Client(lab.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        producer = lab.producer("chunking")
+        ids = [producer.send(content(3 * LIMIT, i)) for i in range(2)]
+        native = await client.create_reader(lab.topic, pulsar.MessageId.earliest)
+        async with AsyncPulsarReader(native, lab.cc) as reader:
+            assert await reader.has_message_available()
+            assert [(await reader.read_next()).data() for _ in range(2)] == [content(3 * LIMIT, i) for i in range(2)]
+            assert not await reader.has_message_available()
+            await reader.seek(ids[0])
+            assert (await reader.read_next()).message_id() == ids[1]
+        with pytest.raises(pulsar.asyncio.PulsarException, match="AlreadyClosed"):
+            await reader.read_next()
+        await client.close()
 
     asyncio.run(main())

@@ -8,7 +8,7 @@ import pulsar.asyncio
 import pytest
 
 from claimcheck.errors import ConfigError, IncompletePayloadError
-from claimcheck.transports.pulsar import AsyncPulsarConsumer
+from claimcheck.transports.pulsar import AsyncPulsarConsumer, AsyncPulsarReader, PulsarReader
 from tests import servers
 from tests.clocks import Clock
 from tests.integration.pulsar_rig import (
@@ -69,17 +69,34 @@ class TestBusyTopic:
         assert [message.data() for message in found] == [b"first", b"second"]
         assert consumer.pending_payloads == 0
 
-    def test_of_the_asyncio_wrapper(self, lab, head, clock):
+    def test_of_a_reader(self, lab, head, clock):
+        reader = PulsarReader(lab.client.create_reader(lab.topic, pulsar.MessageId.earliest), lab.cc, clock=clock)
+        assert reader.read_next(5000).data() == b"first"
+        clock.now += EXPIRED
+        head.send(b"second")
+
+        assert reader.read_next(5000).data() == b"second"
+
+        assert reader.pending_payloads == 0
+        assert isinstance(reader.read_next(0).error, IncompletePayloadError)
+
+    def test_of_the_asyncio_wrappers(self, lab, head, clock):
         async def main():
             async with _asyncio_client(lab) as client:
                 cc = lab.claimcheck("external", chunking={"on_expire": "ack"})
                 native = await client.subscribe(lab.topic, "s", initial_position=pulsar.InitialPosition.Earliest)
-                async with AsyncPulsarConsumer(native, cc, clock=clock) as consumer:
-                    assert (await consumer.receive()).data() == b"first"
+                reader = await client.create_reader(lab.topic, pulsar.MessageId.earliest)
+                async with (
+                    AsyncPulsarConsumer(native, cc, clock=clock) as consumer,
+                    AsyncPulsarReader(reader, cc, clock=clock) as reader,
+                ):
+                    for take in (consumer.receive, reader.read_next):
+                        assert (await take()).data() == b"first"
                     clock.now += EXPIRED
                     head.send(b"second")
-                    assert (await consumer.receive()).data() == b"second"
-                    assert consumer.pending_payloads == 0
+                    for take in (consumer.receive, reader.read_next):
+                        assert (await take()).data() == b"second"
+                    assert (consumer.pending_payloads, reader.pending_payloads) == (0, 0)
 
         asyncio.run(main())
 
@@ -133,13 +150,54 @@ class TestDeadWriter:
         consumer.acknowledge(message)
         lab.settled()
 
+    def test_a_reader_reports_it_once(self, lab, head, clock):
+        reader = PulsarReader(lab.client.create_reader(lab.topic, pulsar.MessageId.earliest), lab.cc, clock=clock)
+        assert reader.read_next(5000).data() == b"first"
+        for position in (0, 0):  # late duplicates are not reported again
+            _expire(reader, clock)
+            head.send(chunk(1, position, 2, b"a"))
+        _expire(reader, clock)
+        head.send(b"last")
 
-def test_a_path_instead_of_a_claimcheck_is_refused(lab):
+        message, last = reader.read_next(5000), reader.read_next(5000)
+
+        assert isinstance(message.error, IncompletePayloadError)
+        assert message.properties() == {"a": "b"}
+        assert last.data() == b"last"
+        assert not reader.has_message_available()
+
+    def test_a_reader_reports_what_is_evicted(self, lab, head):
+        cc = lab.claimcheck("external", chunking={"max_pending_payloads": 1})
+        reader = PulsarReader(lab.client.create_reader(lab.topic, pulsar.MessageId.earliest), cc)
+        head.send(chunk(2, 0, 2, b"b"))
+
+        found = [reader.read_next(5000).error, reader.read_next(5000).error]
+
+        assert found[0] is None
+        assert "chunking.max_pending_payloads" in str(found[1])
+
+    def test_a_reader_drops_what_the_configuration_acknowledges_with_a_warning(self, lab, head, clock, caplog):
+        cc = lab.claimcheck("external", chunking={"on_expire": "ack"})
+        reader = PulsarReader(lab.client.create_reader(lab.topic, pulsar.MessageId.earliest), cc, clock=clock)
+        assert reader.read_next(5000).data() == b"first"
+
+        _expire(reader, clock)
+
+        assert reader.take_ready() is None
+        assert [record.levelname for record in caplog.records if "expired" in record.message] == ["WARNING"]
+
+
+@pytest.mark.parametrize("wrap", [AsyncPulsarConsumer, AsyncPulsarReader])
+def test_a_path_instead_of_a_claimcheck_is_refused(lab, wrap):
     async def main():
         async with _asyncio_client(lab) as client:
-            native = await client.subscribe(lab.topic, "s")
+            native = (
+                await client.subscribe(lab.topic, "s")
+                if wrap is AsyncPulsarConsumer
+                else await client.create_reader(lab.topic, pulsar.MessageId.earliest)
+            )
             with pytest.raises(ConfigError, match="cc: found an object of type str"):
-                AsyncPulsarConsumer(native, "claimcheck.yaml")
+                wrap(native, "claimcheck.yaml")
             await native.close()
 
     asyncio.run(main())

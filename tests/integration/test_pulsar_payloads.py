@@ -11,8 +11,10 @@ from claimcheck.errors import StoreUnavailableError
 from claimcheck.testing import FaultyStore
 from claimcheck.transports.pulsar import (
     AsyncPulsarConsumer,
+    AsyncPulsarReader,
     PulsarConsumer,
     PulsarProducer,
+    PulsarReader,
     WholeMessageId,
 )
 from tests.integration.pulsar_rig import LIMIT, STRATEGIES, content, nothing_comes, receive
@@ -66,6 +68,20 @@ class TestEveryStrategy:
             message = consumer.receive(10_000)
             assert message.value() == order
             assert schema.decode(message.data()) == order
+
+    def test_a_reader(self, lab, strategy):
+        producer = lab.producer(strategy)
+        payloads = [content(size) for size in (5, 4 * LIMIT, 6)]
+        first, second, _ = [producer.send(payload) for payload in payloads]
+        with PulsarReader(lab.client.create_reader(lab.topic, pulsar.MessageId.earliest), lab.cc) as reader:
+            assert [reader.read_next(10_000).data() for _ in payloads] == payloads
+            assert not reader.has_message_available()
+
+            reader.seek(first)
+            assert reader.has_message_available()
+            assert reader.read_next(10_000).data() == payloads[1]
+            reader.seek(second)
+            assert reader.read_next(10_000).data() == payloads[2]
 
     @pytest.mark.parametrize("partitions", [0, 3])
     def test_several_producers_of_all_kinds_on_one_topic(self, lab, strategy, partitions):
@@ -201,9 +217,12 @@ class TestOutage:
         store.fail("read")
         return store
 
-    @pytest.mark.parametrize("how", ["consumer", "look-ahead"])
+    @pytest.mark.parametrize("how", ["reader", "consumer", "look-ahead"])
     def test_on_an_event_loop_nothing_waits_for_the_store(self, lab, ill, how):
         async def received(client):
+            if how == "reader":
+                native = await client.create_reader(lab.topic, pulsar.MessageId.earliest)
+                return await AsyncPulsarReader(native, lab.cc).read_next()
             native = await client.subscribe(lab.topic, "s", initial_position=pulsar.InitialPosition.Earliest)
             wrap = {"prefetch_bytes": 100 * LIMIT} if how == "look-ahead" else {}
             return await AsyncPulsarConsumer(native, lab.cc, **wrap).receive()
@@ -225,7 +244,7 @@ class TestOutage:
         asyncio.run(main())
 
 
-@pytest.mark.parametrize("wrap", [PulsarConsumer, PulsarProducer])
+@pytest.mark.parametrize("wrap", [PulsarConsumer, PulsarProducer, PulsarReader])
 def test_what_cannot_be_wrapped_is_refused(lab, wrap):
     for wrong in (None, lab, lab.client):
         with pytest.raises(TypeError):

@@ -42,8 +42,8 @@ class InterleavedStore(MemoryStore):
 
     pause: Callable[[], None] = staticmethod(lambda: None)
 
-    def _scan(self, after):
-        for entry in super()._scan(after):
+    def _scan(self):
+        for entry in super()._scan():
             self.pause()
             yield entry
 

@@ -37,8 +37,8 @@ class Interleaved:
         self.while_listing: Events = iter(())
         self.while_deleting: Events = iter(())
 
-    def _scan(self, after):
-        for entry in super()._scan(after):
+    def _scan(self):
+        for entry in super()._scan():
             next(self.while_listing, lambda: None)()
             yield entry
 

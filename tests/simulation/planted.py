@@ -224,7 +224,7 @@ DEFECTS = [
     ),
     _defect(
         "a cancelled receive loses its message",
-        (_pulsar_asyncio.AsyncPulsarConsumer, "receive", _taken_before_it_is_read),
+        (_pulsar_asyncio._AsyncReceiver, "_next", _taken_before_it_is_read),
         broker="pulsar",
     ),
     _defect(

@@ -60,14 +60,6 @@ def test_a_good_configuration_has_no_findings():
 @pytest.mark.parametrize(
     ("change", "path", "words"),
     [
-        ({"threshold_bytes": 2_000_000}, "threshold_bytes", "more than Kafka accepts"),
-        ({"threshold_bytes": 6_000_000}, "threshold_bytes", "more than Kafka and Pulsar accept"),
-        (
-            {"destinations": {"a": {"threshold_bytes": 2_000_000}}},
-            "destinations.a.threshold_bytes",
-            "more than Kafka accepts",
-        ),
-        ({"destinations": {"a.*": {}, "a.b": {}}}, "destinations.a.b", "never used: 'a.*' comes first"),
         ({"signing": {"keys": {"k1": "${KEY}"}, "require": False}}, "signing.require", "accept envelopes without"),
         (
             {"signing": {"keys": {"k1": "${KEY}"}, "bind_destination": False}},
@@ -457,8 +449,8 @@ def test_a_store_that_cannot_be_listed_is_named():
 class Unlisted(FaultyStore):
     """A third-party store without a listing."""
 
-    def _scan(self, after):
-        return Store._scan(self, after)
+    def _scan(self):
+        return Store._scan(self)
 
 
 def test_a_directory_that_is_missing_is_one_error_and_nothing_else_is_looked_at(tmp_path):

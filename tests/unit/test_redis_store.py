@@ -339,7 +339,7 @@ def test_more_threads_may_read_than_the_client_has_connections_by_default(open_s
 
 def test_single_server_stays_what_it_was():
     text = "redis://me:se%2Fcret@host:6380/3?socket_keepalive=yes"
-    assert Address.parse(text) == Address("single", text, (), "", "host:6380/3")
+    assert Address.parse(text) == Address("single", text, (("host", 6380),), "", "host:6380/3")
 
 
 def test_unix_socket():

@@ -17,7 +17,7 @@ from claimcheck.transports.pulsar._consumer import ConsumerOptions, PulsarConsum
 from claimcheck.transports.pulsar._message import PulsarMessage, WholeMessageId
 from claimcheck.transports.pulsar._producer import ProducerOptions, PulsarProducer, SendOptions, checked_options
 from claimcheck.transports.pulsar._queries import vendor
-from claimcheck.transports.pulsar._receiver import blocking
+from claimcheck.transports.pulsar._receiver import PulsarReader, ReaderOptions, Receiver, blocking
 from claimcheck.transports.pulsar._send import PayloadSend
 
 if TYPE_CHECKING:
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 
     from claimcheck._client import ClaimCheck
 
-B = TypeVar("B", bound=PulsarConsumer | PulsarProducer)
+B = TypeVar("B", bound=PulsarConsumer | PulsarProducer | PulsarReader)
+R = TypeVar("R", bound=PulsarConsumer | PulsarReader)
 T = TypeVar("T")
 
 
 class _AsyncWrapper(AsyncWrapper[B]):
-    """Base of both wrappers."""
+    """Base of the three wrappers."""
 
     delegated = frozenset({"topic"})
 
@@ -46,26 +47,26 @@ class _AsyncWrapper(AsyncWrapper[B]):
 # Receiving -------------------------------------------------------------------------------------------------------
 
 
-class AsyncPulsarConsumer(_AsyncWrapper[PulsarConsumer]):
-    """Wraps a `pulsar.asyncio.Consumer`: each message that it returns is a whole payload, already read.
+class _AsyncReceiver(_AsyncWrapper[R]):
+    """Receives native messages one at a time; the blocking wrapper turns them into payloads.
 
-    Several receives at once read their payloads concurrently and return them in the order of the topic. Cancelling a
-    receive loses nothing: the next one returns its message.
-
-    Args:
-        consumer: A `pulsar.asyncio.Consumer`.
-        cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
-        options: See `PulsarConsumer`; ``prefetch_bytes`` is 0 by default. ``dead_letter_producer`` is a blocking one.
+    What a call waits for continues when it is cancelled: the client would lose the message of a cancelled ``receive``.
+    A payload stays in the queue of the blocking wrapper until a call returns it, in order, so that a cancelled call
+    loses nothing and a cumulative acknowledgement never covers it.
     """
 
-    delegated = _AsyncWrapper.delegated | {"consumer_name", "pending_bytes", "pending_payloads", "subscription_name"}
-    delegated |= {"redeliver_unacknowledged_messages"}
+    delegated = _AsyncWrapper.delegated | {"pending_bytes", "pending_payloads"}
 
-    def __init__(self, consumer: pulsar.asyncio.Consumer, cc: ClaimCheck, **options: Unpack[ConsumerOptions]) -> None:
-        options = {"prefetch_bytes": 0, **options}  # it reads each payload before it returns the message
-        super().__init__(PulsarConsumer(blocking("Consumer", consumer), cc, **options))
-        self._native = consumer
-        self._receiving: asyncio.Task[pulsar.Message] | None = None  # continues when a call is cancelled
+    def __init__(
+        self,
+        native: pulsar.asyncio.Consumer | pulsar.asyncio.Reader,
+        wrapper: R,
+        receive: Callable[[], Coroutine[Any, Any, pulsar.Message]],
+    ) -> None:
+        super().__init__(wrapper)
+        self._native = native
+        self._receive = receive
+        self._receiving: asyncio.Task[pulsar.Message] | None = None
         self._taking: asyncio.Task[None] | None = None  # takes one message, or expires chunks
         self._reads: dict[PulsarMessage, asyncio.Task[None]] = {}  # of stored payloads in the queue
         self._calls = 0
@@ -73,9 +74,16 @@ class AsyncPulsarConsumer(_AsyncWrapper[PulsarConsumer]):
         self._one_at_a_time = asyncio.Lock()
         self._closed = False
 
-    async def receive(self) -> PulsarMessage:
-        """Wait for the next payload. If it cannot be delivered, the message's `data` raises the error."""
-        self._calls += 1  # as many stored payloads are read concurrently as calls wait
+    seek = off_the_loop(Receiver.seek)
+
+    async def _close(self) -> None:
+        await self._stop()
+        self._blocking.forget()
+        await self._native.close()
+
+    async def _next(self) -> PulsarMessage:
+        """Wait for a payload; as many stored payloads are read concurrently as calls wait."""
+        self._calls += 1
         self._changed.set()
         try:
             async with self._one_at_a_time:
@@ -84,26 +92,6 @@ class AsyncPulsarConsumer(_AsyncWrapper[PulsarConsumer]):
             return message
         finally:
             self._calls -= 1
-
-    async def get_last_message_id(self) -> pulsar.MessageId:
-        """The native id of the last message in the topic, which may be a chunk."""
-        return await self._native.get_last_message_id()
-
-    async def unsubscribe(self) -> None:
-        """Delete the subscription."""
-        await self._call(self._blocking.unsubscribe)
-        await self._stop()
-
-    acknowledge = off_the_loop(PulsarConsumer.acknowledge)
-    acknowledge_cumulative = off_the_loop(PulsarConsumer.acknowledge_cumulative)
-    negative_acknowledge = off_the_loop(PulsarConsumer.negative_acknowledge)
-    dead_letter = off_the_loop(PulsarConsumer.dead_letter)
-    seek = off_the_loop(PulsarConsumer.seek)
-
-    async def _close(self) -> None:
-        await self._stop()
-        self._blocking.forget()
-        await self._native.close()
 
     async def _step(self) -> None:
         """Raise the error of a task that has ended, start what the calls that wait need, and wait for a change."""
@@ -131,7 +119,7 @@ class AsyncPulsarConsumer(_AsyncWrapper[PulsarConsumer]):
 
     async def _take(self) -> None:
         """Take the next message, in a thread unless it is small; there chunks expire, too."""
-        receiving = self._receiving = self._receiving or asyncio.ensure_future(self._native.receive())
+        receiving = self._receiving = self._receiving or asyncio.ensure_future(self._receive())
         if (seconds := self._blocking.seconds_to_tick) is not None:
             await asyncio.wait({receiving}, timeout=seconds)
         if seconds is None or receiving.done():
@@ -157,6 +145,66 @@ class AsyncPulsarConsumer(_AsyncWrapper[PulsarConsumer]):
                 each.cancel()
         if running := [each for each in (self._taking, *self._reads.values()) if each and not each.done()]:
             await asyncio.wait(running)
+
+
+class AsyncPulsarConsumer(_AsyncReceiver[PulsarConsumer]):
+    """Wraps a `pulsar.asyncio.Consumer`: each message that it returns is a whole payload, already read.
+
+    Several receives at once read their payloads concurrently and return them in the order of the topic. Cancelling a
+    receive loses nothing: the next one returns its message.
+
+    Args:
+        consumer: A `pulsar.asyncio.Consumer`.
+        cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
+        options: See `PulsarConsumer`; ``prefetch_bytes`` is 0 by default. ``dead_letter_producer`` is a blocking one.
+    """
+
+    delegated = _AsyncReceiver.delegated | {"consumer_name", "redeliver_unacknowledged_messages", "subscription_name"}
+
+    def __init__(self, consumer: pulsar.asyncio.Consumer, cc: ClaimCheck, **options: Unpack[ConsumerOptions]) -> None:
+        options = {"prefetch_bytes": 0, **options}  # it reads each payload before it returns the message
+        super().__init__(consumer, PulsarConsumer(blocking("Consumer", consumer), cc, **options), consumer.receive)
+
+    async def receive(self) -> PulsarMessage:
+        """Wait for the next payload. If it cannot be delivered, the message's `data` raises the error."""
+        return await self._next()
+
+    async def get_last_message_id(self) -> pulsar.MessageId:
+        """The native id of the last message in the topic, which may be a chunk."""
+        return await self._native.get_last_message_id()
+
+    async def unsubscribe(self) -> None:
+        """Delete the subscription."""
+        await self._call(self._blocking.unsubscribe)
+        await self._stop()
+
+    acknowledge = off_the_loop(PulsarConsumer.acknowledge)
+    acknowledge_cumulative = off_the_loop(PulsarConsumer.acknowledge_cumulative)
+    negative_acknowledge = off_the_loop(PulsarConsumer.negative_acknowledge)
+    dead_letter = off_the_loop(PulsarConsumer.dead_letter)
+
+
+class AsyncPulsarReader(_AsyncReceiver[PulsarReader]):
+    """Wraps a `pulsar.asyncio.Reader`: each message that it returns is a whole payload, already read.
+
+    Cancelling a call loses nothing: the next one returns its message.
+
+    Args:
+        reader: A `pulsar.asyncio.Reader`.
+        cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
+        options: See `PulsarReader`.
+    """
+
+    delegated = _AsyncReceiver.delegated | {"is_connected"}
+
+    def __init__(self, reader: pulsar.asyncio.Reader, cc: ClaimCheck, **options: Unpack[ReaderOptions]) -> None:
+        super().__init__(reader, PulsarReader(blocking("Reader", reader), cc, **options), reader.read_next)
+
+    async def read_next(self) -> PulsarMessage:
+        """Wait for the next payload. If it cannot be delivered, the message's `data` raises the error."""
+        return await self._next()
+
+    has_message_available = off_the_loop(PulsarReader.has_message_available)
 
 
 # Sending ---------------------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ class PulsarConsumer(Receiver):
         self._redeliveries = RedeliveryTracker(max_redeliveries)
         self._consumer_type = consumer_type
         self._refuses_chunks: bool | None = None  # not known yet
-        super().__init__(consumer, cc, clock, inclusive=start_message_id_inclusive)
+        super().__init__(consumer, consumer.receive, cc, clock, inclusive=start_message_id_inclusive)
         self.keeps_natives = self._dead_letters is not None
 
     # Receiving -------------------------------------------------------------------------------------------------

@@ -1,16 +1,19 @@
-"""Receives whole payloads from messages of the Pulsar client: the base of the consumer."""
+"""Receives whole payloads: the base of consumers and readers, and the wrapper for readers."""
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from claimcheck._receive.resolver import Dropped, Failed, Outcome, Resolved
+from claimcheck._validation import check_cc, check_type
 from claimcheck._wire.envelope import Abort, Chunk, Literal, Plain
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.delegation import Closing, Delegated
@@ -34,9 +37,12 @@ if TYPE_CHECKING:
 
     from claimcheck._client import ClaimCheck
 
+_log = logging.getLogger(__name__)
+
 TICK_SECONDS = 1.0  # how late chunks may expire
 _BUSY_SECONDS = 1.0  # how long to exceed the timeout while messages are received, but no payload
 _SMALL_BYTES = 1 << 17  # copying them takes less time than calling a thread
+_REMEMBERED = 10_000  # incomplete payloads that a reader reported
 
 Arrival = PulsarMessage | Dropped
 """A payload for the application, or messages that became no payload and the action to take on them."""
@@ -60,13 +66,15 @@ class Receiver(Delegated, Closing, ABC):
 
     def __init__(
         self,
-        native: pulsar.Consumer,
+        native: pulsar.Consumer | pulsar.Reader,
+        receive: Callable[..., pulsar.Message],
         cc: ClaimCheck,
         clock: Callable[[], float],
         *,
         inclusive: bool = False,
     ) -> None:
         self._native = native
+        self._receive = receive
         self._cc = cc
         self._schema = native._schema
         self._header, self._passes_plain = cc.config.header, passes_plain(cc)
@@ -88,7 +96,7 @@ class Receiver(Delegated, Closing, ABC):
 
     @abstractmethod
     def _forget_history(self) -> None:
-        """Forget the payloads that were redelivered before a seek."""
+        """Forget the payloads that were redelivered or reported before a seek."""
 
     def _refusal_of_chunks(self, topic: str) -> ClaimCheckError | None:
         """Return why chunks cannot be assembled; ``None`` if they can."""
@@ -184,11 +192,11 @@ class Receiver(Delegated, Closing, ABC):
         """Take one message, or wait for one; while chunks are held, no longer than until the next tick."""
         left = None if until is None else until - self._clock()
         if left is None and not self.pending_payloads:
-            self.take(self._native.receive())
+            self.take(self._receive())
             return
         pause = TICK_SECONDS if left is None else max(0.0, min(left, TICK_SECONDS))
         try:
-            self.take(self._native.receive(int(pause * 1000)))
+            self.take(self._receive(int(pause * 1000)))
         except vendor().Timeout:
             self.tick()
             if until is not None and not self._ready and self._clock() >= until:
@@ -358,6 +366,85 @@ class Receiver(Delegated, Closing, ABC):
 
 def _places(outcome: Outcome) -> list[Place]:
     return [(outcome.source, slot.position) for slot in outcome.slots]
+
+
+class ReaderOptions(TypedDict, total=False):
+    """See `PulsarReader`."""
+
+    start_message_id_inclusive: bool
+    clock: Callable[[], float]
+
+
+class PulsarReader(Receiver):
+    """Wraps a `pulsar.Reader` and has its methods; each message that it returns is a whole payload.
+
+    A payload that is still incomplete after ``chunking.expire_after_seconds``, or is evicted, is returned once, as a
+    message whose data raises `IncompletePayloadError`, unless ``on_expire`` or ``on_evict`` is ``ack``. One in the
+    middle of whose chunks the reader starts is not returned.
+
+    Args:
+        reader: A `pulsar.Reader`, without a listener.
+        cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
+        start_message_id_inclusive: The value that the reader was created with; determines where `seek` goes.
+        clock: Seconds, monotonic.
+
+    Raises:
+        ConfigError: An argument is of the wrong type.
+    """
+
+    def __init__(
+        self,
+        reader: pulsar.Reader,
+        cc: ClaimCheck,
+        *,
+        start_message_id_inclusive: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        check_type("reader", reader, valid=hasattr(reader, "_reader"), expected="a pulsar.Reader")
+        check_cc(cc)
+        self._reported: dict[object, None] = {}
+        super().__init__(reader, reader.read_next, cc, clock, inclusive=start_message_id_inclusive)
+
+    def read_next(self, timeout_millis: int | None = None) -> PulsarMessage:
+        """Wait for the next payload. If it cannot be delivered, the message's `data` raises the error.
+
+        Raises:
+            pulsar.Timeout: No payload was received in ``timeout_millis``; by default there is no limit.
+        """
+        return self._wait(timeout_millis)
+
+    def has_message_available(self) -> bool:
+        """Whether a whole payload is available; reads the chunks in the topic."""
+        while not self._ready and self._native.has_message_available():
+            self.take(self._native.read_next())
+        return bool(self._ready)
+
+    def __repr__(self) -> str:
+        return f"<PulsarReader of {self.topic()}, {self.pending_payloads} payloads incomplete>"
+
+    def _forget_history(self) -> None:
+        self._reported.clear()
+
+    def _drop(self, dropped: Dropped) -> None:
+        if dropped.action != "ack":
+            self._keep(self._report(dropped))
+            return
+        level = logging.WARNING if dropped.reason in ("expired", "evicted") else logging.INFO
+        _log.log(level, "%s: dropped %d chunks without a payload: %s", self.topic(), len(dropped.slots), dropped.reason)
+        self._settle(dropped, acked=True)
+
+    def _keep(self, message: PulsarMessage) -> None:
+        self._settle(message.outcome, acked=True)
+        if not message.is_incomplete or message.outcome is None or self._is_first_report(message.outcome):
+            super()._keep(message)
+
+    def _is_first_report(self, outcome: Outcome) -> bool:
+        """Return whether this incomplete payload was not reported before; its late chunks are not reported again."""
+        known = outcome.identity in self._reported
+        self._reported[outcome.identity] = None
+        if len(self._reported) > _REMEMBERED:
+            del self._reported[next(iter(self._reported))]
+        return not known
 
 
 def blocking(kind: str, native: Any) -> Any:

@@ -156,7 +156,7 @@ def test_a_clock_that_is_ahead_of_the_stores_deletes_nothing(lab):
 
 
 def test_a_failed_listing_names_the_store_and_no_key(lab, monkeypatch):
-    def fail(self, after):
+    def fail(self):
         raise OSError("broken")
 
     lab.write()

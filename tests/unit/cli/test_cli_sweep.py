@@ -141,8 +141,8 @@ def fail_after(count: int, error: BaseException):
     """Return a listing that fails after some entries."""
     scan = FilesystemStore._scan
 
-    def fail(store, after):
-        yield from itertools.islice(scan(store, after), count)
+    def fail(store):
+        yield from itertools.islice(scan(store), count)
         raise error
 
     return fail
