@@ -8,16 +8,22 @@ import json
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
 
 import claimcheck
+from claimcheck._wire.envelope import CHUNK_OVERHEAD_BYTES
+from claimcheck.config import HEADER
+from claimcheck.spark import map_payloads, offload, reassemble, resolve
+from claimcheck.spark.sources import register
 from tests.benchmarks import spark_ways
 from tests.benchmarks.lab import Lab
 from tests.benchmarks.rounds import MIB, OURS, Effort, Variant, compare, payload_of, size_text, times_as_fast
 from tests.benchmarks.rows import Findings, Rows
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 ROWS, SOURCE = Rows(), Rows()
 THREADS = (1, 4, 8, 16)
@@ -62,12 +68,7 @@ for _ms, _kib, _count in (
 
 @ROWS.findings("Spark map_payloads 1 MiB, against resolve and a function behind it")
 def _mapped(lab: Lab, size: int) -> Findings:
-    from claimcheck.spark import map_payloads, resolve
-
     def lengths(batches: Any) -> Iterator[Any]:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         for batch in batches:
             yield pa.RecordBatch.from_arrays([pc.binary_length(batch.column("payload"))], names=["size"])
 
@@ -94,10 +95,6 @@ def _mapped(lab: Lab, size: int) -> Findings:
     "Spark offload 1 MiB, against mapInArrow by hand, which checks nothing",
 )
 def _offloaded(lab: Lab, size: int) -> Findings:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    from claimcheck.spark import offload
-
     config, rows = store_config(lab.redis), _few(lab, 512)
     payload = F.repeat(F.lpad(F.col("id").cast("string"), 16, "0"), MIB // 16).cast("binary")
     df = lab.spark.range(0, rows, 1, PARTITIONS).select(payload.alias("payload"))
@@ -126,10 +123,6 @@ _CHUNKED = "Spark reassemble, 64 payloads in 8 chunks of 1 MiB, shuffled, 64 dup
 
 @ROWS.findings(f"{_CHUNKED}, of by hand")
 def _reassembled(lab: Lab, size: int) -> Findings:
-    from claimcheck._wire.envelope import CHUNK_OVERHEAD_BYTES
-    from claimcheck.config import HEADER
-    from claimcheck.spark import reassemble
-
     payloads, folder = _few(lab, 64), lab.folder / "chunks"
     piece = payload_of(MIB - len(HEADER) - CHUNK_OVERHEAD_BYTES)  # its message has 1 MiB, as writers cut them
     spark_ways.write_chunks(folder, payloads=payloads, chunks=8, piece=piece)
@@ -166,8 +159,6 @@ class Topic:
         return Variant(name, lambda: noop(self.df.select(column).transform(transform)))
 
     def ours(self) -> Variant:
-        from claimcheck.spark import resolve
-
         return self.variant(OURS, resolve("value", config=self.config), column="value")
 
 
@@ -217,8 +208,6 @@ def _envelopes(lab: Lab) -> int:
 
 
 def _measure_read(lab: Lab, size: int, *, batched: bool) -> Findings:
-    from claimcheck.spark.sources import register
-
     count, spark, topic = _envelopes(lab), lab.spark, f"bench-{uuid.uuid4().hex[:8]}"
     register(spark)
     _fill(lab.pulsar_client, topic, count, batched=batched)
@@ -249,9 +238,6 @@ for _kind in ("unbatched", "batched"):
 
 @SOURCE.findings("claimcheck_pulsar, one partition of 8,000 pointers, resolved and decoded: four tasks against one")
 def _measure_hot(lab: Lab, size: int) -> Findings:
-    from claimcheck.spark import map_payloads
-    from claimcheck.spark.sources import register
-
     count, spark, topic = _envelopes(lab) // 25, lab.spark, f"bench-{uuid.uuid4().hex[:8]}"
     register(spark)
     config = _fill_with_pointers(lab, topic, count)

@@ -22,7 +22,7 @@ from tests.benchmarks.compare.model import CompareError, Mode
 LIMIT_BYTES = 1 << 20
 """The largest message by default."""
 
-_NATIVE_BYTES = 1 << 30
+_NATIVE_BYTES = 300 << 20
 _FILES = ("", "-wal", "-shm")
 
 

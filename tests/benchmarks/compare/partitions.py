@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 from claimcheck._client import ClaimCheck
 from tests.benchmarks.compare.lab import Lab
@@ -15,7 +14,6 @@ _KEYLESS = 32
 _KEYED = 8
 _KEY = b"order"
 _SECONDS = 30.0
-_FLUSH_SECONDS = 60.0
 _LATE_SECONDS = 0.2
 _FAULTS = ("split", "out of order", "lost", "repeated", "wrong")
 
@@ -27,8 +25,8 @@ def run(lab: Lab) -> Experiment:
 
 def _spread(trial: Trial) -> list[Row]:
     with ClaimCheck(trial.config) as cc:
-        keyless = _send(trial, cc, range(_KEYLESS), None)
-        sent = [*keyless, *_send(trial, cc, range(_KEYLESS, _KEYLESS + _KEYED), _KEY)]
+        keyless = trial.send(cc, range(_KEYLESS), together=True)  # without waiting, as an application does
+        sent = [*keyless, *trial.send(cc, range(_KEYLESS, _KEYLESS + _KEYED), key=_KEY, together=True)]
         with trial.consumer(cc, "partitions") as consumer:
             found = trial.receive(
                 consumer,
@@ -58,24 +56,6 @@ def _spread(trial: Trial) -> list[Row]:
         "partitions of one key": len(set(sent[_KEYLESS:])),
     }
     return [row]
-
-
-def _send(trial: Trial, cc: ClaimCheck, numbers: Iterable[int], key: bytes | None) -> list[int]:
-    """Send without waiting for each payload, as an application does; return the partitions."""
-    partitions: dict[int, int] = {}
-    errors: list[Exception] = []
-    with trial.producer(cc) as producer:
-        for number in numbers:
-
-            def done(error: Exception | None, partition: int | None, number: int = number) -> None:
-                errors.extend([error] if error else [])
-                partitions[number] = -1 if partition is None else partition
-
-            trial.post(producer, number, key=key, done=done)
-        producer.flush(_FLUSH_SECONDS)
-    if errors:
-        raise errors[0]
-    return [partitions[number] for number in sorted(partitions)]
 
 
 def judge(tally: Tally) -> Experiment:

@@ -9,7 +9,6 @@ from functools import partial
 
 from claimcheck._client import ClaimCheck
 from claimcheck._wire.envelope import Envelope
-from tests.benchmarks.compare.broker import Producer
 from tests.benchmarks.compare.faults import WatchedClaimCheck
 from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.model import Experiment, Row, Tally, Verdict
@@ -56,19 +55,18 @@ def _send_in_pairs(trial: Trial) -> None:
 
     So a consumer commits the second while the first is incomplete. Payloads without chunks are sent in turn.
     """
-    with ClaimCheck(trial.config) as cc, trial.producer(cc) as other:
+    with ClaimCheck(trial.config) as cc:
         for first in range(0, _PAYLOADS, 2):
-            change = partial(_between, trial, other, first + 1)
-            with WatchedClaimCheck(trial.config, change=change) as pairing, trial.producer(pairing) as producer:
-                trial.send_all(producer, [first])
+
+            def change(number: int, envelope: Envelope, second: int = first + 1) -> Envelope:
+                if number == CHUNKS // 2:
+                    trial.send(cc, [second])
+                return envelope
+
+            with WatchedClaimCheck(trial.config, change=change) as pairing:
+                trial.send(pairing, [first])
             if first + 1 not in trial.sent:
-                trial.send_all(other, [first + 1])
-
-
-def _between(trial: Trial, other: Producer, second: int, number: int, envelope: Envelope) -> Envelope:
-    if number == CHUNKS // 2:
-        trial.send_all(other, [second])
-    return envelope
+                trial.send(cc, [first + 1])
 
 
 def _take_over(trial: Trial, is_chunked: bool, number: int, point: int) -> Row:

@@ -28,10 +28,9 @@ def _jumps(trial: Trial) -> list[Row]:
     """
     broker, ends, rows = trial.lab.broker, [0], list[Row]()
     with ClaimCheck(trial.config) as cc:
-        with trial.producer(cc) as producer:
-            for number in range(_PAYLOADS):
-                trial.send_all(producer, [number])
-                ends.append(len(broker.positions(trial.topic, 0)))
+        for number in range(_PAYLOADS):
+            trial.send(cc, [number])
+            ends.append(len(broker.positions(trial.topic, 0)))
         positions = broker.positions(trial.topic, 0)
         with trial.consumer(cc, "seek") as consumer:
             for number, (begin, end) in enumerate(pairwise(ends[:-1])):

@@ -30,11 +30,9 @@ def _outage(trial: Trial) -> list[Row]:
             writes.append(event)
 
     with ClaimCheck(trial.config, hooks=[count]) as cc, without_stores(trial.config, hooks=[count]) as down:
-        with trial.producer(cc) as producer:
-            trial.send_all(producer, range(_PAYLOADS))
-        with trial.producer(down) as producer:
-            errors = [trial.send(producer, number) for number in range(_PAYLOADS, 2 * _PAYLOADS)]
-        sent = errors.count(None)
+        trial.send(cc, range(_PAYLOADS))
+        results = trial.try_to_send(down, range(_PAYLOADS, 2 * _PAYLOADS))
+        sent = sum(not isinstance(each, Exception) for each in results)
         during, after = (_read(trial, each, _PAYLOADS + sent) for each in (down, cc))
     readable, read_after = _PAYLOADS + sent, len(set(numbers_of(after)))
     row = {

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from claimcheck._client import ClaimCheck
 from claimcheck.config import Config
 from tests.benchmarks.children import ChildEndedError
-from tests.benchmarks.compare.broker import Consumer, Done, Producer, TopicSettings
+from tests.benchmarks.compare.broker import Consumer, TopicSettings
 from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.model import CompareError, Mode, Row, Tally
 from tests.benchmarks.compare.payloads import Delivery, make, recognized
@@ -48,33 +49,40 @@ class Trial:
         with lab.topic(mode, purpose, TopicSettings(partitions=partitions)) as topic, _quiet():
             yield cls(lab, mode, topic, size, config)
 
-    def producer(self, cc: ClaimCheck) -> closing[Producer]:
-        return closing(self.lab.broker.producer(self.mode, self.topic, cc))
-
     def consumer(self, cc: ClaimCheck, group: str, session_seconds: float | None = None) -> closing[Consumer]:
         broker = self.lab.broker
         return closing(broker.consumer(self.mode, self.topic, cc, group=group, session_seconds=session_seconds))
 
-    def post(self, producer: Producer, number: int, *, done: Done, key: bytes | None = None) -> None:
-        """Send a payload without waiting."""
-        self.sent.add(number)
-        producer.send(make(self.size, number), key=key, done=done)
+    def try_to_send(
+        self, cc: ClaimCheck, numbers: Iterable[int], *, key: bytes | None = None, together: bool = False
+    ) -> list[Exception | int | None]:
+        """Send payloads one after the other, or together, and wait; returns the error or the partition of each."""
+        results: dict[int, Exception | int | None] = {}
+        with closing(self.lab.broker.producer(self.mode, self.topic, cc)) as producer:
+            for number in numbers:
 
-    def send(self, producer: Producer, number: int) -> Exception | None:
-        """Send a payload and wait; returns the error that ended the send."""
-        results: list[Exception | None] = []
-        try:
-            self.post(producer, number, done=lambda error, partition: results.append(error))
+                def done(error: Exception | None, partition: int | None, number: int = number) -> None:
+                    results[number] = partition if error is None else error
+
+                self.sent.add(number)
+                results[number] = TimeoutError("the send has no result")
+                try:
+                    producer.send(make(self.size, number), key=key, done=done)
+                    if not together:
+                        producer.flush(_SEND_SECONDS)
+                except Exception as error:
+                    results[number] = error
             producer.flush(_SEND_SECONDS)
-        except Exception as error:
-            return error
-        return results[0] if results else TimeoutError("the send has no result")
+        return list(results.values())
 
-    def send_all(self, producer: Producer, numbers: Iterable[int]) -> None:
-        """Send payloads one after the other; raises the first error."""
-        for number in numbers:
-            if error := self.send(producer, number):
-                raise error
+    def send(self, cc: ClaimCheck, numbers: Iterable[int], **options: Any) -> list[int]:
+        """Send payloads, and return their partitions; raises the first error."""
+        partitions = list[int]()
+        for result in self.try_to_send(cc, numbers, **options):
+            if isinstance(result, Exception):
+                raise result
+            partitions.append(-1 if result is None else result)
+        return partitions
 
     def receive(
         self,
