@@ -94,19 +94,24 @@ _MANY = f"S3 {{size}} objects, {_THREADS} at once, obstore engine"
 
 @ROWS.ratio(f"{_MANY}, put, against boto3", 1 / 16, operations=_OBJECTS)
 def _puts(lab: Lab, size: int) -> Sequence[Variant]:
-    client, store, payload, threads = lab.boto3(), lab.obstore_at(lab.s3), payload_of(size), lab.enter(_Threads())
-    by_boto3 = threads.for_all(lambda i: client.put_object(Bucket=BUCKET, Key=f"many-{i}", Body=payload))
-    ours = threads.for_all(lambda _: store.write(payload))
-    return Variant("boto3", by_boto3), Variant(OURS, ours, lambda made: list(threads.pool.map(store.rollback, made)))
+    client, store, payload, threads = (
+        lab.boto3(),
+        lab.obstore_at(lab.s3),
+        payload_of(size),
+        lab.enter(ThreadPoolExecutor(_THREADS)),
+    )
+    by_boto3 = _for_all(threads, lambda i: client.put_object(Bucket=BUCKET, Key=f"many-{i}", Body=payload))
+    ours = _for_all(threads, lambda _: store.write(payload))
+    return Variant("boto3", by_boto3), Variant(OURS, ours, lambda made: list(threads.map(store.rollback, made)))
 
 
 @ROWS.ratio(f"{_MANY}, get, against boto3", 1 / 16, operations=_OBJECTS, note=PATTERN)
 def _gets(lab: Lab, size: int) -> Sequence[Variant]:
-    client, store, threads = lab.boto3(), lab.obstore_at(lab.s3), lab.enter(_Threads())
+    client, store, threads = lab.boto3(), lab.obstore_at(lab.s3), lab.enter(ThreadPoolExecutor(_THREADS))
     client.put_object(Bucket=BUCKET, Key="many", Body=payload_of(size))
     pointer = patterned(lab, store, size)
-    by_boto3 = threads.for_all(lambda _: len(client.get_object(Bucket=BUCKET, Key="many")["Body"].read()))
-    return Variant("boto3", by_boto3), Variant(OURS, threads.for_all(lambda _: len(store.read(pointer))))
+    by_boto3 = _for_all(threads, lambda _: len(client.get_object(Bucket=BUCKET, Key="many")["Body"].read()))
+    return Variant("boto3", by_boto3), Variant(OURS, _for_all(threads, lambda _: len(store.read(pointer))))
 
 
 def patterned(lab: Lab, store: Store, size: int) -> Pointer:
@@ -117,20 +122,13 @@ def patterned(lab: Lab, store: Store, size: int) -> Pointer:
     return replace(lab.stored(store, bytes(size)), checksum=checksum_of(room))
 
 
-class _Threads:
-    """Threads among which objects are shared beforehand: handing out each would cost as much as some of them do."""
+def _for_all(threads: ThreadPoolExecutor, work: Callable[[int], Any]) -> Callable[[], list[Any]]:
+    """Return a function that does this for all objects, each thread for its share.
 
-    def __enter__(self) -> _Threads:
-        self.pool = ThreadPoolExecutor(_THREADS)
-        return self
+    To hand out each object would cost as much as some of them do.
+    """
 
-    def __exit__(self, *exc: object) -> None:
-        self.pool.shutdown()
+    def share(first: int) -> list[Any]:
+        return [work(i) for i in range(first, _OBJECTS, _THREADS)]
 
-    def for_all(self, work: Callable[[int], Any]) -> Callable[[], list[Any]]:
-        """Return a function that does this for all objects."""
-
-        def share(first: int) -> list[Any]:
-            return [work(i) for i in range(first, _OBJECTS, _THREADS)]
-
-        return lambda: [result for part in self.pool.map(share, range(_THREADS)) for result in part]
+    return lambda: [result for part in threads.map(share, range(_THREADS)) for result in part]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import shutil
@@ -41,11 +40,11 @@ def _few(lab: Lab, rows: int) -> int:
 
 
 def _resolved(lab: Lab, size: int, milliseconds: int, kib: int, rows: int, *, naive: bool) -> Findings:
-    with topic(lab, milliseconds, kib, _few(lab, rows)) as there:
-        ways = [there.variant(f"by hand, {n} threads", spark_ways.by_hand(there.url, n)) for n in THREADS]
-        if naive:
-            ways.append(there.variant("naive UDF", spark_ways.naive(there.url)))
-        *others, ours = compare(effort_of(lab), there.amount, *ways, there.ours())
+    there = Topic(lab, milliseconds, kib, rows)
+    ways = [there.variant(f"by hand, {n} threads", spark_ways.by_hand(there.url, n)) for n in THREADS]
+    if naive:
+        ways.append(there.variant("naive UDF", spark_ways.naive(there.url)))
+    *others, ours = compare(effort_of(lab), there.amount, *ways, there.ours())
     best = min(others[: len(THREADS)], key=lambda series: series.seconds.median)
     bases = [best, *others[len(THREADS) :]]
     return Findings(tuple(times_as_fast(ours, base) for base in bases), (*others, ours), f"in 2 partitions; {_HAND}")
@@ -72,18 +71,17 @@ def _mapped(lab: Lab, size: int) -> Findings:
         for batch in batches:
             yield pa.RecordBatch.from_arrays([pc.binary_length(batch.column("payload"))], names=["size"])
 
-    with topic(lab, 0, 1024, _few(lab, 256)) as there:
+    def resolved(df: DataFrame) -> DataFrame:
+        return df.transform(resolve("value", config=there.config)).mapInArrow(lengths, "size int")
 
-        def resolved(df: DataFrame) -> DataFrame:
-            return df.transform(resolve("value", config=there.config)).mapInArrow(lengths, "size int")
-
-        mapped = map_payloads(len, "size int", column="value", config=there.config)
-        behind, ours = compare(
-            effort_of(lab),
-            there.amount,
-            there.variant("resolve, then mapInArrow", resolved, column="value"),
-            there.variant("map_payloads", mapped, column="value"),
-        )
+    there = Topic(lab, 0, 1024, 256)
+    mapped = map_payloads(len, "size int", column="value", config=there.config)
+    behind, ours = compare(
+        effort_of(lab),
+        there.amount,
+        there.variant("resolve, then mapInArrow", resolved, column="value"),
+        there.variant("map_payloads", mapped, column="value"),
+    )
     return Findings((times_as_fast(ours, behind),), (behind, ours))
 
 
@@ -144,33 +142,26 @@ def _reassembled(lab: Lab, size: int) -> Findings:
 
 
 class Topic:
-    """Payloads in a Redis, once as we write them and once as one value each, and a DataFrame that names both."""
+    """Payloads in a Redis so far away, once as we write them and once as one value each, and a DataFrame with both."""
 
-    def __init__(self, lab: Lab, url: str, kib: int, rows: int) -> None:
-        self.url, self.config, self.amount = url, store_config(url), kib * 1024 * rows
+    def __init__(self, lab: Lab, milliseconds: float, kib: int, rows: int) -> None:
+        self.url = lab.afar(lab.redis, milliseconds) if milliseconds else lab.redis
+        rows //= 8 if lab.effort.is_quick else 1
+        self.config, self.amount = store_config(self.url), kib * 1024 * rows
+        lab.at_end(lab.forget)
         messages = list(_written(lab, kib * 1024, min(rows, 64)))
         told = [messages[n % len(messages)] for n in range(rows)]
         rdd = lab.spark.sparkContext.parallelize(told, PARTITIONS)
-        self.df = lab.spark.createDataFrame(rdd, "key string, value binary").cache()
-        noop(self.df)
+        self._df = lab.spark.createDataFrame(rdd, "key string, value binary").cache()
+        lab.at_end(self._df.unpersist)
+        noop(self._df)
 
     def variant(self, name: str, transform: Callable[[Any], Any], *, column: str = "key") -> Variant:
         """One way to read everything."""
-        return Variant(name, lambda: noop(self.df.select(column).transform(transform)))
+        return Variant(name, lambda: noop(self._df.select(column).transform(transform)))
 
     def ours(self) -> Variant:
         return self.variant(OURS, resolve("value", config=self.config), column="value")
-
-
-@contextlib.contextmanager
-def topic(lab: Lab, milliseconds: float, kib: int, rows: int) -> Iterator[Topic]:
-    """Open one; its Redis is so far away."""
-    there = Topic(lab, lab.afar(lab.redis, milliseconds) if milliseconds else lab.redis, kib, rows)
-    try:
-        yield there
-    finally:
-        there.df.unpersist()
-        lab.forget()
 
 
 def noop(df: DataFrame) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from claimcheck._client import ClaimCheck
-from tests.benchmarks.compare.lab import Lab
+from tests.benchmarks.compare.lab import Lab, Trial, each_mode, numbers_of
 from tests.benchmarks.compare.model import Experiment, Row, Tally, agreement
-from tests.benchmarks.compare.trial import Trial, each_mode, numbers_of
 
 _PARTITIONS = 4
 _KEYLESS = 32

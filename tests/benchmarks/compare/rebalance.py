@@ -10,10 +10,9 @@ from functools import partial
 from claimcheck._client import ClaimCheck
 from claimcheck._wire.envelope import Envelope
 from tests.benchmarks.compare.faults import WatchedClaimCheck
-from tests.benchmarks.compare.lab import Lab
+from tests.benchmarks.compare.lab import CHUNKS, Lab, Trial, each_mode, numbers_of, until_killed
 from tests.benchmarks.compare.model import Experiment, Row, Tally, Verdict
 from tests.benchmarks.compare.payloads import Delivery
-from tests.benchmarks.compare.trial import CHUNKS, Trial, each_mode, numbers_of, until_killed
 
 _PAYLOADS = 4
 _KILLS = 20

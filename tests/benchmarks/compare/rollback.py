@@ -12,9 +12,8 @@ from claimcheck._client import ClaimCheck
 from claimcheck._wire.envelope import Envelope
 from claimcheck.testing import When
 from tests.benchmarks.compare.faults import WatchedClaimCheck, faulty_store, with_faulty_stores
-from tests.benchmarks.compare.lab import Lab
+from tests.benchmarks.compare.lab import Lab, Trial, each_mode, numbers_of, until_killed
 from tests.benchmarks.compare.model import Experiment, Row, Tally
-from tests.benchmarks.compare.trial import Trial, each_mode, numbers_of, until_killed
 from tests.benchmarks.compare.worker import Worker
 
 _ROLLBACK_SECONDS = 3.0

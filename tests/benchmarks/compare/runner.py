@@ -83,15 +83,7 @@ def compare(
 ) -> dict[str, Any]:
     """Run the experiments and return values for JSON. What they create is removed, also after an error.
 
-    Args:
-        address: The broker; ``None`` for an embedded one in a temporary folder.
-        config: The configuration; ``None`` for a store of files in a temporary folder.
-        sizes: Of the payloads; none for the default.
-        only: Names of experiments; none for all.
-        rounds: How often measurements are repeated; ``None`` for the default.
-        quick: A short test run.
-        show: Called with what is being done.
-        done: Called after each experiment.
+    Without a broker and a configuration, those are an embedded one and files in a temporary folder.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True))

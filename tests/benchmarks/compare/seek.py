@@ -6,9 +6,8 @@ from itertools import pairwise
 
 from claimcheck._client import ClaimCheck
 from tests.benchmarks.compare.broker import Consumer
-from tests.benchmarks.compare.lab import Lab
+from tests.benchmarks.compare.lab import Lab, Trial, each_mode, numbers_of
 from tests.benchmarks.compare.model import Experiment, Row, Tally, agreement
-from tests.benchmarks.compare.trial import Trial, each_mode, numbers_of
 
 _PAYLOADS = 4
 _SECONDS = 10.0

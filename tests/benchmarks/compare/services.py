@@ -5,10 +5,9 @@ from __future__ import annotations
 from claimcheck._client import ClaimCheck
 from claimcheck.hooks import Event, FallbackEvent, OperationEvent
 from tests.benchmarks.compare.faults import without_stores
-from tests.benchmarks.compare.lab import Lab
+from tests.benchmarks.compare.lab import Lab, Trial, each_mode, numbers_of
 from tests.benchmarks.compare.model import Experiment, Row, Tally, agreement
 from tests.benchmarks.compare.payloads import Delivery
-from tests.benchmarks.compare.trial import Trial, each_mode, numbers_of
 
 _PAYLOADS = 4
 _SECONDS = 20.0

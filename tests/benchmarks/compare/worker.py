@@ -140,14 +140,7 @@ class _Sending:
         self.close = self._producer.close
 
     def produce(
-        self,
-        *,
-        size: int,
-        first: int,
-        count: int = 1,
-        one_by_one: bool = False,
-        interleaved: bool = False,
-        peak: bool = False,
+        self, *, size: int, first: int, count: int = 1, interleaved: bool = False, peak: bool = False
     ) -> Report:
         """Send payloads and wait until all are acknowledged; interleaved ones have a producer each."""
         numbers = range(first, first + count)
@@ -156,7 +149,7 @@ class _Sending:
             if interleaved:
                 self._interleave(batches)
             else:
-                batches[0].send(self._producer, one_by_one=one_by_one)
+                batches[0].send(self._producer)
         latencies = [seconds for batch in batches for seconds in batch.latencies]
         return meter.report(latencies, size * count, tuple(error for batch in batches for error in batch.errors))
 
@@ -197,17 +190,15 @@ class _Batch:
         self.latencies = [0.0] * len(numbers)
         self.errors: list[str] = []
 
-    def send(self, producer: Producer, *, one_by_one: bool) -> None:
+    def send(self, producer: Producer) -> None:
         for i, payload in enumerate(self._payloads):
             self._begins[i] = time.perf_counter()
             producer.send(payload, done=partial(self._done, i))
-            if one_by_one:
-                producer.flush(_FLUSH_SECONDS)
         producer.flush(_FLUSH_SECONDS)
 
     def send_and_leave(self, producer: Producer, turn: threading.Barrier) -> None:
         try:
-            self.send(producer, one_by_one=False)
+            self.send(producer)
         except Exception as error:
             self.errors.append(error_text(error))
         finally:
