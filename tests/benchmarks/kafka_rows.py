@@ -26,10 +26,6 @@ _FROM_ASSIGNMENT = f"{_RAISED}; a round begins with the assignment, whose time m
 # The clients ---------------------------------------------------------------------------------------------------
 
 _WAIT_SECONDS = 60.0
-_UNLIMITED = {"message.max.bytes": KAFKA_MAX_MESSAGE_BYTES}
-# One payload at a time: nobody waits for company, and a partition's chunks are fetched several at once.
-_LARGE_SENT, _LARGE_READ = {"linger.ms": 0}, {"max.partition.fetch.bytes": 16 << 20}
-_READ_WHOLE = {**_UNLIMITED, "receive.message.max.bytes": KAFKA_MAX_MESSAGE_BYTES + (1 << 20)}
 # What the consumer of the round before asked for is answered soon, not when a record comes; else the next would wait.
 _READ = {"fetch.wait.max.ms": 10, "enable.auto.commit": False, "enable.auto.offset.store": False}
 
@@ -43,13 +39,16 @@ class Pipe:
         from confluent_kafka import Consumer, Producer, TopicPartition
 
         where: dict[str, Any] = {"bootstrap.servers": servers, "log_level": 3}
-        whole = large and cc is None
         self.topic = topic
         self._begin = [TopicPartition(topic, 0, 0)]
-        sent = {"enable.idempotence": True, **(_UNLIMITED if whole else {}), **(_LARGE_SENT if large else {})}
-        read = {"group.id": topic, **_READ, **(_READ_WHOLE if whole else {}), **(_LARGE_READ if large else {})}
-        self.producer: Any = Producer({**where, **sent})
-        self.consumer: Any = Consumer({**where, **read})
+        sent, read = {**where, "enable.idempotence": True}, {**where, "group.id": topic, **_READ}
+        if large:  # one payload at a time: nobody waits for company, and several chunks are fetched at once
+            sent["linger.ms"], read["max.partition.fetch.bytes"] = 0, 16 << 20
+        if large and cc is None:
+            sent["message.max.bytes"] = read["message.max.bytes"] = KAFKA_MAX_MESSAGE_BYTES
+            read["receive.message.max.bytes"] = KAFKA_MAX_MESSAGE_BYTES + (1 << 20)
+        self.producer: Any = Producer(sent)
+        self.consumer: Any = Consumer(read)
         if cc is not None:
             from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
 

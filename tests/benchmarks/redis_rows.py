@@ -102,10 +102,7 @@ def stream(file: io.BufferedReader, room: bytearray) -> None:
 
 def _redis_py(lab: Lab) -> contextlib.closing[Any]:
     import redis
-    from redis.utils import HIREDIS_AVAILABLE
 
-    if not HIREDIS_AVAILABLE:
-        raise RuntimeError("hiredis is not installed: pip install hiredis")
     return contextlib.closing(redis.Redis.from_url(lab.redis))
 
 

@@ -58,16 +58,10 @@ def test_hostile_names_stay_text():
         "measured": dict.fromkeys(MODES, HOSTILE), "verdict": "disagrees", "explanation": HOSTILE,
         "columns": [HOSTILE, "n"], "rows": [[HOSTILE, 1], [None, 2.5]], "series": [], "facts": {},
     }  # fmt: skip
-    advice = {"yaml": HOSTILE, "reasons": [HOSTILE], "crossovers": [HOSTILE], "confidence": HOSTILE}
     run = {**RESULTS["kafka"], "broker": HOSTILE, "store": HOSTILE, "machine": {HOSTILE: HOSTILE}, "made": HOSTILE}
-    page = render({**run, "experiments": [bad], "recommendation": advice}, "x.png")
+    page = render({**run, "experiments": [bad], "recommendation": None}, "x.png")
 
-    before, _, rest = page.partition("```yaml\n")
-    inside, _, after = rest.partition("\n```\n")
-    assert "```" not in inside
-    assert "<script" not in before + after
-    assert "\x1b" not in page
-    assert "\u202e" not in page
+    assert not any(each in page for each in ("<script", "\x1b", "\u202e"))
     assert all(line.count("|") - line.count("\\|") == 5 for line in page.splitlines() if line.startswith("| *"))
 
 

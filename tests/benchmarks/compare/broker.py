@@ -60,7 +60,7 @@ Done = Callable[[Exception | None, int | None], None]
 class Producer(Protocol):
     """Sends payloads to one topic in one mode."""
 
-    def send(self, payload: bytes, *, key: bytes | None = None, done: Done) -> None:
+    def send(self, payload: bytes, *, done: Done) -> None:
         """Send without waiting, unless the queue is full. ``done`` is called once, with an error or the partition."""
 
     def flush(self, timeout: float) -> None:
@@ -128,9 +128,7 @@ class Broker(Protocol):
     def producer(self, mode: Mode, topic: str, cc: ClaimCheck) -> Producer:
         """Return a producer; ``cc`` has the strategy of ``mode`` and is not used for ``native``."""
 
-    def consumer(
-        self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
-    ) -> Consumer: ...
+    def consumer(self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str) -> Consumer: ...
 
     def close(self) -> None:
         """Close the connection; topics stay."""

@@ -29,7 +29,6 @@ _quiet.propagate = False
 _SECONDS = 15.0
 _POLL_SECONDS = 0.05
 _ROOM_SECONDS = 60.0
-_MIN_SESSION_SECONDS = 6.0  # of brokers that do not tell
 _MIN_SEGMENT_BYTES = 1 << 20  # since Kafka 4.0
 _MAX_REQUEST_BYTES = 1_000_000_000
 _PASSING = {"_PARTITION_EOF", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "UNKNOWN_TOPIC_OR_PART"}
@@ -143,15 +142,8 @@ class KafkaBroker(Broker):
         client = native if mode == "native" else KafkaProducer(native, cc, max_message_bytes=limit)
         return _KafkaTestProducer(client, topic)
 
-    def consumer(
-        self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
-    ) -> _KafkaTestConsumer:
-        conf = _consumer_conf(self._conf, group)
-        if session_seconds is not None:
-            least = int(self._settings.get("group.min.session.timeout.ms", _MIN_SESSION_SECONDS * 1000)) / 1000
-            seconds = max(session_seconds, least)
-            conf |= {"session.timeout.ms": int(seconds * 1000), "heartbeat.interval.ms": int(seconds * 1000 / 3)}
-        native = vendor().Consumer(conf, logger=_quiet)
+    def consumer(self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str) -> _KafkaTestConsumer:
+        native = vendor().Consumer(_consumer_conf(self._conf, group), logger=_quiet)
         client = native if mode == "native" else KafkaConsumer(native, cc)
         client.subscribe([topic])
         return _KafkaTestConsumer(client, topic)
@@ -163,14 +155,14 @@ class _KafkaTestProducer:
     def __init__(self, client: Any, topic: str) -> None:
         self._client, self._topic = client, topic
 
-    def send(self, payload: bytes, *, key: bytes | None = None, done: Done) -> None:
+    def send(self, payload: bytes, *, done: Done) -> None:
         def delivered(error: Any, message: Any) -> None:
             done(None, message.partition()) if error is None else done(exception_of(error), None)
 
         end = time.monotonic() + _ROOM_SECONDS
         while True:
             try:
-                self._client.produce(self._topic, payload, key=key, on_delivery=delivered)
+                self._client.produce(self._topic, payload, on_delivery=delivered)
             except BufferError as error:  # the queue is full
                 if time.monotonic() < end:
                     self._client.poll(_POLL_SECONDS)
@@ -260,6 +252,7 @@ def _consumer_conf(conf: dict[str, Any], group: str) -> dict[str, Any]:
         **conf,
         "group.id": group,
         "auto.offset.reset": "earliest",
+        "session.timeout.ms": 6000,  # the least by default: a member that was killed is soon removed
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "fetch.wait.max.ms": 10,  # a seek waits for the request before it

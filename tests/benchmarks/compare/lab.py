@@ -160,12 +160,11 @@ class Trial:
         with lab.topic(mode, purpose, TopicSettings(partitions=partitions)) as topic, _quiet():
             yield cls(lab, mode, topic, size, config)
 
-    def consumer(self, cc: ClaimCheck, group: str, session_seconds: float | None = None) -> closing[Consumer]:
-        broker = self.lab.broker
-        return closing(broker.consumer(self.mode, self.topic, cc, group=group, session_seconds=session_seconds))
+    def consumer(self, cc: ClaimCheck, group: str) -> closing[Consumer]:
+        return closing(self.lab.broker.consumer(self.mode, self.topic, cc, group=group))
 
     def try_to_send(
-        self, cc: ClaimCheck, numbers: Iterable[int], *, key: bytes | None = None, together: bool = False
+        self, cc: ClaimCheck, numbers: Iterable[int], *, together: bool = False
     ) -> list[Exception | int | None]:
         """Send payloads one after the other, or together, and wait; returns the error or the partition of each."""
         results: dict[int, Exception | int | None] = {}
@@ -178,7 +177,7 @@ class Trial:
                 self.sent.add(number)
                 results[number] = TimeoutError("the send has no result")
                 try:
-                    producer.send(make(self.size, number), key=key, done=done)
+                    producer.send(make(self.size, number), done=done)
                     if not together:
                         producer.flush(_SEND_SECONDS)
                 except Exception as error:
@@ -186,10 +185,10 @@ class Trial:
             producer.flush(_SEND_SECONDS)
         return list(results.values())
 
-    def send(self, cc: ClaimCheck, numbers: Iterable[int], **options: Any) -> list[int]:
+    def send(self, cc: ClaimCheck, numbers: Iterable[int], *, together: bool = False) -> list[int]:
         """Send payloads, and return their partitions; raises the first error."""
         partitions = list[int]()
-        for result in self.try_to_send(cc, numbers, **options):
+        for result in self.try_to_send(cc, numbers, together=together):
             if isinstance(result, Exception):
                 raise result
             partitions.append(-1 if result is None else result)

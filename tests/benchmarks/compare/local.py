@@ -64,13 +64,11 @@ class EmbeddedBroker(Broker):
         limit = _NATIVE_BYTES if mode == "native" else LIMIT_BYTES
         broker = LocalBroker(self._path(topic), max_message_bytes=limit + MESSAGE_OVERHEAD_BYTES)
         if mode == "native":
-            return _Producer(broker, lambda payload, key: broker.append(topic, payload, key=key))
+            return _Producer(broker, lambda payload: broker.append(topic, payload))
         wrapped = LocalProducer(broker, cc)
-        return _Producer(broker, lambda payload, key: wrapped.send(topic, payload, key=key))
+        return _Producer(broker, lambda payload: wrapped.send(topic, payload))
 
-    def consumer(
-        self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
-    ) -> Consumer:
+    def consumer(self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str) -> Consumer:
         broker = LocalBroker(self._path(topic))
         return _Consumer(broker, LocalConsumer(broker, cc, topics=[topic], group=group), topic)
 
@@ -87,13 +85,13 @@ class EmbeddedBroker(Broker):
 class _Producer:
     """Appends in the caller's thread: everything is acknowledged when `send` returns."""
 
-    def __init__(self, broker: LocalBroker, send: Callable[[bytes, bytes | None], MessageId]) -> None:
+    def __init__(self, broker: LocalBroker, send: Callable[[bytes], MessageId]) -> None:
         self._broker = broker
         self._send = send
 
-    def send(self, payload: bytes, *, key: bytes | None = None, done: Done) -> None:
+    def send(self, payload: bytes, *, done: Done) -> None:
         try:
-            sent = self._send(payload, key)
+            sent = self._send(payload)
         except Exception as error:
             done(error, None)
         else:

@@ -9,9 +9,7 @@ from tests.benchmarks.compare.lab import Lab, Trial, each_mode, numbers_of
 from tests.benchmarks.compare.model import Experiment, Row, Tally, agreement
 
 _PARTITIONS = 4
-_KEYLESS = 32
-_KEYED = 8
-_KEY = b"order"
+_PAYLOADS = 32
 _SECONDS = 30.0
 _LATE_SECONDS = 0.2
 _FAULTS = ("split", "out of order", "lost", "repeated", "wrong")
@@ -24,8 +22,7 @@ def run(lab: Lab) -> Experiment:
 
 def _spread(trial: Trial) -> list[Row]:
     with ClaimCheck(trial.config) as cc:
-        keyless = trial.send(cc, range(_KEYLESS), together=True)  # without waiting, as an application does
-        sent = [*keyless, *trial.send(cc, range(_KEYLESS, _KEYLESS + _KEYED), key=_KEY, together=True)]
+        sent = trial.send(cc, range(_PAYLOADS), together=True)  # without waiting, as an application does
         with trial.consumer(cc, "partitions") as consumer:
             found = trial.receive(
                 consumer,
@@ -43,16 +40,15 @@ def _spread(trial: Trial) -> list[Row]:
             elsewhere += sent[delivery.number] != delivery.partition
     row = {
         "mode": trial.mode,
-        "payloads without a key": len(keyless),
-        "in each partition": "/".join(str(keyless.count(partition)) for partition in range(_PARTITIONS)),
-        "partitions used": len(set(keyless)),
+        "payloads without a key": len(sent),
+        "in each partition": "/".join(str(sent.count(partition)) for partition in range(_PARTITIONS)),
+        "partitions used": len(set(sent)),
         "messages per payload": round(each, 2),
         "split": round(sum(abs(count - each * counts[number]) for number, count in enumerate(messages)) / 2),
         "out of order": late,
         "lost": len(sent) - len(set(numbers)),
         "repeated": len(numbers) - len(set(numbers)),
         "wrong": len(found) - len(numbers) + elsewhere,
-        "partitions of one key": len(set(sent[_KEYLESS:])),
     }
     return [row]
 

@@ -42,7 +42,6 @@ class WorkerSpec:
     address: BrokerAddress = field(repr=False)
     config: Config = field(repr=False)
     group: str = "compare"
-    session_seconds: float | None = None
     kill_after: int | None = None
     """The worker kills itself when the wrapper has got this many messages: chunks and envelopes from the broker, or for
     it; the latter are flushed before."""
@@ -214,8 +213,7 @@ class _Receiving:
     """The commands of a consumer."""
 
     def __init__(self, spec: WorkerSpec, broker: Broker, cc: ClaimCheck, pipe: Connection) -> None:
-        group, session = spec.group, spec.session_seconds
-        self._consumer: Consumer = broker.consumer(spec.mode, spec.topic, cc, group=group, session_seconds=session)
+        self._consumer: Consumer = broker.consumer(spec.mode, spec.topic, cc, group=spec.group)
         self._pipe = pipe
         self.close = self._consumer.close
 
