@@ -10,10 +10,9 @@ from functools import partial
 from typing import Any
 
 import claimcheck
-from tests.benchmarks.children import fresh, peak_extra
 from tests.benchmarks.lab import KAFKA_MAX_MESSAGE_BYTES, Lab
-from tests.benchmarks.rounds import MIB, OURS, Series, Variant, compare, payload_of, times_as_fast
-from tests.benchmarks.rows import BEST, FRESH, Findings, Rows
+from tests.benchmarks.rounds import OURS, Series, Variant, compare, payload_of, times_as_fast
+from tests.benchmarks.rows import BEST, Findings, Rows
 
 ROWS = Rows()
 _WHOLE, _CHUNKS, _POINTERS = "whole records", "chunks", "pointers through Redis"
@@ -210,42 +209,3 @@ for _mib in (20, 100):
     for _verb in ("produce", "consume"):
         _of = f"{_verb} {{size}}, against {_WHOLE}"
         ROWS.findings(f"Kafka {_POINTERS}, {_of}", f"Kafka {_CHUNKS}, {_of}", mib=_mib, verb=_verb)(_large)
-
-
-# Memory --------------------------------------------------------------------------------------------------------
-
-
-def _memory(lab: Lab, size: int, role: str, strategy: str) -> Findings:
-    with _pipes(lab, None) as [pipe]:
-        where = strategy, lab.kafka, pipe.topic, lab.redis, size
-        taken = fresh(_peak, "producer", *where) / MIB
-        if role == "consumer":  # of what was sent
-            taken = (fresh(_peak, role, *where) - size) / size
-    return Findings((taken,), note=FRESH)
-
-
-for _role, _unit in (("producer", "MiB"), ("consumer", "payloads")):
-    for _way, _strategy in (("a pointer", "external"), ("chunks", "chunking")):
-        ROWS.findings(
-            f"Kafka {_role} of {_way} above the payload, {{size}}, peak",
-            mib=100,
-            unit=_unit,
-            role=_role,
-            strategy=_strategy,
-        )(_memory)
-
-
-def _peak(role: str, strategy: str, servers: str, topic: str, redis: str, size: int) -> int:
-    store = {"type": "redis", "url": redis, "ttl_seconds": 60}
-    with claimcheck.from_dict({"strategy": strategy, "stores": {"hot": store}}) as cc:
-        pipe = Pipe(servers, topic, cc)
-        if role == "producer":
-            pipe.deliver(payload_of(2 * MIB))
-            payload = payload_of(size)
-            taken = peak_extra(lambda: pipe.deliver(payload))
-        else:  # the payload lies in the topic already: the client reads as far ahead as it may
-            pipe.read(1)
-            pipe.rest()
-            taken = peak_extra(lambda: pipe.read(2))
-        pipe.close()
-    return taken

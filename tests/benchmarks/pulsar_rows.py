@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,10 +9,9 @@ from typing import Any
 
 import claimcheck
 from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
-from tests.benchmarks.children import fresh, peak_extra
-from tests.benchmarks.lab import Lab, pulsar_client
+from tests.benchmarks.lab import Lab
 from tests.benchmarks.rounds import OURS, Variant, compare, payload_of, reading, times_as_fast
-from tests.benchmarks.rows import BEST, FRESH, Findings, Rows
+from tests.benchmarks.rows import BEST, Findings, Rows
 
 ROWS = Rows()
 _CHUNKING = "the client's own chunking"
@@ -32,11 +30,10 @@ class Pipe:
         client: Any,
         cc: claimcheck.ClaimCheck | None = None,
         *,
-        topic: str = "",
         sent: dict[str, Any] | None = None,
         read: dict[str, Any] | None = None,
     ) -> None:
-        topic = topic or f"bench-{uuid.uuid4().hex}"
+        topic = f"bench-{uuid.uuid4().hex}"
         self.consumer = client.subscribe(topic, "s", **(read or {}))
         self.producer = client.create_producer(topic, **(sent or {}))
         if cc is not None:
@@ -123,7 +120,8 @@ def _large(lab: Lab, size: int, strategy: str) -> Findings:
     payload, client = payload_of(size), lab.pulsar_client
     limits = {"limits": {"max_payload_bytes": 1 << 30},
               "chunking": {"max_payload_bytes": 1 << 30, "max_pending_bytes": 1 << 30}}  # fmt: skip
-    cc = lab.enter(claimcheck.from_dict({**_config(strategy, lab.redis), **limits}))
+    store = {"type": "redis", "url": lab.redis, "ttl_seconds": 600}
+    cc = lab.enter(claimcheck.from_dict({"strategy": strategy, "stores": {"hot": store}, **limits}))
     native = lab.enter(Pipe(client, sent={"chunking_enabled": True}))
     ours = lab.enter(Pipe(client, cc, read=_QUEUE))
     base, wrapped = compare(
@@ -138,58 +136,6 @@ def _large(lab: Lab, size: int, strategy: str) -> Findings:
 for _mib in (20, 100):
     ROWS.findings(f"Pulsar chunks {{size}}, against {_CHUNKING}", mib=_mib, strategy="chunking")(_large)
     ROWS.findings(f"Pulsar pointers through Redis {{size}}, against {_CHUNKING}", mib=_mib, strategy="external")(_large)
-
-
-def _config(strategy: str, redis: str) -> dict[str, Any]:
-    return {"strategy": strategy, "stores": {"hot": {"type": "redis", "url": redis, "ttl_seconds": 600}}}
-
-
-# Memory --------------------------------------------------------------------------------------------------------
-
-
-def _memory(lab: Lab, size: int, role: str, strategy: str) -> Findings:
-    taken = fresh(_peak, role, _config(strategy, lab.redis), lab.pulsar_url, f"bench-{uuid.uuid4().hex}", size)
-    return Findings((taken / size,), note=FRESH)
-
-
-for _role, _strategy, _what in (
-    ("sender", "chunking", "sender of chunks above the payload"),
-    ("receiver", "chunking", "receiver of chunks"),
-    ("receiver", "external", "receiver of a pointer"),
-):
-    ROWS.findings(f"Pulsar {_what}, {{size}}, peak", mib=100, unit="payloads", role=_role, strategy=_strategy)(_memory)
-
-
-def _peak(role: str, config: dict[str, Any], url: str, topic: str, size: int) -> int:
-    client = pulsar_client(url)
-    with claimcheck.from_dict(config) as cc, Pipe(client, cc, topic=topic, read=_QUEUE) as pipe:
-        pipe.producer.send(payload_of(1000))
-        if role == "sender":
-            payload = payload_of(size)
-            taken = peak_extra(lambda: pipe.producer.send(payload))
-        else:
-            pipe.receive()
-            sender = threading.Thread(target=fresh, args=(_feed, config, url, topic, size))
-            taken = peak_extra(lambda: _take(sender, pipe.consumer))
-            sender.join()
-    client.close()
-    return taken
-
-
-def _take(sender: threading.Thread, consumer: Any) -> Any:
-    """Receive what another process sends."""
-    sender.start()
-    message = consumer.receive()
-    message.data()
-    consumer.acknowledge(message)
-    return message
-
-
-def _feed(config: dict[str, Any], url: str, topic: str, size: int) -> None:
-    client = pulsar_client(url)
-    with claimcheck.from_dict(config) as cc:
-        PulsarProducer(client.create_producer(topic), cc).send(payload_of(size))
-    client.close()
 
 
 # A side topic --------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from claimcheck.transports.local import (
     ReceivedMessage,
 )
 from tests.benchmarks.compare.broker import Broker, BrokerAddress, Consumer, Done, Producer, Received, TopicSettings
-from tests.benchmarks.compare.model import CompareError, Mode
+from tests.benchmarks.compare.model import Mode
 
 LIMIT_BYTES = 1 << 20
 """The largest message by default."""
@@ -40,7 +40,7 @@ class EmbeddedBroker(Broker):
 
     def create_topic(self, topic: str, settings: TopicSettings) -> None:
         assert settings.retention_seconds is None, "messages never expire"
-        with self._opened(topic, create=True) as broker:
+        with self._opened(topic) as broker:
             broker.create_topic(topic, settings.partitions)
 
     def delete_topic(self, topic: str) -> None:
@@ -75,11 +75,8 @@ class EmbeddedBroker(Broker):
     def _path(self, topic: str) -> Path:
         return self._folder / f"{topic}.sqlite"
 
-    def _opened(self, topic: str, *, create: bool = False) -> contextlib.closing[LocalBroker]:
-        path = self._path(topic)
-        if not create and not path.exists():
-            raise CompareError(f"there is no topic {topic} in the embedded broker")
-        return contextlib.closing(LocalBroker(path))
+    def _opened(self, topic: str) -> contextlib.closing[LocalBroker]:
+        return contextlib.closing(LocalBroker(self._path(topic)))
 
 
 class _Producer:
