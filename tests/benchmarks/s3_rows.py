@@ -62,30 +62,27 @@ def _small(lab: Lab, size: int) -> Findings:
     payload, client, bare = payload_of(size), lab.boto3(), lab.bare_obstore(lab.s3)
 
     def by_boto3() -> None:
-        for _ in range(_SMALL_AT_ONCE):
-            client.put_object(Bucket=BUCKET, Key="small", Body=payload)
-            client.get_object(Bucket=BUCKET, Key="small")["Body"].read()
+        client.put_object(Bucket=BUCKET, Key="small", Body=payload)
+        client.get_object(Bucket=BUCKET, Key="small")["Body"].read()
 
     def by_obstore() -> None:
-        for _ in range(_SMALL_AT_ONCE):
-            bare.put("small", payload)
-            bare.get("small").bytes().to_bytes()
+        bare.put("small", payload)
+        bare.get("small").bytes().to_bytes()
 
-    def ours(name: str, store: Store) -> Variant:
-        pointer = patterned(lab, store, size)
+    def by_us(store: Store, pointer: Pointer) -> Pointer:
+        written = store.write(payload)
+        store.read(pointer)
+        return written
 
-        def run() -> list[Pointer]:
-            written = []
-            for _ in range(_SMALL_AT_ONCE):
-                written.append(store.write(payload))
-                store.read(pointer)
-            return written
+    def variant(name: str, one: Callable[[], Any], clean: Callable[[Any], object] = lambda result: None) -> Variant:
+        return Variant(name, lambda: [one() for _ in range(_SMALL_AT_ONCE)], lambda results: list(map(clean, results)))
 
-        return Variant(name, run, lambda written: list(map(store.rollback, written)))
-
-    peers = Variant("boto3", by_boto3), Variant("obstore", by_obstore)
-    found = ours(OURS, lab.s3_store()), ours(f"{OURS} obstore", lab.obstore_at(lab.s3))
-    series = compare(lab.effort, 2 * _SMALL_AT_ONCE, *peers, *found, counts="operations")
+    ours = [
+        variant(name, partial(by_us, store, patterned(lab, store, size)), store.rollback)
+        for name, store in ((OURS, lab.s3_store()), (f"{OURS} obstore", lab.obstore_at(lab.s3)))
+    ]
+    variants = variant("boto3", by_boto3), variant("obstore", by_obstore), *ours
+    series = compare(lab.effort, 2 * _SMALL_AT_ONCE, *variants, counts="operations")
     return Findings((times_as_fast(series[2], series[0]), times_as_fast(series[3], series[1])), series, PATTERN)
 
 

@@ -49,26 +49,15 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a worker did for one command.
+    """What a worker did for one command."""
 
-    Attributes:
-        count: Payloads that were sent or received.
-        size: Their bytes.
-        seconds: From the command to the last acknowledgement or payload.
-        cpu_seconds: Of all threads of the process.
-        peak_bytes: The most memory beyond what was resident before the command, if that was measured, else 0. Payloads
-            to send count as before.
-        latencies: Seconds for each payload: from the send to its acknowledgement, or of `Consumer.receive`.
-        errors: Of sends.
-    """
-
-    count: int
-    size: int
-    seconds: float
-    cpu_seconds: float
-    peak_bytes: int
-    latencies: tuple[float, ...] = field(default=(), repr=False)
-    errors: tuple[str, ...] = ()
+    count: int  # payloads that were sent or received
+    size: int  # of all of them
+    seconds: float  # from the command to the last acknowledgement or payload
+    cpu_seconds: float  # of all threads of the process
+    peak_bytes: int  # of memory beyond what was there before, as payloads to send were; 0 if it was not measured
+    latencies: tuple[float, ...] = field(default=(), repr=False)  # of each payload, to its acknowledgement or return
+    errors: tuple[str, ...] = ()  # of sends
 
 
 class Worker(Child):
