@@ -193,16 +193,12 @@ def _large(lab: Lab, size: int, verb: str) -> Findings:
                 pipe.deliver(payload)
                 variants.append(Variant(name, partial(pipe.read, 1), lambda _, pipe=pipe: pipe.rest()))  # type: ignore[misc]
             else:
-                clean = lab.forget if pipe is opened[-1] else _nothing
+                clean = lab.forget if pipe is opened[-1] else lambda _: None
                 variants.append(Variant(name, partial(pipe.deliver, payload), clean))
         whole, in_chunks, by_pointer = series = compare(lab.effort, size, *variants)
         lab.forget()
     note = _RAISED if verb == "produce" else _FROM_ASSIGNMENT
     return Findings((times_as_fast(by_pointer, whole), times_as_fast(in_chunks, whole)), series, note)
-
-
-def _nothing(result: object) -> None:
-    """Do nothing."""
 
 
 for _mib in (20, 100):

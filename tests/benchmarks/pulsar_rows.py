@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ _TOGETHER = (
 
 
 class Pipe:
-    """Clients with these options; a context manager that closes them."""
+    """Clients with these options."""
 
     def __init__(
         self,
@@ -39,10 +40,7 @@ class Pipe:
         if cc is not None:
             self.consumer, self.producer = PulsarConsumer(self.consumer, cc), PulsarProducer(self.producer, cc)
 
-    def __enter__(self) -> Pipe:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
+    def close(self) -> None:
         self.producer.close()
         self.consumer.close()
 
@@ -90,7 +88,7 @@ def _small(lab: Lab, size: int, kib: int) -> Findings:
         "read": {"receiver_queue_size": 2 * count},
     }
     cc = lab.enter(claimcheck.from_dict({"strategy": "external", "stores": {"m": {"type": "memory"}}}))
-    native, ours = (lab.enter(Pipe(lab.pulsar_client, each, **queues)) for each in (None, cc))
+    native, ours = (lab.enter(closing(Pipe(lab.pulsar_client, each, **queues))) for each in (None, cc))
     pipes = {"native": native, OURS: ours}
     sending = [
         Variant(name, partial(pipe.send, payload, count), lambda _, pipe=pipe: pipe.empty(count))  # type: ignore[misc]
@@ -122,8 +120,8 @@ def _large(lab: Lab, size: int, strategy: str) -> Findings:
               "chunking": {"max_payload_bytes": 1 << 30, "max_pending_bytes": 1 << 30}}  # fmt: skip
     store = {"type": "redis", "url": lab.redis, "ttl_seconds": 600}
     cc = lab.enter(claimcheck.from_dict({"strategy": strategy, "stores": {"hot": store}, **limits}))
-    native = lab.enter(Pipe(client, sent={"chunking_enabled": True}))
-    ours = lab.enter(Pipe(client, cc, read=_QUEUE))
+    native = lab.enter(closing(Pipe(client, sent={"chunking_enabled": True})))
+    ours = lab.enter(closing(Pipe(client, cc, read=_QUEUE)))
     base, wrapped = compare(
         lab.effort,
         size,

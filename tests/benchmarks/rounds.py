@@ -25,8 +25,7 @@ class Effort:
         least: Rounds in any case.
         most: Rounds at most.
         divisor: Of all sizes.
-        warm_up: Rounds before the count begins: connections, caches and the server's memory are there then, and a
-            server in Java has compiled what it needs.
+        warm_up: Rounds before the count begins, after which connections, caches and the server's memory are there.
     """
 
     seconds: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from claimcheck._client import ClaimCheck
@@ -17,12 +17,9 @@ class BrokerAddress:
     """How to connect, with the client's own options; passed to worker processes. The URL may contain credentials."""
 
     kind: str
-    url: str
-    admin_url: str | None = None
-    options: tuple[tuple[str, str], ...] = ()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.kind}>"
+    url: str = field(repr=False)
+    admin_url: str | None = field(default=None, repr=False)
+    options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

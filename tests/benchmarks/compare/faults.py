@@ -51,14 +51,9 @@ def without_stores(config: Config, *, hooks: Iterable[Hook] = ()) -> Iterator[Cl
 
 
 class WatchedClaimCheck(ClaimCheck):
-    """Calls functions for each message that passes between the wrapper and the client, in any thread.
+    """Calls functions before and after each message that passes between the wrapper and the client, in any thread.
 
-    Args:
-        config: As for `ClaimCheck`.
-        before: Called before each message.
-        after: Called after each message.
-        change: Called with the number of a message to send within its payload, from 0, and the message; returns the
-            message that the client gets in its place.
+    ``change`` gets the number of a message to send within its payload, and the message; returns the one to send.
     """
 
     def __init__(

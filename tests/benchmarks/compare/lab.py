@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import random
 import secrets
 import signal
@@ -36,10 +35,6 @@ _STEP_SECONDS = 0.2
 _LARGEST_BYTES = 1 << 20
 
 
-def silent(text: str) -> None:
-    """Show nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerPair:
     """A producer and a consumer of one topic, each in a process of its own."""
@@ -59,7 +54,7 @@ class Lab:
     rounds: int = 5
     quick: bool = False
     rng: random.Random = field(default_factory=lambda: random.Random(0))
-    progress: Callable[[str], None] = silent
+    progress: Callable[[str], None] = lambda text: None
     run: str = field(default_factory=lambda: secrets.token_hex(4))
     _names: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -157,7 +152,7 @@ class Trial:
         config = lab.config(mode)
         chunking = replace(config.chunking, max_message_bytes=max(200, size // CHUNKS))
         config = replace(config, threshold_bytes=size // 2, chunking=chunking)
-        with lab.topic(mode, purpose, TopicSettings(partitions=partitions)) as topic, _quiet():
+        with lab.topic(mode, purpose, TopicSettings(partitions=partitions)) as topic:
             yield cls(lab, mode, topic, size, config)
 
     def consumer(self, cc: ClaimCheck, group: str) -> closing[Consumer]:
@@ -250,15 +245,3 @@ def until_killed(worker: Worker, command: Callable[[], object]) -> None:
                 raise CompareError(f"{who}, and ended with status {status}") from error
         else:
             raise CompareError(f"{who}, and was not")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Do not log the failures of a block: they are intended."""
-    logger = logging.getLogger("claimcheck")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from claimcheck._client import ClaimCheck
@@ -23,7 +24,6 @@ LIMIT_BYTES = 1 << 20
 """The largest message by default."""
 
 _NATIVE_BYTES = 300 << 20
-_FILES = ("", "-wal", "-shm")
 
 
 class EmbeddedBroker(Broker):
@@ -44,7 +44,7 @@ class EmbeddedBroker(Broker):
             broker.create_topic(topic, settings.partitions)
 
     def delete_topic(self, topic: str) -> None:
-        for suffix in _FILES:
+        for suffix in ("", "-wal", "-shm"):
             self._path(topic).with_name(f"{topic}.sqlite{suffix}").unlink(missing_ok=True)
 
     def topic_bytes(self, topic: str) -> Sequence[int]:
@@ -79,16 +79,16 @@ class EmbeddedBroker(Broker):
         return contextlib.closing(LocalBroker(self._path(topic)))
 
 
+@dataclass(frozen=True, slots=True)
 class _Producer:
     """Appends in the caller's thread: everything is acknowledged when `send` returns."""
 
-    def __init__(self, broker: LocalBroker, send: Callable[[bytes], MessageId]) -> None:
-        self._broker = broker
-        self._send = send
+    broker: LocalBroker
+    append: Callable[[bytes], MessageId]
 
     def send(self, payload: bytes, *, done: Done) -> None:
         try:
-            sent = self._send(payload)
+            sent = self.append(payload)
         except Exception as error:
             done(error, None)
         else:
@@ -98,17 +98,17 @@ class _Producer:
         pass
 
     def close(self) -> None:
-        self._broker.close()
+        self.broker.close()
 
 
+@dataclass(frozen=True, slots=True)
 class _Consumer:
-    def __init__(self, broker: LocalBroker, consumer: LocalConsumer, topic: str) -> None:
-        self._broker = broker
-        self._consumer = consumer
-        self._topic = topic
+    broker: LocalBroker
+    consumer: LocalConsumer
+    topic: str
 
     def receive(self, timeout: float) -> Received | None:
-        message = self._consumer.receive(timeout=timeout)
+        message = self.consumer.receive(timeout=timeout)
         if message is None:
             return None
         payload = None if message.error is not None else message.value
@@ -116,14 +116,14 @@ class _Consumer:
 
     def commit(self, received: Received) -> None:
         assert isinstance(received.handle, ReceivedMessage)
-        self._consumer.ack(received.handle)
+        self.consumer.ack(received.handle)
 
     def seek(self, partition: int, position: int | str) -> None:
-        self._consumer.seek(self._topic, partition, int(position))
+        self.consumer.seek(self.topic, partition, int(position))
 
     def close(self) -> None:
-        self._consumer.close()
-        self._broker.close()
+        self.consumer.close()
+        self.broker.close()
 
 
 connect = EmbeddedBroker

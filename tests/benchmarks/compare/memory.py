@@ -63,9 +63,6 @@ def _measure(pair: WorkerPair, size: int, together: int, number: int) -> tuple[f
     return sent.peak_bytes / _MEGA, received.peak_bytes / _MEGA
 
 
-# The result ----------------------------------------------------------------------------------------------------
-
-
 def judge(peaks: Peaks, *, sizes: Sequence[int], several: int) -> Experiment:
     """Return the experiment for all measurements."""
     modes: list[str] = [mode for mode in MODES if any(key[0] == mode for key in peaks)]

@@ -24,21 +24,14 @@ _MEGA, _GIGA = 1e6, 1e9
 
 @dataclass(slots=True)
 class Lane:
-    """One mode and size: its processes, and its rounds.
-
-    Attributes:
-        produce: Of many payloads sent.
-        single: Of payloads sent one by one.
-        first: Of one payload received after a seek.
-        consume: Of many payloads received after a seek.
-    """
+    """One mode and size: its processes, and its rounds."""
 
     pair: WorkerPair
     size: int
-    produce: list[Report] = field(default_factory=list)
-    single: list[Report] = field(default_factory=list)
-    first: list[Report] = field(default_factory=list)
-    consume: list[Report] = field(default_factory=list)
+    produce: list[Report] = field(default_factory=list)  # of many payloads
+    single: list[Report] = field(default_factory=list)  # of payloads one by one
+    first: list[Report] = field(default_factory=list)  # of one payload after a seek
+    consume: list[Report] = field(default_factory=list)  # of many payloads after a seek
     count: int = _WARM_UP
     sent: int = 0
     reads: int = 0
@@ -132,8 +125,6 @@ def _rounds(lab: Lab, lanes: Sequence[Lane]) -> Iterator[tuple[int, Lane]]:
         for lane in lab.rng.sample(lanes, len(lanes)):
             yield number, lane
 
-
-# The result ----------------------------------------------------------------------------------------------------
 
 _WHY = (
     "Rounds of all modes were interleaved in random order. Throughput counts the payload's bytes until the last"
