@@ -237,13 +237,13 @@ def _config(settings: TopicSettings) -> dict[str, str]:
 
 
 def _consumer_conf(conf: dict[str, Any], group: str) -> dict[str, Any]:
-    """Return the settings of a consumer with the user's settings, which may replace `_FETCH_BYTES`."""
+    """Return the settings of a consumer with the user's settings, which may replace the first two."""
     return {
         "max.partition.fetch.bytes": _FETCH_BYTES,
+        "session.timeout.ms": 6000,  # the least that brokers accept by default: a killed member is soon removed
         **conf,
         "group.id": group,
         "auto.offset.reset": "earliest",
-        "session.timeout.ms": 6000,  # the least by default: a member that was killed is soon removed
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "fetch.wait.max.ms": 10,  # a seek waits for the request before it
