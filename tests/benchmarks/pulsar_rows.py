@@ -59,7 +59,7 @@ class Pipe:
         self.send(payload, count + 1)
         self.empty(1)
 
-    def receive(self, count: int = 1) -> None:
+    def receive(self, count: int) -> None:
         receive, acknowledge = self.consumer.receive, self.consumer.acknowledge
         for _ in range(count):
             message = receive()
@@ -69,9 +69,11 @@ class Pipe:
     def through(self, payload: bytes) -> None:
         """Send one, and receive it in another thread, while its messages still arrive."""
         with ThreadPoolExecutor(1) as thread:
-            received = thread.submit(self.receive)
+            received = thread.submit(self.consumer.receive, 60_000)
             self.producer.send(payload)
-            received.result()
+            message = received.result()
+            message.data()
+            self.consumer.acknowledge(message)
 
 
 def _nothing(result: Any, message_id: Any) -> None:
@@ -83,10 +85,7 @@ def _nothing(result: Any, message_id: Any) -> None:
 
 def _small(lab: Lab, size: int, kib: int) -> Findings:
     payload, count = payload_of(kib * 1024), max(50, 2000 // kib // (16 if lab.effort.is_quick else 1))
-    queues: dict[str, Any] = {
-        "sent": {"max_pending_messages": 2 * count},
-        "read": {"receiver_queue_size": 2 * count},
-    }
+    queues = {"sent": {"max_pending_messages": 2 * count}, "read": {"receiver_queue_size": 2 * count}}
     cc = lab.enter(claimcheck.from_dict({"strategy": "external", "stores": {"m": {"type": "memory"}}}))
     native, ours = (lab.enter(closing(Pipe(lab.pulsar_client, each, **queues))) for each in (None, cc))
     pipes = {"native": native, OURS: ours}
