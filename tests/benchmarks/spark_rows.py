@@ -80,7 +80,7 @@ def _mapped(lab: Lab, size: int) -> Findings:
         effort_of(lab),
         there.amount,
         there.variant("resolve, then mapInArrow", resolved, column="value"),
-        there.variant("map_payloads", mapped, column="value"),
+        there.variant(f"{OURS}, map_payloads", mapped, column="value"),
     )
     return Findings((times_as_fast(ours, behind),), (behind, ours))
 
