@@ -85,7 +85,7 @@ bench: $(VENV)/.bench
 bench-line: $(VENV)/.bench
 	$(BIN)/python tests/benchmarks/bench.py --only line --out bench-results/line $(if $(OLD),--old $(OLD)) $(BENCH_ARGS)
 
-# Needs redis-server and cc; one row also needs java and CLAIMCHECK_TEST_KAFKA_JARS: see tests/real/kafka.xml.
+# Needs redis-server and cc; pauses with a broker also need what bench-kafka and bench-pulsar need.
 bench-many: $(VENV)/.bench
 	$(BIN)/python tests/benchmarks/bench.py --only many,pauses --out bench-results/many $(if $(OLD),--old $(OLD)) $(BENCH_ARGS)
 

@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ def _compare_versions(options: argparse.Namespace, effort: Effort) -> None:
     changes = []
     for change in versions.compare(options.old, options.only, effort):
         print(change, flush=True)
-        changes.append(asdict(change))
+        changes.append(change._asdict())
     _write({"old": options.old, "changes": changes}, options.out / "versions.json")
 
 

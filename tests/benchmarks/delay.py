@@ -1,10 +1,10 @@
 """A line with a round trip and a rate for each connection, in a process of its own.
 
-    python delay.py HOST PORT MILLISECONDS [MEGABYTES_PER_SECOND]
+    python delay.py HOST PORT MILLISECONDS MEGABYTES_PER_SECOND
 
 Prints the port on which it listens, and ends with its standard input. Half of the round trip passes in each direction,
-and a new connection waits for one more. Without a rate only the delay remains. Bytes stay in the kernel: they go from
-socket to pipe to socket, so that the proxy takes little of the processor.
+and a new connection waits for one more. With a rate of ``inf`` only the delay remains. Bytes stay in the kernel: they
+go from socket to pipe to socket, so that the proxy takes little of the processor.
 """
 
 from __future__ import annotations
@@ -152,6 +152,5 @@ def _loop(milliseconds: float) -> asyncio.SelectorEventLoop:
 
 
 if __name__ == "__main__":
-    megabytes = float(sys.argv[4]) if len(sys.argv) > 4 else float("inf")
     with asyncio.Runner(loop_factory=lambda: _loop(float(sys.argv[3]))) as runner:
-        runner.run(main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), megabytes * 1e6))
+        runner.run(main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]) * 1e6))

@@ -10,10 +10,9 @@ from functools import partial
 from typing import Any
 
 import claimcheck
-from tests.benchmarks.children import fresh, peak_extra
 from tests.benchmarks.lab import KAFKA_MAX_MESSAGE_BYTES, Lab
-from tests.benchmarks.rounds import MIB, OURS, Series, Variant, compare, payload_of, times_as_fast
-from tests.benchmarks.rows import BEST, FRESH, Findings, Rows
+from tests.benchmarks.rounds import OURS, Series, Variant, compare, payload_of, times_as_fast
+from tests.benchmarks.rows import BEST, Findings, Rows
 
 ROWS = Rows()
 _WHOLE, _CHUNKS, _POINTERS = "whole records", "chunks", "pointers through Redis"
@@ -26,10 +25,6 @@ _FROM_ASSIGNMENT = f"{_RAISED}; a round begins with the assignment, whose time m
 # The clients ---------------------------------------------------------------------------------------------------
 
 _WAIT_SECONDS = 60.0
-_UNLIMITED = {"message.max.bytes": KAFKA_MAX_MESSAGE_BYTES}
-# One payload at a time: nobody waits for company, and a partition's chunks are fetched several at once.
-_LARGE_SENT, _LARGE_READ = {"linger.ms": 0}, {"max.partition.fetch.bytes": 16 << 20}
-_READ_WHOLE = {**_UNLIMITED, "receive.message.max.bytes": KAFKA_MAX_MESSAGE_BYTES + (1 << 20)}
 # What the consumer of the round before asked for is answered soon, not when a record comes; else the next would wait.
 _READ = {"fetch.wait.max.ms": 10, "enable.auto.commit": False, "enable.auto.offset.store": False}
 
@@ -43,13 +38,16 @@ class Pipe:
         from confluent_kafka import Consumer, Producer, TopicPartition
 
         where: dict[str, Any] = {"bootstrap.servers": servers, "log_level": 3}
-        whole = large and cc is None
         self.topic = topic
         self._begin = [TopicPartition(topic, 0, 0)]
-        sent = {"enable.idempotence": True, **(_UNLIMITED if whole else {}), **(_LARGE_SENT if large else {})}
-        read = {"group.id": topic, **_READ, **(_READ_WHOLE if whole else {}), **(_LARGE_READ if large else {})}
-        self.producer: Any = Producer({**where, **sent})
-        self.consumer: Any = Consumer({**where, **read})
+        sent, read = {**where, "enable.idempotence": True}, {**where, "group.id": topic, **_READ}
+        if large:  # one payload at a time: nobody waits for company, and several chunks are fetched at once
+            sent["linger.ms"], read["max.partition.fetch.bytes"] = 0, 16 << 20
+        if large and cc is None:
+            sent["message.max.bytes"] = read["message.max.bytes"] = KAFKA_MAX_MESSAGE_BYTES
+            read["receive.message.max.bytes"] = KAFKA_MAX_MESSAGE_BYTES + (1 << 20)
+        self.producer: Any = Producer(sent)
+        self.consumer: Any = Consumer(read)
         if cc is not None:
             from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
 
@@ -195,7 +193,7 @@ def _large(lab: Lab, size: int, verb: str) -> Findings:
                 pipe.deliver(payload)
                 variants.append(Variant(name, partial(pipe.read, 1), lambda _, pipe=pipe: pipe.rest()))  # type: ignore[misc]
             else:
-                clean = lab.forget if pipe is opened[-1] else _nothing
+                clean = lab.forget if pipe is opened[-1] else lambda _: None
                 variants.append(Variant(name, partial(pipe.deliver, payload), clean))
         whole, in_chunks, by_pointer = series = compare(lab.effort, size, *variants)
         lab.forget()
@@ -203,50 +201,7 @@ def _large(lab: Lab, size: int, verb: str) -> Findings:
     return Findings((times_as_fast(by_pointer, whole), times_as_fast(in_chunks, whole)), series, note)
 
 
-def _nothing(result: object) -> None:
-    """Do nothing."""
-
-
 for _mib in (20, 100):
     for _verb in ("produce", "consume"):
         _of = f"{_verb} {{size}}, against {_WHOLE}"
         ROWS.findings(f"Kafka {_POINTERS}, {_of}", f"Kafka {_CHUNKS}, {_of}", mib=_mib, verb=_verb)(_large)
-
-
-# Memory --------------------------------------------------------------------------------------------------------
-
-
-def _memory(lab: Lab, size: int, role: str, strategy: str) -> Findings:
-    with _pipes(lab, None) as [pipe]:
-        where = strategy, lab.kafka, pipe.topic, lab.redis, size
-        taken = fresh(_peak, "producer", *where) / MIB
-        if role == "consumer":  # of what was sent
-            taken = (fresh(_peak, role, *where) - size) / size
-    return Findings((taken,), note=FRESH)
-
-
-for _role, _unit in (("producer", "MiB"), ("consumer", "payloads")):
-    for _way, _strategy in (("a pointer", "external"), ("chunks", "chunking")):
-        ROWS.findings(
-            f"Kafka {_role} of {_way} above the payload, {{size}}, peak",
-            mib=100,
-            unit=_unit,
-            role=_role,
-            strategy=_strategy,
-        )(_memory)
-
-
-def _peak(role: str, strategy: str, servers: str, topic: str, redis: str, size: int) -> int:
-    store = {"type": "redis", "url": redis, "ttl_seconds": 60}
-    with claimcheck.from_dict({"strategy": strategy, "stores": {"hot": store}}) as cc:
-        pipe = Pipe(servers, topic, cc)
-        if role == "producer":
-            pipe.deliver(payload_of(2 * MIB))
-            payload = payload_of(size)
-            taken = peak_extra(lambda: pipe.deliver(payload))
-        else:  # the payload lies in the topic already: the client reads as far ahead as it may
-            pipe.read(1)
-            pipe.rest()
-            taken = peak_extra(lambda: pipe.read(2))
-        pipe.close()
-    return taken

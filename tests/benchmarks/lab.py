@@ -167,7 +167,9 @@ class Lab:
 
     @cached_property
     def pulsar_client(self) -> Any:
-        return self._closed(pulsar_client(self.pulsar_url))
+        import pulsar
+
+        return self._closed(pulsar.Client(self.pulsar_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)))
 
     @cached_property
     def kafka(self) -> str:
@@ -240,12 +242,6 @@ class Lab:
 def checksum_of(data: Any) -> str:
     """As pointers have it."""
     return f"crc32:{zlib.crc32(data):08x}"
-
-
-def pulsar_client(url: str) -> Any:
-    import pulsar
-
-    return pulsar.Client(url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
 
 
 def needed(program: str, jars: str = "", see: str = "") -> str:

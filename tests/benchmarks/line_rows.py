@@ -182,20 +182,22 @@ def _range(lab: Lab, size: int) -> Findings:
     return _of_best(compare(lab.effort, size, ours, *theirs), 1)
 
 
-# New stores, so that the rounds include the search for the number of connections.
-
-
 @ROWS.ratio("S3 put {size} on loopback, of one connection's rate", *_NEAR_SIZES)
 def _near_put(lab: Lab, size: int) -> Sequence[Variant]:
-    payload, one = payload_of(size), lab.s3_store_at(lab.near_s3, transfer_bytes=0)
-    return writing(one, payload, _BEFORE), writing(lab.s3_store_at(lab.near_s3), payload)
+    payload, (one, new) = payload_of(size), _new_stores(lab)
+    return writing(one, payload, _BEFORE), writing(new, payload)
 
 
 @ROWS.ratio("S3 get {size} on loopback, of one connection's rate", *_NEAR_SIZES)
 def _near_get(lab: Lab, size: int) -> Sequence[Variant]:
-    one = lab.s3_store_at(lab.near_s3, transfer_bytes=0)
+    one, new = _new_stores(lab)
     pointer = lab.stored(one, payload_of(size))
-    return reading(one, pointer, _BEFORE), reading(lab.s3_store_at(lab.near_s3), pointer)
+    return reading(one, pointer, _BEFORE), reading(new, pointer)
+
+
+def _new_stores(lab: Lab) -> list[Store]:
+    """Return new stores, so that the rounds include the search for the number of connections."""
+    return [lab.s3_store_at(lab.near_s3, **options) for options in ({"transfer_bytes": 0}, {})]
 
 
 # Redis ---------------------------------------------------------------------------------------------------------

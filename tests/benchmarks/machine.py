@@ -16,10 +16,7 @@ from pathlib import Path
 
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _INSIDE = "CLAIMCHECK_BENCH_NETWORK"
-_LIBRARIES = (
-    "claimcheck-messaging", "confluent-kafka", "pulsar-client", "redis", "hiredis", "boto3", "obstore", "pyspark",
-    "isal",
-)  # fmt: skip
+_LIBRARIES = "claimcheck-messaging confluent-kafka pulsar-client redis hiredis boto3 obstore pyspark isal"
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 
 
@@ -33,7 +30,7 @@ def machine(network: str = "the host's own") -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}",
         "load at start": f"{os.getloadavg()[0]:.1f}",
         "python": platform.python_version(),
-        **{name: _version(name) for name in _LIBRARIES},
+        **{name: _version(name) for name in _LIBRARIES.split()},
         "network": network,
         "congestion_control": _CONGESTION.read_text().strip() if _CONGESTION.exists() else "unknown",
     }

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from claimcheck import ClaimCheck, Pointer
-from tests.benchmarks.lab import BUCKET, CREDENTIALS, REGION, Lab, checksum_of
+from tests.benchmarks.lab import Lab, checksum_of
 from tests.benchmarks.rounds import OURS, Variant, payload_of
 from tests.benchmarks.rows import Rows
 
@@ -55,12 +55,9 @@ def _redis_writes(lab: Lab, size: int) -> Sequence[Variant]:
 @ROWS.ratio(_FAR + ": store.aread with obstore, of its own async rate, {size}", 1 / 16, operations=_TASKS)
 def _obstore_reads(lab: Lab, size: int) -> Sequence[Variant]:
     import obstore
-    from obstore.store import S3Store
 
     url, loop = lab.afar(lab.s3, _FAR_MS), lab.enter(asyncio.Runner())
-    store = lab.store(type="obstore", url=f"s3://{BUCKET}", endpoint_url=url, region_name=REGION)
-    key: Any = {name: CREDENTIALS[f"AWS_{name.upper()}"] for name in ("access_key_id", "secret_access_key")}
-    peer = S3Store(BUCKET, endpoint=url, region=REGION, client_options={"allow_http": True}, **key)
+    store, peer = lab.obstore_at(url), lab.bare_obstore(url)
     written = [store.write(payload_of(size)) for _ in range(_STORED)]
     pattern = checksum_of(memoryview(obstore.get(peer, written[0].key).bytes()))  # the server keeps sizes only
     pointers = [replace(pointer, checksum=pattern) for pointer in written]

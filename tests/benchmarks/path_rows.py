@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from claimcheck import ClaimCheck, Pointer, Store
+from claimcheck import Pointer
 from tests.benchmarks.lab import THRESHOLD, Lab
 from tests.benchmarks.rounds import Variant, compare, payload_of, writing
 from tests.benchmarks.rows import BEST, Findings, Rows
 
 FILE, ROWS = Rows(), Rows()
 _CALLS = 2000
-_OFFLOADS = 20  # so few that their payloads stay in the processor's cache, which is not what is compared
 _BARE, _OURS = "store.write, store.read", "cc.offload, cc.resolve"
 
 
 @FILE.ratio("file write {size} without fsync, against open().write", 64)
 def _file_write(lab: Lab, size: int) -> Sequence[Variant]:
     path, payload = lab.folder / "plain", payload_of(size)
-    plain = Variant("open().write", lambda: _plain(path, payload), lambda _: path.unlink())
+    plain = Variant("open().write", lambda: path.write_bytes(payload), lambda _: path.unlink())
     return plain, writing(lab.store(type="filesystem", path=str(lab.folder / "claims"), create=True), payload)
-
-
-def _plain(path: Path, payload: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(payload)
 
 
 @ROWS.ratio("cc.offload -> Redis -> cc.resolve, {size}, of the store's own rate", 1 / 16, 1, 64)
@@ -33,30 +26,26 @@ def _whole(lab: Lab, size: int) -> Sequence[Variant]:
     cc, payload = lab.cc(type="redis", url=lab.redis), payload_of(size)
     store, publish = cc.store("hot"), cc.offload(payload="value")(_publish)
 
+    def bare() -> Pointer:
+        pointer = store.write(payload)
+        store.read(pointer)
+        return pointer
+
     def through() -> bytes:
         message = publish(payload)
         cc.resolve(message)
         return message
 
-    bare = Variant(_BARE, lambda: _bare(store, payload), store.rollback)
-    return bare, Variant(_OURS, through, lambda message: _remove(cc, message))
+    def remove(message: bytes) -> None:
+        if pointer := cc.pointer(message):
+            store.rollback(pointer)
+
+    return Variant(_BARE, bare, store.rollback), Variant(_OURS, through, remove)
 
 
 def _publish(value: bytes) -> bytes:
     """A produce call that costs nothing."""
     return value
-
-
-def _bare(store: Store, payload: bytes) -> Pointer:
-    pointer = store.write(payload)
-    store.read(pointer)
-    return pointer
-
-
-def _remove(cc: ClaimCheck, message: bytes) -> None:
-    pointer = cc.pointer(message)
-    assert pointer is not None
-    cc.store("hot").rollback(pointer)
 
 
 @ROWS.findings("a payload below the threshold through cc.offload, without a copy, time added", unit="us")

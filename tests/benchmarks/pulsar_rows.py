@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from typing import Any
 
 import claimcheck
 from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
-from tests.benchmarks.children import fresh, peak_extra
-from tests.benchmarks.lab import Lab, pulsar_client
+from tests.benchmarks.lab import Lab
 from tests.benchmarks.rounds import OURS, Variant, compare, payload_of, reading, times_as_fast
-from tests.benchmarks.rows import BEST, FRESH, Findings, Rows
+from tests.benchmarks.rows import BEST, Findings, Rows
 
 ROWS = Rows()
 _CHUNKING = "the client's own chunking"
@@ -25,27 +24,23 @@ _TOGETHER = (
 
 
 class Pipe:
-    """Clients with these options; a context manager that closes them."""
+    """Clients with these options."""
 
     def __init__(
         self,
         client: Any,
         cc: claimcheck.ClaimCheck | None = None,
         *,
-        topic: str = "",
         sent: dict[str, Any] | None = None,
         read: dict[str, Any] | None = None,
     ) -> None:
-        topic = topic or f"bench-{uuid.uuid4().hex}"
+        topic = f"bench-{uuid.uuid4().hex}"
         self.consumer = client.subscribe(topic, "s", **(read or {}))
         self.producer = client.create_producer(topic, **(sent or {}))
         if cc is not None:
             self.consumer, self.producer = PulsarConsumer(self.consumer, cc), PulsarProducer(self.producer, cc)
 
-    def __enter__(self) -> Pipe:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
+    def close(self) -> None:
         self.producer.close()
         self.consumer.close()
 
@@ -64,7 +59,7 @@ class Pipe:
         self.send(payload, count + 1)
         self.empty(1)
 
-    def receive(self, count: int = 1) -> None:
+    def receive(self, count: int) -> None:
         receive, acknowledge = self.consumer.receive, self.consumer.acknowledge
         for _ in range(count):
             message = receive()
@@ -74,9 +69,11 @@ class Pipe:
     def through(self, payload: bytes) -> None:
         """Send one, and receive it in another thread, while its messages still arrive."""
         with ThreadPoolExecutor(1) as thread:
-            received = thread.submit(self.receive)
+            received = thread.submit(self.consumer.receive, 60_000)
             self.producer.send(payload)
-            received.result()
+            message = received.result()
+            message.data()
+            self.consumer.acknowledge(message)
 
 
 def _nothing(result: Any, message_id: Any) -> None:
@@ -88,12 +85,9 @@ def _nothing(result: Any, message_id: Any) -> None:
 
 def _small(lab: Lab, size: int, kib: int) -> Findings:
     payload, count = payload_of(kib * 1024), max(50, 2000 // kib // (16 if lab.effort.is_quick else 1))
-    queues: dict[str, Any] = {
-        "sent": {"max_pending_messages": 2 * count},
-        "read": {"receiver_queue_size": 2 * count},
-    }
+    queues = {"sent": {"max_pending_messages": 2 * count}, "read": {"receiver_queue_size": 2 * count}}
     cc = lab.enter(claimcheck.from_dict({"strategy": "external", "stores": {"m": {"type": "memory"}}}))
-    native, ours = (lab.enter(Pipe(lab.pulsar_client, each, **queues)) for each in (None, cc))
+    native, ours = (lab.enter(closing(Pipe(lab.pulsar_client, each, **queues))) for each in (None, cc))
     pipes = {"native": native, OURS: ours}
     sending = [
         Variant(name, partial(pipe.send, payload, count), lambda _, pipe=pipe: pipe.empty(count))  # type: ignore[misc]
@@ -123,9 +117,10 @@ def _large(lab: Lab, size: int, strategy: str) -> Findings:
     payload, client = payload_of(size), lab.pulsar_client
     limits = {"limits": {"max_payload_bytes": 1 << 30},
               "chunking": {"max_payload_bytes": 1 << 30, "max_pending_bytes": 1 << 30}}  # fmt: skip
-    cc = lab.enter(claimcheck.from_dict({**_config(strategy, lab.redis), **limits}))
-    native = lab.enter(Pipe(client, sent={"chunking_enabled": True}))
-    ours = lab.enter(Pipe(client, cc, read=_QUEUE))
+    store = {"type": "redis", "url": lab.redis, "ttl_seconds": 600}
+    cc = lab.enter(claimcheck.from_dict({"strategy": strategy, "stores": {"hot": store}, **limits}))
+    native = lab.enter(closing(Pipe(client, sent={"chunking_enabled": True})))
+    ours = lab.enter(closing(Pipe(client, cc, read=_QUEUE)))
     base, wrapped = compare(
         lab.effort,
         size,
@@ -138,58 +133,6 @@ def _large(lab: Lab, size: int, strategy: str) -> Findings:
 for _mib in (20, 100):
     ROWS.findings(f"Pulsar chunks {{size}}, against {_CHUNKING}", mib=_mib, strategy="chunking")(_large)
     ROWS.findings(f"Pulsar pointers through Redis {{size}}, against {_CHUNKING}", mib=_mib, strategy="external")(_large)
-
-
-def _config(strategy: str, redis: str) -> dict[str, Any]:
-    return {"strategy": strategy, "stores": {"hot": {"type": "redis", "url": redis, "ttl_seconds": 600}}}
-
-
-# Memory --------------------------------------------------------------------------------------------------------
-
-
-def _memory(lab: Lab, size: int, role: str, strategy: str) -> Findings:
-    taken = fresh(_peak, role, _config(strategy, lab.redis), lab.pulsar_url, f"bench-{uuid.uuid4().hex}", size)
-    return Findings((taken / size,), note=FRESH)
-
-
-for _role, _strategy, _what in (
-    ("sender", "chunking", "sender of chunks above the payload"),
-    ("receiver", "chunking", "receiver of chunks"),
-    ("receiver", "external", "receiver of a pointer"),
-):
-    ROWS.findings(f"Pulsar {_what}, {{size}}, peak", mib=100, unit="payloads", role=_role, strategy=_strategy)(_memory)
-
-
-def _peak(role: str, config: dict[str, Any], url: str, topic: str, size: int) -> int:
-    client = pulsar_client(url)
-    with claimcheck.from_dict(config) as cc, Pipe(client, cc, topic=topic, read=_QUEUE) as pipe:
-        pipe.producer.send(payload_of(1000))
-        if role == "sender":
-            payload = payload_of(size)
-            taken = peak_extra(lambda: pipe.producer.send(payload))
-        else:
-            pipe.receive()
-            sender = threading.Thread(target=fresh, args=(_feed, config, url, topic, size))
-            taken = peak_extra(lambda: _take(sender, pipe.consumer))
-            sender.join()
-    client.close()
-    return taken
-
-
-def _take(sender: threading.Thread, consumer: Any) -> Any:
-    """Receive what another process sends."""
-    sender.start()
-    message = consumer.receive()
-    message.data()
-    consumer.acknowledge(message)
-    return message
-
-
-def _feed(config: dict[str, Any], url: str, topic: str, size: int) -> None:
-    client = pulsar_client(url)
-    with claimcheck.from_dict(config) as cc:
-        PulsarProducer(client.create_producer(topic), cc).send(payload_of(size))
-    client.close()
 
 
 # A side topic --------------------------------------------------------------------------------------------------

@@ -25,8 +25,7 @@ class Effort:
         least: Rounds in any case.
         most: Rounds at most.
         divisor: Of all sizes.
-        warm_up: Rounds before the count begins: connections, caches and the server's memory are there then, and a
-            server in Java has compiled what it needs.
+        warm_up: Rounds before the count begins, after which connections, caches and the server's memory are there.
     """
 
     seconds: float
@@ -89,7 +88,8 @@ class Series:
     @property
     def seconds(self) -> Spread:
         taken = [sample.seconds for sample in self.samples]
-        return Spread(*(percentile(taken, part) for part in (0.5, 0.25, 0.75, 0)))
+        low, median, high = statistics.quantiles(taken, n=4, method="inclusive") if len(taken) > 1 else taken * 3
+        return Spread(median, low, high, min(taken))
 
     @property
     def rate(self) -> float:
@@ -107,19 +107,12 @@ class Series:
         return {**what, "seconds": self.seconds._asdict(), "rate": self.rate, "cpu_ms": self.cpu_ms}
 
 
-def percentile(values: Sequence[float], fraction: float) -> float:
-    """The value below which a fraction of the values lies, interpolated."""
-    ordered = sorted(values)
-    below, share = divmod(fraction * (len(ordered) - 1), 1)
-    above = ordered[min(int(below) + 1, len(ordered) - 1)]
-    return ordered[int(below)] + (above - ordered[int(below)]) * share
-
-
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """A 95 % interval of the median, by bootstrap."""
     rng = random.Random(0)
     medians = [statistics.median(rng.choices(values, k=len(values))) for _ in range(400)]
-    return percentile(medians, 0.025), percentile(medians, 0.975)
+    low, *_, high = statistics.quantiles(medians, n=40, method="inclusive")
+    return low, high
 
 
 def times_as_fast(ours: Series, base: Series) -> float:

@@ -19,7 +19,6 @@ METHOD = (
 )
 
 BEST = "between the best rounds of each"
-FRESH = "VmHWM of a fresh process, after a warm-up with a small payload"
 
 
 @dataclass(frozen=True, slots=True)

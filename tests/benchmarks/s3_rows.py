@@ -62,30 +62,27 @@ def _small(lab: Lab, size: int) -> Findings:
     payload, client, bare = payload_of(size), lab.boto3(), lab.bare_obstore(lab.s3)
 
     def by_boto3() -> None:
-        for _ in range(_SMALL_AT_ONCE):
-            client.put_object(Bucket=BUCKET, Key="small", Body=payload)
-            client.get_object(Bucket=BUCKET, Key="small")["Body"].read()
+        client.put_object(Bucket=BUCKET, Key="small", Body=payload)
+        client.get_object(Bucket=BUCKET, Key="small")["Body"].read()
 
     def by_obstore() -> None:
-        for _ in range(_SMALL_AT_ONCE):
-            bare.put("small", payload)
-            bare.get("small").bytes().to_bytes()
+        bare.put("small", payload)
+        bare.get("small").bytes().to_bytes()
 
-    def ours(name: str, store: Store) -> Variant:
-        pointer = patterned(lab, store, size)
+    def by_us(store: Store, pointer: Pointer) -> Pointer:
+        written = store.write(payload)
+        store.read(pointer)
+        return written
 
-        def run() -> list[Pointer]:
-            written = []
-            for _ in range(_SMALL_AT_ONCE):
-                written.append(store.write(payload))
-                store.read(pointer)
-            return written
+    def variant(name: str, one: Callable[[], Any], clean: Callable[[Any], object] = lambda result: None) -> Variant:
+        return Variant(name, lambda: [one() for _ in range(_SMALL_AT_ONCE)], lambda results: list(map(clean, results)))
 
-        return Variant(name, run, lambda written: list(map(store.rollback, written)))
-
-    peers = Variant("boto3", by_boto3), Variant("obstore", by_obstore)
-    found = ours(OURS, lab.s3_store()), ours(f"{OURS} obstore", lab.obstore_at(lab.s3))
-    series = compare(lab.effort, 2 * _SMALL_AT_ONCE, *peers, *found, counts="operations")
+    ours = [
+        variant(name, partial(by_us, store, patterned(lab, store, size)), store.rollback)
+        for name, store in ((OURS, lab.s3_store()), (f"{OURS} obstore", lab.obstore_at(lab.s3)))
+    ]
+    variants = variant("boto3", by_boto3), variant("obstore", by_obstore), *ours
+    series = compare(lab.effort, 2 * _SMALL_AT_ONCE, *variants, counts="operations")
     return Findings((times_as_fast(series[2], series[0]), times_as_fast(series[3], series[1])), series, PATTERN)
 
 
@@ -94,19 +91,24 @@ _MANY = f"S3 {{size}} objects, {_THREADS} at once, obstore engine"
 
 @ROWS.ratio(f"{_MANY}, put, against boto3", 1 / 16, operations=_OBJECTS)
 def _puts(lab: Lab, size: int) -> Sequence[Variant]:
-    client, store, payload, threads = lab.boto3(), lab.obstore_at(lab.s3), payload_of(size), lab.enter(_Threads())
-    by_boto3 = threads.for_all(lambda i: client.put_object(Bucket=BUCKET, Key=f"many-{i}", Body=payload))
-    ours = threads.for_all(lambda _: store.write(payload))
-    return Variant("boto3", by_boto3), Variant(OURS, ours, lambda made: list(threads.pool.map(store.rollback, made)))
+    client, store, payload, threads = (
+        lab.boto3(),
+        lab.obstore_at(lab.s3),
+        payload_of(size),
+        lab.enter(ThreadPoolExecutor(_THREADS)),
+    )
+    by_boto3 = _for_all(threads, lambda i: client.put_object(Bucket=BUCKET, Key=f"many-{i}", Body=payload))
+    ours = _for_all(threads, lambda _: store.write(payload))
+    return Variant("boto3", by_boto3), Variant(OURS, ours, lambda made: list(threads.map(store.rollback, made)))
 
 
 @ROWS.ratio(f"{_MANY}, get, against boto3", 1 / 16, operations=_OBJECTS, note=PATTERN)
 def _gets(lab: Lab, size: int) -> Sequence[Variant]:
-    client, store, threads = lab.boto3(), lab.obstore_at(lab.s3), lab.enter(_Threads())
+    client, store, threads = lab.boto3(), lab.obstore_at(lab.s3), lab.enter(ThreadPoolExecutor(_THREADS))
     client.put_object(Bucket=BUCKET, Key="many", Body=payload_of(size))
     pointer = patterned(lab, store, size)
-    by_boto3 = threads.for_all(lambda _: len(client.get_object(Bucket=BUCKET, Key="many")["Body"].read()))
-    return Variant("boto3", by_boto3), Variant(OURS, threads.for_all(lambda _: len(store.read(pointer))))
+    by_boto3 = _for_all(threads, lambda _: len(client.get_object(Bucket=BUCKET, Key="many")["Body"].read()))
+    return Variant("boto3", by_boto3), Variant(OURS, _for_all(threads, lambda _: len(store.read(pointer))))
 
 
 def patterned(lab: Lab, store: Store, size: int) -> Pointer:
@@ -117,20 +119,13 @@ def patterned(lab: Lab, store: Store, size: int) -> Pointer:
     return replace(lab.stored(store, bytes(size)), checksum=checksum_of(room))
 
 
-class _Threads:
-    """Threads among which objects are shared beforehand: handing out each would cost as much as some of them do."""
+def _for_all(threads: ThreadPoolExecutor, work: Callable[[int], Any]) -> Callable[[], list[Any]]:
+    """Return a function that does this for all objects, each thread for its share.
 
-    def __enter__(self) -> _Threads:
-        self.pool = ThreadPoolExecutor(_THREADS)
-        return self
+    To hand out each object would cost as much as some of them do.
+    """
 
-    def __exit__(self, *exc: object) -> None:
-        self.pool.shutdown()
+    def share(first: int) -> list[Any]:
+        return [work(i) for i in range(first, _OBJECTS, _THREADS)]
 
-    def for_all(self, work: Callable[[int], Any]) -> Callable[[], list[Any]]:
-        """Return a function that does this for all objects."""
-
-        def share(first: int) -> list[Any]:
-            return [work(i) for i in range(first, _OBJECTS, _THREADS)]
-
-        return lambda: [result for part in self.pool.map(share, range(_THREADS)) for result in part]
+    return lambda: [result for part in threads.map(share, range(_THREADS)) for result in part]

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
 
 import claimcheck
+from claimcheck._wire.envelope import CHUNK_OVERHEAD_BYTES
+from claimcheck.config import HEADER
+from claimcheck.spark import map_payloads, offload, reassemble, resolve
+from claimcheck.spark.sources import register
 from tests.benchmarks import spark_ways
 from tests.benchmarks.lab import Lab
 from tests.benchmarks.rounds import MIB, OURS, Effort, Variant, compare, payload_of, size_text, times_as_fast
 from tests.benchmarks.rows import Findings, Rows
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 ROWS, SOURCE = Rows(), Rows()
 THREADS = (1, 4, 8, 16)
@@ -35,11 +40,11 @@ def _few(lab: Lab, rows: int) -> int:
 
 
 def _resolved(lab: Lab, size: int, milliseconds: int, kib: int, rows: int, *, naive: bool) -> Findings:
-    with topic(lab, milliseconds, kib, _few(lab, rows)) as there:
-        ways = [there.variant(f"by hand, {n} threads", spark_ways.by_hand(there.url, n)) for n in THREADS]
-        if naive:
-            ways.append(there.variant("naive UDF", spark_ways.naive(there.url)))
-        *others, ours = compare(effort_of(lab), there.amount, *ways, there.ours())
+    there = Topic(lab, milliseconds, kib, rows)
+    ways = [there.variant(f"by hand, {n} threads", spark_ways.by_hand(there.url, n)) for n in THREADS]
+    if naive:
+        ways.append(there.variant("naive UDF", spark_ways.naive(there.url)))
+    *others, ours = compare(effort_of(lab), there.amount, *ways, there.ours())
     best = min(others[: len(THREADS)], key=lambda series: series.seconds.median)
     bases = [best, *others[len(THREADS) :]]
     return Findings(tuple(times_as_fast(ours, base) for base in bases), (*others, ours), f"in 2 partitions; {_HAND}")
@@ -62,27 +67,21 @@ for _ms, _kib, _count in (
 
 @ROWS.findings("Spark map_payloads 1 MiB, against resolve and a function behind it")
 def _mapped(lab: Lab, size: int) -> Findings:
-    from claimcheck.spark import map_payloads, resolve
-
     def lengths(batches: Any) -> Iterator[Any]:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         for batch in batches:
             yield pa.RecordBatch.from_arrays([pc.binary_length(batch.column("payload"))], names=["size"])
 
-    with topic(lab, 0, 1024, _few(lab, 256)) as there:
+    def resolved(df: DataFrame) -> DataFrame:
+        return df.transform(resolve("value", config=there.config)).mapInArrow(lengths, "size int")
 
-        def resolved(df: DataFrame) -> DataFrame:
-            return df.transform(resolve("value", config=there.config)).mapInArrow(lengths, "size int")
-
-        mapped = map_payloads(len, "size int", column="value", config=there.config)
-        behind, ours = compare(
-            effort_of(lab),
-            there.amount,
-            there.variant("resolve, then mapInArrow", resolved, column="value"),
-            there.variant("map_payloads", mapped, column="value"),
-        )
+    there = Topic(lab, 0, 1024, 256)
+    mapped = map_payloads(len, "size int", column="value", config=there.config)
+    behind, ours = compare(
+        effort_of(lab),
+        there.amount,
+        there.variant("resolve, then mapInArrow", resolved, column="value"),
+        there.variant(f"{OURS}, map_payloads", mapped, column="value"),
+    )
     return Findings((times_as_fast(ours, behind),), (behind, ours))
 
 
@@ -94,10 +93,6 @@ def _mapped(lab: Lab, size: int) -> Findings:
     "Spark offload 1 MiB, against mapInArrow by hand, which checks nothing",
 )
 def _offloaded(lab: Lab, size: int) -> Findings:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    from claimcheck.spark import offload
-
     config, rows = store_config(lab.redis), _few(lab, 512)
     payload = F.repeat(F.lpad(F.col("id").cast("string"), 16, "0"), MIB // 16).cast("binary")
     df = lab.spark.range(0, rows, 1, PARTITIONS).select(payload.alias("payload"))
@@ -126,10 +121,6 @@ _CHUNKED = "Spark reassemble, 64 payloads in 8 chunks of 1 MiB, shuffled, 64 dup
 
 @ROWS.findings(f"{_CHUNKED}, of by hand")
 def _reassembled(lab: Lab, size: int) -> Findings:
-    from claimcheck._wire.envelope import CHUNK_OVERHEAD_BYTES
-    from claimcheck.config import HEADER
-    from claimcheck.spark import reassemble
-
     payloads, folder = _few(lab, 64), lab.folder / "chunks"
     piece = payload_of(MIB - len(HEADER) - CHUNK_OVERHEAD_BYTES)  # its message has 1 MiB, as writers cut them
     spark_ways.write_chunks(folder, payloads=payloads, chunks=8, piece=piece)
@@ -151,35 +142,26 @@ def _reassembled(lab: Lab, size: int) -> Findings:
 
 
 class Topic:
-    """Payloads in a Redis, once as we write them and once as one value each, and a DataFrame that names both."""
+    """Payloads in a Redis so far away, once as we write them and once as one value each, and a DataFrame with both."""
 
-    def __init__(self, lab: Lab, url: str, kib: int, rows: int) -> None:
-        self.url, self.config, self.amount = url, store_config(url), kib * 1024 * rows
+    def __init__(self, lab: Lab, milliseconds: float, kib: int, rows: int) -> None:
+        self.url = lab.afar(lab.redis, milliseconds) if milliseconds else lab.redis
+        rows //= 8 if lab.effort.is_quick else 1
+        self.config, self.amount = store_config(self.url), kib * 1024 * rows
+        lab.at_end(lab.forget)
         messages = list(_written(lab, kib * 1024, min(rows, 64)))
         told = [messages[n % len(messages)] for n in range(rows)]
         rdd = lab.spark.sparkContext.parallelize(told, PARTITIONS)
-        self.df = lab.spark.createDataFrame(rdd, "key string, value binary").cache()
-        noop(self.df)
+        self._df = lab.spark.createDataFrame(rdd, "key string, value binary").cache()
+        lab.at_end(self._df.unpersist)
+        noop(self._df)
 
     def variant(self, name: str, transform: Callable[[Any], Any], *, column: str = "key") -> Variant:
         """One way to read everything."""
-        return Variant(name, lambda: noop(self.df.select(column).transform(transform)))
+        return Variant(name, lambda: noop(self._df.select(column).transform(transform)))
 
     def ours(self) -> Variant:
-        from claimcheck.spark import resolve
-
         return self.variant(OURS, resolve("value", config=self.config), column="value")
-
-
-@contextlib.contextmanager
-def topic(lab: Lab, milliseconds: float, kib: int, rows: int) -> Iterator[Topic]:
-    """Open one; its Redis is so far away."""
-    there = Topic(lab, lab.afar(lab.redis, milliseconds) if milliseconds else lab.redis, kib, rows)
-    try:
-        yield there
-    finally:
-        there.df.unpersist()
-        lab.forget()
 
 
 def noop(df: DataFrame) -> None:
@@ -217,8 +199,6 @@ def _envelopes(lab: Lab) -> int:
 
 
 def _measure_read(lab: Lab, size: int, *, batched: bool) -> Findings:
-    from claimcheck.spark.sources import register
-
     count, spark, topic = _envelopes(lab), lab.spark, f"bench-{uuid.uuid4().hex[:8]}"
     register(spark)
     _fill(lab.pulsar_client, topic, count, batched=batched)
@@ -249,9 +229,6 @@ for _kind in ("unbatched", "batched"):
 
 @SOURCE.findings("claimcheck_pulsar, one partition of 8,000 pointers, resolved and decoded: four tasks against one")
 def _measure_hot(lab: Lab, size: int) -> Findings:
-    from claimcheck.spark import map_payloads
-    from claimcheck.spark.sources import register
-
     count, spark, topic = _envelopes(lab) // 25, lab.spark, f"bench-{uuid.uuid4().hex[:8]}"
     register(spark)
     config = _fill_with_pointers(lab, topic, count)

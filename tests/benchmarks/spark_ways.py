@@ -12,11 +12,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+import pyarrow as pa
+import pyarrow.parquet as pq
+import redis
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from claimcheck._wire.envelope import encode_chunk
 
 _OPTIONS = {
     "spark.ui.enabled": "false",
@@ -33,8 +38,6 @@ _clients: dict[str, Any] = {}
 
 def client(url: str) -> Any:
     """One client for each process."""
-    import redis
-
     if url not in _clients:
         _clients[url] = redis.Redis.from_url(url)
     return _clients[url]
@@ -44,17 +47,12 @@ def naive(url: str) -> Callable[[DataFrame], DataFrame]:
     """The first thing that everybody writes: a UDF that connects for each row."""
 
     def get(key: str) -> bytes:
-        import redis
-
         with redis.Redis.from_url(url) as one:
             payload: bytes = one.get(key)
             return payload
 
     def transform(df: DataFrame) -> DataFrame:
-        from pyspark.sql import functions as F  # noqa: N812
-        from pyspark.sql.types import BinaryType
-
-        return df.withColumn("payload", F.udf(get, BinaryType())("key"))
+        return df.withColumn("payload", F.udf(get, "binary")("key"))
 
     return transform
 
@@ -92,8 +90,6 @@ def _fetched(keys: Iterator[str], get: Callable[[str], Any], threads: int) -> It
 
 
 def _batch(keys: list[str], payloads: list[bytes]) -> pa.RecordBatch:
-    import pyarrow as pa
-
     arrays = [pa.array(keys, pa.string()), pa.array(payloads, pa.binary())]
     return pa.RecordBatch.from_arrays(arrays, names=["key", "payload"])
 
@@ -107,8 +103,6 @@ def naive_write(url: str) -> Callable[[DataFrame], DataFrame]:
         return key
 
     def transform(df: DataFrame) -> DataFrame:
-        from pyspark.sql import functions as F  # noqa: N812
-
         return df.select(F.udf(put, "string", useArrow=False)("payload").alias("value"))
 
     return transform
@@ -118,8 +112,6 @@ def written_by_hand(url: str) -> Callable[[DataFrame], DataFrame]:
     """The best that one writes by hand: Arrow batches, one client, no copy that can be helped, and no check."""
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
         for batch in batches:
             keys = [str(uuid.uuid4()) for _ in range(len(batch))]
             for key, payload in zip(keys, batch.column(0), strict=True):
@@ -133,8 +125,6 @@ def dropped(df: DataFrame) -> DataFrame:
     """Take payloads out of Spark, and do nothing with them."""
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
         for batch in batches:
             yield pa.RecordBatch.from_arrays([pa.array([len(batch)])], names=["rows"])
 
@@ -143,11 +133,6 @@ def dropped(df: DataFrame) -> DataFrame:
 
 def write_chunks(folder: Path, *, payloads: int, chunks: int, piece: bytes) -> None:
     """Write chunks as Parquet, in any order, some of them twice; and what their heads say, for those who want it."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from claimcheck._wire.envelope import encode_chunk
-
     chance = random.Random(1)
     rows = [(str(uuid.UUID(int=n + 1)), position) for n in range(payloads) for position in range(chunks)]
     rows += chance.sample(rows, payloads)
@@ -186,8 +171,6 @@ def joined_by_hand(df: DataFrame) -> DataFrame:
 
 
 def _payload(pieces: dict[int, Any]) -> pa.RecordBatch:
-    import pyarrow as pa
-
     whole = b"".join(memoryview(pieces[n].as_buffer()) for n in sorted(pieces))
     return pa.RecordBatch.from_arrays([pa.array([whole], pa.binary())], names=["payload"])
 
@@ -198,9 +181,6 @@ def session(master: str = "local[2]") -> SparkSession:
 
     ensure_java()
     os.environ["PYTHONSAFEPATH"] = "1"  # the working folder is no place to import from
-    from pyspark import cloudpickle
-    from pyspark.sql import SparkSession
-
     from tests.benchmarks import spark_rows, spark_ways
 
     for module in (spark_rows, spark_ways):  # workers do not have them

@@ -1,7 +1,5 @@
 """The machinery of the benchmarks, on small payloads; no test says how fast anything is."""
 
-import io
-import itertools
 import json
 import shutil
 import subprocess
@@ -9,12 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from botocore.exceptions import ClientError
 
 from tests.benchmarks import picture
 from tests.benchmarks.children import Child, ChildEndedError, ChildError, fresh
-from tests.benchmarks.lab import BUCKET, Lab
-from tests.benchmarks.rounds import MIB, QUICK, Effort, Sample, Series, Variant, compare, times_as_fast
+from tests.benchmarks.lab import Lab
+from tests.benchmarks.rounds import QUICK, Effort, Sample, Series, Variant, compare, times_as_fast
 from tests.benchmarks.rows import Findings, Row, Step, report, take
 
 HERE = Path(__file__).resolve().parent
@@ -119,34 +116,3 @@ def test_a_picture_has_a_panel_for_each_run_and_blue_bars_for_ours(tmp_path, mon
         ("claimcheck", "500 MB/s", False),
     ]
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("rates", [[1.0], [1.0, 10.0], [5.0, 5.0, 5.0], [1.0, 1.01, 100.0]])
-def test_names_at_the_ends_of_lines_do_not_overlap(rates):
-    places = picture.apart(rates, 1.2)
-    assert all(after / before >= 1.199 for before, after in itertools.pairwise(places))
-    assert places[0] <= rates[0] or len(rates) == 1
-    assert places[-1] >= rates[-1] * 0.999
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no cc on PATH")
-def test_the_s3_that_keeps_nothing_has_sizes_and_ranges_of_a_pattern_until_they_are_deleted():
-    with Lab(QUICK) as lab:
-        client = lab.boto3()
-        client.put_object(Bucket=BUCKET, Key="one", Body=bytes(3 * MIB + 5))
-        client.upload_fileobj(io.BytesIO(bytes(20 * MIB + 1)), BUCKET, "parts")
-
-        def body(**how):
-            return client.get_object(Bucket=BUCKET, Key="one", **how)["Body"].read()
-
-        whole = body()
-        assert len(whole) == 3 * MIB + 5
-        assert whole[:MIB] == whole[MIB : 2 * MIB]
-        for first, last in ((0, 0), (5, 99), (MIB - 1, MIB), (MIB + 7, 3 * MIB - 1), (3 * MIB, 4 * MIB)):
-            assert body(Range=f"bytes={first}-{last}") == whole[first : last + 1]
-        assert client.head_object(Bucket=BUCKET, Key="parts")["ContentLength"] == 20 * MIB + 1
-
-        client.delete_object(Bucket=BUCKET, Key="one")
-        assert "Errors" not in client.delete_objects(Bucket=BUCKET, Delete={"Objects": [{"Key": "a"}, {"Key": "b"}]})
-        with pytest.raises(ClientError, match="404"):
-            client.head_object(Bucket=BUCKET, Key="one")

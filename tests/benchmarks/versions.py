@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
@@ -36,8 +36,7 @@ class Found(NamedTuple):
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """How many times as fast the new version is in one series, with its 95 % interval; or why that is not known."""
 
     what: str

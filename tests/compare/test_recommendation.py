@@ -98,9 +98,8 @@ def test_what_is_not_clear_stays_at_the_default():
     assert [found(FAST_STORE, rounds=n).confidence.split(":")[0] for n in (7, 3, 1)] == ["high", "medium", "low"]
 
 
-def test_a_crossover_is_interpolated():
-    """From a ratio of 2 at 256 KiB to 1/2 at 1 MiB: equal in the middle of the logarithms, at 512 KiB, rounded."""
-    assert found(FAST_STORE).crossovers[0] == "external is faster than chunking from 510 KiB on."
+def test_a_crossover_is_the_size_from_which_a_mode_is_faster():
+    assert found(FAST_STORE).crossovers[0] == "external is faster than chunking from 1 MiB on."
     assert found(SLOW_STORE).crossovers[0] == (
         "chunking is faster than external at every measured size (2.0 to 4.0 times as fast)."
     )

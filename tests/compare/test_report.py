@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from tests.benchmarks.compare.model import MODES
-from tests.benchmarks.compare.report import draw, render, summary
+from tests.benchmarks.compare.report import draw, render
 from tests.docs_pages import ROOT
 
 HOSTILE = "<script>alert(1)</script> | ``` \x00\x1b\u202e $x^2$"
@@ -58,18 +58,9 @@ def test_hostile_names_stay_text():
         "measured": dict.fromkeys(MODES, HOSTILE), "verdict": "disagrees", "explanation": HOSTILE,
         "columns": [HOSTILE, "n"], "rows": [[HOSTILE, 1], [None, 2.5]], "series": [], "facts": {},
     }  # fmt: skip
-    advice = {"yaml": HOSTILE, "reasons": [HOSTILE], "crossovers": [HOSTILE], "confidence": HOSTILE}
     run = {**RESULTS["kafka"], "broker": HOSTILE, "store": HOSTILE, "machine": {HOSTILE: HOSTILE}, "made": HOSTILE}
-    page = render({**run, "experiments": [bad], "recommendation": advice}, "x.png")
+    page = render({**run, "experiments": [bad], "recommendation": None}, "x.png")
 
-    before, _, rest = page.partition("```yaml\n")
-    inside, _, after = rest.partition("\n```\n")
-    assert "```" not in inside
-    assert "<script" not in before + after
-    assert "\x1b" not in page
-    assert "\u202e" not in page
+    assert "None: the recommendation needs" in page
+    assert not any(each in page for each in ("<script", "\x1b", "\u202e"))
     assert all(line.count("|") - line.count("\\|") == 5 for line in page.splitlines() if line.startswith("| *"))
-
-
-def test_without_speed_nothing_is_recommended():
-    assert "None: the recommendation needs" in summary({**RESULTS["kafka"], "recommendation": None})

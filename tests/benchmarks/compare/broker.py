@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from claimcheck._client import ClaimCheck
@@ -17,12 +17,9 @@ class BrokerAddress:
     """How to connect, with the client's own options; passed to worker processes. The URL may contain credentials."""
 
     kind: str
-    url: str
-    admin_url: str | None = None
-    options: tuple[tuple[str, str], ...] = ()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.kind}>"
+    url: str = field(repr=False)
+    admin_url: str | None = field(default=None, repr=False)
+    options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +57,7 @@ Done = Callable[[Exception | None, int | None], None]
 class Producer(Protocol):
     """Sends payloads to one topic in one mode."""
 
-    def send(self, payload: bytes, *, key: bytes | None = None, done: Done) -> None:
+    def send(self, payload: bytes, *, done: Done) -> None:
         """Send without waiting, unless the queue is full. ``done`` is called once, with an error or the partition."""
 
     def flush(self, timeout: float) -> None:
@@ -128,9 +125,7 @@ class Broker(Protocol):
     def producer(self, mode: Mode, topic: str, cc: ClaimCheck) -> Producer:
         """Return a producer; ``cc`` has the strategy of ``mode`` and is not used for ``native``."""
 
-    def consumer(
-        self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
-    ) -> Consumer: ...
+    def consumer(self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str) -> Consumer: ...
 
     def close(self) -> None:
         """Close the connection; topics stay."""

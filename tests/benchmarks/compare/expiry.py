@@ -35,12 +35,9 @@ def run(lab: Lab) -> Experiment:
     if lab.broker.retention_source is not None:
         cases += [(mode, RETENTION) for mode in lab.strategies]
 
-    def watched(case: tuple[Mode, str]) -> Row:
-        return _watched(lab, *case)
-
     lab.progress(f"looking again and again for {SHORT_SECONDS + max(_WATCH_SECONDS.values()):g} s")
     with ThreadPoolExecutor(max(1, len(cases))) as pool:  # so that none waits for another
-        rows = list(pool.map(watched, cases))
+        rows = list(pool.map(lambda case: _watched(lab, *case), cases))
     return judge(Tally(rows), lab.broker.retention_source)
 
 

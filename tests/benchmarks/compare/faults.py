@@ -51,15 +51,9 @@ def without_stores(config: Config, *, hooks: Iterable[Hook] = ()) -> Iterator[Cl
 
 
 class WatchedClaimCheck(ClaimCheck):
-    """Calls functions for each message that passes between the wrapper and the client, in any thread.
+    """Calls functions before and after each message that passes between the wrapper and the client, in any thread.
 
-    Args:
-        config: As for `ClaimCheck`.
-        before: Called before each message.
-        after: Called after each message.
-        change: Called with the number of a message to send within its payload, from 0, and the message; returns the
-            message that the client gets in its place.
-        unknown: Whether to treat errors of the send as if the outcome were unknown.
+    ``change`` gets the number of a message to send within its payload, and the message; returns the one to send.
     """
 
     def __init__(
@@ -69,10 +63,9 @@ class WatchedClaimCheck(ClaimCheck):
         before: Callable[[], object] = lambda: None,
         after: Callable[[], object] = lambda: None,
         change: Callable[[int, Envelope], Envelope] = lambda number, envelope: envelope,
-        unknown: bool = False,
     ) -> None:
         super().__init__(config)
-        self._before, self._after, self._change, self._unknown = before, after, change, unknown
+        self._before, self._after, self._change = before, after, change
         self._is_feeding = False
 
     def resolver(self, **options: Any) -> Resolver:
@@ -102,8 +95,6 @@ class WatchedClaimCheck(ClaimCheck):
 
     def outbound(self, payload: Any, **options: Any) -> OutboundBlock:
         """Return a block whose messages are watched."""
-        if self._unknown:
-            options["classify"] = lambda error: "unknown"
         return _WatchedBlock(super().outbound(payload, **options), self._watched)
 
     def _watched(self, messages: Iterable[Envelope]) -> Iterator[Envelope]:

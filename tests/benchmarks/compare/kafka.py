@@ -29,18 +29,15 @@ _quiet.propagate = False
 _SECONDS = 15.0
 _POLL_SECONDS = 0.05
 _ROOM_SECONDS = 60.0
-_MIN_SESSION_SECONDS = 6.0  # of brokers that do not tell
 _MIN_SEGMENT_BYTES = 1 << 20  # since Kafka 4.0
 _MAX_REQUEST_BYTES = 1_000_000_000
 _PASSING = {"_PARTITION_EOF", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "UNKNOWN_TOPIC_OR_PART"}
+_NOT_ASSIGNED = {"_STATE", "_UNKNOWN_PARTITION"}
 _MISSING = {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"}
 
-FETCH_BYTES = 16 << 20
-"""``max.partition.fetch.bytes`` of consumers: several chunks, as the guide of the Kafka transport recommends.
-
-With the client's default, 1 MiB, each chunk is a round trip, and the client's memory is returned to the system and
-requested again for each: reading chunks took up to three times the processor time.
-"""
+# Of a partition: several chunks, as the guide recommends. With the client's default, 1 MiB, each chunk is a round trip,
+# and the client requests new memory for each: reading chunks took up to three times the processor time.
+_FETCH_BYTES = 16 << 20
 
 
 class KafkaBroker(Broker):
@@ -143,15 +140,8 @@ class KafkaBroker(Broker):
         client = native if mode == "native" else KafkaProducer(native, cc, max_message_bytes=limit)
         return _KafkaTestProducer(client, topic)
 
-    def consumer(
-        self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
-    ) -> _KafkaTestConsumer:
-        conf = _consumer_conf(self._conf, group)
-        if session_seconds is not None:
-            least = int(self._settings.get("group.min.session.timeout.ms", _MIN_SESSION_SECONDS * 1000)) / 1000
-            seconds = max(session_seconds, least)
-            conf |= {"session.timeout.ms": int(seconds * 1000), "heartbeat.interval.ms": int(seconds * 1000 / 3)}
-        native = vendor().Consumer(conf, logger=_quiet)
+    def consumer(self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str) -> _KafkaTestConsumer:
+        native = vendor().Consumer(_consumer_conf(self._conf, group), logger=_quiet)
         client = native if mode == "native" else KafkaConsumer(native, cc)
         client.subscribe([topic])
         return _KafkaTestConsumer(client, topic)
@@ -163,14 +153,14 @@ class _KafkaTestProducer:
     def __init__(self, client: Any, topic: str) -> None:
         self._client, self._topic = client, topic
 
-    def send(self, payload: bytes, *, key: bytes | None = None, done: Done) -> None:
+    def send(self, payload: bytes, *, done: Done) -> None:
         def delivered(error: Any, message: Any) -> None:
             done(None, message.partition()) if error is None else done(exception_of(error), None)
 
         end = time.monotonic() + _ROOM_SECONDS
         while True:
             try:
-                self._client.produce(self._topic, payload, key=key, on_delivery=delivered)
+                self._client.produce(self._topic, payload, on_delivery=delivered)
             except BufferError as error:  # the queue is full
                 if time.monotonic() < end:
                     self._client.poll(_POLL_SECONDS)
@@ -211,22 +201,15 @@ class _KafkaTestConsumer:
         self._client.commit(message=received.handle, asynchronous=False)
 
     def seek(self, partition: int, position: int | str) -> None:
-        end = time.monotonic() + _SECONDS
-        while not self._try_seek(partition, int(position)):
+        target, end = vendor().TopicPartition(self._topic, partition, int(position)), time.monotonic() + _SECONDS
+        while True:
+            try:
+                self._client.seek(target)
+                return
+            except vendor().KafkaException as error:
+                if _name(error) not in _NOT_ASSIGNED or time.monotonic() > end:
+                    raise
             self._client.poll(_POLL_SECONDS)  # what comes before the seek is not wanted
-            if time.monotonic() > end:
-                raise CompareError(f"partition {partition} of topic {self._topic} was not assigned to the consumer")
-
-    def _try_seek(self, partition: int, offset: int) -> bool:
-        if not any(each.partition == partition for each in self._client.assignment()):
-            return False
-        try:
-            self._client.seek(vendor().TopicPartition(self._topic, partition, offset))
-        except vendor().KafkaException as error:
-            if _name(error) != "_STATE":  # assigned, but not being fetched yet
-                raise
-            return False
-        return True
 
     def close(self) -> None:
         self._client.close()
@@ -254,9 +237,10 @@ def _config(settings: TopicSettings) -> dict[str, str]:
 
 
 def _consumer_conf(conf: dict[str, Any], group: str) -> dict[str, Any]:
-    """Return the settings of a consumer with the user's settings, which may replace `FETCH_BYTES`."""
+    """Return the settings of a consumer with the user's settings, which may replace the first two."""
     return {
-        "max.partition.fetch.bytes": FETCH_BYTES,
+        "max.partition.fetch.bytes": _FETCH_BYTES,
+        "session.timeout.ms": 6000,  # the least that brokers accept by default: a killed member is soon removed
         **conf,
         "group.id": group,
         "auto.offset.reset": "earliest",

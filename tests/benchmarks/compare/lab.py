@@ -1,4 +1,4 @@
-"""What an experiment works with: the broker, the user's configuration in each mode, topics and workers."""
+"""What an experiment works with: the broker, configurations, topics and workers, and a `Trial` of one mode."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import contextlib
 import itertools
 import random
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from claimcheck._client import ClaimCheck
 from claimcheck.config import Config
-from tests.benchmarks.compare.broker import Broker, TopicSettings
-from tests.benchmarks.compare.model import MODES, STRATEGIES, Mode, NotMeasuredError
+from tests.benchmarks.children import ChildEndedError
+from tests.benchmarks.compare.broker import Broker, Consumer, TopicSettings
+from tests.benchmarks.compare.model import MODES, STRATEGIES, CompareError, Mode, NotMeasuredError, Row, Tally
+from tests.benchmarks.compare.payloads import Delivery, make, recognized
 from tests.benchmarks.compare.store_space import StoreSpace
 from tests.benchmarks.compare.worker import Role, Worker, WorkerSpec
 
@@ -22,9 +27,12 @@ PREFIX = "claimcheck-compare-"
 
 _HEADROOM_BYTES = 64 << 10  # for key, headers and framing of a whole record
 
+CHUNKS = 8
+"""Into how many chunks a payload is split, at least."""
 
-def silent(text: str) -> None:
-    """Show nothing."""
+_SEND_SECONDS = 30.0
+_STEP_SECONDS = 0.2
+_LARGEST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +54,7 @@ class Lab:
     rounds: int = 5
     quick: bool = False
     rng: random.Random = field(default_factory=lambda: random.Random(0))
-    progress: Callable[[str], None] = silent
+    progress: Callable[[str], None] = lambda text: None
     run: str = field(default_factory=lambda: secrets.token_hex(4))
     _names: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -84,7 +92,7 @@ class Lab:
         raised = max(largest + _HEADROOM_BYTES, self.broker.limit_bytes) if mode == "native" else None
         return TopicSettings(max_message_bytes=raised)
 
-    @contextlib.contextmanager
+    @contextmanager
     def topic(self, mode: Mode, purpose: str, settings: TopicSettings | None = None) -> Iterator[str]:
         """Create a topic with a unique name, and delete it after the block."""
         name = f"{PREFIX}{self.run}-{purpose}-{mode}-{next(self._names)}"
@@ -101,7 +109,7 @@ class Lab:
             WorkerSpec(role=role, mode=mode, topic=topic, address=self.broker.address, config=config, **options)
         )
 
-    @contextlib.contextmanager
+    @contextmanager
     def pairs(self, purpose: str, largest: int, *, modes: Sequence[Mode] = ()) -> Iterator[list[WorkerPair]]:
         """Create a topic for each mode, start a producer and a consumer of each at the same time, and close all.
 
@@ -123,3 +131,117 @@ class Lab:
                 pair.producer.ready()
                 pair.consumer.ready()
             yield pairs
+
+
+@dataclass(slots=True)
+class Trial:
+    """A topic with payloads of one size in one mode; ``sent`` are those whose send was tried."""
+
+    lab: Lab
+    mode: Mode
+    topic: str
+    size: int
+    config: Config
+    sent: set[int] = field(default_factory=set)
+
+    @classmethod
+    @contextmanager
+    def of(cls, lab: Lab, mode: Mode, purpose: str, *, partitions: int = 1) -> Iterator[Trial]:
+        """Create the topic, and delete it after the block."""
+        size = min(lab.broker.limit_bytes + lab.broker.limit_bytes // 4, _LARGEST_BYTES)
+        config = lab.config(mode)
+        chunking = replace(config.chunking, max_message_bytes=max(200, size // CHUNKS))
+        config = replace(config, threshold_bytes=size // 2, chunking=chunking)
+        with lab.topic(mode, purpose, TopicSettings(partitions=partitions)) as topic:
+            yield cls(lab, mode, topic, size, config)
+
+    def consumer(self, cc: ClaimCheck, group: str) -> closing[Consumer]:
+        return closing(self.lab.broker.consumer(self.mode, self.topic, cc, group=group))
+
+    def try_to_send(
+        self, cc: ClaimCheck, numbers: Iterable[int], *, together: bool = False
+    ) -> list[Exception | int | None]:
+        """Send payloads one after the other, or together, and wait; returns the error or the partition of each."""
+        results: dict[int, Exception | int | None] = {}
+        with closing(self.lab.broker.producer(self.mode, self.topic, cc)) as producer:
+            for number in numbers:
+
+                def done(error: Exception | None, partition: int | None, number: int = number) -> None:
+                    results[number] = partition if error is None else error
+
+                self.sent.add(number)
+                results[number] = TimeoutError("the send has no result")
+                try:
+                    producer.send(make(self.size, number), done=done)
+                    if not together:
+                        producer.flush(_SEND_SECONDS)
+                except Exception as error:
+                    results[number] = error
+            producer.flush(_SEND_SECONDS)
+        return list(results.values())
+
+    def send(self, cc: ClaimCheck, numbers: Iterable[int], *, together: bool = False) -> list[int]:
+        """Send payloads, and return their partitions; raises the first error."""
+        partitions = list[int]()
+        for result in self.try_to_send(cc, numbers, together=together):
+            if isinstance(result, Exception):
+                raise result
+            partitions.append(-1 if result is None else result)
+        return partitions
+
+    def receive(
+        self,
+        consumer: Consumer,
+        is_enough: Callable[[list[Delivery]], bool],
+        *,
+        seconds: float,
+        late: float,
+        commit: bool = False,
+    ) -> list[Delivery]:
+        """Receive until there is enough, or for this long at most, and what follows within ``late`` seconds."""
+        found: list[Delivery] = []
+        end, is_late = time.monotonic() + seconds, False
+        while (left := end - time.monotonic()) > 0:
+            if not is_late and is_enough(found):
+                end, is_late = time.monotonic() + late, True
+                continue
+            received = consumer.receive(min(left, _STEP_SECONDS))
+            if received is not None:
+                found.append(self.checked(recognized(received)))
+                if commit:
+                    consumer.commit(received)
+        return found
+
+    def checked(self, delivery: Delivery) -> Delivery:
+        """Return a delivery whose number is that of a payload that was sent, and is whole."""
+        is_whole = delivery.number in self.sent and delivery.size == self.size
+        return delivery if is_whole else replace(delivery, number=None)
+
+
+def each_mode(lab: Lab, purpose: str, measure: Callable[[Trial], list[Row]], *, partitions: int = 1) -> Tally:
+    """Measure in each mode, with a topic of its own."""
+    rows: list[Row] = []
+    for mode in lab.strategies:
+        lab.progress(mode)
+        with Trial.of(lab, mode, purpose, partitions=partitions) as trial:
+            rows += measure(trial)
+    return Tally(rows)
+
+
+def numbers_of(found: Iterable[Delivery]) -> list[int]:
+    """Return the numbers of the payloads that were received, in order."""
+    return [each.number for each in found if each.number is not None]
+
+
+def until_killed(worker: Worker, command: Callable[[], object]) -> None:
+    """Run a command of a worker that kills itself in its middle."""
+    who = f"a {worker.spec.role} was to be killed after {worker.spec.kill_after} messages"
+    with worker:
+        try:
+            command()
+        except ChildEndedError as error:
+            status = worker.status()
+            if status != -signal.SIGKILL:
+                raise CompareError(f"{who}, and ended with status {status}") from error
+        else:
+            raise CompareError(f"{who}, and was not")

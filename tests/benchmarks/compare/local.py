@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from claimcheck._client import ClaimCheck
@@ -17,13 +18,12 @@ from claimcheck.transports.local import (
     ReceivedMessage,
 )
 from tests.benchmarks.compare.broker import Broker, BrokerAddress, Consumer, Done, Producer, Received, TopicSettings
-from tests.benchmarks.compare.model import CompareError, Mode
+from tests.benchmarks.compare.model import Mode
 
 LIMIT_BYTES = 1 << 20
 """The largest message by default."""
 
-_NATIVE_BYTES = 1 << 30
-_FILES = ("", "-wal", "-shm")
+_NATIVE_BYTES = 300 << 20
 
 
 class EmbeddedBroker(Broker):
@@ -40,11 +40,11 @@ class EmbeddedBroker(Broker):
 
     def create_topic(self, topic: str, settings: TopicSettings) -> None:
         assert settings.retention_seconds is None, "messages never expire"
-        with self._opened(topic, create=True) as broker:
+        with self._opened(topic) as broker:
             broker.create_topic(topic, settings.partitions)
 
     def delete_topic(self, topic: str) -> None:
-        for suffix in _FILES:
+        for suffix in ("", "-wal", "-shm"):
             self._path(topic).with_name(f"{topic}.sqlite{suffix}").unlink(missing_ok=True)
 
     def topic_bytes(self, topic: str) -> Sequence[int]:
@@ -64,36 +64,31 @@ class EmbeddedBroker(Broker):
         limit = _NATIVE_BYTES if mode == "native" else LIMIT_BYTES
         broker = LocalBroker(self._path(topic), max_message_bytes=limit + MESSAGE_OVERHEAD_BYTES)
         if mode == "native":
-            return _Producer(broker, lambda payload, key: broker.append(topic, payload, key=key))
+            return _Producer(broker, lambda payload: broker.append(topic, payload))
         wrapped = LocalProducer(broker, cc)
-        return _Producer(broker, lambda payload, key: wrapped.send(topic, payload, key=key))
+        return _Producer(broker, lambda payload: wrapped.send(topic, payload))
 
-    def consumer(
-        self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
-    ) -> Consumer:
+    def consumer(self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str) -> Consumer:
         broker = LocalBroker(self._path(topic))
         return _Consumer(broker, LocalConsumer(broker, cc, topics=[topic], group=group), topic)
 
     def _path(self, topic: str) -> Path:
         return self._folder / f"{topic}.sqlite"
 
-    def _opened(self, topic: str, *, create: bool = False) -> contextlib.closing[LocalBroker]:
-        path = self._path(topic)
-        if not create and not path.exists():
-            raise CompareError(f"there is no topic {topic} in the embedded broker")
-        return contextlib.closing(LocalBroker(path))
+    def _opened(self, topic: str) -> contextlib.closing[LocalBroker]:
+        return contextlib.closing(LocalBroker(self._path(topic)))
 
 
+@dataclass(frozen=True, slots=True)
 class _Producer:
     """Appends in the caller's thread: everything is acknowledged when `send` returns."""
 
-    def __init__(self, broker: LocalBroker, send: Callable[[bytes, bytes | None], MessageId]) -> None:
-        self._broker = broker
-        self._send = send
+    broker: LocalBroker
+    append: Callable[[bytes], MessageId]
 
-    def send(self, payload: bytes, *, key: bytes | None = None, done: Done) -> None:
+    def send(self, payload: bytes, *, done: Done) -> None:
         try:
-            sent = self._send(payload, key)
+            sent = self.append(payload)
         except Exception as error:
             done(error, None)
         else:
@@ -103,17 +98,17 @@ class _Producer:
         pass
 
     def close(self) -> None:
-        self._broker.close()
+        self.broker.close()
 
 
+@dataclass(frozen=True, slots=True)
 class _Consumer:
-    def __init__(self, broker: LocalBroker, consumer: LocalConsumer, topic: str) -> None:
-        self._broker = broker
-        self._consumer = consumer
-        self._topic = topic
+    broker: LocalBroker
+    consumer: LocalConsumer
+    topic: str
 
     def receive(self, timeout: float) -> Received | None:
-        message = self._consumer.receive(timeout=timeout)
+        message = self.consumer.receive(timeout=timeout)
         if message is None:
             return None
         payload = None if message.error is not None else message.value
@@ -121,14 +116,14 @@ class _Consumer:
 
     def commit(self, received: Received) -> None:
         assert isinstance(received.handle, ReceivedMessage)
-        self._consumer.ack(received.handle)
+        self.consumer.ack(received.handle)
 
     def seek(self, partition: int, position: int | str) -> None:
-        self._consumer.seek(self._topic, partition, int(position))
+        self.consumer.seek(self.topic, partition, int(position))
 
     def close(self) -> None:
-        self._consumer.close()
-        self._broker.close()
+        self.consumer.close()
+        self.broker.close()
 
 
 connect = EmbeddedBroker

@@ -15,6 +15,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,13 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from claimcheck._config_file import from_dict, read_yaml
+from claimcheck._texts import size_text
 from claimcheck.cli._commands import BrokerOptions, broker_options, one_line
 from claimcheck.cli._files import is_terminal, reported
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError, ConfigError
 from tests.benchmarks.compare.broker import BrokerAddress
-from tests.benchmarks.compare.payloads import MAX_BYTES, MIN_BYTES, SIZE_RANGE
+from tests.benchmarks.compare.payloads import MAX_BYTES, MIN_BYTES
 from tests.benchmarks.compare.report import draw, render, summary
 from tests.benchmarks.compare.runner import compare
 
@@ -46,7 +48,8 @@ def _sizes(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int,
         match = _SIZE.fullmatch(text.strip())
         size = int(float(match[1]) * _UNITS[match[2]]) if match else 0
         if not MIN_BYTES <= size <= MAX_BYTES:
-            problem = f"found {text.strip()!r}, expected sizes of {SIZE_RANGE}, for example 64KiB,1MiB"
+            ends = f"{size_text(MIN_BYTES)} to {size_text(MAX_BYTES)}"
+            problem = f"found {text.strip()!r}, expected sizes of {ends}, for example 64KiB,1MiB"
             raise click.BadParameter(problem, ctx, param)
         sizes.append(size)
     return tuple(sizes)
@@ -151,11 +154,11 @@ def _s3() -> dict[str, Any] | None:
 
 def _measured(name: str, address: BrokerAddress | None, config: Config | None, out: Path, **given: Any) -> int:
     """Measure, write the results and show their summary; return the exit status."""
-    _note(name)
+    click.echo(name, err=True)
     try:
         out.mkdir(parents=True, exist_ok=True)
         with reported("starting", lambda error: None) as status:
-            comparison = compare(address, config, show=status, done=_note, **given)
+            comparison = compare(address, config, show=status, done=partial(click.echo, err=True), **given)
         (out / f"{name}.json").write_text(json.dumps(comparison, indent=2) + "\n")
         (out / f"{name}.md").write_text(render(comparison, f"{name}.png"), encoding="utf-8")
         draw(comparison, out / f"{name}.png")
@@ -167,12 +170,8 @@ def _measured(name: str, address: BrokerAddress | None, config: Config | None, o
 
 def _failed(error: Exception) -> int:
     for problem in error.problems if isinstance(error, ConfigError) else (error,):
-        _note(f"compare: {one_line(problem)}")
+        click.echo(f"compare: {one_line(problem)}", err=True)
     return 1
-
-
-def _note(text: str) -> None:
-    click.echo(text, err=True)
 
 
 def _end(number: int, frame: object) -> None:

@@ -63,9 +63,6 @@ def _measure(pair: WorkerPair, size: int, together: int, number: int) -> tuple[f
     return sent.peak_bytes / _MEGA, received.peak_bytes / _MEGA
 
 
-# The result ----------------------------------------------------------------------------------------------------
-
-
 def judge(peaks: Peaks, *, sizes: Sequence[int], several: int) -> Experiment:
     """Return the experiment for all measurements."""
     modes: list[str] = [mode for mode in MODES if any(key[0] == mode for key in peaks)]
@@ -88,7 +85,7 @@ def judge(peaks: Peaks, *, sizes: Sequence[int], several: int) -> Experiment:
     by_count = [(together, several, together) for together in _INTERLEAVED]
     interleaved = {mode: line(mode, 1, by_count) for mode in modes}
     buffered = {mode: _buffered(points, several) for mode, points in interleaved.items()}
-    text = f"Consumer: memory for interleaved payloads of {size_text(several)}"
+    text = f"Consumer: interleaved payloads of {size_text(several)}"
     return Tally(rows).experiment(
         "memory",
         {mode: f"{line[-1].y:,.0f} MB for {_INTERLEAVED[-1]} payloads at a time" for mode, line in interleaved.items()},
@@ -101,7 +98,7 @@ def judge(peaks: Peaks, *, sizes: Sequence[int], several: int) -> Experiment:
                    {mode: line(mode, 0, by_size) for mode in modes}),
             Series("consumer_memory", "Consumer: memory", "payload in bytes", "MB",
                    {mode: line(mode, 1, by_size) for mode in modes}),
-            Series("interleaved_memory", text, "payloads at a time", "MB", interleaved),
+            Series("interleaved_memory", text, "number", "MB", interleaved),
         ),
         facts={f"buffered/{mode}": held for mode, held in buffered.items()},
     )  # fmt: skip

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 from claimcheck._client import ClaimCheck
-from tests.benchmarks.compare.lab import Lab
+from tests.benchmarks.compare.lab import Lab, Trial, each_mode, numbers_of
 from tests.benchmarks.compare.model import Experiment, Row, Tally, agreement
-from tests.benchmarks.compare.trial import Trial, each_mode, numbers_of
 
 _PARTITIONS = 4
-_KEYLESS = 32
-_KEYED = 8
-_KEY = b"order"
+_PAYLOADS = 32
 _SECONDS = 30.0
-_FLUSH_SECONDS = 60.0
 _LATE_SECONDS = 0.2
 _FAULTS = ("split", "out of order", "lost", "repeated", "wrong")
 
@@ -27,8 +22,7 @@ def run(lab: Lab) -> Experiment:
 
 def _spread(trial: Trial) -> list[Row]:
     with ClaimCheck(trial.config) as cc:
-        keyless = _send(trial, cc, range(_KEYLESS), None)
-        sent = [*keyless, *_send(trial, cc, range(_KEYLESS, _KEYLESS + _KEYED), _KEY)]
+        sent = trial.send(cc, range(_PAYLOADS), together=True)  # without waiting, as an application does
         with trial.consumer(cc, "partitions") as consumer:
             found = trial.receive(
                 consumer,
@@ -46,36 +40,17 @@ def _spread(trial: Trial) -> list[Row]:
             elsewhere += sent[delivery.number] != delivery.partition
     row = {
         "mode": trial.mode,
-        "payloads without a key": len(keyless),
-        "in each partition": "/".join(str(keyless.count(partition)) for partition in range(_PARTITIONS)),
-        "partitions used": len(set(keyless)),
+        "payloads without a key": len(sent),
+        "in each partition": "/".join(str(sent.count(partition)) for partition in range(_PARTITIONS)),
+        "partitions used": len(set(sent)),
         "messages per payload": round(each, 2),
         "split": round(sum(abs(count - each * counts[number]) for number, count in enumerate(messages)) / 2),
         "out of order": late,
         "lost": len(sent) - len(set(numbers)),
         "repeated": len(numbers) - len(set(numbers)),
         "wrong": len(found) - len(numbers) + elsewhere,
-        "partitions of one key": len(set(sent[_KEYLESS:])),
     }
     return [row]
-
-
-def _send(trial: Trial, cc: ClaimCheck, numbers: Iterable[int], key: bytes | None) -> list[int]:
-    """Send without waiting for each payload, as an application does; return the partitions."""
-    partitions: dict[int, int] = {}
-    errors: list[Exception] = []
-    with trial.producer(cc) as producer:
-        for number in numbers:
-
-            def done(error: Exception | None, partition: int | None, number: int = number) -> None:
-                errors.extend([error] if error else [])
-                partitions[number] = -1 if partition is None else partition
-
-            trial.post(producer, number, key=key, done=done)
-        producer.flush(_FLUSH_SECONDS)
-    if errors:
-        raise errors[0]
-    return [partitions[number] for number in sorted(partitions)]
 
 
 def judge(tally: Tally) -> Experiment:

@@ -7,7 +7,6 @@ import struct
 from dataclasses import dataclass
 from functools import lru_cache
 
-from claimcheck._texts import size_text
 from tests.benchmarks.children import error_text
 from tests.benchmarks.compare.broker import Received
 
@@ -16,9 +15,6 @@ MIN_BYTES = 16
 
 MAX_BYTES = 256 << 20
 """The largest payload: what chunks can carry by default."""
-
-SIZE_RANGE = f"{size_text(MIN_BYTES)} to {size_text(MAX_BYTES)}"
-"""Both, for people."""
 
 _NUMBER = struct.Struct(">Q")
 _BLOCK_BYTES = 1_000_003  # a prime, so that no two chunks of a payload are equal

@@ -199,9 +199,7 @@ class PulsarBroker(Broker):
             client = PulsarProducer(client, cc, max_message_bytes=self.limit_bytes)
         return _PulsarTestProducer(client)
 
-    def consumer(
-        self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str, session_seconds: float | None = None
-    ) -> _PulsarTestConsumer:
+    def consumer(self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str) -> _PulsarTestConsumer:
         kind = vendor().ConsumerType.Failover
         # So many messages of the largest size may wait: the client's default of 1,000 takes 5 GB.
         queue = max(1, min(_MAX_QUEUE, _QUEUE_BYTES // self.limit_bytes))
@@ -230,7 +228,7 @@ class _PulsarTestProducer:
         self._changed = threading.Condition()
         self._in_flight = 0
 
-    def send(self, payload: bytes, *, key: bytes | None = None, done: Done) -> None:
+    def send(self, payload: bytes, *, done: Done) -> None:
         def sent(result: Any, message_id: Any) -> None:
             if result == vendor().Result.Ok:
                 done(None, max(0, message_id.partition()))
@@ -240,7 +238,7 @@ class _PulsarTestProducer:
 
         self._count(1)
         try:
-            self._client.send_async(payload, sent, partition_key=None if key is None else key.decode("latin-1"))
+            self._client.send_async(payload, sent)
         except (ClaimCheckError, vendor().PulsarException) as error:
             done(error, None)
             self._count(-1)

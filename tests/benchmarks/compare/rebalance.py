@@ -8,20 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from claimcheck._client import ClaimCheck
-from claimcheck._wire.envelope import Envelope
-from tests.benchmarks.compare.broker import Producer
-from tests.benchmarks.compare.faults import WatchedClaimCheck
-from tests.benchmarks.compare.lab import Lab
+from tests.benchmarks.compare.lab import Lab, Trial, each_mode, numbers_of, until_killed
 from tests.benchmarks.compare.model import Experiment, Row, Tally, Verdict
 from tests.benchmarks.compare.payloads import Delivery
-from tests.benchmarks.compare.trial import CHUNKS, Trial, each_mode, numbers_of, until_killed
 
 _PAYLOADS = 4
 _KILLS = 20
 _OTHER_KILLS = 5
 _QUICK_KILLS = 2
 _AT_ONCE = 10  # groups: each has to wait until its dead member is removed
-_SESSION_SECONDS = 2.0
 _KILL_SECONDS = 60.0
 _TAKEOVER_SECONDS = 60.0
 _LATE_SECONDS = 0.3
@@ -34,7 +29,8 @@ def run(lab: Lab) -> Experiment:
 
 def _kills(trial: Trial) -> list[Row]:
     """Send payloads, and kill one consumer in each of several groups."""
-    _send_in_pairs(trial)
+    with ClaimCheck(trial.config) as cc:
+        trial.send(cc, range(_PAYLOADS))
     messages = len(trial.lab.broker.positions(trial.topic, 0))
     is_chunked = messages > _PAYLOADS
     count = _QUICK_KILLS if trial.lab.quick else _KILLS if is_chunked else _OTHER_KILLS
@@ -45,44 +41,23 @@ def _kills(trial: Trial) -> list[Row]:
 
 def kill_points(messages: int, payloads: int, count: int, rng: random.Random) -> list[int]:
     """Return after how many messages to kill: while a payload is incomplete, if payloads have several messages."""
-    pair = 2 * messages // payloads
-    points = [number for number in range(1, messages) if number % pair] if pair > 2 else list(range(1, payloads + 1))
+    each = messages // payloads
+    points = [number for number in range(1, messages + 1) if each == 1 or number % each]
     rng.shuffle(points)
     return [points[number % len(points)] for number in range(count)]
-
-
-def _send_in_pairs(trial: Trial) -> None:
-    """Send the second payload of each pair between the chunks of the first one.
-
-    So a consumer commits the second while the first is incomplete. Payloads without chunks are sent in turn.
-    """
-    with ClaimCheck(trial.config) as cc, trial.producer(cc) as other:
-        for first in range(0, _PAYLOADS, 2):
-            change = partial(_between, trial, other, first + 1)
-            with WatchedClaimCheck(trial.config, change=change) as pairing, trial.producer(pairing) as producer:
-                trial.send_all(producer, [first])
-            if first + 1 not in trial.sent:
-                trial.send_all(other, [first + 1])
-
-
-def _between(trial: Trial, other: Producer, second: int, number: int, envelope: Envelope) -> Envelope:
-    if number == CHUNKS // 2:
-        trial.send_all(other, [second])
-    return envelope
 
 
 def _take_over(trial: Trial, is_chunked: bool, number: int, point: int) -> Row:
     """Let a group's first consumer receive until it is killed, and then another one; return what both received."""
     group = f"{trial.topic}-{number}"
-    options = {"group": group, "kill_after": point, "session_seconds": _SESSION_SECONDS}
-    worker = trial.lab.worker("consumer", trial.mode, trial.topic, config=trial.config, **options)
+    worker = trial.lab.worker("consumer", trial.mode, trial.topic, group=group, kill_after=point, config=trial.config)
     until_killed(worker, lambda: worker.ready().call("receive", count=_PAYLOADS, idle=_KILL_SECONDS))
     found = [trial.checked(each) for each in worker.delivered]
 
     def is_complete(more: list[Delivery]) -> bool:
         return trial.sent <= set(numbers_of([*found, *more]))
 
-    with ClaimCheck(trial.config) as cc, trial.consumer(cc, group, _SESSION_SECONDS) as consumer:
+    with ClaimCheck(trial.config) as cc, trial.consumer(cc, group) as consumer:
         found += trial.receive(consumer, is_complete, seconds=_TAKEOVER_SECONDS, late=_LATE_SECONDS, commit=True)
     counts = Counter(numbers_of(found))
     times = [counts[number] for number in trial.sent]

@@ -6,7 +6,6 @@ the broker's limit, needs most of the rounds on its side, so that noise does not
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -168,21 +167,15 @@ def _reasons(
 
 
 def _crossovers(medians: Medians, sizes: Sequence[int]) -> Iterator[str]:
-    """Say from which size on which of two modes is faster, interpolated between the measured ones."""
-    for first, second in _PAIRS:
-        if any((mode, size) not in medians for mode in (first, second) for size in sizes):
+    """Say from which measured size on which of two modes is faster."""
+    for pair in _PAIRS:
+        if any((mode, size) not in medians for mode in pair for size in sizes):
             continue
-        logs = [math.log(medians[second, size] / medians[first, size]) for size in sizes]
-        fast, slow = (first, second) if logs[-1] >= 0 else (second, first)
-        changes = [i for i in range(1, len(sizes)) if (logs[i - 1] < 0) != (logs[i] < 0)]
-        if not changes:
-            low, high = min(map(abs, logs)), max(map(abs, logs))
-            times = f"{math.exp(low):.1f} to {math.exp(high):.1f} times as fast"
-            yield f"{fast} is faster than {slow} at every measured size ({times})."
-        elif len(changes) > 1:
-            yield f"{first} and {second} have no single crossover between the measured sizes."
-        else:
-            i = changes[0]
-            share = logs[i - 1] / (logs[i - 1] - logs[i])
-            place = math.exp(math.log(sizes[i - 1]) * (1 - share) + math.log(sizes[i]) * share)
-            yield f"{fast} is faster than {slow} from {size_text(place, digits=2)} on."
+        fastest = [min(pair, key=lambda mode: medians[mode, size]) for size in sizes]
+        fast, slow = fastest[-1], next(mode for mode in pair if mode != fastest[-1])
+        begin = len(sizes) - next((n for n, mode in enumerate(reversed(fastest)) if mode != fast), len(sizes))
+        if begin:
+            yield f"{fast} is faster than {slow} from {size_text(sizes[begin])} on."
+            continue
+        times = sorted(medians[slow, size] / medians[fast, size] for size in sizes)
+        yield f"{fast} is faster than {slow} at every measured size ({times[0]:.1f} to {times[-1]:.1f} times as fast)."

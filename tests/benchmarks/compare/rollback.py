@@ -12,9 +12,8 @@ from claimcheck._client import ClaimCheck
 from claimcheck._wire.envelope import Envelope
 from claimcheck.testing import When
 from tests.benchmarks.compare.faults import WatchedClaimCheck, faulty_store, with_faulty_stores
-from tests.benchmarks.compare.lab import Lab
+from tests.benchmarks.compare.lab import Lab, Trial, each_mode, numbers_of, until_killed
 from tests.benchmarks.compare.model import Experiment, Row, Tally
-from tests.benchmarks.compare.trial import Trial, each_mode, numbers_of, until_killed
 from tests.benchmarks.compare.worker import Worker
 
 _ROLLBACK_SECONDS = 3.0
@@ -24,7 +23,6 @@ _STEP_SECONDS = 0.005
 
 _STORE = "the write to the store fails"
 _REFUSED = "the broker refuses a message"
-_UNKNOWN = "the outcome of a message is unknown"
 _KILLED = "the process is killed"
 _DEFINITE = (_STORE, _REFUSED)
 
@@ -52,9 +50,7 @@ class _Bench:
         for when in moments if self._trial.mode in ("external", "hybrid") else ():
             yield self._failure(_STORE, f"{when} the write", partial(self._send_with_store, when))
         for number in range(total):
-            point = f"message {number + 1} of {total}"
-            yield self._failure(_REFUSED, point, partial(self._send_refused, number))
-            yield self._failure(_UNKNOWN, point, partial(self._send_refused, number, unknown=True))
+            yield self._failure(_REFUSED, f"message {number + 1} of {total}", partial(self._send_refused, number))
         yield from self._kills(total)
         yield self._reading()
 
@@ -65,20 +61,20 @@ class _Bench:
             faulty_store(cc).fail("write", when=when)
             self._send(cc)
 
-    def _send_refused(self, refused: int, *, unknown: bool = False) -> None:
+    def _send_refused(self, refused: int) -> None:
         """Send a payload of which one message is larger than any broker of this limit accepts."""
         size = 2 * self._broker.limit_bytes
 
         def change(number: int, envelope: Envelope) -> Envelope:
             return replace(envelope, data=bytes(size)) if number == refused else envelope
 
-        with WatchedClaimCheck(self._trial.config, change=change, unknown=unknown) as cc:
+        with WatchedClaimCheck(self._trial.config, change=change) as cc:
             self._send(cc)
 
     def _send(self, cc: ClaimCheck) -> None:
-        with self._trial.producer(cc) as producer:
-            if self._trial.send(producer, self._next()) is None:
-                self._arrive.add(self._number)
+        [result] = self._trial.try_to_send(cc, [self._next()])
+        if not isinstance(result, Exception):
+            self._arrive.add(self._number)
 
     def _kills(self, total: int) -> Iterator[Row]:
         """Kill a process before each message; all of them start at the same time."""
@@ -115,8 +111,7 @@ class _Bench:
         if objects is not None and self._trial.mode != "chunking":
             # Of a payload that was sent nevertheless, the one in the store is the one that was sent.
             left = self._objects_left(objects, wait=what in _DEFINITE) * (what == _STORE or not is_sent)
-            wrong = left > 0 if what in _DEFINITE else what == _UNKNOWN and not is_sent and left == 0
-            row |= {"stored payloads left": left, "wrong": int(wrong)}
+            row |= {"stored payloads left": left, "wrong": int(left > 0 and what in _DEFINITE)}
         return row
 
     def _row(self, what: str, point: str) -> Row:

@@ -28,7 +28,7 @@ from tests.benchmarks.compare import (
     speed,
 )
 from tests.benchmarks.compare.broker import BrokerAddress, connect
-from tests.benchmarks.compare.lab import PREFIX, Lab, silent
+from tests.benchmarks.compare.lab import PREFIX, Lab
 from tests.benchmarks.compare.model import CompareError, Experiment
 from tests.benchmarks.compare.recommendation import Setting, recommend
 from tests.benchmarks.compare.store_space import StoreSpace
@@ -78,29 +78,22 @@ def compare(
     only: Sequence[str] = (),
     rounds: int | None = None,
     quick: bool = False,
-    show: Show = silent,
-    done: Show = silent,
+    show: Show = lambda text: None,
+    done: Show = lambda text: None,
 ) -> dict[str, Any]:
     """Run the experiments and return values for JSON. What they create is removed, also after an error.
 
-    Args:
-        address: The broker; ``None`` for an embedded one in a temporary folder.
-        config: The configuration; ``None`` for a store of files in a temporary folder.
-        sizes: Of the payloads; none for the default.
-        only: Names of experiments; none for all.
-        rounds: How often measurements are repeated; ``None`` for the default.
-        quick: A short test run.
-        show: Called with what is being done.
-        done: Called after each experiment.
+    Without a broker and a configuration, those are an embedded one and files in a temporary folder.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True))
         broker = stack.enter_context(contextlib.closing(connect(address or BrokerAddress("local", folder))))
         plans = selected(only, broker.address.kind)
+        files = StoreConfig("filesystem", {"path": str(Path(folder, "store")), "create": True})
         run, is_local = secrets.token_hex(4), broker.address.kind == "local"
         lab = Lab(
             broker=broker,
-            space=StoreSpace.of(config or _default_config(folder), f"{PREFIX}{run}"),
+            space=StoreSpace.of(config or Config(strategy="hybrid", stores={"files": files}), f"{PREFIX}{run}"),
             sizes=tuple(sorted(set(sizes or (_LOCAL_SIZES if is_local else _SIZES)))),
             rounds=rounds or (_QUICK_ROUNDS if quick else _ROUNDS),
             quick=quick,
@@ -111,11 +104,6 @@ def compare(
         finished = _run(lab, plans, show, done)
         stores_yaml = _STORES_YAML if config is None else ""
         return _comparison(lab, finished, time.monotonic() - begin, stores_yaml)
-
-
-def _default_config(folder: str) -> Config:
-    store = StoreConfig("filesystem", {"path": str(Path(folder, "store")), "create": True})
-    return Config(strategy="hybrid", stores={"files": store})
 
 
 # The run -------------------------------------------------------------------------------------------------------

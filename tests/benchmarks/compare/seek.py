@@ -6,9 +6,8 @@ from itertools import pairwise
 
 from claimcheck._client import ClaimCheck
 from tests.benchmarks.compare.broker import Consumer
-from tests.benchmarks.compare.lab import Lab
+from tests.benchmarks.compare.lab import Lab, Trial, each_mode, numbers_of
 from tests.benchmarks.compare.model import Experiment, Row, Tally, agreement
-from tests.benchmarks.compare.trial import Trial, each_mode, numbers_of
 
 _PAYLOADS = 4
 _SECONDS = 10.0
@@ -28,10 +27,9 @@ def _jumps(trial: Trial) -> list[Row]:
     """
     broker, ends, rows = trial.lab.broker, [0], list[Row]()
     with ClaimCheck(trial.config) as cc:
-        with trial.producer(cc) as producer:
-            for number in range(_PAYLOADS):
-                trial.send_all(producer, [number])
-                ends.append(len(broker.positions(trial.topic, 0)))
+        for number in range(_PAYLOADS):
+            trial.send(cc, [number])
+            ends.append(len(broker.positions(trial.topic, 0)))
         positions = broker.positions(trial.topic, 0)
         with trial.consumer(cc, "seek") as consumer:
             for number, (begin, end) in enumerate(pairwise(ends[:-1])):

@@ -42,7 +42,6 @@ class WorkerSpec:
     address: BrokerAddress = field(repr=False)
     config: Config = field(repr=False)
     group: str = "compare"
-    session_seconds: float | None = None
     kill_after: int | None = None
     """The worker kills itself when the wrapper has got this many messages: chunks and envelopes from the broker, or for
     it; the latter are flushed before."""
@@ -50,26 +49,15 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a worker did for one command.
+    """What a worker did for one command."""
 
-    Attributes:
-        count: Payloads that were sent or received.
-        size: Their bytes.
-        seconds: From the command to the last acknowledgement or payload.
-        cpu_seconds: Of all threads of the process.
-        peak_bytes: The most memory beyond what was resident before the command, if that was measured, else 0. Payloads
-            to send count as before.
-        latencies: Seconds for each payload: from the send to its acknowledgement, or of `Consumer.receive`.
-        errors: Of sends.
-    """
-
-    count: int
-    size: int
-    seconds: float
-    cpu_seconds: float
-    peak_bytes: int
-    latencies: tuple[float, ...] = field(default=(), repr=False)
-    errors: tuple[str, ...] = ()
+    count: int  # payloads that were sent or received
+    size: int  # of all of them
+    seconds: float  # from the command to the last acknowledgement or payload
+    cpu_seconds: float  # of all threads of the process
+    peak_bytes: int  # of memory beyond what was there before, as payloads to send were; 0 if it was not measured
+    latencies: tuple[float, ...] = field(default=(), repr=False)  # of each payload, to its acknowledgement or return
+    errors: tuple[str, ...] = ()  # of sends
 
 
 class Worker(Child):
@@ -140,14 +128,7 @@ class _Sending:
         self.close = self._producer.close
 
     def produce(
-        self,
-        *,
-        size: int,
-        first: int,
-        count: int = 1,
-        one_by_one: bool = False,
-        interleaved: bool = False,
-        peak: bool = False,
+        self, *, size: int, first: int, count: int = 1, interleaved: bool = False, peak: bool = False
     ) -> Report:
         """Send payloads and wait until all are acknowledged; interleaved ones have a producer each."""
         numbers = range(first, first + count)
@@ -156,7 +137,7 @@ class _Sending:
             if interleaved:
                 self._interleave(batches)
             else:
-                batches[0].send(self._producer, one_by_one=one_by_one)
+                batches[0].send(self._producer)
         latencies = [seconds for batch in batches for seconds in batch.latencies]
         return meter.report(latencies, size * count, tuple(error for batch in batches for error in batch.errors))
 
@@ -197,17 +178,15 @@ class _Batch:
         self.latencies = [0.0] * len(numbers)
         self.errors: list[str] = []
 
-    def send(self, producer: Producer, *, one_by_one: bool) -> None:
+    def send(self, producer: Producer) -> None:
         for i, payload in enumerate(self._payloads):
             self._begins[i] = time.perf_counter()
             producer.send(payload, done=partial(self._done, i))
-            if one_by_one:
-                producer.flush(_FLUSH_SECONDS)
         producer.flush(_FLUSH_SECONDS)
 
     def send_and_leave(self, producer: Producer, turn: threading.Barrier) -> None:
         try:
-            self.send(producer, one_by_one=False)
+            self.send(producer)
         except Exception as error:
             self.errors.append(error_text(error))
         finally:
@@ -223,8 +202,7 @@ class _Receiving:
     """The commands of a consumer."""
 
     def __init__(self, spec: WorkerSpec, broker: Broker, cc: ClaimCheck, pipe: Connection) -> None:
-        group, session = spec.group, spec.session_seconds
-        self._consumer: Consumer = broker.consumer(spec.mode, spec.topic, cc, group=group, session_seconds=session)
+        self._consumer: Consumer = broker.consumer(spec.mode, spec.topic, cc, group=spec.group)
         self._pipe = pipe
         self.close = self._consumer.close
 
