@@ -531,7 +531,7 @@ def test_numbers_may_come_from_the_environment(monkeypatch):
         claimcheck.ClaimCheck(cc.config).store("hot")
 
 
-SECRET_OPTIONS = [
+SECRET_OPTIONS: list[dict[str, object]] = [
     *({"url": url} for url in ("hunter2", "hunter2:6379", "me:hunter2@localhost:6379", "hunter2.x@localhost")),
     {"url": ["hunter2"]},
     {"url": 4711},
