@@ -9,6 +9,7 @@ import re
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -531,7 +532,7 @@ def test_numbers_may_come_from_the_environment(monkeypatch):
         claimcheck.ClaimCheck(cc.config).store("hot")
 
 
-SECRET_OPTIONS = [
+SECRET_OPTIONS: list[Any] = [
     *({"url": url} for url in ("hunter2", "hunter2:6379", "me:hunter2@localhost:6379", "hunter2.x@localhost")),
     {"url": ["hunter2"]},
     {"url": 4711},

@@ -7,7 +7,7 @@ import array
 import pytest
 
 from claimcheck._wire import envelope
-from claimcheck._wire.envelope import Abort, Chunk, Literal, Plain, PointerData, decode
+from claimcheck._wire.envelope import Abort, Chunk, Literal, Plain, decode
 from claimcheck._wire.headers import byte_length, kafka_overhead
 from claimcheck.config import HEADER
 from claimcheck.errors import ClaimCheckError, EnvelopeError
@@ -32,10 +32,6 @@ def test_encodes_the_golden_bytes():
     assert envelope.encode_chunk(UUID, 99_999, 100_000, b"\xff\x00\xfe") == golden("chunk_last_of_many")
     assert envelope.encode_abort(UUID) == golden("abort")
     assert envelope.encode_pointer(b"\x02{}") == HEADER + b"\x02\x02{}"
-
-
-def test_a_chunk_has_65_bytes_before_its_piece():
-    assert len(HEADER) + envelope.CHUNK_OVERHEAD_BYTES == 65 == len(envelope.encode_chunk(UUID, 0, 1, b""))
 
 
 @pytest.mark.parametrize("plain", [b"", b"x", HEADER, HEADER[:-1] + b"-\x02", b"y" + HEADER + b"\x02"])
@@ -103,10 +99,6 @@ def test_the_header_is_configurable():
     assert decode(raw, header=b"OURS") == Abort(UUID)
     assert isinstance(decode(raw), Plain)
     assert isinstance(decode(golden("abort"), header=b"OURS"), Plain)
-
-
-def test_pointer_bytes_are_handed_on_as_they_are():
-    assert decode(golden("pointer_v1")) == PointerData(golden("pointer_v1")[21:])
 
 
 @pytest.mark.parametrize(

@@ -115,10 +115,13 @@ def test_a_file_that_cannot_seek_to_its_end_is_of_unknown_length():
         assert b"Name:" in bytes(Source(file, limit=LIMIT).take_all())
 
 
+NO_PAYLOADS: list[object] = [None, 5, 1.5, ["a"], {}]
+
+
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        *((lambda each=each: each, PayloadTypeError, type(each).__name__) for each in (None, 5, 1.5, ["a"], {})),
+        *((lambda each=each: each, PayloadTypeError, type(each).__name__) for each in NO_PAYLOADS),
         (lambda: (b for b in [b"x"]), PayloadTypeError, "generator"),
         (lambda: "text", PayloadTypeError, "encode"),
         (lambda: io.StringIO("text"), PayloadTypeError, "'rb'"),

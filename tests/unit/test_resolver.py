@@ -110,6 +110,14 @@ def test_safe_position_is_the_lowest_that_is_not_settled(cc):
     assert resolver.safe_position("orders-0") is None
 
 
+def test_seek_into_the_middle_waits_for_all_chunks_again(cc):
+    resolver, chunks = cc.resolver(), sent_by("chunking")
+    feed_all(resolver, chunks[:3])
+    assert resolver.clear("orders-0") == (0, 1, 2)
+    assert feed_all(resolver, chunks[3:], start=3) == []
+    assert resolver.safe_position("orders-0") == 3
+
+
 def test_expiry_goes_through_tick_and_hooks_with_the_injected_clock():
     events, now = [], [0.0]
     cc = claimcheck.from_dict(CONFIG | {"chunking": {"on_expire": "dead_letter"}}, hooks=[events.append])

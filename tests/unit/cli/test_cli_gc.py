@@ -275,16 +275,6 @@ def test_another_file_is_not_made_a_broker(lab, here, content):
     assert "another is not the file of an embedded broker" in result.stderr
 
 
-def test_a_dead_letter_topic_alone_keeps_what_messages_of_its_topic_point_at(lab):
-    lab.broker.create_topic("orders.dlq")
-    redriven, orphan, other = lab.write("orders.dlq"), lab.write("orders.dlq"), lab.write("orders")
-    lab.send(redriven, "orders")
-    arguments = ("gc", "--local", "broker.sqlite", "--topic", "orders.dlq", "--yes", "--claim")
-    assert "  read: orders (1), orders.dlq (0)" in ok(*arguments).stdout.splitlines()
-    assert lab.stored == {redriven.key, other.key}
-    assert orphan.key not in lab.stored
-
-
 def test_topics_with_similar_names_that_are_not_read_are_named(lab):
     for name in ("dlq.orders", "orders-retry", "ORDERS.DLQ", "payments"):
         lab.broker.create_topic(name)
