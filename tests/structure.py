@@ -45,8 +45,8 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "wire": (1250, ("_wire",)),
     "send": (1300, ("_send",)),
     "receive": (1250, ("_receive",)),
-    "store": (1900, ("_store", "_threads")),
-    "base": (1650, ("errors", "hooks", "config", "_validation", "_registry", "_config_file", "_texts")),
+    "store": (1900, ("_store",)),
+    "base": (1650, ("errors", "hooks", "config", "_validation", "_registry", "_config_file", "_texts", "_threads")),
     "front": (750, ("", "__main__", "_client", "strategies", "_opened")),
 }
 

@@ -146,7 +146,7 @@ class CheckReport:
         for problem in error.problems:
             expected, _, hint = (problem.expected or "").partition("; did you mean ")
             message = f"found {problem.found}, expected {expected}" if problem.expected else str(problem)
-            fix = f"Did you mean {hint}" if hint else "Correct the value." if problem.path else "Correct the file."
+            fix = f"Did you mean {hint}" if hint else "" if problem.path else "Correct the file."
             findings.append(finding("error", "config-invalid", problem.path, message, fix, error=error))
         return cls(tuple(findings))
 

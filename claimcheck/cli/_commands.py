@@ -55,7 +55,7 @@ COMMANDS = {
 EXIT_CODES = """Exit codes:
   0    done
   1    any other error, or Ctrl-C; a sweep or gc with failed entries;
-       a redrive with letters that cannot be read
+       a redrive with letters that cannot be read, or came from another topic
   2    wrong usage
   3    the configuration is wrong, or a package that it needs is missing
   4    the payload is no longer in its store
@@ -98,7 +98,9 @@ store_option = click.option(
 local_option = click.option(
     "--local", metavar="FILE", type=click.Path(exists=True, dir_okay=False), help="The file of the embedded broker."
 )
-rate_option = click.option("--rate", metavar="N", type=click.FloatRange(0.001, 1_000_000), help="Entries per second.")
+rate_option = click.option(
+    "--rate", metavar="N", type=click.FloatRange(0.001, 1_000_000), help="Delete at most N entries per second."
+)
 with_config = click.pass_obj  # the path of the configuration, an option of all commands, is the first argument
 
 

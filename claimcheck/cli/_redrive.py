@@ -68,9 +68,9 @@ def redrive(
     an interruption loses nothing, but may send the last letters twice. A letter whose payload is gone, damaged or
     incomplete stays, and is named. So does a message whose headers do not name --to as its topic, unless --force is
     given. A group of Kafka moves past letters that cannot be read; the run ends at one whose payload has not
-    expired and whose store has had the payload of no letter before: it may be the wrong store. Passwords and tokens
+    expired and whose store has not had any payload in this run: it may be the wrong store. Passwords and tokens
     come from environment variables, such as CLAIMCHECK_KAFKA_SASL_PASSWORD and CLAIMCHECK_PULSAR_TOKEN. Exits with 1
-    if a letter could not be read or sent, or is not one of --to.
+    if a letter could not be read or sent, or did not come from --to.
     """
     check_one_broker(broker)
     if source == target:

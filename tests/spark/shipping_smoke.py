@@ -204,7 +204,7 @@ FEATURES: dict[str, Callable[[Lab], None]] = {
     "`repartition_by_payload`": repartition,
     "`reassemble` of a batch": reassemble,
     "`reassemble` of a stream": reassemble_stream,
-    "sources and sinks": source,
+    "sources": source,
     "Spark Connect": connect,
 }
 """The function that tries each feature, by its name in the README."""

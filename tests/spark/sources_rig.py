@@ -1,4 +1,4 @@
-"""Helpers for the tests of sources and sinks: streams that run to their end, and drivers that are killed."""
+"""Helpers for the tests of sources: streams that run to their end, and drivers that are killed."""
 
 from __future__ import annotations
 
