@@ -30,7 +30,7 @@ _ALONE = 'import sys\nsys.meta_path[:] = [each for each in sys.meta_path if "__e
 
 
 class Found(NamedTuple):
-    """The seconds of each round by series, or a note that says why there are none."""
+    """The seconds of each round by series, or a note: the figure of a row without rounds, or why there is none."""
 
     series: dict[str, list[float]]
     note: str = ""
@@ -104,7 +104,7 @@ def _turn(child: Child, *, is_first: bool) -> Found | None:
 def _changes(what: str, old: Found, new: Found) -> Iterator[Change]:
     notes = [f"{name}: {each.note}" for name, each in (("old", old), ("new", new)) if not each.series]
     if notes:
-        yield Change(what, "", None, note=notes[0])
+        yield Change(what, "", None, note="; ".join(notes))
     for name in filter(is_ours, new.series):
         pairs = zip(old.series.get(name, ()), new.series[name], strict=False)
         if ratios := [before / after for before, after in pairs]:
@@ -124,4 +124,5 @@ def serve(pipe: Connection, group: str, number: int, effort: Effort) -> None:
         effort = replace(effort, seconds=0, least=ROUNDS, most=ROUNDS)
     with Lab(effort) as lab:
         row = take(steps_of(group, effort)[number], lab)[0]
-    pipe.send(Found({each.name: [sample.seconds for sample in each.samples] for each in row.series}, row.note))
+    note = row.note if row.series or row.measured is None else row.figure
+    pipe.send(Found({each.name: [sample.seconds for sample in each.samples] for each in row.series}, note))

@@ -83,7 +83,7 @@ class Consumer(Protocol):
         """Return the next payload; ``None`` after the time-out."""
 
     def commit(self, received: Received) -> None:
-        """Acknowledge this payload."""
+        """Acknowledge this payload, and wait until the broker knows it."""
 
     def seek(self, partition: int, position: int | str) -> None:
         """Continue at a position; it may lie in the middle of a payload's chunks."""

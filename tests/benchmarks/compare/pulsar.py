@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _MAX_PENDING_CHUNKS = 20_000
 _SECONDS = 15.0
 _POLL_SECONDS = 0.01
+_ACKNOWLEDGE_SECONDS = 0.2  # the client sends acknowledgements every 100 ms
 _QUEUE_BYTES = 16 << 20
 _MAX_QUEUE = 1000
 _MAX_TEXT = 200
@@ -278,6 +279,7 @@ class _PulsarTestConsumer:
 
     def commit(self, received: Received) -> None:
         self._client.acknowledge(received.handle)
+        time.sleep(_ACKNOWLEDGE_SECONDS)
 
     def seek(self, partition: int, position: int | str) -> None:
         target = vendor().MessageId.deserialize(bytes.fromhex(str(position)), topic=self._names[partition])
