@@ -31,7 +31,9 @@ pytest.register_assert_rewrite(
     "claimcheck.testing._store_kit",  # some tests import it before its kit does
     "tests.kit.transport_chunks",
     "tests.kit.transport_conformance",
+    "tests.kit.transport_asyncio",
     "tests.kit.transport_harness",
+    "tests.kit.transport_sending",
 )
 ROOT = Path(__file__).resolve().parent.parent
 # Appended, so that an installed package still wins: child processes of a test can import `tests.unit...`.

@@ -23,7 +23,7 @@ class KafkaConformance(TransportConformance):
     limit_bytes = 10_000
     refusal = unknown = kafka.KafkaException
     has_nack = False
-    has_dead_letters = False
+    has_counted_redeliveries = False
 
     @pytest.fixture
     def broker(self, kafka_broker):
@@ -85,6 +85,12 @@ class KafkaConformance(TransportConformance):
         if errors[0] is not None:
             raise kafka.KafkaException(errors[0])
 
+    def begin(self, producer, topic, payload):
+        producer.produce(topic, payload)
+
+    def flush(self, producer):
+        assert producer.flush(SECONDS) == 0
+
     def send_refused(self, cc, topic, payload):
         with contextlib.closing(self.open_producer(cc, topic)) as producer:
             self.lower_limit(topic)
@@ -114,9 +120,14 @@ class KafkaConformance(TransportConformance):
 
     def open_consumer(self, cc, topic, *, clock, look_ahead, dead_letters):
         native = kafka.Consumer(self.consumer_options(topic), logger=quiet)
-        consumer = KafkaConsumer(native, cc, prefetch_bytes=(1 << 20) * look_ahead, clock=clock)
+        consumer = KafkaConsumer(native, cc, **self.wrapping(clock, look_ahead, dead_letters))
         consumer.subscribe([topic])
         return consumer
+
+    def wrapping(self, clock, look_ahead, dead_letters):
+        """Return the wrapper's options."""
+        options = {"clock": clock, "dead_letter_producer": self.raw if dead_letters else None}
+        return options if look_ahead is None else {**options, "prefetch_bytes": (1 << 20) * look_ahead}
 
     def receive(self, consumer, seconds):
         return self.without_event(consumer.poll(seconds))
@@ -134,6 +145,13 @@ class KafkaConformance(TransportConformance):
 
     def acknowledge(self, consumer, message):
         consumer.commit(message, asynchronous=False)
+
+    def dead_letter(self, consumer, message):
+        consumer.dead_letter(message, f"{message.topic()}-dead-letters", reason="no sense in it")
+        self.acknowledge(consumer, message)
+
+    def dead_letters(self, topic):
+        return self.messages(f"{topic}-dead-letters")
 
     def seek(self, consumer, topic, position):
         consumer.seek(kafka.TopicPartition(topic, 0, position))

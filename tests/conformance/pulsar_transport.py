@@ -21,6 +21,7 @@ class PulsarConformance(TransportConformance):
     limit_bytes = servers.PULSAR_MAX_MESSAGE_BYTES
     refusal = pulsar.exceptions.MessageTooBig
     unknown = SendDeadlineError
+    closed = pulsar.exceptions.AlreadyClosed
     acks_are_immediate = False
     header_shapes = ("mapping",)
     key_types = (str,)
@@ -66,6 +67,9 @@ class PulsarConformance(TransportConformance):
     def send(self, producer, topic, payload, *, key=None, headers=None):
         producer.send(payload, properties=headers, partition_key=key)
 
+    def begin(self, producer, topic, payload):
+        producer.send_async(payload, lambda result, message_id: None)
+
     def send_refused(self, cc, topic, payload):
         """The properties are too large for the broker, but not for the wrapper's limit."""
         native = self.client.create_producer(topic, batching_enabled=False)
@@ -100,7 +104,9 @@ class PulsarConformance(TransportConformance):
 
     def wrapping(self, topic, clock, look_ahead, dead_letters):
         """Return the wrapper's options."""
-        options = {"clock": clock, "start_message_id_inclusive": True, "prefetch_bytes": (8 << 20) * look_ahead}
+        options = {"clock": clock, "start_message_id_inclusive": True}
+        if look_ahead is not None:
+            options["prefetch_bytes"] = (8 << 20) * look_ahead
         if dead_letters:
             producer = self.client.create_producer(f"{topic}-dead-letters", batching_enabled=False)
             self.writers[topic, "dead letters"] = producer

@@ -9,13 +9,14 @@ from confluent_kafka.aio import AIOConsumer, AIOProducer
 from claimcheck.transports.kafka import AsyncKafkaConsumer, AsyncKafkaProducer
 from tests.conformance.event_loop import running_loop
 from tests.conformance.kafka_transport import NOBODY, KafkaConformance, quiet
+from tests.kit.transport_asyncio import AsyncioConformance
 
 
 class TestKafka(KafkaConformance):
     pass
 
 
-class TestAsyncKafka(KafkaConformance):
+class TestAsyncKafka(AsyncioConformance, KafkaConformance):
     @pytest.fixture(autouse=True)
     def _loop(self):
         with running_loop() as self.run:
@@ -30,11 +31,12 @@ class TestAsyncKafka(KafkaConformance):
 
         return self.run(made())
 
-    def send(self, producer, topic, payload, *, key=None, headers=None):
-        async def sent():
-            await (await producer.produce(topic, payload, key, headers=headers))
+    async def sending(self, producer, topic, payload, *, key=None, headers=None):
+        await (await producer.produce(topic, payload, key, headers=headers))
 
-        self.run(sent())
+    def begin(self, producer, topic, payload):
+        """A record has its place in the order when `produce` returns its future."""
+        self._begun.append(self.run(producer.produce(topic, payload)))
 
     def send_refused(self, cc, topic, payload):
         self.lower_limit(topic)
@@ -55,17 +57,21 @@ class TestAsyncKafka(KafkaConformance):
     def open_consumer(self, cc, topic, *, clock, look_ahead, dead_letters):
         async def made():
             native = AIOConsumer({**self.consumer_options(topic), "logger": quiet})
-            consumer = AsyncKafkaConsumer(native, cc, prefetch_bytes=(1 << 20) * look_ahead, clock=clock)
+            consumer = AsyncKafkaConsumer(native, cc, **self.wrapping(clock, look_ahead, dead_letters))
             await consumer.subscribe([topic])
             return consumer
 
         return self.run(made())
 
-    def receive(self, consumer, seconds):
-        return self.without_event(self.run(consumer.poll(seconds)))
+    async def receiving(self, consumer):
+        return self.without_event(await consumer.poll())
 
     def acknowledge(self, consumer, message):
         self.run(consumer.commit(message, asynchronous=False))
+
+    def dead_letter(self, consumer, message):
+        self.run(consumer.dead_letter(message, f"{message.topic()}-dead-letters"))
+        self.acknowledge(consumer, message)
 
     def seek(self, consumer, topic, position):
         self.run(consumer.seek(kafka.TopicPartition(topic, 0, position)))
