@@ -101,7 +101,7 @@ LONG_FILES = (
     "test_garbage_servers",
     "test_demo",
     "test_spark_pulsar_streams",
-    "test_kafka_property",
+    "test_kafka_rebalance",
     "test_connect",
 )
 NOT_FAST = {*FOLDER_MARKS.values(), *FIXTURE_MARKS.values()}

@@ -7,7 +7,6 @@ import pulsar
 import pytest
 
 from claimcheck.transports.pulsar import deserialize
-from tests import servers
 from tests.integration.pulsar_rig import (
     KEYED,
     LIMIT,
@@ -17,25 +16,11 @@ from tests.integration.pulsar_rig import (
     chunk,
     content,
     nothing_comes,
-    pending,
     receive,
 )
 
 
 class TestAcknowledge:
-    def test_a_chunk_never_before_its_payload_and_none_is_left_behind(self, lab):
-        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
-        for message in (chunk(1, 0, 2, b"a"), b"plain", chunk(2, 0, 2, b"c"), chunk(1, 1, 2, b"b")):
-            native.send(message)
-
-        for message in receive(consumer, 2):
-            consumer.acknowledge(message)
-        lab.settled(backlog=1)  # the lone head
-
-        native.send(chunk(2, 1, 2, b"d"))
-        consumer.acknowledge(consumer.receive(5000))
-        lab.settled()
-
     @pytest.mark.parametrize("partitions", [0, 2])
     def test_by_an_id_that_comes_from_another_process(self, lab, partitions):
         if partitions:
@@ -137,23 +122,6 @@ class TestCumulatively:
         assert again.pending_payloads == 0
         lab.settled()
 
-    def test_messages_behind_an_incomplete_payload_are_not_redelivered_with_it(self, lab):
-        time, got = [0.0], []
-        consumer = lab.consumer(wrap={"clock": lambda: time[0]})
-        native = lab.client.create_producer(lab.topic)
-        native.send(chunk(1, 0, 2, b"a"))
-        for n in range(12):
-            native.send(b"%d" % n)
-            got.append(consumer.receive(5000))
-            consumer.acknowledge_cumulative(got[-1])
-            lab.settled(backlog=1)  # the lone head
-            if n in (3, 6, 9):
-                time[0] += 61
-                consumer.tick()
-                servers.wait_until(lambda: pending(consumer) == 1, "the head came again")
-
-        assert [message.data() for message in got] == [b"%d" % n for n in range(12)]
-
     @pytest.mark.parametrize("ids", [False, True], ids=["messages", "ids"])
     def test_within_a_batch(self, lab, ids):
         """The batch is acknowledged when all of its messages are: two by this call, the chunk with its payload."""
@@ -184,18 +152,6 @@ class TestCumulatively:
         lab.settled(backlog=1)
 
         consumer.acknowledge_cumulative(plain)
-        lab.settled()
-
-    def test_what_came_again_before_it_was_acknowledged(self, lab):
-        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
-        for n in range(3):
-            native.send(chunk(1, n, 3, b"%d" % n))
-        first = consumer.receive(5000)
-        consumer.take(_copies(lab)[0])
-
-        consumer.acknowledge_cumulative(first)
-
-        assert consumer.pending_payloads == 0
         lab.settled()
 
 
@@ -260,24 +216,6 @@ class TestGiveBack:
         consumer.acknowledge(again)
         lab.settled()
 
-    def test_acknowledged_while_it_comes_again(self, lab):
-        """The chunks held from the second delivery are not left to expire, and the rest is no payload."""
-        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
-        for n in range(3):
-            native.send(chunk(1, n, 3, b"%d" % n))
-        first = consumer.receive(5000)
-        kept = _copies(lab)
-        consumer.take(kept[0])
-        assert consumer.pending_payloads == 1
-
-        consumer.acknowledge(first)
-
-        assert consumer.pending_payloads == 0
-        for late in kept[1:]:
-            consumer.take(late)
-        assert consumer.take_ready() is None
-        lab.settled()
-
     @MANY
     def test_when_its_consumer_goes_it_comes_whole_to_another(self, lab, kind):
         strategy = "external" if kind == pulsar.ConsumerType.Shared else "chunking"
@@ -302,13 +240,3 @@ import sys
 from claimcheck.transports.pulsar import deserialize
 sys.stdout.buffer.write(deserialize(sys.stdin.buffer.read()).serialize())
 """
-
-
-def _copies(lab):
-    """Send the messages of the topic again, as the broker would redeliver them."""
-    reader = lab.client.create_reader(lab.topic, pulsar.MessageId.earliest)
-    found = []
-    while reader.has_message_available():
-        found.append(reader.read_next(5000))
-    reader.close()
-    return found

@@ -1,22 +1,26 @@
-"""Payloads of any size through a real Kafka: complete, with all metadata of the native record."""
+"""What a real Kafka alone does for receivers: metadata, partitioners, events, dead letters and share groups."""
 
-import asyncio
-import io
 import itertools
+import uuid
 
 import confluent_kafka as kafka
 import pytest
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
+from claimcheck._wire.envelope import encode_abort, encode_literal, encode_pointer
 from claimcheck.errors import (
+    ArgumentTypeError,
+    ChunkError,
+    ClaimCheckError,
     ConfigError,
 )
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer, OffsetStoreError, last_offset
-from tests.integration.kafka_aio_rig import consuming
 from tests.integration.kafka_rig import (
     LIMIT,
     SENT_AT,
     STRATEGIES,
     WITHIN_SECONDS,
+    Clock,
     chunks_of,
     content,
     nothing_comes,
@@ -24,6 +28,9 @@ from tests.integration.kafka_rig import (
     rig,
     values,
 )
+
+# Payloads ----------------------------------------------------------------------------------------------------------
+
 
 SIZES = [0, 1, 1000, LIMIT - 200, LIMIT, LIMIT + 1, 10 * LIMIT, 1_000_000]
 
@@ -60,26 +67,6 @@ class TestEveryStrategy:
         assert [(m.offset(), last_offset(m)) for m in messages] == [(r.offset(), last_offset(r)) for _, r in reports]
         assert {(error, r.topic(), r.partition(), r.key()) for error, r in reports} == {(None, lab.topic, 0, b"k")}
         assert all(isinstance(m, kafka.Message) and m.error() is None for m in messages)
-
-    def test_a_payload_without_a_key_or_headers_has_none_at_its_reader(self, lab, strategy):
-        consumer, producer, reports = lab.consumer(), lab.producer(strategy), []
-        producer.produce(lab.topic, content(3 * LIMIT), on_delivery=lambda _, report: reports.append(report.key()))
-        producer.flush(30)
-
-        (message,) = receive(consumer, 1)
-
-        assert (message.key(), message.headers() or [], reports) == (None, [], [None])
-
-    def test_what_a_payload_may_be(self, lab, strategy):
-        consumer, producer = lab.consumer(), lab.producer(strategy)
-        large = content(4 * LIMIT)
-        given = ["text", "ü" * LIMIT, bytearray(large), memoryview(large), io.BytesIO(large), io.BytesIO(b"s"), None]
-        for value in given:
-            producer.produce(lab.topic, value)
-        producer.flush(30)
-
-        expected = [b"text", "ü".encode() * LIMIT, large, large, large, b"s", None]
-        assert values(receive(consumer, len(given))) == expected
 
     def test_all_of_a_payload_goes_to_the_partition_that_was_chosen(self, wide, strategy):
         consumer, producer, reports = wide.consumer(), wide.producer(strategy), []
@@ -129,16 +116,6 @@ class TestPartitionersByKey:
 
 
 class TestMixed:
-    def test_the_published_format_alone(self, lab):
-        """Records of another implementation of the format: without our headers, and without a key."""
-        payload = content(5000)
-        lab.send_raw(*chunks_of(payload, 3), b"plain")
-
-        messages = receive(lab.consumer(), 2)
-
-        assert values(messages) == [payload, b"plain"]
-        assert [(m.offset(), last_offset(m)) for m in messages] == [(0, 2), (3, 3)]
-
     def test_several_at_once_with_consume(self, lab):
         consumer, producer = lab.consumer(), lab.producer("chunking")
         sent = [content(size, n) for n, size in enumerate([10, 3 * LIMIT, 20, 30, 5 * LIMIT, 40] * 4)]
@@ -155,16 +132,6 @@ class TestMixed:
 
         assert values(found) == sent
         assert consumer.consume(7, 0.3) == []
-
-    def test_stored_payloads_of_the_next_records_are_read_meanwhile_and_come_in_order(self, lab):
-        consumer = lab.consumer(wrap={"prefetch_bytes": 5 * LIMIT, "prefetch_threads": 3})
-        writers = [lab.producer(strategy) for strategy in STRATEGIES]
-        sent = [content(size, n) for n, size in enumerate([2 * LIMIT, 10, 3 * LIMIT, 9 * LIMIT, 20] * 6)]
-        for value, writer in zip(sent, itertools.cycle(writers), strict=False):
-            writer.produce(lab.topic, value)
-            writer.flush(30)
-
-        assert values(receive(consumer, len(sent))) == sent
 
 
 class TestBadRecords:
@@ -184,16 +151,6 @@ class TestWhatIsWrapped:
 
         with pytest.raises(OffsetStoreError, match=r"enable\.auto\.offset\.store"):
             KafkaConsumer(native, lab.cc)
-        native.close()
-
-    def test_other_classes_are_refused_by_name(self, lab):
-        with pytest.raises(TypeError, match="KafkaProducer"):
-            KafkaProducer(lab.producer(), lab.cc)
-        with pytest.raises(TypeError, match="str"):
-            KafkaConsumer("consumer", lab.cc)
-        native = lab.native_consumer()
-        with pytest.raises(ConfigError, match="claimcheck.load"):
-            KafkaConsumer(native, "claimcheck.yaml")
         native.close()
 
     @pytest.mark.parametrize("option", [{"max_message_bytes": 0}, {"max_message_bytes": "1000"}])
@@ -228,60 +185,168 @@ class TestWhatIsWrapped:
         assert nothing_comes(consumer, 0.3)
 
 
-class TestReadAheadByDefault:
-    @pytest.fixture
-    def reads(self, lab):
-        """The keys that are read from the store."""
-        store, keys = lab.cc.store("m"), []
-        read = store.read
-        store.read = lambda pointer: (keys.append(pointer.key), read(pointer))[1]
-        return keys
+# Incomplete payloads -----------------------------------------------------------------------------------------------
 
-    def _send(self, lab, strategy, count=20):
-        producer, sent = lab.producer(strategy), [content(2 * LIMIT, n) for n in range(count)]
-        for value in sent:
-            producer.produce(lab.topic, value)
-        producer.flush(30)
-        return sent
 
-    @pytest.mark.parametrize("batch", [1, 5])
-    def test_each_payload_is_read_once_and_in_advance(self, lab, reads, batch):
-        sent, consumer, found = self._send(lab, "external"), lab.consumer(), []
-        while len(found) < len(sent):
-            before = len(found)
-            found.extend(message.value() for message in consumer.consume(batch, WITHIN_SECONDS))
-            assert len(found) > before
-        assert found == sent
-        assert sorted(reads) == sorted(set(reads))
-        assert len(reads) == len(sent)
-        assert consumer._receiver.prefetch._pool is not None
+A, B = (content(600, n) for n in range(2))
 
-    def test_what_the_application_does_not_read_is_not_read_ahead(self, lab, reads):
-        sent, consumer = self._send(lab, "external"), lab.consumer()
-        assert consumer.poll(WITHIN_SECONDS).value() == sent[0]
-        for _ in sent[1:]:
-            consumer.poll(WITHIN_SECONDS)
-        self._send(lab, "external")
-        for _ in sent:
-            consumer.poll(WITHIN_SECONDS)
-        assert len(reads) <= len(sent)
 
-    def test_a_payload_that_comes_alone_is_read_without_a_thread(self, lab):
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+class TestDeadWriter:
+    def test_once_nothing_is_incomplete_plain_messages_are_cheap_again(self, lab):
+        lab.send_raw(*chunks_of(A, 3), b"plain", b"plain")
         consumer = lab.consumer()
-        for _ in range(3):
-            [sent] = self._send(lab, "external", 1)
-            assert consumer.poll(WITHIN_SECONDS).value() == sent
-        assert consumer._receiver.prefetch._pool is None
+        receive(consumer, 3)
 
-    def test_an_asynchronous_consumer_reads_ahead_too(self, lab, reads):
-        sent = self._send(lab, "external")
+        assert not consumer._assignment.busy
 
-        async def main():
-            async with consuming(lab) as consumer:
-                found = [(await consumer.poll(WITHIN_SECONDS)).value() for _ in sent]
-                return found, consumer._blocking._receiver.prefetch._pool
 
-        found, pool = asyncio.run(main())
-        assert found == sent
-        assert len(reads) == len(sent)
-        assert pool is not None
+def test_headers_and_keys_of_held_chunks_are_not_kept(lab):
+    """Only the first chunk's headers are kept: headers can be larger than the pieces."""
+    lab.send_raw(*chunks_of(A, 3)[:2], headers={"large": b"x" * LIMIT})
+    consumer = lab.consumer()
+    assert nothing_comes(consumer)
+
+    held = consumer._assignment.resolver.clear()
+
+    assert [(native.headers(), native.key(), native.value()) for native in held] == [(None, None, None)] * 2
+
+
+def test_an_abort_with_another_key_ends_nothing_while_the_payload_is_to_be_read_again(lab, clock):
+    identity = str(uuid.uuid4())
+    first, *rest = chunks_of(A, 3, identity)
+    lab.send_raw(first, key=b"victim")
+    lab.send_raw(encode_abort(identity), key=b"attacker")
+    consumer = lab.consumer(wrap={"clock": clock})
+    assert nothing_comes(consumer)
+    clock.ahead += 61
+    assert nothing_comes(consumer, 2.0)  # it goes back, and meets the abort once more
+    lab.send_raw(*rest, key=b"victim")
+
+    assert values(receive(consumer, 1)) == [A]
+
+
+# Dead letters ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dead_lab(kafka_broker, topic):
+    with rig(kafka_broker, topic) as dead_lab:
+        dead_lab.create(2, f"{topic}.dlq")
+        yield dead_lab
+
+
+def letters(dead_lab, count, cc=None):
+    """Return the messages of the dead-letter topic."""
+    return receive(dead_lab.consumer(f"{dead_lab.topic}.dlq", group="letters", cc=cc), count)
+
+
+def dead_letter(dead_lab, count=1, *, cc=None, **wrap):
+    """Receive messages, send them to the dead-letter topic and commit them."""
+    wrap = {"dead_letter_producer": dead_lab.native(message_max_bytes=LIMIT + 2000), **wrap}
+    consumer = dead_lab.consumer(cc=cc, wrap=wrap)
+    for message in receive(consumer, count):
+        consumer.dead_letter(message, f"{dead_lab.topic}.dlq", reason="no sense in it")
+        consumer.commit(message, asynchronous=False)
+    (place,) = consumer.committed([kafka.TopicPartition(dead_lab.topic, 0)], timeout=10)
+    return place.offset
+
+
+def test_what_cannot_be_read_arrives_unchanged(dead_lab):
+    first, _ = chunks_of(content(100), 2)
+    damaged = encode_pointer(b"no pointer")
+    look_alike = encode_literal(encode_pointer(b"a payload that looks like an envelope"))
+    dead_lab.send_raw(first, damaged, look_alike, None, b"plain")
+
+    cc = dead_lab.claimcheck("external", chunking={"max_redeliveries": 0})
+    dead_letter(dead_lab, 5, cc=cc, clock=Hurried())
+
+    consumer = dead_lab.native_consumer("letters")
+    consumer.subscribe([f"{dead_lab.topic}.dlq"])
+    values = [record.value() for record in receive(consumer, 5)]
+    consumer.close()
+    assert sorted(values, key=str) == sorted([first, damaged, look_alike, None, b"plain"], key=str)
+
+
+class Hurried:
+    """A clock that passes a minute at each look, so that chunks expire at once."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 60
+        return self.now
+
+
+def test_a_consumer_without_a_producer_keeps_no_chunks(dead_lab):
+    producer = dead_lab.producer("chunking")
+    producer.produce(dead_lab.topic, content(5 * LIMIT))
+    producer.flush()
+    consumer = dead_lab.consumer()
+    (message,) = receive(consumer, 1)
+
+    assert message.records == ()
+    with pytest.raises(ConfigError, match="dead_letter_producer"):
+        consumer.dead_letter(message, f"{dead_lab.topic}.dlq")
+    other = dead_lab.consumer(group="other", subscribe=False, wrap={"dead_letter_producer": dead_lab.native()})
+    with pytest.raises(ClaimCheckError, match="the chunks were not kept"):
+        other.dead_letter(message, f"{dead_lab.topic}.dlq")
+    with pytest.raises(ArgumentTypeError, match="dead_letter_producer"):
+        dead_lab.consumer(group="third", subscribe=False, wrap={"dead_letter_producer": producer})
+
+
+def test_a_refused_dead_letter_is_an_error(dead_lab):
+    dead_lab.send_raw(b"plain")
+    consumer = dead_lab.consumer(wrap={"dead_letter_producer": dead_lab.native()})
+    (message,) = receive(consumer, 1)
+
+    with pytest.raises(kafka.KafkaException):
+        consumer.dead_letter(message, "not a valid name")
+
+
+# Share groups ------------------------------------------------------------------------------------------------------
+
+
+BIG = 5 * LIMIT
+
+
+@pytest.fixture
+def share_lab(kafka_broker, topic):
+    with rig(kafka_broker, topic) as share_lab:
+        entry = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
+        group = ConfigResource(ConfigResource.Type.GROUP, share_lab.group, incremental_configs=[entry])
+        share_lab.admin.incremental_alter_configs([group])[group].result()
+        yield share_lab
+
+
+def shared(share_lab):
+    with kafka.ShareConsumer({**share_lab.servers, "group.id": share_lab.group}) as consumer:
+        consumer.subscribe([share_lab.topic])
+        records = consumer.poll(WITHIN_SECONDS)
+        return [(record.value(), record.topic(), record.headers()) for record in records]
+
+
+def test_payloads_of_any_size_are_resolved(share_lab):
+    payloads = [b"plain", content(BIG), content(BIG, 1)]
+    producer = share_lab.producer()
+    for payload in payloads:
+        producer.produce(share_lab.topic, payload, key=b"k")
+    producer.flush()
+    found = [
+        share_lab.cc.resolve(value, destination=topic, headers=headers) for value, topic, headers in shared(share_lab)
+    ]
+    assert found == payloads
+
+
+def test_a_chunk_is_an_error(share_lab):
+    producer = share_lab.producer("chunking")
+    producer.produce(share_lab.topic, content(BIG), key=b"k")
+    producer.flush()
+    for value, topic, headers in shared(share_lab):
+        with pytest.raises(ChunkError):
+            share_lab.cc.resolve(value, destination=topic, headers=headers)
