@@ -95,6 +95,7 @@ FIXTURE_MARKS = {
 LONG_FILES = (
     "test_examples",
     "test_reassemble_stream",
+    "test_reassemble_cases",
     "test_sources_local",
     "test_spark_kafka",
     "test_shipping",
@@ -102,7 +103,6 @@ LONG_FILES = (
     "test_demo",
     "test_spark_pulsar_streams",
     "test_kafka_rebalance",
-    "test_connect",
 )
 NOT_FAST = {*FOLDER_MARKS.values(), *FIXTURE_MARKS.values()}
 MAX_OPEN_FILES_PER_MODULE = 60

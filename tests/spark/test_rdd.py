@@ -83,14 +83,6 @@ def test_take_fetches_little_more_than_it_shows(sc, config, send):
     assert fetched.value <= 2
 
 
-def test_an_error_fails_the_job_and_says_what_is_wrong(sc, config, send):
-    messages = send(bytes(2000))
-    remove_stored(config)
-
-    with pytest.raises(Exception, match="PayloadNotFoundError"):
-        sc.parallelize(messages, 1).mapPartitions(resolver(config)).collect()
-
-
 def test_one_worker_process_opens_a_configuration_once(sc, config, send):
     messages = [send(bytes([n]) * 2000)[0] for n in range(8)]
     resolve = resolver(config)
@@ -138,10 +130,6 @@ def test_bytearrays_as_older_sparks_hand_them_out(config, send):
 
     assert got == [b"plain", bytes(3000)]
     assert [type(payload) for payload in got] == [bytes, bytes]
-
-
-def test_no_messages_no_payloads(config):
-    assert list(resolver(config)([])) == []
 
 
 def test_it_pickles_as_names_and_stays_small(config):

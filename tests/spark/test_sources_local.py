@@ -49,11 +49,6 @@ def fill(broker, count, *, topic="orders", start=0):
         broker.append(topic, b"%d" % number, key=b"k%d" % number, headers=[("n", b"%d" % number), ("n", b"\xff")])
 
 
-def values_in(broker, topic):
-    found = (broker.fetch(topic, p, 0, 10_000) for p in range(broker.partitions(topic)))
-    return sorted(message.value for messages in found for message in messages)
-
-
 def test_a_batch_reads_everything_as_it_is(sources, broker):
     fill(broker, 20)
     broker.append("orders", None, key=None)
