@@ -1,13 +1,20 @@
-"""The tests of faults are worth what their proxy is: it breaks at the byte that was asked for, and nowhere else."""
+"""The tests of faults are worth what their proxies are: they break at the byte that was asked for, and nowhere else."""
 
 import socket
 import socketserver
 import threading
 import time
 
+import boto3
 import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError, ConnectionClosedError, IncompleteReadError, ResponseStreamingError
 
+from tests.fault.http_proxy import HttpProxy
 from tests.fault.proxy import Proxy
+
+# A line ------------------------------------------------------------------------------------------------------------
+
 
 ANSWER = bytes(range(256)) * 400
 SIZE = len(ANSWER)
@@ -98,19 +105,6 @@ def test_answers_break_at_the_byte_and_only_once(call, proxy, count):
     assert proxy.connections == 3
 
 
-def test_the_count_runs_on_over_connections(call, proxy):
-    proxy.answers.break_after(SIZE + 10)
-
-    assert ask(call())[1] == "whole"
-    assert ask(call()) == (ANSWER[:10], "cut")
-
-
-def test_answers_break_as_often_as_is_asked(call, proxy):
-    proxy.answers.break_after(1000, times=2)
-
-    assert [len(ask(call())[0]) for _ in range(3)] == [1000, 1000, SIZE]
-
-
 def test_requests_break_at_the_byte(call, proxy, talker):
     proxy.requests.break_after(5)
     line = call()
@@ -153,14 +147,6 @@ def test_answers_are_held_back(call, proxy):
     go.set()
     line.settimeout(10)
     assert hear(line, SIZE - 10) == (ANSWER[10:], "whole")
-
-
-def test_something_may_happen_at_a_byte(call, proxy):
-    seen = []
-    proxy.answers.at(1000, lambda: seen.append(proxy.answers.passed))
-
-    assert ask(call()) == (ANSWER, "whole")
-    assert seen == [1000]
 
 
 def test_nothing_happens_before_there_is_a_byte(call, proxy):
@@ -216,17 +202,107 @@ def test_a_dead_line_is_refused_until_it_comes_back_at_its_place(call, proxy):
     assert ask(call()) == (ANSWER, "whole")
 
 
-def test_no_server_behind_it_is_an_end(call, proxy, talker):
-    talker.shutdown()
-    talker.server_close()
-
-    assert hear(call())[0] == b""
+# Requests to S3 ----------------------------------------------------------------------------------------------------
 
 
-def test_leaving_lets_go_what_is_held(talker):
-    with Proxy(*talker.server_address) as proxy:
-        proxy.answers.hold()
-        with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as line:
-            line.sendall(b"?\n")
-            assert proxy.answers.passed == 0
-    assert not proxy._thread.is_alive()
+MIB = 1 << 20
+BODY = bytes(range(256)) * 4096
+
+
+@pytest.fixture
+def gateway(s3_server):
+    with HttpProxy(*s3_server.endpoint_url.removeprefix("http://").split(":")) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def s3(gateway):
+    """A client that tries once only."""
+    checksums = dict.fromkeys(("request_checksum_calculation", "response_checksum_validation"), "when_required")
+    settings = {**checksums, "s3": {"payload_signing_enabled": False}}
+    config = Config(retries={"total_max_attempts": 1}, **settings)
+    client = boto3.client("s3", endpoint_url=gateway.url, config=config)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def put(s3, s3_bucket):
+    return lambda body=BODY: s3.put_object(Bucket=s3_bucket, Key="key", Body=body)
+
+
+@pytest.fixture
+def get(s3, s3_bucket):
+    return lambda: s3.get_object(Bucket=s3_bucket, Key="key")["Body"].read()
+
+
+def test_everything_passes(put, get, s3, s3_bucket, gateway):
+    put()
+    upload = s3.create_multipart_upload(Bucket=s3_bucket, Key="large")["UploadId"]
+    place = {"Bucket": s3_bucket, "Key": "large", "UploadId": upload}
+    parts = [s3.upload_part(**place, PartNumber=i, Body=bytes(5 * MIB)) for i in (1, 2)]
+    done = [{"PartNumber": i, "ETag": part["ETag"]} for i, part in enumerate(parts, 1)]
+    s3.complete_multipart_upload(**place, MultipartUpload={"Parts": done})
+    other = s3.create_multipart_upload(Bucket=s3_bucket, Key="other")["UploadId"]
+    s3.abort_multipart_upload(Bucket=s3_bucket, Key="other", UploadId=other)
+
+    assert get() == BODY
+    assert s3.head_object(Bucket=s3_bucket, Key="large")["ContentLength"] == 10 * MIB
+    s3.delete_object(Bucket=s3_bucket, Key="large")
+    assert gateway.seen == ["put", "begin", "part", "part", "complete", "begin", "abort", "get", "head", "delete"]
+
+
+def test_refusals_are_counted(put, get, gateway):
+    put()
+    gateway.fail("get", status=503, times=2, after=1)
+
+    assert get() == BODY
+    for _ in range(2):
+        with pytest.raises(ClientError, match="SlowDown"):
+            get()
+    assert get() == BODY
+
+
+def test_a_request_breaks_and_is_not_done(put, get, gateway):
+    put(b"before")
+    gateway.fail("put", break_request=1000)
+
+    with pytest.raises(ConnectionClosedError):
+        put()
+
+    assert get() == b"before"
+
+
+def test_an_answer_is_lost_after_all_was_done(put, get, gateway):
+    gateway.fail("put", lose_answer=True)
+
+    with pytest.raises(ConnectionClosedError):
+        put()
+
+    assert get() == BODY
+
+
+@pytest.mark.parametrize("at", [0, 1, 100_000, len(BODY) - 1])
+@pytest.mark.parametrize("reset", [False, True])
+def test_an_answer_breaks_at_a_byte(put, s3, s3_bucket, gateway, at, reset):
+    put()
+    gateway.fail("get", break_answer=at, reset=reset)
+    body = s3.get_object(Bucket=s3_bucket, Key="key")["Body"]
+
+    heard = bytearray()
+    with pytest.raises(ResponseStreamingError if reset else IncompleteReadError):
+        while piece := body.read(1000):
+            heard += piece
+
+    assert len(heard) <= at if reset else len(heard) == at
+    assert heard == BODY[: len(heard)]
+
+
+def test_bytes_are_changed(put, get, gateway):
+    gateway.fail("put", flip_request=70_000)
+    put()
+    gateway.fail("get", flip_answer=100_000)
+
+    changed = [i for i, (a, b) in enumerate(zip(get(), BODY, strict=True)) if a != b]
+
+    assert changed == [70_000, 100_000]
