@@ -96,11 +96,11 @@ LONG_FILES = (
     "test_examples",
     "test_reassemble_stream",
     "test_reassemble_cases",
-    "test_sources_local",
+    "test_sources",
     "test_spark_kafka",
     "test_shipping",
     "test_garbage_servers",
-    "test_demo",
+    "test_docs",
     "test_spark_pulsar_streams",
     "test_kafka_rebalance",
 )

@@ -20,7 +20,6 @@ import claimcheck
 from claimcheck._wire.envelope import encode_chunk
 from claimcheck.errors import IncompletePayloadError
 from claimcheck.stores import memory
-from claimcheck.testing import FaultyStore
 from claimcheck.transports.kafka import (
     AsyncKafkaConsumer,
     AsyncKafkaProducer,
@@ -176,18 +175,6 @@ def rig(broker: Any, topic: str, partitions: int = 1) -> Iterator[Rig]:
         if partitions:
             lab.create(partitions)
         yield lab
-
-
-def unavailable(lab: Rig) -> FaultyStore:
-    """Send one stored payload, ``content(3 * LIMIT)``; returns its store, which fails to read until it heals."""
-    store = FaultyStore(store={"type": "memory"})
-    store.context = lab.cc.store("m").context
-    lab.cc._open.stores["m"] = store
-    producer = lab.producer(lab.cc)
-    producer.produce(lab.topic, content(3 * LIMIT))
-    assert producer.flush(WITHIN_SECONDS) == 0
-    store.fail("read")
-    return store
 
 
 def receive(consumer: Any, count: int, within: float = WITHIN_SECONDS) -> list[Any]:

@@ -454,17 +454,18 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
     @pytest.mark.parametrize("look_ahead", [False, True])
     @pytest.mark.parametrize("strategy", STRATEGIES)
     def test_seeking_back_delivers_again(self, harness: Harness, strategy: str, look_ahead: bool) -> None:
-        """Payloads from the position on are delivered again as a whole; what was read ahead does not come twice."""
+        """Payloads from the position on are delivered again as a whole, once, whether they were acknowledged or not."""
         self._need(look_ahead=look_ahead)
         harness.subscribe(look_ahead=look_ahead)
         (start,) = harness.append(b"start")
         sent = [content(3 * self.limit_bytes, seed) for seed in range(3)]
         harness.send(*sent, strategy=strategy)
-        assert harness.take(2) == [b"start", sent[0]]
+        assert [harness.payload(harness.receive()) for _ in range(2)] == [b"start", sent[0]]
 
-        harness.seek(start)
-
-        assert harness.take(4) == [b"start", *sent]
+        for _ in range(2):
+            harness.seek(start)
+            assert harness.take(4) == [b"start", *sent]
+            harness.assert_backlog(lambda count: count == 0)
         harness.assert_finished()
 
     @requires("seek")
