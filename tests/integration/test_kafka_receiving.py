@@ -1,6 +1,5 @@
 """What a real Kafka alone does for receivers: metadata, partitioners, events, dead letters and share groups."""
 
-import itertools
 import uuid
 
 import confluent_kafka as kafka
@@ -82,37 +81,27 @@ class TestEveryStrategy:
 
 
 @pytest.mark.parametrize("partitioner", ["consistent_random", "murmur2_random", "random", "fnv1a"])
-class TestPartitioners:
-    def test_chunks_stay_together_whatever_partitions_and_keys(self, wide, partitioner):
-        """The partitioner `random` ignores the key, so a common key is not enough."""
-        consumer, producer = wide.consumer(), wide.producer("chunking", partitioner=partitioner)
-        for i in range(12):
-            producer.produce(wide.topic, content(5 * LIMIT, i), None if i % 2 else b"key %d" % i)
-        producer.flush(30)
+def test_chunks_stay_together_and_go_where_plain_records_go_whatever_partitions(wide, partitioner):
+    """The partitioner `random` ignores the key, so a common key is not enough; without a key payloads are spread."""
+    consumer, producer, places = wide.consumer(), wide.producer("chunking", partitioner=partitioner), {}
 
-        assert sorted(values(receive(consumer, 12))) == sorted(content(5 * LIMIT, i) for i in range(12))
+    def send(key, payload):
+        producer.produce(
+            wide.topic, payload, key, on_delivery=lambda _, r: places.update({(key, payload): r.partition()})
+        )
 
-    def test_payloads_without_a_key_are_spread(self, wide, partitioner):
-        producer, partitions = wide.producer("chunking", partitioner=partitioner), set()
-        for i in range(40):
-            producer.produce(wide.topic, content(2 * LIMIT, i), on_delivery=lambda _, r: partitions.add(r.partition()))
-        producer.flush(30)
+    sent = [(key, content(size)) for key in (b"a", b"b", b"c", b"d", b"e") for size in (10, 3 * LIMIT)]
+    sent += [(None, content(2 * LIMIT, seed)) for seed in range(40)]
+    for key, payload in sent:
+        send(key, payload)
+    producer.flush(30)
 
-        assert partitions == {0, 1, 2, 3}
-
-
-@pytest.mark.parametrize("partitioner", ["consistent_random", "murmur2_random", "fnv1a"])
-class TestPartitionersByKey:
-    def test_a_key_leads_chunks_where_it_leads_plain_records(self, wide, partitioner):
-        producer, reports = wide.producer("chunking", partitioner=partitioner), {}
-        for key, size in itertools.product((b"a", b"b", b"c", b"d", b"e"), (10, 3 * LIMIT)):
-            producer.produce(wide.topic, content(size), key, on_delivery=lambda _, r, at=(key, size): reports.update(
-                {at: r.partition()}))  # fmt: skip
-        producer.flush(30)
-
-        assert {at: partition for at, partition in reports.items() if at[1] == 10} == {
-            (key, 10): reports[key, 3 * LIMIT] for key, _ in reports
-        }
+    assert sorted(values(receive(consumer, len(sent)))) == sorted(payload for _, payload in sent)
+    assert {place for (key, _), place in places.items() if key is None} == {0, 1, 2, 3}
+    if partitioner != "random":
+        assert all(
+            places[key, content(10)] == places[key, content(3 * LIMIT)] for key in (b"a", b"b", b"c", b"d", b"e")
+        )
 
 
 class TestMixed:

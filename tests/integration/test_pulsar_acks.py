@@ -49,14 +49,34 @@ class TestAcknowledge:
         lab.settled()
 
 
+A, B = ([chunk(number, position, 2, b"%d%d" % (number, position)) for position in (0, 1)] for number in (1, 2))
+CUMULATIVE = {
+    "everything": ([b"1", *A, b"2"], [(2, 0)], []),
+    "never past the beginning of an incomplete payload": ([b"1", A[0], b"2", b"3"], [(2, 1)], [A[1]]),
+    "never past a complete one that goes on behind": ([b"1", A[0], b"2", A[1]], [(1, 2), (2, 0)], []),
+    "nothing is known of what lies before": ([A[0], b"2"], [(0, 1)], [A[1]]),
+    "the chunks beside another payload that is not settled": ([A[0], B[0], A[1], B[1]], [(0, 2), (1, 0)], []),
+    "no late duplicate takes anything else along": ([*A, b"2", A[1]], [(0, 1), (1, 0)], []),
+}
+"""Messages; which of the received payloads are acknowledged, and the backlog afterwards; what is sent at the end."""
+
+
 class TestCumulatively:
-    def test_everything(self, lab):
-        consumer, producer = lab.consumer(), lab.producer("chunking")
-        for i in range(6):
-            producer.send(content([10, 3 * LIMIT][i % 2], i))
+    @pytest.mark.parametrize(("messages", "acks", "rest"), CUMULATIVE.values(), ids=CUMULATIVE)
+    def test_acknowledges(self, lab, messages, acks, rest):
+        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
+        for message in messages:
+            native.send(message)
+        payloads = receive(consumer, max(index for index, _ in acks) + 1)
+        assert nothing_comes(consumer)
 
-        consumer.acknowledge_cumulative(receive(consumer, 6)[-1])
+        for index, backlog in acks:
+            consumer.acknowledge_cumulative(payloads[index])
+            lab.settled(backlog=backlog)
 
+        for message in rest:
+            native.send(message)
+            consumer.acknowledge_cumulative(consumer.receive(5000))
         lab.settled()
 
     @pytest.mark.parametrize("id_of", [lambda m: m.message_id(), lambda m: deserialize(m.message_id().serialize())])
@@ -68,58 +88,6 @@ class TestCumulatively:
 
         consumer.acknowledge_cumulative(id_of(receive(consumer, 3)[-1]))
 
-        lab.settled()
-
-    def test_never_past_the_beginning_of_an_incomplete_payload(self, lab):
-        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
-        for message in (b"1", chunk(1, 0, 2, b"a"), b"2", b"3"):
-            native.send(message)
-
-        consumer.acknowledge_cumulative(receive(consumer, 3)[-1])
-        lab.settled(backlog=1)
-
-        native.send(chunk(1, 1, 2, b"b"))
-        consumer.acknowledge_cumulative(consumer.receive(5000))
-        lab.settled()
-
-    def test_never_past_a_payload_that_is_complete_but_goes_on_behind(self, lab):
-        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
-        for message in (b"1", chunk(1, 0, 2, b"a"), b"2", chunk(1, 1, 2, b"b")):
-            native.send(message)
-        _, plain, whole = receive(consumer, 3)
-
-        consumer.acknowledge_cumulative(plain)
-        lab.settled(backlog=2)
-
-        consumer.acknowledge_cumulative(whole)
-        lab.settled()
-
-    def test_where_nothing_is_known_of_what_lies_before(self, lab):
-        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
-        for message in (chunk(1, 0, 2, b"a"), b"2"):
-            native.send(message)
-
-        consumer.acknowledge_cumulative(consumer.receive(5000))
-
-        lab.settled(backlog=1)
-
-    def test_the_chunks_of_a_payload_beside_another_that_is_not_settled(self, lab):
-        """Otherwise they would remain after the process ends, and never become a payload again."""
-        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
-        for message in (chunk(1, 0, 2, b"a"), chunk(2, 0, 2, b"b"), chunk(1, 1, 2, b"A"), chunk(2, 1, 2, b"B")):
-            native.send(message)
-        message = consumer.receive(5000)
-        assert message.data() == b"aA"
-
-        consumer.acknowledge_cumulative(message)
-        lab.settled(backlog=2)
-        consumer.close()
-
-        again = lab.consumer()
-        message = again.receive(5000)
-        assert message.data() == b"bB"
-        again.acknowledge_cumulative(message)
-        assert again.pending_payloads == 0
         lab.settled()
 
     @pytest.mark.parametrize("ids", [False, True], ids=["messages", "ids"])
@@ -139,19 +107,6 @@ class TestCumulatively:
         native.send_async(chunk(1, 1, 2, b"b"), None)
         native.flush()
         consumer.acknowledge(consumer.receive(5000))
-        lab.settled()
-
-    def test_a_late_duplicate_of_its_chunks_takes_nothing_else_along(self, lab):
-        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
-        for message in (chunk(1, 0, 2, b"a"), chunk(1, 1, 2, b"b"), b"plain", chunk(1, 1, 2, b"b")):
-            native.send(message)
-        whole, plain = receive(consumer, 2)
-        assert nothing_comes(consumer)
-
-        consumer.acknowledge_cumulative(whole)
-        lab.settled(backlog=1)
-
-        consumer.acknowledge_cumulative(plain)
         lab.settled()
 
 
