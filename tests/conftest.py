@@ -31,7 +31,9 @@ pytest.register_assert_rewrite(
     "claimcheck.testing._store_kit",  # some tests import it before its kit does
     "tests.kit.transport_chunks",
     "tests.kit.transport_conformance",
+    "tests.kit.transport_asyncio",
     "tests.kit.transport_harness",
+    "tests.kit.transport_sending",
 )
 ROOT = Path(__file__).resolve().parent.parent
 # Appended, so that an installed package still wins: child processes of a test can import `tests.unit...`.
@@ -93,14 +95,14 @@ FIXTURE_MARKS = {
 LONG_FILES = (
     "test_examples",
     "test_reassemble_stream",
-    "test_sources_local",
+    "test_reassemble_cases",
+    "test_sources",
     "test_spark_kafka",
     "test_shipping",
     "test_garbage_servers",
-    "test_demo",
+    "test_docs",
     "test_spark_pulsar_streams",
-    "test_kafka_property",
-    "test_connect",
+    "test_kafka_rebalance",
 )
 NOT_FAST = {*FOLDER_MARKS.values(), *FIXTURE_MARKS.values()}
 MAX_OPEN_FILES_PER_MODULE = 60

@@ -28,6 +28,8 @@ class LocalConformance(TransportConformance):
     acks_are_immediate = False  # a position: what lies beyond an unacknowledged message comes again
     has_look_ahead = False
     has_dead_letters = False
+    has_counted_redeliveries = False
+    has_open_producers = False
 
     @pytest.fixture
     def broker(self, tmp_path, clock):

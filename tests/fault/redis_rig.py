@@ -18,8 +18,6 @@ from tests.real.process import wait_until
 SEGMENT = (1 << 20) - 64  # as the store cuts by default
 SIZE = 5 * SEGMENT + SEGMENT // 2
 PAYLOAD = content(SIZE)
-PLACES = {"first": SEGMENT // 2, "middle": 2 * SEGMENT + SEGMENT // 2, "last": 5 * SEGMENT + SEGMENT // 4}
-"""The middle of a segment, in bytes of the payload; what the protocol adds is less than a thousandth."""
 
 
 class RedisLine:

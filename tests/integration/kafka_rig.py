@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import random
+import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import confluent_kafka as kafka
 from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.aio import AIOConsumer, AIOProducer
 
 import claimcheck
 from claimcheck._wire.envelope import encode_chunk
 from claimcheck.errors import IncompletePayloadError
-from claimcheck.testing import FaultyStore
-from claimcheck.transports.kafka import KafkaConsumer, KafkaMessage, KafkaProducer
+from claimcheck.stores import memory
+from claimcheck.transports.kafka import (
+    AsyncKafkaConsumer,
+    AsyncKafkaProducer,
+    KafkaConsumer,
+    KafkaMessage,
+    KafkaProducer,
+)
 from tests.real.process import wait_until
 
 LIMIT = 10_000
@@ -168,18 +177,6 @@ def rig(broker: Any, topic: str, partitions: int = 1) -> Iterator[Rig]:
         yield lab
 
 
-def unavailable(lab: Rig) -> FaultyStore:
-    """Send one stored payload, ``content(3 * LIMIT)``; returns its store, which fails to read until it heals."""
-    store = FaultyStore(store={"type": "memory"})
-    store.context = lab.cc.store("m").context
-    lab.cc._open.stores["m"] = store
-    producer = lab.producer(lab.cc)
-    producer.produce(lab.topic, content(3 * LIMIT))
-    assert producer.flush(WITHIN_SECONDS) == 0
-    store.fail("read")
-    return store
-
-
 def receive(consumer: Any, count: int, within: float = WITHIN_SECONDS) -> list[Any]:
     """Return ``count`` messages, or fewer on time-out."""
     messages: list[Any] = []
@@ -205,3 +202,79 @@ def nothing_comes(consumer: Any, seconds: float = 1.0) -> bool:
 def _quietly(close: Any) -> None:
     with contextlib.suppress(Exception):
         close()
+
+
+# With asyncio --------------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def producing(
+    lab: Rig, strategy: str = "external", *, wrap: dict[str, Any] | None = None, **conf: Any
+) -> AsyncIterator[AsyncKafkaProducer]:
+    """A wrapped producer, closed at the end; its native buffer is disabled, because it would never be flushed."""
+    named = {key.replace("_", "."): value for key, value in conf.items()}
+    options = {**lab.servers, "message.max.bytes": LIMIT, "logger": _quiet, **named}
+    native = AIOProducer(options, buffer_timeout=0)
+    made = AsyncKafkaProducer(native, lab.claimcheck(strategy), **{"max_message_bytes": LIMIT, **(wrap or {})})
+    async with made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def consuming(
+    lab: Rig,
+    *,
+    cc: Any = None,
+    wrap: dict[str, Any] | None = None,
+    callbacks: dict[str, Any] | None = None,
+    **conf: Any,
+) -> AsyncIterator[AsyncKafkaConsumer]:
+    """A wrapped consumer that is subscribed to the rig's topic; closed at the end."""
+    named = {key.replace("_", "."): value for key, value in conf.items()}
+    options = {"auto.offset.reset": "earliest", "enable.auto.offset.store": False, "enable.auto.commit": False}
+    native = AIOConsumer({**lab.servers, "group.id": lab.group, "logger": _quiet, **options, **named})
+    async with AsyncKafkaConsumer(native, cc or lab.cc, **(wrap or {})) as made:
+        await made.subscribe([lab.topic], **(callbacks or {}))
+        yield made
+
+
+async def soon(awaitable: Any) -> Any:
+    """Return the result; raises `TimeoutError` instead of waiting forever."""
+    return await asyncio.wait_for(awaitable, WITHIN_SECONDS)
+
+
+async def send(producer: AsyncKafkaProducer, topic: str, value: Any, **arguments: Any) -> Any:
+    """Send a payload and wait for its report."""
+    return await soon(await soon(producer.produce(topic, value, **arguments)))
+
+
+async def poll(consumer: AsyncKafkaConsumer, count: int) -> list[Any]:
+    """Return ``count`` messages."""
+    return [await soon(consumer.poll()) for _ in range(count)]
+
+
+def stored(lab: Rig) -> int:
+    """Return the number of payloads in the rig's store."""
+    return len(memory._SPACES.get(lab.topic, {}))
+
+
+class Held:
+    """Blocks every call of a method until `let_go`, in any thread except the loop's; `entered` waits for a call."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self._call = getattr(owner, name)
+        self._came, self._may_go = threading.Event(), threading.Event()
+        setattr(owner, name, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._came.set()
+        assert self._may_go.wait(WITHIN_SECONDS)
+        return self._call(*args, **kwargs)
+
+    async def entered(self) -> None:
+        """Wait for the first call."""
+        assert await asyncio.to_thread(self._came.wait, WITHIN_SECONDS)
+
+    def let_go(self) -> None:
+        """Unblock all calls."""
+        self._may_go.set()

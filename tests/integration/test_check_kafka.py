@@ -1,16 +1,30 @@
-"""The findings of the check about topics and groups of a real Kafka."""
+"""The findings of the check about topics and groups of a real Kafka, with and without passwords and ACLs."""
 
 from __future__ import annotations
 
+import os
 import time
+import uuid
 from dataclasses import replace
 
+import confluent_kafka as kafka
 import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
 
 import claimcheck
 from claimcheck.transports.kafka._queries import KafkaTarget
+from tests import servers
 from tests.check_rig import configuration, diagnosed, ids, text
 from tests.integration.kafka_rig import Rig, rig
+from tests.integration.test_garbage_servers import Lab
 
 HOUR_MS = 3_600_000
 GOOD = {"retention_ms": 20 * HOUR_MS, "segment_ms": HOUR_MS}
@@ -267,3 +281,98 @@ def test_a_broker_that_cannot_be_reached_is_an_error_and_an_address_without_tls_
     kafka = KafkaTarget("kafka.invalid:2", ("t",), options=secure)
     assert found(diagnosed(stored(), kafka=kafka)) == ["kafka-unreachable"]
     assert "pw" not in repr(kafka)
+
+
+# Passwords and ACLs ------------------------------------------------------------------------------------------------
+
+
+PASSWORD = "correct-horse"
+
+
+@pytest.fixture(scope="module")
+def secure_broker(kafka_jars):
+    if servers.KAFKA_JARS not in os.environ:
+        pytest.skip("no jars to start a broker with TLS")
+    with servers.kafka(password=PASSWORD) as secure_broker:
+        yield secure_broker
+
+
+def secure_settings(secure_broker, user="operator", password=PASSWORD):
+    authority = str(secure_broker.server.location.folder / "ca.crt")
+    secure = {"security.protocol": "sasl_ssl", "ssl.ca.location": authority, "sasl.mechanism": "PLAIN"}
+    return {**secure, "sasl.username": user, "sasl.password": password}
+
+
+def allow(admin, kind, name, *operations):
+    rules = [
+        AclBinding(kind, name, ResourcePatternType.LITERAL, "User:reader", "*", each, AclPermissionType.ALLOW)
+        for each in operations
+    ]
+    for created in admin.create_acls(rules).values():
+        created.result(30)
+
+
+@pytest.fixture
+def clients(secure_broker):
+    return {**secure_settings(secure_broker), "bootstrap.servers": secure_broker.bootstrap_servers}
+
+
+@pytest.fixture
+def admin(clients):
+    return AdminClient(clients)
+
+
+@pytest.fixture
+def secure_lab(secure_broker, admin, clients, topic, tmp_path, redis_url):
+    """Three messages, of which two groups have read two and one; the command line runs as a user who may read them."""
+    admin.create_topics([NewTopic(topic, 1)])[topic].result(30)
+    allow(admin, ResourceType.TOPIC, topic, AclOperation.READ, AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
+    (tmp_path / "reader").write_text("".join(f"{k}={v}\n" for k, v in secure_settings(secure_broker, "reader").items()))
+    store = {"type": "redis", "url": redis_url, "key_prefix": f"gc-{uuid.uuid4().hex}:"}
+    options = ("--kafka", secure_broker.bootstrap_servers, "--kafka-config", str(tmp_path / "reader"))
+    secure_lab = Lab(tmp_path, store, topic, *options)
+    secure_lab.pointers = secure_lab.write(3)
+    producer = kafka.Producer(clients)
+    for envelope in secure_lab.envelopes(secure_lab.pointers):
+        producer.produce(topic, envelope)
+    assert producer.flush(30) == 0
+    for group, offset in ((f"{topic}-seen", 2), (f"{topic}-hidden", 1)):
+        consumer = kafka.Consumer({**clients, "group.id": group})
+        consumer.commit(offsets=[kafka.TopicPartition(topic, 0, offset)], asynchronous=False)
+        consumer.close()
+    return secure_lab
+
+
+def test_a_group_that_the_user_may_not_see_keeps_everything(secure_lab, admin, topic):
+    """The broker does not list it, so its unread messages would not count: the command refuses to run."""
+    allow(admin, ResourceType.GROUP, f"{topic}-seen", AclOperation.DESCRIBE)
+
+    assert secure_lab.collect("--yes", "--claim")["deleted"] == 0
+    assert "grant DESCRIBE on the cluster" in secure_lab.refuse("--consumed")
+    allow(admin, ResourceType.BROKER, "kafka-cluster", AclOperation.DESCRIBE)
+    assert "the committed offsets of all groups cannot be read" in secure_lab.refuse("--consumed")
+    allow(admin, ResourceType.GROUP, f"{topic}-hidden", AclOperation.DESCRIBE)
+    assert secure_lab.collect("--yes", "--claim", "--consumed")["deleted"] == 1
+    assert secure_lab.stored == {pointer.key for pointer in secure_lab.pointers[1:]}
+
+
+def test_the_check_needs_no_group_of_its_own(secure_broker, secure_lab, admin, topic):
+    """The client looks for the coordinator of its group, although it never joins; the user has no right to it."""
+    for group in ("seen", "hidden"):
+        allow(admin, ResourceType.GROUP, f"{topic}-{group}", AclOperation.DESCRIBE)
+    target = KafkaTarget(secure_broker.bootstrap_servers, (topic,), options=secure_settings(secure_broker, "reader"))
+
+    report = diagnosed(configuration({"type": "memory"}), kafka=target)
+
+    assert [each.message for each in report.findings if each.id == "kafka-not-examined"] == []
+
+
+@pytest.mark.slow
+def test_the_check_names_a_refused_password(secure_broker, topic, monkeypatch):
+    monkeypatch.setattr("claimcheck._operate.check_topics._SECONDS", 2.0)
+    target = KafkaTarget(
+        secure_broker.bootstrap_servers, (topic,), options=secure_settings(secure_broker, password="wrong-horse")
+    )
+    said = text(diagnosed(configuration({"type": "memory"}), kafka=target), "kafka-unreachable")
+    assert "no Kafka broker answered (_AUTHENTICATION)" in said
+    assert "wrong-horse" not in said

@@ -1,4 +1,4 @@
-"""The asyncio producer on a real Kafka: every record, in order, even if tasks are cancelled."""
+"""The asyncio wrappers on a real Kafka: every record, in order, even if tasks are cancelled."""
 
 import asyncio
 import io
@@ -7,17 +7,26 @@ import threading
 import confluent_kafka as kafka
 import pytest
 
-from tests.integration.kafka_aio_rig import Held, consuming, poll, producing, send, soon, stored
+from claimcheck.transports.kafka import OffsetStoreError
 from tests.integration.kafka_rig import (
     LIMIT,
-    STRATEGIES,
     WITHIN_SECONDS,
+    Held,
+    consuming,
     content,
     nothing_comes,
+    poll,
+    producing,
     receive,
     rig,
+    send,
+    soon,
+    stored,
     values,
 )
+
+# Producers ---------------------------------------------------------------------------------------------------------
+
 
 BIG = 5 * LIMIT
 
@@ -81,32 +90,6 @@ def test_a_wrong_call_is_refused_and_what_follows_is_sent(lab, wrong):
 
     asyncio.run(main())
     assert values(read_all(lab, 2)) == [b"before", b"after"]
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_large_and_small_keep_their_order(lab, strategy):
-    payloads = [content([10, BIG, 200, LIMIT][i % 4], i) for i in range(40)]
-
-    async def main():
-        async with producing(lab, strategy) as producer:
-            futures = [await producer.produce(lab.topic, payload, key=b"k") for payload in payloads]
-            reports = await soon(asyncio.gather(*futures))
-            offsets = [report.offset() for report in reports]
-            assert offsets == sorted(offsets)
-
-    asyncio.run(main())
-    assert values(read_all(lab, 40)) == payloads
-
-
-def test_tasks_that_send_at_the_same_time(lab):
-    payloads = [content([20, BIG][i % 2], i) for i in range(40)]
-
-    async def main():
-        async with producing(lab, "chunking") as producer:
-            await soon(asyncio.gather(*(send(producer, lab.topic, payload) for payload in payloads)))
-
-    asyncio.run(main())
-    assert sorted(values(read_all(lab, 40))) == sorted(payloads)
 
 
 def test_a_full_queue_is_waited_for(lab):
@@ -191,58 +174,6 @@ async def end_of(consumer):
     return (await consumer.get_watermark_offsets(place))[1]
 
 
-def test_a_payload_that_is_given_up_while_it_is_stored_is_removed(lab):
-    async def main():
-        async with producing(lab) as producer, consuming(lab) as consumer:
-            held = Held(producer._blocking._cc.store("m"), "write")
-            task = asyncio.create_task(producer.produce(lab.topic, content(BIG)))
-            await held.entered()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            held.let_go()
-            assert await soon(producer.flush()) == 0
-            assert stored(lab) == 0
-            await send(producer, lab.topic, b"next")
-            assert values(await poll(consumer, 1)) == [b"next"]
-            assert await end_of(consumer) == 1
-
-    asyncio.run(main())
-
-
-def test_flush_waits_for_what_is_still_being_stored(lab):
-    async def main():
-        async with producing(lab) as producer:
-            held = Held(producer._blocking._cc.store("m"), "write")
-            task = asyncio.create_task(producer.produce(lab.topic, content(BIG)))
-            await held.entered()
-            small = await producer.produce(lab.topic, b"small")
-            assert await soon(producer.flush(0.2)) == 1
-            flushing = asyncio.create_task(producer.flush())
-            assert (await soon(small)).value() == b"small"
-            assert not flushing.done()
-            held.let_go()
-            assert await soon(flushing) == 0
-            assert (await task).done()
-
-    asyncio.run(main())
-
-
-def test_close_sends_everything(lab):
-    payloads = [content([20, BIG][i % 2], i) for i in range(10)]
-
-    async def main():
-        async with producing(lab, "chunking", linger_ms=200) as producer:
-            futures = [await producer.produce(lab.topic, payload) for payload in payloads]
-        assert all(future.result().error() is None for future in futures)
-        assert producer._native._is_closed
-        with pytest.raises(RuntimeError):
-            await producer.produce(lab.topic, b"late")
-
-    asyncio.run(main())
-    assert values(read_all(lab, 10)) == payloads
-
-
 def test_purge_is_said_by_the_futures(lab):
     async def main():
         async with producing(lab, linger_ms=60_000) as producer:
@@ -315,5 +246,138 @@ def test_the_rest_of_the_client(lab):
             assert (await consumer.offsets_for_times([place]))[0].offset == 0
             assert lab.topic in (await consumer.list_topics(lab.topic)).topics
             assert "1 partitions" in repr(consumer)
+
+    asyncio.run(main())
+
+
+# Consumers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_payload_that_is_read_too_slowly_comes_with_a_later_poll(lab):
+    async def main():
+        async with producing(lab) as producer, consuming(lab) as consumer:
+            lab.send_raw(b"first")
+            await send(producer, lab.topic, content(BIG))
+            held = Held(lab.cc.store("m"), "read")
+            assert values(await soon(consumer.consume(2, 1.0))) == [b"first"]
+            await held.entered()
+            assert await soon(consumer.poll(0.1)) is None
+            held.let_go()
+            assert values(await poll(consumer, 1)) == [content(BIG)]
+
+    asyncio.run(main())
+
+
+def test_nobody_waits_for_a_receive_that_waits(lab):
+    async def main():
+        async with consuming(lab) as consumer:
+            lab.send_raw(b"one")
+            (message,) = await poll(consumer, 1)
+            waiting = asyncio.create_task(consumer.poll())
+            await asyncio.sleep(0)
+            await soon(consumer.commit(message, asynchronous=False))
+            assert not waiting.done()
+            lab.send_raw(b"two")
+            assert (await soon(waiting)).value() == b"two"
+            abandoned = asyncio.create_task(consumer.poll())
+            await asyncio.sleep(0)
+            abandoned.cancel()  # and `close` comes to its end
+
+    asyncio.run(asyncio.wait_for(main(), WITHIN_SECONDS))
+    assert lab.committed().offset == 1
+
+
+def test_callbacks_are_coroutines_that_may_use_the_consumer(lab):
+    async def main():
+        seen = []
+
+        async def on_assign(consumer, partitions):
+            seen.append(("assign", consumer))
+            for partition in partitions:
+                partition.offset = 1
+            await consumer.assign(partitions)
+
+        async def on_revoke(consumer, partitions):
+            seen.append(("revoke", consumer))
+            await asyncio.gather(consumer.commit(asynchronous=False, offsets=await consumer.position(partitions)))
+
+        async with consuming(lab, callbacks={"on_assign": on_assign, "on_revoke": on_revoke}) as consumer:
+            lab.send_raw(b"a", b"b", b"c")
+            assert values(await poll(consumer, 1)) == [b"b"]
+        assert seen == [("assign", consumer), ("revoke", consumer)]
+
+    asyncio.run(asyncio.wait_for(main(), WITHIN_SECONDS))
+    assert lab.committed().offset == 2
+
+
+def test_what_a_callback_raises_comes_out_of_poll(lab):
+    async def main():
+        async def on_assign(consumer, partitions):
+            raise LookupError("no place for them")
+
+        async with consuming(lab, callbacks={"on_assign": on_assign}) as consumer:
+            with pytest.raises(LookupError, match="no place"):
+                await soon(consumer.poll())
+
+    asyncio.run(main())
+
+
+def test_a_task_that_a_callback_started_waits_its_turn_afterwards(lab):
+    async def main():
+        tasks = []
+
+        async def on_assign(consumer, partitions):
+            async def later():
+                await called.wait()
+                return await consumer.committed(partitions)
+
+            tasks.append(asyncio.create_task(later()))
+
+        called = asyncio.Event()
+        async with consuming(lab, callbacks={"on_assign": on_assign}) as consumer:
+            lab.send_raw(b"a")
+            await poll(consumer, 1)
+            async with consumer._calls.exclusive():
+                called.set()
+                done, _ = await asyncio.wait(tasks, timeout=0.2)
+                assert not done
+            assert (await soon(tasks[0]))[0].offset == kafka.OFFSET_INVALID
+
+    asyncio.run(main())
+
+
+def test_the_offset_of_the_last_message_is_stored_while_the_next_is_waited_for(lab):
+    async def main():
+        options = {"enable_auto_commit": True, "auto_commit_interval_ms": 50}
+        async with consuming(lab, wrap={"auto_offset_store": True}, **options) as consumer:
+            lab.send_raw(b"a", b"b")
+            await poll(consumer, 2)
+            waiting = asyncio.create_task(consumer.poll())
+            while (await asyncio.to_thread(lab.committed)).offset != 2:
+                assert not waiting.done()
+            waiting.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), WITHIN_SECONDS))
+
+
+def test_pause_and_resume(lab):
+    async def main():
+        async with consuming(lab) as consumer:
+            lab.send_raw(b"a", b"b")
+            await poll(consumer, 1)
+            places = await consumer.assignment()
+            await consumer.pause(places)
+            assert await consumer.consume(1, 0.3) == []
+            await consumer.resume(places)
+            assert values(await poll(consumer, 1)) == [b"b"]
+
+    asyncio.run(main())
+
+
+def test_a_consumer_that_stores_offsets_itself_is_refused(lab):
+    async def main():
+        with pytest.raises(OffsetStoreError):
+            async with consuming(lab, enable_auto_offset_store=True):
+                pass
 
     asyncio.run(main())

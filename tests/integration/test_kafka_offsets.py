@@ -1,12 +1,10 @@
-"""Commits never pass an incomplete payload, and what is read again is not delivered again; on a real Kafka."""
+"""Commits never pass an incomplete payload, and retention that removes records of one ends it; on a real Kafka."""
 
-import uuid
+import time
 
 import confluent_kafka as kafka
 import pytest
 
-from claimcheck._wire.envelope import encode_abort
-from claimcheck.errors import IncompletePayloadError
 from claimcheck.transports.kafka import last_offset
 from claimcheck.transports.kafka._partition import CommitMetadata
 from tests.integration.kafka_rig import (
@@ -20,6 +18,9 @@ from tests.integration.kafka_rig import (
     says_removed,
     values,
 )
+
+# Commits -----------------------------------------------------------------------------------------------------------
+
 
 A, B, C = (content(600, n) for n in range(3))
 
@@ -42,7 +43,9 @@ class TestCommits:
         a, b = chunks_of(A, 2), chunks_of(B, 2)
         lab.send_raw(a[0], b[0], b[1], b"plain", a[1], b"end")
 
-    @pytest.mark.parametrize("how", ["message", "offsets", "stored", "stored offsets", "automatic", "position"])
+    @pytest.mark.parametrize(
+        "how", ["message", "asynchronously", "offsets", "stored", "stored offsets", "automatic", "position"]
+    )
     @pytest.mark.parametrize(
         ("received", "offset", "mark"),
         [(1, 0, CommitMetadata(3)), (2, 0, CommitMetadata(4)), (3, 5, None), (4, 6, None)],
@@ -56,6 +59,8 @@ class TestCommits:
         behind = at(lab, last_offset(message) + 1)
         if how == "message":
             consumer.commit(message=message, asynchronous=False)
+        elif how == "asynchronously":
+            consumer.commit(message=message)  # done when the consumer is closed
         elif how == "offsets":
             consumer.commit(offsets=[behind], asynchronous=False)
         elif how == "position":
@@ -94,15 +99,6 @@ class TestCommits:
         assert (lab.committed().offset, lab.committed().metadata) == (0, "my own")
         assert values(receive(lab.consumer(), 4)) == [B, b"plain", A, b"end"]
 
-    def test_an_older_message_committed_last_brings_what_came_after_it_again(self, lab):
-        first = lab.consumer()
-        b, _, a, _ = receive(first, 4)
-        first.commit(message=a, asynchronous=False)
-        first.commit(message=b, asynchronous=False)
-        first.close()
-
-        assert values(receive(lab.consumer(), 3)) == [b"plain", A, b"end"]
-
     @pytest.mark.parametrize("how", ["stored", "automatic"])
     def test_what_is_delivered_behind_an_open_payload_is_noted_each_time(self, lab, how):
         """The offset stays the same; only the metadata is new."""
@@ -119,27 +115,10 @@ class TestCommits:
         with pytest.raises(kafka.KafkaException, match="_NO_OFFSET"):
             consumer.commit(asynchronous=False)  # nothing new
 
-    def test_asynchronously_too(self, lab):
-        consumer = lab.consumer()
-        consumer.commit(message=receive(consumer, 1)[0])
-        consumer.close()
-
-        assert (lab.committed().offset, CommitMetadata.decode(lab.committed().metadata)) == (0, CommitMetadata(3))
-
     def test_the_position_is_unknown_before_the_first_record(self, lab):
         consumer = lab.consumer()
 
         assert [each.offset for each in consumer.position([at(lab)])] == [kafka.OFFSET_INVALID]
-
-    def test_automatic_commits_leave_out_what_is_still_being_worked_on(self, lab):
-        """A message counts as processed when the next one is requested, not when it is returned."""
-        consumer = lab.consumer(wrap={"auto_offset_store": True}, enable_auto_commit=True)
-        receive(consumer, 3)
-        consumer._receiver.stored_at = float("-inf")
-        consumer.poll(5)  # the fourth
-        consumer._native.commit(asynchronous=False)
-
-        assert lab.committed().offset == 5
 
     def test_automatic_commits_go_on_while_nothing_comes(self, lab):
         """Messages returned shortly after the last store of offsets are stored while the next poll waits."""
@@ -149,14 +128,6 @@ class TestCommits:
         consumer.poll(0.5)
 
         assert lab.committed().offset == 6
-
-    def test_what_consume_has_found_is_not_stored_before_its_user_has_it(self, lab):
-        consumer = lab.consumer(wrap={"auto_offset_store": True}, enable_auto_commit=True)
-        consumer._receiver.stored_at = float("-inf")
-        assert len(consumer.consume(5, 2.0)) == 4  # it waits for a fifth, and offsets might be stored meanwhile
-
-        with pytest.raises(kafka.KafkaException, match="_NO_OFFSET"):
-            consumer._native.commit(asynchronous=False)
 
 
 class TestRestartInTheMiddle:
@@ -177,40 +148,6 @@ class TestRestartInTheMiddle:
         assert messages[0].offset() == 1
         assert nothing_comes(consumer)
 
-    def test_what_came_twice_does_not_hold_the_offset(self, lab):
-        first, second = chunks_of(A, 2)
-        lab.send_raw(first, second, first, second)
-        consumer = lab.consumer(wrap={"auto_offset_store": True})
-        assert values(receive(consumer, 1)) == [A]
-        assert nothing_comes(consumer)
-
-        consumer.commit(asynchronous=False)
-
-        assert lab.committed().offset == 4
-
-    def test_a_late_duplicate_does_not_bring_a_payload_again(self, lab):
-        """The first chunk is before the committed offset, and the payload was delivered from there."""
-        first, second = chunks_of(A, 2)
-        lab.send_raw(first, second, second, b"end")
-        consumer = lab.consumer()
-        consumer.commit(message=receive(consumer, 1)[0], asynchronous=False)
-        consumer.close()
-
-        again = lab.consumer()
-
-        assert values(receive(again, 1)) == [b"end"]
-        assert nothing_comes(again)
-
-    def test_one_that_comes_behind_the_others_is_waited_for(self, lab):
-        """Retries of a client without idempotence change the order."""
-        chunks = chunks_of(A, 4)
-        lab.send_raw(*chunks[1:], chunks[0], b"end")
-
-        messages = receive(lab.consumer(), 2)
-
-        assert values(messages) == [A, b"end"]
-        assert (messages[0].offset(), last_offset(messages[0])) == (0, 3)
-
     def test_one_that_retention_has_removed_is_reported_at_once(self, lab):
         lab.send_raw(*chunks_of(A, 4), b"end")
         lab.remove_below(2)
@@ -221,20 +158,6 @@ class TestRestartInTheMiddle:
 
         assert says_removed(bad, low=2)
         assert (bad.offset(), end.value(), lab.committed().offset) == (2, b"end", 5)
-
-    def test_and_so_is_one_that_it_removed_behind_the_committed_offset(self, lab):
-        """The consumer is away, and the broker silently moves it forward."""
-        lab.send_raw(b"zero", *chunks_of(A, 4), b"end")
-        consumer = lab.consumer()
-        receive(consumer, 1)
-        consumer.commit(offsets=[at(lab, 1)], asynchronous=False)
-        consumer.close()
-        lab.remove_below(3)
-
-        bad, end = receive(lab.consumer(), 2)
-
-        assert says_removed(bad, low=3)
-        assert end.value() == b"end"
 
     def test_one_whose_chunks_changed_their_order_is_delivered_behind_what_was_removed(self, lab):
         """Only near the start can a first chunk be missing because retention removed it."""
@@ -269,15 +192,6 @@ class TestRestartInTheMiddle:
 
 
 class TestSeek:
-    def test_forward(self, lab):
-        lab.send_raw(*chunks_of(A, 3), b"plain", *chunks_of(B, 2))
-        consumer = lab.consumer()
-        receive(consumer, 1)
-
-        consumer.seek(at(lab, 4))
-
-        assert values(receive(consumer, 1)) == [B]
-
     def test_back_to_a_committed_place_with_its_metadata_brings_nothing_twice(self, lab):
         a, b = chunks_of(A, 2), chunks_of(B, 2)
         lab.send_raw(a[0], b[0], b[1], b"plain", a[1])
@@ -289,19 +203,6 @@ class TestSeek:
         consumer.seek(committed)
 
         assert values(receive(consumer, 2)) == [b"plain", A]
-
-    def test_what_was_read_ahead_is_forgotten(self, lab):
-        producer = lab.producer("external")
-        for n in range(4):
-            producer.produce(lab.topic, content(2 * LIMIT, n))
-        producer.flush(30)
-        consumer = lab.consumer(wrap={"prefetch_bytes": 10 * LIMIT})
-        receive(consumer, 1)
-
-        consumer.seek(at(lab, 0))
-
-        assert values(receive(consumer, 4)) == [content(2 * LIMIT, n) for n in range(4)]
-        assert nothing_comes(consumer, 0.5)
 
 
 class TestPause:
@@ -320,94 +221,78 @@ class TestPause:
 
         assert values(found + receive(consumer, 3)) == [content(2 * LIMIT, n) for n in range(4)]
 
-    def test_in_the_middle_of_a_payload(self, lab):
-        chunks = chunks_of(A, 4)
-        lab.send_raw(*chunks[:2])
-        consumer = lab.consumer()
-        assert nothing_comes(consumer)
-        consumer.pause([at(lab)])
-        lab.send_raw(*chunks[2:])
-        assert nothing_comes(consumer)
 
-        consumer.resume([at(lab)])
-
-        assert values(receive(consumer, 1)) == [A]
-
-    def test_nothing_is_read_again_meanwhile(self, lab):
-        """Retention could remove the record to which the consumer went back."""
-        clock = Clock()
-        lab.send_raw(chunks_of(A, 2)[0], b"plain")
-        consumer = lab.consumer(wrap={"clock": clock})
-        assert values(receive(consumer, 1)) == [b"plain"]
-        consumer.pause([at(lab)])
-        clock.ahead += 61
-        assert nothing_comes(consumer, 0.5)
-        lab.remove_below(1)
-
-        consumer.resume([at(lab)])
-
-        (bad,) = receive(consumer, 1)
-        assert says_removed(bad, low=1)
+# Retention ---------------------------------------------------------------------------------------------------------
 
 
-class TestNeverComplete:
-    """Incomplete payloads, with each action that the configuration allows."""
+A, B = (content(600, n) for n in range(2))
+PLAIN = [b"plain %d" % n for n in range(10)]
 
-    def consumer(self, lab, action="redeliver", expire=0.5, wrap=None, **chunking):
-        told = {"expire_after_seconds": expire, "on_expire": action, "on_evict": action, **chunking}
-        return lab.consumer(cc=lab.claimcheck("external", chunking=told), wrap=wrap)
+KIP_848 = {"group_protocol": "consumer"}
+EVERY_RESET = pytest.mark.parametrize("reset", ["latest", "earliest", "error"])
 
-    def test_not_read_again_where_that_is_not_wanted(self, lab):
-        lab.send_raw(chunks_of(A, 3)[0], b"plain")
-        consumer = self.consumer(lab, max_redeliveries=0)
 
-        plain, bad = receive(consumer, 2)
+@pytest.fixture
+def begun(kafka_broker, topic):
+    with rig(kafka_broker, topic) as begun:
+        begun.commit(0)  # else nothing would be read where the client starts at the end
+        yield begun
 
-        assert plain.value() == b"plain"
-        assert isinstance(bad.payload_error, IncompletePayloadError)
 
-    def test_dead_letter_hands_it_out_at_once_and_only_once(self, lab):
-        chunks = chunks_of(A, 3)
-        lab.send_raw(chunks[0], b"plain")
-        consumer = self.consumer(lab, "dead_letter")
-        plain, bad = receive(consumer, 2)
-        lab.send_raw(chunks[1], b"end")
+def consumer_of(begun, reset, clock=time.monotonic, chunking=None, **options):
+    cc = begun.claimcheck("external", chunking=chunking or {})
+    return begun.consumer(cc=cc, wrap={"clock": clock}, auto_offset_reset=reset, **options)
 
-        (end,) = receive(consumer, 1)
-        consumer.commit(message=end, asynchronous=False)
 
-        assert isinstance(bad.payload_error, IncompletePayloadError)
-        assert (plain.value(), end.value(), lab.committed().offset) == (b"plain", b"end", 4)
+def all_done(begun, consumer, last):
+    """Whether everything may be committed, and no more messages arrive."""
+    consumer.commit(message=last, asynchronous=False)
+    return nothing_comes(consumer, 0.5) and begun.committed().offset == begun.end()
 
-    def test_and_by_the_next_owner_if_this_one_dies_meanwhile(self, lab):
-        a, b = chunks_of(A, 2), chunks_of(B, 2)
-        lab.send_raw(a[0], b[0], b[1], b"plain")
-        first = self.consumer(lab, expire=60, max_pending_payloads=1)
-        found = receive(first, 2)
-        first.commit(message=found[-1], asynchronous=False)
-        first._native.close()
-        assert CommitMetadata.decode(lab.committed().metadata) == CommitMetadata(4, frozenset({0}))
-        lab.send_raw(a[1])
 
-        assert values(receive(self.consumer(lab), 1)) == [A]
+@EVERY_RESET
+def test_of_chunks_that_expired(begun, reset):
+    clock = Clock()
+    begun.send_raw(b"before", chunks_of(A, 3)[0], b"behind")
+    consumer = consumer_of(begun, reset, clock)
+    assert values(receive(consumer, 2)) == [b"before", b"behind"]
+    begun.remove_below(2)
+    clock.ahead += 61
+    begun.send_raw(*PLAIN)
 
-    def test_a_writer_that_gave_up_after_it_was_let_go_of(self, lab):
-        identity = str(uuid.uuid4())
-        lab.send_raw(chunks_of(A, 3, identity)[0], *chunks_of(B, 2), b"plain")
-        consumer = self.consumer(lab, expire=60, max_pending_payloads=1, max_redeliveries=5)
-        receive(consumer, 2)
-        lab.send_raw(encode_abort(identity), b"end")
+    messages = receive(consumer, 11)
 
-        (end,) = receive(consumer, 1)
-        consumer.commit(message=end, asynchronous=False)
+    (bad,) = [message for message in messages if message.offset() == 1]
+    assert says_removed(bad, low=2)
+    assert values([message for message in messages if message is not bad]) == PLAIN
+    assert all_done(begun, consumer, messages[-1])
 
-        assert end.value() == b"end"
-        assert lab.committed().offset == 6
 
-    def test_bounded_in_bytes(self, lab):
-        a, b = chunks_of(A, 2), chunks_of(B, 2)
-        lab.send_raw(a[0], b[0], b[1], a[1])
-        consumer = self.consumer(lab, expire=60, max_pending_bytes=700, max_payload_bytes=700)
+@EVERY_RESET
+@pytest.mark.parametrize(
+    "protocol", [{}, {"partition_assignment_strategy": "cooperative-sticky"}, KIP_848, {"subscribe": False}]
+)
+def test_while_no_consumer_is_there(begun, reset, protocol):
+    """An incomplete payload holds back the group's offset; later payloads were delivered."""
+    begun.send_raw(chunks_of(A, 2)[0], b"one", b"two")
+    first = consumer_of(begun, reset, **protocol)
+    assign(begun, first, protocol)
+    first.commit(message=receive(first, 1)[0], asynchronous=False)
+    first.close()
+    assert begun.committed().offset == 0
+    begun.remove_below(1)
+    second = consumer_of(begun, reset, **protocol)
+    assign(begun, second, protocol)
 
-        assert sorted(values(receive(consumer, 2))) == sorted([A, B])
-        assert consumer.pending_bytes == 0
+    messages = receive(second, 1)
+    begun.send_raw(*PLAIN)
+    messages += receive(second, 10)
+
+    assert values(messages) == [b"two", *PLAIN]
+    assert all_done(begun, second, messages[-1])
+
+
+def assign(begun, consumer, protocol):
+    """Assign the partition by hand if the consumer does not subscribe."""
+    if protocol == {"subscribe": False}:
+        consumer.assign([kafka.TopicPartition(begun.topic, 0)])

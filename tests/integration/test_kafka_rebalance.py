@@ -15,7 +15,7 @@ import pytest
 
 import claimcheck
 from tests import servers
-from tests.integration import kafka_waiting, kafka_worker
+from tests.integration import kafka_worker
 from tests.integration.kafka_rig import LIMIT, chunks_of, content, receive, rig, values
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
@@ -28,7 +28,11 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "consumer": {"group.protocol": "consumer"},
 }
 PAYLOADS, PARTITIONS = 150, 4
-QUICK = {name.replace(".", "_"): value for name, value in PROTOCOLS["eager"].items()}
+
+
+def told(protocol):
+    """Return the options of a protocol as arguments of the rig."""
+    return {name.replace(".", "_"): value for name, value in PROTOCOLS[protocol].items()}
 
 
 @pytest.fixture
@@ -44,16 +48,20 @@ def worker(lab, tmp_path):
         yield lambda conf: stack.enter_context(Worker(lab, tmp_path, conf))
 
 
+def child(what, lab, folder, conf):
+    """Start a process of kafka_worker.py."""
+    told = json.dumps({**lab.servers, "group.id": lab.group, **conf})
+    command = [sys.executable, kafka_worker.__file__, what, lab.topic, str(folder), told]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
 class Worker:
     """One consumer in its own process, and its output."""
 
     def __init__(self, lab, folder, conf):
-        command = [sys.executable, kafka_worker.__file__, lab.servers["bootstrap.servers"], lab.topic, lab.group]
         self.lines, self.partitions = [], 0
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self.process = subprocess.Popen(
-            [*command, str(folder), json.dumps(conf)], stdout=subprocess.PIPE, text=True, env=environment
-        )
+        self.process = child("receive", lab, folder, {"enable.auto.commit": False, **conf})
         self.thread = threading.Thread(target=self.listen)
         self.thread.start()
 
@@ -153,7 +161,7 @@ class TestHandover:
         halves = {number: chunks_of(content(900, number), 4) for number in range(PARTITIONS)}
         for number, chunks in halves.items():
             lab.send_raw(*chunks[:2], partition=number)
-        conf = {name.replace(".", "_"): value for name, value in PROTOCOLS[protocol].items()}
+        conf = told(protocol)
         first = lab.consumer(**conf)
         servers.wait_until(lambda: first.poll(0.1) is None and first.pending_payloads == PARTITIONS, "all are begun")
 
@@ -180,17 +188,16 @@ class TestHandover:
         assert sorted(values(found)) == sorted(content(900, number) for number in range(PARTITIONS))
 
     def test_callbacks_get_this_consumer_and_may_commit(self, lab, protocol):
-        conf = {name.replace(".", "_"): value for name, value in PROTOCOLS[protocol].items()}
-        told, consumer = [], lab.consumer(subscribe=False, **conf)
+        heard, consumer = [], lab.consumer(subscribe=False, **told(protocol))
         lab.send_raw(chunks_of(content(900), 3)[0], *chunks_of(content(800), 2), b"end", partition=0)
 
         def on_revoke(told_consumer, partitions):
-            told.append(("revoked", told_consumer is consumer, len(partitions)))
+            heard.append(("revoked", told_consumer is consumer, len(partitions)))
             told_consumer.commit(offsets=told_consumer.position(partitions)[:1], asynchronous=False)
 
         consumer.subscribe(
             [lab.topic],
-            on_assign=lambda told_consumer, partitions: told.append(
+            on_assign=lambda told_consumer, partitions: heard.append(
                 ("assigned", told_consumer is consumer, len(partitions))
             ),
             on_revoke=on_revoke,
@@ -198,16 +205,15 @@ class TestHandover:
         receive(consumer, 2)
         consumer.close()
 
-        assert [each for each in told if each[2]] == [("assigned", True, PARTITIONS), ("revoked", True, PARTITIONS)]
+        assert [each for each in heard if each[2]] == [("assigned", True, PARTITIONS), ("revoked", True, PARTITIONS)]
         assert lab.committed(0).offset == 0
-        again = lab.consumer(**conf)
+        again = lab.consumer(**told(protocol))
         lab.send_raw(b"more", partition=0)
         assert values(receive(again, 1)) == [b"more"]
 
     def test_partitions_by_hand_in_a_callback_begin_where_the_user_says(self, lab, protocol):
         lab.send_raw(*chunks_of(content(900), 3), *chunks_of(content(800), 2), partition=0)
-        conf = {name.replace(".", "_"): value for name, value in PROTOCOLS[protocol].items()}
-        consumer = lab.consumer(subscribe=False, **conf)
+        consumer = lab.consumer(subscribe=False, **told(protocol))
 
         def on_assign(told_consumer, partitions):
             for each in partitions:
@@ -221,10 +227,9 @@ class TestHandover:
 
     def test_what_a_callback_raises_comes_out_of_poll(self, lab, protocol):
         """The client replaces it with a `KafkaError`, which is not an exception class."""
-        conf = {name.replace(".", "_"): value for name, value in PROTOCOLS[protocol].items()}
         lab.send_raw(b"one", partition=0)
-        consumer = lab.consumer(subscribe=False, **conf)
-        consumer.subscribe([lab.topic], on_assign=lambda told, _: told.commit(asynchronous=False))
+        consumer = lab.consumer(subscribe=False, **told(protocol))
+        consumer.subscribe([lab.topic], on_assign=lambda mine, _: mine.commit(asynchronous=False))
 
         with pytest.raises(kafka.KafkaException, match="_NO_OFFSET"):
             receive(consumer, 1)
@@ -233,9 +238,8 @@ class TestHandover:
 
     def test_a_callback_that_raises_while_a_message_waits_loses_nothing(self, lab, protocol):
         """The message is returned, or its partition was revoked, and the next owner gets it."""
-        conf = {name.replace(".", "_"): value for name, value in PROTOCOLS[protocol].items()}
-        first = lab.consumer(subscribe=False, wrap={"auto_offset_store": True}, **conf)
-        second, done, found = lab.native_consumer(**conf), threading.Event(), []
+        first = lab.consumer(subscribe=False, wrap={"auto_offset_store": True}, **told(protocol))
+        second, done, found = lab.native_consumer(**told(protocol)), threading.Event(), []
 
         def on_revoke(*_):
             raise RuntimeError("revoked")
@@ -265,18 +269,18 @@ class TestHandover:
 
 
 @pytest.mark.parametrize("commits", ["automatically", "in its callback"])
-def test_a_process_that_dies_in_consume_after_a_rebalance_loses_nothing(lab, commits):
+def test_a_process_that_dies_in_consume_after_a_rebalance_loses_nothing(lab, tmp_path, commits):
     """It holds ten messages and waits for more, when another member joins."""
     for n in range(10):
         lab.send_raw(b"%d" % n, partition=n % 2)
-    with waiting(lab, automatic=commits == "automatically") as (process, said):
+    with waiting(lab, tmp_path, automatic=commits == "automatically") as (process, said):
         servers.wait_until(lambda: "received 10" in said, "it holds the messages", 60)
-        second = lab.consumer(**QUICK)
+        second = lab.consumer(**told("eager"))
         servers.wait_until(lambda: second.poll(0.1) is not None or "revoked" in said, "it was told", 60)
         process.kill()
         process.wait()
     second.close()  # what it received while the other process left is not committed
-    third = lab.consumer(**QUICK)
+    third = lab.consumer(**told("eager"))
 
     found = receive(third, 10, 60)
 
@@ -285,13 +289,9 @@ def test_a_process_that_dies_in_consume_after_a_rebalance_loses_nothing(lab, com
 
 
 @contextlib.contextmanager
-def waiting(lab, *, automatic):
+def waiting(lab, folder, *, automatic):
     """Start a process that waits in `consume` for more messages than there are; yields it and its lines."""
-    conf = {**lab.servers, "group.id": lab.group, "auto.offset.reset": "earliest", **PROTOCOLS["eager"]}
-    conf |= {"enable.auto.offset.store": False, "enable.auto.commit": automatic}
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, kafka_waiting.__file__, lab.topic, json.dumps(conf)]
-    process, said = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment), []
+    process, said = child("consume", lab, folder, {"enable.auto.commit": automatic, **PROTOCOLS["eager"]}), []
     listening = threading.Thread(target=lambda: said.extend(map(str.strip, iter(process.stdout.readline, ""))))
     listening.start()
     try:

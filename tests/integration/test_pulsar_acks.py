@@ -7,7 +7,6 @@ import pulsar
 import pytest
 
 from claimcheck.transports.pulsar import deserialize
-from tests import servers
 from tests.integration.pulsar_rig import (
     KEYED,
     LIMIT,
@@ -17,25 +16,11 @@ from tests.integration.pulsar_rig import (
     chunk,
     content,
     nothing_comes,
-    pending,
     receive,
 )
 
 
 class TestAcknowledge:
-    def test_a_chunk_never_before_its_payload_and_none_is_left_behind(self, lab):
-        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
-        for message in (chunk(1, 0, 2, b"a"), b"plain", chunk(2, 0, 2, b"c"), chunk(1, 1, 2, b"b")):
-            native.send(message)
-
-        for message in receive(consumer, 2):
-            consumer.acknowledge(message)
-        lab.settled(backlog=1)  # the lone head
-
-        native.send(chunk(2, 1, 2, b"d"))
-        consumer.acknowledge(consumer.receive(5000))
-        lab.settled()
-
     @pytest.mark.parametrize("partitions", [0, 2])
     def test_by_an_id_that_comes_from_another_process(self, lab, partitions):
         if partitions:
@@ -64,14 +49,34 @@ class TestAcknowledge:
         lab.settled()
 
 
+A, B = ([chunk(number, position, 2, b"%d%d" % (number, position)) for position in (0, 1)] for number in (1, 2))
+CUMULATIVE = {
+    "everything": ([b"1", *A, b"2"], [(2, 0)], []),
+    "never past the beginning of an incomplete payload": ([b"1", A[0], b"2", b"3"], [(2, 1)], [A[1]]),
+    "never past a complete one that goes on behind": ([b"1", A[0], b"2", A[1]], [(1, 2), (2, 0)], []),
+    "nothing is known of what lies before": ([A[0], b"2"], [(0, 1)], [A[1]]),
+    "the chunks beside another payload that is not settled": ([A[0], B[0], A[1], B[1]], [(0, 2), (1, 0)], []),
+    "no late duplicate takes anything else along": ([*A, b"2", A[1]], [(0, 1), (1, 0)], []),
+}
+"""Messages; which of the received payloads are acknowledged, and the backlog afterwards; what is sent at the end."""
+
+
 class TestCumulatively:
-    def test_everything(self, lab):
-        consumer, producer = lab.consumer(), lab.producer("chunking")
-        for i in range(6):
-            producer.send(content([10, 3 * LIMIT][i % 2], i))
+    @pytest.mark.parametrize(("messages", "acks", "rest"), CUMULATIVE.values(), ids=CUMULATIVE)
+    def test_acknowledges(self, lab, messages, acks, rest):
+        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
+        for message in messages:
+            native.send(message)
+        payloads = receive(consumer, max(index for index, _ in acks) + 1)
+        assert nothing_comes(consumer)
 
-        consumer.acknowledge_cumulative(receive(consumer, 6)[-1])
+        for index, backlog in acks:
+            consumer.acknowledge_cumulative(payloads[index])
+            lab.settled(backlog=backlog)
 
+        for message in rest:
+            native.send(message)
+            consumer.acknowledge_cumulative(consumer.receive(5000))
         lab.settled()
 
     @pytest.mark.parametrize("id_of", [lambda m: m.message_id(), lambda m: deserialize(m.message_id().serialize())])
@@ -84,75 +89,6 @@ class TestCumulatively:
         consumer.acknowledge_cumulative(id_of(receive(consumer, 3)[-1]))
 
         lab.settled()
-
-    def test_never_past_the_beginning_of_an_incomplete_payload(self, lab):
-        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
-        for message in (b"1", chunk(1, 0, 2, b"a"), b"2", b"3"):
-            native.send(message)
-
-        consumer.acknowledge_cumulative(receive(consumer, 3)[-1])
-        lab.settled(backlog=1)
-
-        native.send(chunk(1, 1, 2, b"b"))
-        consumer.acknowledge_cumulative(consumer.receive(5000))
-        lab.settled()
-
-    def test_never_past_a_payload_that_is_complete_but_goes_on_behind(self, lab):
-        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
-        for message in (b"1", chunk(1, 0, 2, b"a"), b"2", chunk(1, 1, 2, b"b")):
-            native.send(message)
-        _, plain, whole = receive(consumer, 3)
-
-        consumer.acknowledge_cumulative(plain)
-        lab.settled(backlog=2)
-
-        consumer.acknowledge_cumulative(whole)
-        lab.settled()
-
-    def test_where_nothing_is_known_of_what_lies_before(self, lab):
-        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
-        for message in (chunk(1, 0, 2, b"a"), b"2"):
-            native.send(message)
-
-        consumer.acknowledge_cumulative(consumer.receive(5000))
-
-        lab.settled(backlog=1)
-
-    def test_the_chunks_of_a_payload_beside_another_that_is_not_settled(self, lab):
-        """Otherwise they would remain after the process ends, and never become a payload again."""
-        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
-        for message in (chunk(1, 0, 2, b"a"), chunk(2, 0, 2, b"b"), chunk(1, 1, 2, b"A"), chunk(2, 1, 2, b"B")):
-            native.send(message)
-        message = consumer.receive(5000)
-        assert message.data() == b"aA"
-
-        consumer.acknowledge_cumulative(message)
-        lab.settled(backlog=2)
-        consumer.close()
-
-        again = lab.consumer()
-        message = again.receive(5000)
-        assert message.data() == b"bB"
-        again.acknowledge_cumulative(message)
-        assert again.pending_payloads == 0
-        lab.settled()
-
-    def test_messages_behind_an_incomplete_payload_are_not_redelivered_with_it(self, lab):
-        time, got = [0.0], []
-        consumer = lab.consumer(wrap={"clock": lambda: time[0]})
-        native = lab.client.create_producer(lab.topic)
-        native.send(chunk(1, 0, 2, b"a"))
-        for n in range(12):
-            native.send(b"%d" % n)
-            got.append(consumer.receive(5000))
-            consumer.acknowledge_cumulative(got[-1])
-            lab.settled(backlog=1)  # the lone head
-            if n in (3, 6, 9):
-                time[0] += 61
-                consumer.tick()
-                servers.wait_until(lambda: pending(consumer) == 1, "the head came again")
-
-        assert [message.data() for message in got] == [b"%d" % n for n in range(12)]
 
     @pytest.mark.parametrize("ids", [False, True], ids=["messages", "ids"])
     def test_within_a_batch(self, lab, ids):
@@ -171,31 +107,6 @@ class TestCumulatively:
         native.send_async(chunk(1, 1, 2, b"b"), None)
         native.flush()
         consumer.acknowledge(consumer.receive(5000))
-        lab.settled()
-
-    def test_a_late_duplicate_of_its_chunks_takes_nothing_else_along(self, lab):
-        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
-        for message in (chunk(1, 0, 2, b"a"), chunk(1, 1, 2, b"b"), b"plain", chunk(1, 1, 2, b"b")):
-            native.send(message)
-        whole, plain = receive(consumer, 2)
-        assert nothing_comes(consumer)
-
-        consumer.acknowledge_cumulative(whole)
-        lab.settled(backlog=1)
-
-        consumer.acknowledge_cumulative(plain)
-        lab.settled()
-
-    def test_what_came_again_before_it_was_acknowledged(self, lab):
-        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
-        for n in range(3):
-            native.send(chunk(1, n, 3, b"%d" % n))
-        first = consumer.receive(5000)
-        consumer.take(_copies(lab)[0])
-
-        consumer.acknowledge_cumulative(first)
-
-        assert consumer.pending_payloads == 0
         lab.settled()
 
 
@@ -260,24 +171,6 @@ class TestGiveBack:
         consumer.acknowledge(again)
         lab.settled()
 
-    def test_acknowledged_while_it_comes_again(self, lab):
-        """The chunks held from the second delivery are not left to expire, and the rest is no payload."""
-        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
-        for n in range(3):
-            native.send(chunk(1, n, 3, b"%d" % n))
-        first = consumer.receive(5000)
-        kept = _copies(lab)
-        consumer.take(kept[0])
-        assert consumer.pending_payloads == 1
-
-        consumer.acknowledge(first)
-
-        assert consumer.pending_payloads == 0
-        for late in kept[1:]:
-            consumer.take(late)
-        assert consumer.take_ready() is None
-        lab.settled()
-
     @MANY
     def test_when_its_consumer_goes_it_comes_whole_to_another(self, lab, kind):
         strategy = "external" if kind == pulsar.ConsumerType.Shared else "chunking"
@@ -302,13 +195,3 @@ import sys
 from claimcheck.transports.pulsar import deserialize
 sys.stdout.buffer.write(deserialize(sys.stdin.buffer.read()).serialize())
 """
-
-
-def _copies(lab):
-    """Send the messages of the topic again, as the broker would redeliver them."""
-    reader = lab.client.create_reader(lab.topic, pulsar.MessageId.earliest)
-    found = []
-    while reader.has_message_available():
-        found.append(reader.read_next(5000))
-    reader.close()
-    return found

@@ -1,6 +1,8 @@
 """Sends to a real Pulsar that are large, many, refused or never answered, and what they leave in the store."""
 
 import contextlib
+import subprocess
+import sys
 import threading
 from datetime import timedelta
 
@@ -8,7 +10,7 @@ import pulsar
 import pytest
 
 import claimcheck
-from claimcheck.errors import ConfigError, PartialSendError, PayloadTooLargeError, TransportError
+from claimcheck.errors import ConfigError, PayloadTooLargeError, TransportError
 from claimcheck.transports.pulsar import ChunkArgumentError, PulsarProducer, SendDeadlineError, ask_limit
 from tests.integration.pulsar_rig import LIMIT, STRATEGIES, content, nothing_comes, receive
 
@@ -129,16 +131,6 @@ def test_numbers_that_make_no_sense(lab, option, found):
         lab.producer(wrap={option: found})
 
 
-def test_something_that_is_no_claimcheck_is_refused_with_what_to_pass(lab):
-    native = lab.client.create_producer(lab.topic)
-    with pytest.raises(ConfigError, match=r"claimcheck\.load") as caught:
-        PulsarProducer(native, "claimcheck.yaml")
-    with pytest.raises(ConfigError, match=r"expected a pulsar\.Producer"):
-        PulsarProducer("producer", lab.cc)
-
-    assert isinstance(caught.value, TypeError)
-
-
 class TestQueue:
     @pytest.mark.parametrize("blocking", [True, False])
     @pytest.mark.parametrize("queue", [1, 3])
@@ -153,31 +145,8 @@ class TestQueue:
 
         assert [message.data() for message in receive(consumer, 2)] == [first, second]
 
-    def test_several_threads(self, lab):
-        consumer = lab.consumer()
-        producer = lab.producer("chunking", max_pending_messages=5, block_if_queue_full=True)
-        payloads = [content(10 * LIMIT, i) for i in range(6)]
-        threads = [threading.Thread(target=producer.send, args=(payload,)) for payload in payloads]
-        for thread in threads:
-            thread.start()
-
-        assert sorted(message.data() for message in receive(consumer, 6)) == sorted(payloads)
-        for thread in threads:
-            thread.join()
-
 
 class TestRefused:
-    def test_a_payload_that_is_too_big_after_all(self, lab):
-        watched = Watched(lab)
-        producer = lab.producer(watched.cc, wrap={"max_message_bytes": 10 * LIMIT})
-        with pytest.raises(pulsar.exceptions.MessageTooBig):
-            producer.send(content(2 * LIMIT))
-
-        with pytest.raises(pulsar.exceptions.MessageTooBig):
-            producer.send(content(20 * LIMIT), properties={"p": "v" * LIMIT})
-
-        assert watched.names == ["write", "rollback"]
-
     def test_asynchronously_the_callback_hears_of_it_and_the_store_is_clean_after_a_flush(self, lab):
         watched, heard = Watched(lab), Heard()
         producer = lab.producer(watched.cc, wrap={"max_message_bytes": 10 * LIMIT})
@@ -188,29 +157,6 @@ class TestRefused:
         producer.flush()
         assert watched.names == ["write", "rollback"]
         assert len(heard.calls) == 1
-
-    def test_chunks_that_break_off_are_aborted_and_the_error_says_how_many_went(self, lab):
-        consumer, producer = lab.consumer(), lab.producer("chunking")
-        producer._bounded.window_bytes = 1
-        real, calls = producer._raw.send_async, []
-
-        def breaks(data, callback, **options):
-            calls.append(len(data))
-            if len(calls) == 3:
-                raise pulsar.exceptions.InvalidMessage("refused")
-            real(data, callback, **options)
-
-        producer._raw.send_async = breaks
-
-        with pytest.raises(PartialSendError, match="2 of 6 chunks") as caught:
-            producer.send(content(5 * LIMIT))
-
-        assert (caught.value.seen, len(caught.value.results)) == (2, 2)
-        assert (caught.value.acknowledged, caught.value.unknown, caught.value.unsent) == (2, 0, 4)
-        assert isinstance(caught.value.__cause__, pulsar.exceptions.InvalidMessage)
-        assert nothing_comes(consumer)
-        assert consumer.pending_payloads == 0
-        lab.settled()
 
     @pytest.mark.parametrize("asynchronously", [False, True])
     def test_chunks_that_ctrl_c_breaks_off_are_aborted(self, lab, asynchronously):
@@ -309,25 +255,6 @@ class TestNoAnswer:
         yield client
         client.close()
 
-    @pytest.mark.parametrize("asynchronously", [False, True])
-    def test_of_chunks_none_is_known_to_be_there_and_the_deadline_is_the_cause(self, stuck, client, asynchronously):
-        stuck.client, events, heard = client, [], Heard()
-        cc = claimcheck.from_dict({"strategy": "chunking"}, hooks=[events.append])
-        producer = stuck.producer(cc, wrap={"deadline_seconds": 1.0}, send_timeout_millis=500)
-
-        if asynchronously:
-            producer.send_async(content(2 * LIMIT), heard)
-            assert heard.wait()[0] == RESULT.Timeout
-        else:
-            with pytest.raises(PartialSendError, match="^0 of 3 chunks are in the topic, 3 may be, 0 were") as caught:
-                producer.send(content(2 * LIMIT))
-            partial = caught.value
-            assert isinstance(partial.__cause__, SendDeadlineError)
-            assert (partial.acknowledged, partial.unknown, partial.unsent) == (0, 3, 0)
-
-        (event,) = events
-        assert (event.outcome, event.messages, type(event.error)) == ("unknown", 3, SendDeadlineError)
-
     def test_the_callback_is_called_then(self, stuck, client):
         stuck.client = client
         plain, stored = Heard(), Heard()
@@ -373,33 +300,6 @@ def _ends(call, seconds=20):
     return not thread.is_alive()
 
 
-def test_closing_waits_for_what_is_on_its_way(lab):
-    consumer, producer, heard = lab.consumer(), lab.producer("chunking"), []
-    payloads = [content(5 * LIMIT, i) for i in range(10)]
-    for payload in payloads:
-        producer.send_async(payload, lambda result, _: heard.append(result))
-
-    producer.close()
-
-    assert heard == [RESULT.Ok] * 10
-    assert [message.data() for message in receive(consumer, 10)] == payloads
-
-
-@pytest.mark.parametrize("size", [10, 3 * LIMIT])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_what_is_closed_says_so_whatever_is_sent(lab, strategy, size):
-    watched, heard = Watched(lab, strategy), Heard()
-    producer = lab.producer(watched.cc)
-    producer.close()
-
-    with pytest.raises(pulsar.exceptions.AlreadyClosed):
-        producer.send(content(size))
-    producer.send_async(content(size), heard)
-
-    assert heard.wait()[0] == RESULT.AlreadyClosed
-    assert watched.names == []
-
-
 def test_a_callback_that_fails_ends_nothing(lab, caplog):
     consumer, producer = lab.consumer(), lab.producer()
 
@@ -418,18 +318,97 @@ def _largest_plain(producer, properties):
     return limit.max_message_bytes - limit.overhead("key", properties)
 
 
-def test_every_step_is_an_event(lab):
-    events = []
-    cc = claimcheck.from_dict({"strategy": "chunking"}, hooks=[events.append])
-    consumer, producer = lab.consumer(cc=cc), lab.producer(cc)
+# The client's locks and the GIL ------------------------------------------------------------------------------------
 
-    producer.send(b"small")
-    producer.send(content(3 * LIMIT))
-    receive(consumer, 2)
-    with pytest.raises(pulsar.exceptions.PulsarException):
-        lab.producer(cc, wrap={"max_message_bytes": 10 * LIMIT}).send(content(30 * LIMIT))
 
-    sent, assembled, failed = events
-    assert (sent.outcome, sent.messages, sent.uuid) == ("sent", 4, assembled.uuid)
-    assert (assembled.messages, assembled.size) == (4, 3 * LIMIT)
-    assert (failed.outcome, type(failed.error)) == ("failed", pulsar.exceptions.MessageTooBig)
+HEAD = """
+import sys, time
+import pulsar
+from claimcheck.transports.pulsar._send import BoundedProducer
+
+client = pulsar.Client(sys.argv[1], logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+"""
+
+AT_A_BATCHS_END = """
+producer = client.create_producer(sys.argv[2], batching_enabled=True, batching_max_publish_delay_ms=1)
+bounded, heard = BoundedProducer(producer, 60), []
+for _ in range(200):
+    for _ in range(50):
+        producer.send_async(b"x", lambda *answer: heard.append(answer))
+    until = time.perf_counter() + 0.0015
+    while time.perf_counter() < until:  # with the GIL, so that the batch's end has to wait for it
+        pass
+    bounded.flush()
+client.close()
+print(len(heard))
+"""
+
+A_ROUTER = """
+import threading
+import claimcheck
+from claimcheck.transports.pulsar import PulsarProducer
+
+busy = threading.Event()
+
+def route(message, partitions):
+    busy.set()
+    time.sleep(0.3)
+    return 0
+
+cc = claimcheck.from_dict({"stores": {"m": {"type": "memory"}}})
+producer = client.create_producer(sys.argv[2], message_router=route)
+wrapped = PulsarProducer(producer, cc, max_message_bytes=100_000)
+sender = threading.Thread(target=wrapped.send, args=(b"x",))
+sender.start()
+busy.wait()
+wrapped.send(b"x", sequence_id=7)
+sender.join()
+client.close()
+print(wrapped.producer_name() == producer.producer_name())
+"""
+
+NEVER = """
+import os, signal, threading
+from claimcheck.transports.pulsar._send import SendDeadlineError
+
+producer = client.create_producer(sys.argv[2], batching_enabled=False)
+bounded = BoundedProducer(producer, 60)
+producer.send_async(bytes(10_000), lambda *answer: None)
+interrupt = lambda: os.kill(os.getpid(), signal.SIGINT)
+try:
+    threading.Timer(0.2, {end}).start()
+    bounded.flush()
+except (SendDeadlineError, KeyboardInterrupt) as error:
+    print(type(error).__name__)
+"""
+
+
+@pytest.fixture
+def run(pulsar_broker):
+    def run(script, topic):
+        command = [sys.executable, "-c", HEAD + script, pulsar_broker.service_url, topic]
+        return subprocess.run(command, capture_output=True, text=True, timeout=240)
+
+    return run
+
+
+def test_a_batch_that_ends_meanwhile_is_no_deadlock(run, topic):
+    ended = run(AT_A_BATCHS_END, topic)
+    assert (ended.stdout, ended.stderr) == ("10000\n", "")
+
+
+def test_a_router_of_ones_own_is_no_deadlock(run, topic, pulsar_broker):
+    pulsar_broker.create_partitioned(topic, 2)
+    ended = run(A_ROUTER, topic)
+    assert (ended.stdout, ended.stderr) == ("True\n", "")
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [("bounded.lose", "SendDeadlineError"), ("interrupt", "KeyboardInterrupt")],
+)
+def test_a_program_ends_though_a_flush_never_will(run, topic, pulsar_broker, end, expected):
+    pulsar_broker.request("PUT", f"persistent/public/default/{topic}")
+    pulsar_broker.set_policy(topic, "maxMessageSize", 5000)  # the client tries for ever
+    ended = run(NEVER.replace("{end}", end), topic)
+    assert (ended.stdout, ended.stderr, ended.returncode) == (f"{expected}\n", "", 0)

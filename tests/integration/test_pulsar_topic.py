@@ -1,6 +1,5 @@
-"""A side topic as the store: any subscription type, several writers, and retention."""
+"""A side topic of a real Pulsar as a store: what is there, what is forged, and retention."""
 
-import threading
 from dataclasses import replace
 
 import pulsar
@@ -8,7 +7,13 @@ import pytest
 
 from claimcheck._wire.digest import digest_of
 from claimcheck._wire.pointer import Pointer
-from claimcheck.errors import ConfigError, IntegrityError, PayloadNotFoundError, PointerRejectedError, StoreError
+from claimcheck.errors import (
+    ConfigError,
+    IntegrityError,
+    PayloadNotFoundError,
+    PointerRejectedError,
+    StoreError,
+)
 from claimcheck.stores.pulsar_topic import PulsarTopicStore
 from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
 from tests import servers
@@ -58,22 +63,6 @@ def test_a_shared_subscription_and_no_service_but_pulsar(lab, entry):
 
     assert sorted(got) == sorted(payloads)
     lab.settled()
-
-
-def test_several_writers_side_by_side(store):
-    payloads = [content(300_000, i) for i in range(6)]
-    pointers = {}
-
-    def write(i):
-        pointers[i] = store.write(payloads[i])
-
-    threads = [threading.Thread(target=write, args=(i,)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert [store.read(pointers[i]) for i in range(6)] == payloads
 
 
 @pytest.mark.parametrize("partitions", [2])

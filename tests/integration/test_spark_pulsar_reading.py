@@ -1,12 +1,16 @@
-"""Spark reads topics of a real Pulsar: the rows, and the limits of streams."""
+"""Spark reads topics of a real Pulsar: rows, limits of a trigger, and messages that it cannot read."""
 
 import os
+import subprocess
 
 import pulsar
 import pytest
 
 import claimcheck
+from claimcheck.errors import TransportError
 from claimcheck.spark import resolve
+from claimcheck.spark.sources._pulsar_client import Connection, _retry_while_created
+from claimcheck.spark.sources._pulsar_reader import PulsarLog, _retry_connecting, check_readable
 from claimcheck.transports.pulsar import PulsarProducer
 from tests.integration.pulsar_rig import content
 from tests.spark.sources_rig import batches_of, failure, stream, values
@@ -14,7 +18,7 @@ from tests.spark.sources_rig import batches_of, failure, stream, values
 PULSAR = "claimcheck_pulsar"
 
 
-def batch(spark, options):
+def batch_of(spark, options):
     return spark.read.format(PULSAR).options(**options).load()
 
 
@@ -26,7 +30,7 @@ def test_a_batch_reads_every_message_with_all_that_belongs_to_it(spark_sources, 
     sent = producer.send(b"whole", {"a": "1", "ä": ""}, "k", event_timestamp=1_700_000_000_123)
     producer.send(None)
 
-    rows = batch(spark_sources, spark_topic.options(subscription=None)).collect()
+    rows = batch_of(spark_sources, spark_topic.options(subscription=None)).collect()
 
     expected = [None, b"whole", *(b"%d" % n for n in range(60))]
     assert sorted(map(str, (row.value and bytes(row.value) for row in rows))) == sorted(map(str, expected))
@@ -54,9 +58,9 @@ def test_only_the_columns_that_a_schema_asks_for(spark_sources, spark_topic):
 def test_topics_that_are_empty_and_topics_that_are_not_there(spark_sources, spark_topic):
     told = spark_topic.options(subscription=None, adminUrl=spark_topic.broker.admin_url)
 
-    assert "which does not exist" in failure(batch(spark_sources, told).collect)
+    assert "which does not exist" in failure(batch_of(spark_sources, told).collect)
     spark_topic.broker.create_partitioned(spark_topic.name, 2)
-    assert batch(spark_sources, told).collect() == []
+    assert batch_of(spark_sources, told).collect() == []
 
 
 def test_several_topics(spark_sources, spark_topic):
@@ -65,7 +69,7 @@ def test_several_topics(spark_sources, spark_topic):
     other.send(range(3, 6))
 
     told = spark_topic.options(subscription=None, topic=f"{spark_topic.name}, {other.full}")
-    rows = batch(spark_sources, told).collect()
+    rows = batch_of(spark_sources, told).collect()
 
     assert sorted((row.topic, bytes(row.value)) for row in rows) == [
         *((spark_topic.full, b"%d" % n) for n in range(3)),
@@ -86,35 +90,6 @@ def test_payloads_of_any_size_come_out_of_a_stream(spark_sources, spark_topic, c
     seen = batches_of(df, tmp_path / "c")
 
     assert sorted(bytes(row.payload) for rows in seen.values() for row in rows) == sorted(payloads)
-
-
-def test_a_stream_stops_at_rows_and_takes_entries_whole(spark_sources, spark_topic, tmp_path):
-    spark_topic.broker.create_partitioned(spark_topic.name, 3)
-    spark_topic.send(range(100))
-    spark_topic.send(range(100, 150), batched=True)
-    df = stream(spark_sources, PULSAR, spark_topic.options(maxRowsPerTrigger=40))
-
-    seen = batches_of(df, tmp_path / "c")
-    spark_topic.send(range(150, 160), batched=True)
-    more = batches_of(df, tmp_path / "c")
-
-    assert values(seen) == sorted(b"%d" % n for n in range(150))
-    assert values(more) == sorted(b"%d" % n for n in range(150, 160))
-    assert len(seen) >= 4
-    assert max(map(len, seen.values())) <= 60  # 40, or one entry that alone has more
-    entries = [(row.partition, row.ledger_id, row.entry_id) for rows in seen.values() for row in rows]
-    where = [{(r.partition, r.ledger_id, r.entry_id) for r in rows} for rows in seen.values()]
-    assert sum(map(len, where)) == len(set(entries))  # no entry is in two batches
-
-
-def test_a_large_limit_is_estimated_from_a_sample(spark_sources, spark_topic, tmp_path):
-    spark_topic.send(range(6000))
-    df = stream(spark_sources, PULSAR, spark_topic.options(maxRowsPerTrigger=2500))
-
-    seen = batches_of(df.select("value"), tmp_path / "c")
-
-    assert [len(seen[number]) for number in sorted(seen)] == [2500, 2500, 1000]
-    assert values(seen) == sorted(b"%d" % n for n in range(6000))
 
 
 def test_a_stream_may_begin_at_the_end(spark_sources, spark_topic, tmp_path):
@@ -146,7 +121,7 @@ def test_secrets_travel_by_name_only(spark_sources, spark_topic, tmp_path):
     unreachable = {"serviceUrl": "pulsar://127.0.0.1:1", "readTimeoutSeconds": 1}
 
     def read(variable, **more):
-        return batch(spark_sources, spark_topic.options(subscription=None, authTokenEnv=variable, **more))
+        return batch_of(spark_sources, spark_topic.options(subscription=None, authTokenEnv=variable, **more))
 
     df = read(name)
     plan = df._jdf.queryExecution().toString()
@@ -157,3 +132,249 @@ def test_secrets_travel_by_name_only(spark_sources, spark_topic, tmp_path):
     assert "NOBODY_SET_THIS" in error
     assert "TransportError" in broken
     assert not any(os.environ[name] in text for text in (plan, error, broken))
+
+
+# Limits of a trigger on topics with several ledgers ----------------------------------------------------------------
+
+
+LEDGERS = 3
+
+
+def fill(topic, rows, *, of=1):
+    """Send numbers to several ledgers; ``of`` numbers share an entry."""
+    sent = []
+    topic.keep()
+    for ledger in range(LEDGERS):
+        if ledger:
+            topic.roll()
+        for first in range(ledger * rows, (ledger + 1) * rows, of if of > 1 else rows):
+            sent += topic.send(range(first, first + (of if of > 1 else rows)), batched=of > 1)
+    return sorted(sent)
+
+
+def run(spark, topic, folder, **limits):
+    return batches_of(stream(spark, PULSAR, topic.options(**limits)), folder / "c")
+
+
+def sizes(seen):
+    return [len(seen[number]) for number in sorted(seen)]
+
+
+def check_entries(seen):
+    """Entries are read as a whole, from all ledgers; a ledger need not have a producer's batch in every partition."""
+    where = [{(row.partition, row.ledger_id, row.entry_id) for row in rows} for rows in seen.values()]
+    entries = set().union(*where)
+    assert sum(map(len, where)) == len(entries)
+    assert len({ledger for _, ledger, _ in entries}) >= LEDGERS
+
+
+@pytest.mark.parametrize("of", [1, 10], ids=["unbatched", "batched"])
+def test_rows_of_several_ledgers(spark_sources, spark_topic, tmp_path, of):
+    spark_topic.broker.create_partitioned(spark_topic.name, 2)
+    sent = fill(spark_topic, 80, of=of)
+
+    seen = run(spark_sources, spark_topic, tmp_path, maxRowsPerTrigger=45)
+
+    assert values(seen) == sent
+    assert max(sizes(seen)) <= 45  # no entry has more than a partition's share
+    assert len(seen) <= len(sent) // 20  # and no batch is needlessly small
+    check_entries(seen)
+
+
+@pytest.mark.parametrize("of", [1, 100], ids=["unbatched", "batched"])
+def test_more_rows_than_are_looked_at(spark_sources, spark_topic, tmp_path, of):
+    sent = fill(spark_topic, 1500, of=of)
+
+    seen = run(spark_sources, spark_topic, tmp_path, maxRowsPerTrigger=2000)
+
+    assert values(seen) == sent
+    assert sizes(seen) == [2000, 2000, 500]
+    check_entries(seen)
+
+
+def test_an_entry_of_more_rows_than_the_limit_comes_whole(spark_sources, spark_topic, tmp_path):
+    sent = fill(spark_topic, 60, of=30)
+
+    seen = run(spark_sources, spark_topic, tmp_path, maxRowsPerTrigger=20)
+
+    assert values(seen) == sent
+    assert sizes(seen) == [30] * 6
+
+
+# Messages of other clients, which are errors and never skipped -----------------------------------------------------
+
+
+@pytest.fixture
+def options(spark_topic):
+    return spark_topic.options(readTimeoutSeconds=5)
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """A pair of keys for encryption."""
+    for command in ("genrsa -out private.pem 2048", "rsa -in private.pem -pubout -out public.pem"):
+        subprocess.run(["openssl", *command.split()], cwd=tmp_path, check=True, capture_output=True, timeout=20)
+    return pulsar.CryptoKeyReader(str(tmp_path / "public.pem"), str(tmp_path / "private.pem"))
+
+
+@pytest.mark.parametrize("after", [[], [2]], ids=["at the end", "in the middle"])
+@pytest.mark.parametrize("batched", [False, True])
+def test_what_is_encrypted(spark_sources, spark_topic, pulsar_client, keys, options, tmp_path, after, batched):
+    spark_topic.send([1])
+    df = stream(spark_sources, PULSAR, options)
+    assert values(batches_of(df, tmp_path / "c")) == [b"1"]
+    sender = pulsar_client.create_producer(
+        spark_topic.name, encryption_key="k", crypto_key_reader=keys, batching_enabled=batched
+    )
+    for _ in range(2):
+        sender.send_async(b"secret", lambda *_: None)
+    sender.flush()
+    spark_topic.send(after)
+
+    for _ in range(2):
+        assert "is encrypted, and this source has no keys" in failure(lambda: batches_of(df, tmp_path / "c"))
+    batch = spark_sources.read.format(PULSAR).options(**{k: v for k, v in options.items() if k != "subscription"})
+    assert "ForeignMessageError" in failure(lambda: batch.load().count())
+
+
+def test_chunks_of_the_client_itself(spark_sources, spark_topic, pulsar_client, options, tmp_path):
+    df = stream(spark_sources, PULSAR, options)
+    sender = pulsar_client.create_producer(spark_topic.name, chunking_enabled=True, batching_enabled=False)
+    sender.send(b"before")
+    assert values(batches_of(df, tmp_path / "c")) == [b"before"]
+    sender.send(b"c" * 12_000_000)
+
+    for after in (b"one", b"two"):
+        sender.send(after)
+        text = failure(lambda: batches_of(df, tmp_path / "c"))
+        assert "in chunks of the client's own" in text
+        assert "DataLossError" not in text
+
+
+def test_a_time_that_is_none(spark_sources, spark_topic, pulsar_client, options):
+    sender = pulsar_client.create_producer(spark_topic.name)
+    sender.send(b"nanoseconds", event_timestamp=1_795_270_215_241_902_482)
+    sender.send(b"milliseconds", event_timestamp=1_795_270_215_241)
+    options.pop("subscription")
+
+    rows = spark_sources.read.format(PULSAR).options(**options).load().collect()
+
+    assert {bytes(row.value): row.event_time and row.event_time.year for row in rows} == {
+        b"nanoseconds": None,
+        b"milliseconds": 2026,
+    }
+
+
+def test_a_topic_that_is_read_no_more_is_left_alone(spark_sources, spark_topic, pulsar_client, options, tmp_path):
+    other = f"{spark_topic.name}-other"
+    sender = pulsar_client.create_producer(other)
+    sender.send(b"other")
+    both = stream(spark_sources, PULSAR, options | {"topic": f"{spark_topic.name},{other}"})
+    spark_topic.send([1])
+    assert values(batches_of(both, tmp_path / "c")) == [b"1", b"other"]
+    sender.close()
+    spark_topic.broker.request("DELETE", f"persistent/public/default/{other}?force=true")
+    spark_topic.send([2])
+
+    assert values(batches_of(stream(spark_sources, PULSAR, options), tmp_path / "c")) == [b"2"]
+
+    assert not any(other in name for name in spark_topic.broker.request("GET", "persistent/public/default"))
+
+
+def test_one_partition_of_a_topic_is_let_go_of_as_it_is_read(spark_sources, spark_topic, options, tmp_path):
+    spark_topic.broker.create_partitioned(spark_topic.name, 1)
+    name = f"{spark_topic.name}-partition-0"
+    df = stream(spark_sources, PULSAR, options | {"topic": name})
+    for number in range(3):
+        spark_topic.send([number])
+        assert values(batches_of(df, tmp_path / "c")) == [b"%d" % number]
+
+    assert spark_topic.broker.stats(name)["subscriptions"]["spark"]["msgBacklog"] < 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"topic": "t,t-partition-1"}, "a partition of a topic that is named, too"),
+        ({"topic": "t,"}, "none empty"),
+        ({"topic": "persistent:/x y"}, "persistent://tenant/namespace/topic"),
+        ({"topic": "non-persistent://public/default/t"}, "persistent://tenant/namespace/topic"),
+        ({"serviceUrl": "pulsar://user:secret@127.0.0.1:1"}, "without a user"),
+        ({"serviceUrl": "pulsar://"}, "pulsar://host:port"),
+        ({"serviceUrl": "pulsar://127.0.0.1:port"}, "pulsar://host:port"),
+        ({"serviceUrl": "pulsar://127.0.0.1:99999"}, "pulsar://host:port"),
+        ({"adminUrl": "http://user:secret@host"}, "without a user"),
+        ({"receiverQueueSize": "99999999999999999999"}, "at most 2147483647"),
+    ],
+)
+def test_mistakes_are_told_at_once(spark_sources, changed, words):
+    options = {"serviceUrl": "pulsar://127.0.0.1:1", "topic": "t"} | changed
+
+    text = failure(lambda: spark_sources.read.format(PULSAR).options(**options).load())
+
+    assert words in text
+    assert "secret" not in text
+
+
+@pytest.mark.parametrize("schema", ["value binary, value binary", "value int"])
+def test_schemas_that_cannot_be(spark_sources, spark_topic, options, schema):
+    options.pop("subscription")
+    df = spark_sources.read.format(PULSAR).schema(schema).options(**options).load()
+
+    assert "found value" in failure(df.collect)
+
+
+def test_nobody_is_there(spark_sources):
+    options = {"serviceUrl": "pulsar://127.0.0.1:1", "topic": "t", "readTimeoutSeconds": "1"}
+
+    text = failure(lambda: spark_sources.read.format(PULSAR).options(**options).load().count())
+
+    assert "Is a broker running at 127.0.0.1:1, can this machine reach it, does it accept the token" in text
+
+
+def test_the_scheme_of_another_port(spark_sources, pulsar_broker):
+    url = pulsar_broker.service_url.replace("pulsar://", "pulsar+ssl://")
+    options = {"serviceUrl": url, "topic": "t", "readTimeoutSeconds": "2", "operationTimeoutSeconds": "2"}
+
+    text = failure(lambda: spark_sources.read.format(PULSAR).options(**options).load().count())
+
+    assert "one port for pulsar://, one for pulsar+ssl:// and one for its web service" in text
+
+
+def test_an_outage_is_waited_for_where_the_client_gives_up_at_once():
+    answers = [pulsar.exceptions.ConnectError("refused"), None]
+
+    def opened():
+        if (error := answers.pop(0)) is not None:
+            raise TransportError("opening a reader failed") from error
+        return "a reader"
+
+    assert _retry_connecting(opened, PulsarLog(connection=Connection(service_url="pulsar://127.0.0.1:1"))) == "a reader"
+    assert answers == []
+
+
+class Plain:
+    """A message that is not encrypted."""
+
+    def encryption_context(self):
+        return None
+
+
+def test_what_merely_looks_like_chunks():
+    ids = [pulsar.MessageId(0, 58, 58, index) for index in (-1, 58)]
+
+    for message_id in ids:  # 58 marks chunks elsewhere in an id
+        assert b":" in message_id.serialize()
+        check_readable(Plain(), message_id, "t")
+
+
+def test_a_partition_that_is_still_being_made_is_asked_again():
+    answers = [pulsar.exceptions.BrokerMetadataError("not yet"), None]
+
+    def asked():
+        if (error := answers.pop(0)) is not None:
+            raise error
+        return "its end"
+
+    assert _retry_while_created(asked) == "its end"
+    assert answers == []

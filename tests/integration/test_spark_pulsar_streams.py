@@ -1,11 +1,19 @@
-"""Streams of a real Pulsar that are killed, or whose data or subscription is lost: every row once, or an error."""
+"""Streams of a real Pulsar that are killed, whose broker is killed, or whose data or subscription is lost."""
 
 import json
+import logging
+import os
+import subprocess
+import sys
+import threading
 import time
+from pathlib import Path
 
 import pulsar
+import pytest
 
 from tests import servers
+from tests.integration.spark_rig import Topic
 from tests.spark.sources_child import read
 from tests.spark.sources_rig import batches_of, failure, run_child, stream, values, written
 
@@ -123,3 +131,211 @@ def _forget(topic):
 def _trimmed(topic, ledger):
     topic.broker.trim(topic.name)
     return ledger not in topic.ledgers()
+
+
+# Two queries with one subscription ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rival(spark_sources, spark_topic, tmp_path):
+    """A second query with a checkpoint of its own, and the same subscription."""
+
+    def run(**more):
+        return batches_of(stream(spark_sources, PULSAR, spark_topic.options(**more)), tmp_path / "rival")
+
+    return run
+
+
+def forget_what_was_read(topic, rival, ledger):
+    """Let the rival read until the broker deletes a ledger."""
+
+    def gone():
+        topic.send([1000, 1001])  # in two entries; the second is kept as proof
+        rival()
+        topic.roll()
+        topic.broker.trim(topic.name)
+        return ledger not in topic.ledgers()
+
+    servers.wait_until(gone, "the ledger is gone", 60)
+
+
+def test_what_is_committed_may_go_where_each_ledger_has_one_entry(spark_sources, spark_topic, tmp_path):
+    df = stream(spark_sources, PULSAR, spark_topic.options())
+    for number in range(3):  # as a job that runs rarely, on a topic with few messages
+        sent = spark_topic.send([number])
+        assert values(batches_of(df, tmp_path / "c")) == sent
+        if not number:
+            first = spark_topic.ledgers()[0]
+        spark_topic.roll()
+
+    servers.wait_until(lambda: spark_topic.broker.trim(spark_topic.name) or first not in spark_topic.ledgers(), "gone")
+    spark_topic.send([3])
+    assert values(batches_of(df, tmp_path / "c")) == [b"3"]  # and the proof is still there
+
+
+def test_both_at_the_same_time(spark_sources, spark_topic, rival, tmp_path):
+    sent, seen = spark_topic.send(range(5)), {}
+    df = stream(spark_sources, PULSAR, spark_topic.options())
+    keep = df.writeStream.option("checkpointLocation", str(tmp_path / "c")).trigger(processingTime="200 milliseconds")
+    query = keep.foreachBatch(lambda batch, number: seen.update({number: batch.collect()})).start()
+    try:
+        servers.wait_until(lambda: values(seen) == sent, "the first rows are there", 60)
+        text = failure(rival)
+        sent += spark_topic.send(range(5, 10))
+        servers.wait_until(lambda: values(seen) == sorted(sent), "the query goes on", 60)
+    finally:
+        query.stop()
+
+    assert "SubscriptionBusyError" in text
+    assert "Each query needs a subscription of its own" in text
+
+
+def test_one_after_the_other_while_everything_is_there(spark_sources, spark_topic, rival, tmp_path):
+    first = spark_topic.send(range(5))
+    df = stream(spark_sources, PULSAR, spark_topic.options())
+    mine = [batches_of(df, tmp_path / "c")]
+    second = spark_topic.send(range(5, 10))
+    theirs = [rival()]
+    third = spark_topic.send(range(10, 15))
+    theirs.append(rival())
+    mine.append(batches_of(df, tmp_path / "c"))
+
+    assert [values(seen) for seen in theirs] == [sorted(first + second), third]
+    assert [values(seen) for seen in mine] == [first, sorted(second + third)]
+
+
+@pytest.mark.parametrize("position", ["earliest", "latest"])
+def test_what_the_other_has_let_go_of_is_missed(spark_sources, spark_topic, rival, tmp_path, position):
+    spark_topic.send(range(5))
+    df = stream(spark_sources, PULSAR, spark_topic.options())
+    batches_of(df, tmp_path / "c")
+    spark_topic.roll()
+    spark_topic.send(range(5, 10))
+    lost = spark_topic.ledgers()[-1]
+    spark_topic.roll()
+    rival(startingPosition=position)
+
+    forget_what_was_read(spark_topic, rival, lost)
+
+    text = failure(lambda: batches_of(df, tmp_path / "c"))
+    assert "DataLossError" in text
+    assert "subscription" in text
+
+
+def test_what_was_never_read_is_missed_too(spark_sources, spark_topic, rival, tmp_path):
+    df = stream(spark_sources, PULSAR, spark_topic.options())
+    assert values(batches_of(df, tmp_path / "c")) == []
+    spark_topic.send(range(5))
+    lost = spark_topic.ledgers()[-1]
+    spark_topic.roll()
+    rival()
+
+    forget_what_was_read(spark_topic, rival, lost)
+
+    text = failure(lambda: batches_of(df, tmp_path / "c"))
+    assert "DataLossError" in text
+
+
+# A JVM that is killed under its driver -----------------------------------------------------------------------------
+
+
+CHILD = Path(__file__).with_name("spark_jvm_child.py")
+
+
+def run_and_kill(environment, folder, told, stop):
+    """Run until the JVM is killed; return the error that the driver sees."""
+    done = subprocess.run(
+        [sys.executable, str(CHILD), str(folder), json.dumps(told), stop],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        timeout=120,
+    )
+    return done.stdout.strip()
+
+
+def consumers(topic):
+    """Return the consumers of the query's subscription."""
+    partitions = topic.broker.request(
+        "GET", f"persistent/public/default/{topic.name}/partitioned-stats?perPartition=true"
+    )
+    found = [part["subscriptions"].get("spark", {}) for part in partitions["partitions"].values()]
+    return [consumer for each in found for consumer in each.get("consumers", ())]
+
+
+def test_a_jvm_that_is_killed_loses_nothing(worker_env, spark_sources, spark_topic, tmp_path):
+    spark_topic.broker.create_partitioned(spark_topic.name, 3)
+    spark_topic.send(range(100))
+    spark_topic.send(range(100, 150), batched=True)
+    told = spark_topic.options(maxRowsPerTrigger=40)
+
+    noticed = [run_and_kill(worker_env, tmp_path, told, "before 1")]
+    servers.wait_until(lambda: not consumers(spark_topic), "nobody of the first run is left")
+    planned = (tmp_path / "checkpoint" / "offsets" / "1").read_text()
+    noticed.append(run_and_kill(worker_env, tmp_path, told, "after 2"))
+    servers.wait_until(lambda: not consumers(spark_topic), "nobody of the second run is left")
+    spark_topic.send(range(150, 170), batched=True)
+    seen = batches_of(stream(spark_sources, "claimcheck_pulsar", told), tmp_path / "checkpoint")
+
+    assert all("Error" in name for name in noticed), noticed
+    attempts = written(tmp_path)
+    rest = {number: sorted(bytes(row.value).decode() for row in rows) for number, rows in seen.items()}
+    assert {number: len(each) for number, each in attempts.items()} == {0: 1, 1: 1, 2: 1}
+    assert (tmp_path / "checkpoint" / "offsets" / "1").read_text() == planned
+    assert rest.pop(2) == attempts[2][0]  # written but not committed, so written again
+    rows = [row for each in attempts.values() for row in each[0]] + [row for each in rest.values() for row in each]
+    assert sorted(rows) == sorted(map(str, range(170)))
+
+
+# A broker that is killed and started again -------------------------------------------------------------------------
+
+
+ROWS = 30_000
+
+
+@pytest.fixture(scope="module")
+def broker(pulsar_jars):
+    """One of our own, to be killed."""
+    if servers.PULSAR_JARS not in os.environ:
+        pytest.skip("no jars to start a broker of one's own")
+    with servers.pulsar(durable=True) as broker:
+        yield broker
+
+
+@pytest.fixture
+def own_topic(broker, topic):
+    logger = logging.getLogger("pulsar-client-of-a-killed-broker")
+    logger.setLevel(logging.CRITICAL)
+    client = pulsar.Client(broker.service_url, logger=logger)
+    yield Topic(broker, client, topic)
+    client.close()
+
+
+@pytest.mark.parametrize("trigger", [{"availableNow": True}, {"processingTime": "0 seconds"}], ids=["now", "for ever"])
+def test_a_broker_that_is_killed_while_it_is_read(spark_sources, own_topic, tmp_path, trigger):
+    own_topic.broker.create_partitioned(own_topic.name, 2)
+    sent = own_topic.send(range(ROWS))
+    seen, reading, complete = {}, threading.Event(), threading.Event()
+
+    def keep(batch, number):
+        seen[number] = batch.collect()
+        reading.set()
+        if len(values(seen)) >= ROWS:
+            complete.set()
+
+    df = stream(spark_sources, "claimcheck_pulsar", own_topic.options(maxRowsPerTrigger=ROWS // 6)).select("value")
+    writer = df.writeStream.option("checkpointLocation", str(tmp_path / "c")).foreachBatch(keep)
+    query = writer.trigger(**trigger).start()
+    try:
+        assert reading.wait(90)
+        own_topic.broker.server.kill()
+        own_topic.broker.server.start()
+        assert complete.wait(120), query.exception()
+        if "availableNow" in trigger:
+            assert query.awaitTermination(120)
+    finally:
+        query.stop()
+
+    assert query.exception() is None
+    assert values(seen) == sorted(sent)

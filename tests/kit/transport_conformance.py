@@ -28,6 +28,7 @@ broker's native client; see `TransportKit`. Those of the embedded broker take ab
         def give_back(self, consumer, message): ...        # for has_nack
         def dead_letter(self, consumer, message): ...      # for has_dead_letters
         def dead_letters(self, topic): ...
+        def begin(self, producer, topic, payload): ...     # for has_open_producers
         def send_refused(self, cc, topic, payload): ...    # for has_refusals
         def send_unknown(self, cc, topic, payload): ...    # for has_unknown_outcomes
 
@@ -36,29 +37,29 @@ Hooks are blocking. Those of an asyncio client run a coroutine on an event loop 
 
 from __future__ import annotations
 
+import itertools
+import threading
 import uuid
 from typing import Any
 
 import pytest
 
 import claimcheck.testing._store_kit as payloads
-from claimcheck._wire.envelope import Chunk, decode, encode_abort, encode_pointer
+from claimcheck._wire.envelope import encode_abort, encode_pointer
 from claimcheck.config import HEADER
 from claimcheck.errors import (
     ClaimCheckError,
     EnvelopeError,
     IntegrityError,
-    PartialSendError,
     PayloadNotFoundError,
     PointerRejectedError,
     StoreUnavailableError,
 )
-from claimcheck.hooks import SendEvent
 from tests.kit.transport_chunks import ChunkConformance
-from tests.kit.transport_harness import Harness, chunks_of, content, faulty, requires
+from tests.kit.transport_harness import Harness, chunks_of, content, requires
+from tests.kit.transport_sending import STRATEGIES, SendingConformance
 from tests.kit.transport_signing import SigningConformance
 
-STRATEGIES = ("external", "chunking")
 LOOKALIKES = (HEADER, HEADER + b"\x02{}", HEADER + b"\x01" + bytes(500), HEADER + b"\xff")
 DAMAGED = {
     "unknown type": HEADER + b"\x09payload",
@@ -70,12 +71,16 @@ DAMAGED = {
 }
 
 
-class TransportConformance(ChunkConformance, SigningConformance):
+class TransportConformance(SendingConformance, ChunkConformance, SigningConformance):
     """Subclass it under a name that begins with ``Test`` and override the hooks of `TransportKit`.
 
     Declare capabilities as class attributes (``has_nack``, ``has_seek`` ...), and any other test that the transport
     cannot pass in ``skip``, with a reason. The report shows both as skipped.
     """
+
+    def _need(self, *, look_ahead: bool | None) -> None:
+        if look_ahead is not False and not self.has_look_ahead:
+            pytest.skip("has_look_ahead is False")
 
     # Round trips -----------------------------------------------------------------------------------------------
 
@@ -207,6 +212,54 @@ class TransportConformance(ChunkConformance, SigningConformance):
         )
         assert sorted(received) == sorted([b"small", large[0]] * 4 + large)
 
+    # Reading ahead ---------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("look_ahead", [False, True, None])
+    def test_a_stored_payload_is_read_once(self, harness: Harness, look_ahead: bool | None) -> None:
+        """And the order stays, whether payloads are read when they are requested, in advance, or as by default."""
+        self._need(look_ahead=look_ahead)
+        sizes = [2 * self.limit_bytes, 10, 4 * self.limit_bytes]
+        sent = [content(size, seed) for seed, size in enumerate(sizes * 5)]
+        for payload, strategy in zip(sent, itertools.cycle(STRATEGIES), strict=False):
+            harness.send(payload, strategy=strategy)
+        harness.subscribe(look_ahead=look_ahead)
+
+        assert harness.take(len(sent)) == sent
+
+        stored = len([payload for payload in sent[::2] if len(payload) > self.limit_bytes])
+        assert harness.reader_store.calls["read"] == stored
+
+    @requires("look_ahead")
+    def test_the_next_payloads_are_read_while_one_is_processed(self, harness: Harness) -> None:
+        """With reading ahead, the store is asked for payloads that the application has not received yet."""
+        harness.send(*[content(2 * self.limit_bytes, seed) for seed in range(6)])
+        harness.subscribe(look_ahead=True)
+        store, ahead = harness.reader_store, threading.Event()
+        read = store.read
+
+        def note(pointer: Any) -> Any:
+            if store.calls["read"] >= 2:
+                ahead.set()
+            return read(pointer)
+
+        store.read = note  # type: ignore[method-assign]
+        assert harness.take() == [content(2 * self.limit_bytes)]
+        message = harness.receive()
+
+        assert ahead.wait(self.patience_seconds)
+        assert harness.payload(message) == content(2 * self.limit_bytes, 1)
+
+    @requires("look_ahead", "lazy_payloads")
+    def test_by_default_what_the_application_does_not_read_is_not_read_ahead(self, harness: Harness) -> None:
+        """An application that looks at headers only causes no traffic with the store."""
+        harness.send(*[content(2 * self.limit_bytes, seed) for seed in range(12)])
+        harness.subscribe(look_ahead=None)
+
+        for _ in range(12):
+            harness.acknowledge(harness.receive())
+
+        assert harness.reader_store.calls["read"] == 0
+
     # Bad messages ----------------------------------------------------------------------------------------------
 
     def test_a_bad_message_is_an_error_of_its_own(self, harness: Harness) -> None:
@@ -235,8 +288,7 @@ class TransportConformance(ChunkConformance, SigningConformance):
     @pytest.mark.parametrize("look_ahead", [False, True])
     def test_a_retryable_error_is_retryable(self, harness: Harness, look_ahead: bool) -> None:
         """The same call on the same message succeeds when the store works again."""
-        if look_ahead and not self.has_look_ahead:
-            pytest.skip("has_look_ahead is False")
+        self._need(look_ahead=look_ahead)
         harness.subscribe(look_ahead=look_ahead)
         harness.reader_store.fail("read")
         harness.send(content(2 * self.limit_bytes))
@@ -381,7 +433,7 @@ class TransportConformance(ChunkConformance, SigningConformance):
         assert harness.dead_letters() == sent
         harness.assert_finished()
 
-    @requires("dead_letters", "nack")
+    @requires("counted_redeliveries", "nack")
     def test_what_is_given_back_too_often_is_a_dead_letter(self, harness: Harness) -> None:
         """After two redeliveries it is a dead letter and is acknowledged in the topic."""
         harness.subscribe(dead_letters=True)
@@ -399,17 +451,21 @@ class TransportConformance(ChunkConformance, SigningConformance):
     # Seeking ---------------------------------------------------------------------------------------------------
 
     @requires("seek")
+    @pytest.mark.parametrize("look_ahead", [False, True])
     @pytest.mark.parametrize("strategy", STRATEGIES)
-    def test_seeking_back_delivers_again(self, harness: Harness, strategy: str) -> None:
-        """Payloads from the position on are delivered again as a whole, acknowledged or not."""
+    def test_seeking_back_delivers_again(self, harness: Harness, strategy: str, look_ahead: bool) -> None:
+        """Payloads from the position on are delivered again as a whole, once, whether they were acknowledged or not."""
+        self._need(look_ahead=look_ahead)
+        harness.subscribe(look_ahead=look_ahead)
         (start,) = harness.append(b"start")
-        sent = [content(3 * self.limit_bytes), b"plain"]
+        sent = [content(3 * self.limit_bytes, seed) for seed in range(3)]
         harness.send(*sent, strategy=strategy)
-        assert harness.take(3) == [b"start", *sent]
+        assert [harness.payload(harness.receive()) for _ in range(2)] == [b"start", sent[0]]
 
-        harness.seek(start)
-
-        assert harness.take(3) == [b"start", *sent]
+        for _ in range(2):
+            harness.seek(start)
+            assert harness.take(4) == [b"start", *sent]
+            harness.assert_backlog(lambda count: count == 0)
         harness.assert_finished()
 
     @requires("seek")
@@ -424,109 +480,6 @@ class TransportConformance(ChunkConformance, SigningConformance):
 
         assert harness.take(2) == [b"behind", b"last"]
 
-    # Sending ---------------------------------------------------------------------------------------------------
-
-    def test_a_store_that_is_down_is_an_error_and_nothing_is_sent(self, harness: Harness) -> None:
-        """The strategy ``external`` raises, and works again when the store does."""
-        store = faulty(harness.writer("external"))
-        store.fail("write")
-
-        with pytest.raises(StoreUnavailableError) as raised:
-            harness.send(content(2 * self.limit_bytes))
-
-        assert raised.value.retryable
-        assert (harness.messages(), harness.stored) == ([], 0)
-        store.heal()
-        harness.send(b"small", content(2 * self.limit_bytes))
-        assert harness.take(2) == [b"small", content(2 * self.limit_bytes)]
-
-    def test_hybrid_sends_chunks_while_the_store_is_down(self, harness: Harness) -> None:
-        """Chunks are sent instead of an error."""
-        faulty(harness.writer("hybrid")).fail("write")
-
-        harness.send(content(3 * self.limit_bytes), strategy="hybrid")
-
-        assert {type(decode(message or b"")) for message in harness.messages()} == {Chunk}
-        assert harness.take() == [content(3 * self.limit_bytes)]
-        assert harness.stored == 0
-
-    def test_a_stored_payload_stays_after_a_successful_send(self, harness: Harness) -> None:
-        """Neither the send nor the acknowledgment deletes it: other groups still read it."""
-        harness.send(content(2 * self.limit_bytes))
-        harness.take()
-
-        assert harness.stored == 1
-        assert _outcomes(harness) == ["sent"]
-
-    @requires("refusals")
-    def test_a_refused_message_leaves_nothing_in_the_store(self, harness: Harness) -> None:
-        """The stored payload is deleted, and the original error is raised."""
-        cc = harness.configure("external")
-
-        with pytest.raises(self.refusal):
-            self.send_refused(cc, harness.topic, content(3 * self.limit_bytes))
-
-        assert (faulty(cc).calls["write"], harness.stored, harness.messages()) == (1, 0, [])
-        assert _outcomes(harness) == ["failed"]
-
-    @requires("refusals")
-    def test_a_failed_deletion_never_replaces_the_error(self, harness: Harness) -> None:
-        """The error of the send is raised, even if the stored payload cannot be deleted."""
-        cc = harness.configure("external")
-        faulty(cc).fail("rollback")
-
-        with pytest.raises(self.refusal) as raised:
-            self.send_refused(cc, harness.topic, content(3 * self.limit_bytes))
-
-        assert not isinstance(raised.value, StoreUnavailableError)
-        assert harness.stored == 1
-
-    @requires("refusals")
-    def test_a_refused_first_chunk_is_a_plain_refusal(self, harness: Harness) -> None:
-        """Nothing is in the topic: the original error is raised, not one about a partial send."""
-        with pytest.raises(self.refusal) as raised:
-            self.send_refused(harness.configure("chunking"), harness.topic, content(3 * self.limit_bytes))
-
-        assert not isinstance(raised.value, PartialSendError)
-        assert harness.messages() == []
-        assert _outcomes(harness) == ["failed"]
-
-    @requires("unknown_outcomes")
-    def test_an_unknown_outcome_deletes_nothing(self, harness: Harness) -> None:
-        """A message that may be in the topic stays readable."""
-        cc = harness.configure("external")
-
-        with pytest.raises(self.unknown):
-            self.send_unknown(cc, harness.topic, content(3 * self.limit_bytes))
-
-        assert (faulty(cc).calls["rollback"], harness.stored) == (0, 1)
-        assert _outcomes(harness) == ["unknown"]
-        arrived = len(harness.messages())
-        assert harness.take(arrived) == [content(3 * self.limit_bytes)] * arrived
-
-    @requires("unknown_outcomes")
-    def test_an_unknown_outcome_of_chunks_is_counted(self, harness: Harness) -> None:
-        """A `PartialSendError` counts acknowledged, unknown and unsent chunks."""
-        with pytest.raises((PartialSendError, *_as_tuple(self.unknown))) as raised:
-            self.send_unknown(harness.configure("chunking"), harness.topic, content(3 * self.limit_bytes))
-
-        if isinstance(error := raised.value, PartialSendError):
-            acknowledged, unknown, unsent = (count or 0 for count in (error.acknowledged, error.unknown, error.unsent))
-            assert acknowledged + unknown + unsent == error.total
-            assert acknowledged <= len(harness.messages()) <= acknowledged + unknown + 1  # and an abort envelope
-        assert _outcomes(harness) in (["partial"], ["unknown"])
-
-    @pytest.mark.parametrize("strategy", ["external", "chunking"])
-    def test_a_payload_that_cannot_be_read_is_not_delivered(self, harness: Harness, strategy: str) -> None:
-        """A file that fails halfway is an error; nothing of it is stored or delivered, and others are not affected."""
-        with pytest.raises(ClaimCheckError):
-            harness.send(payloads.Breaking(6 * self.limit_bytes, OSError("the disk is on fire")), strategy=strategy)
-
-        assert harness.stored == 0
-        harness.send(content(3 * self.limit_bytes), strategy=strategy)
-        assert harness.take() == [content(3 * self.limit_bytes)]
-        harness.assert_finished()
-
 
 def _pairs(shape: str | None) -> list[tuple[str, bytes]]:
     if shape is None:
@@ -538,11 +491,3 @@ def _headers(shape: str | None) -> Any:
     """The headers of `_pairs` in the shape of the argument."""
     pairs = [(name, value.decode()) for name, value in _pairs(shape)]
     return {None: None, "mapping": dict(pairs), "pairs": pairs}[shape]
-
-
-def _as_tuple(errors: Any) -> tuple[type[BaseException], ...]:
-    return errors if isinstance(errors, tuple) else (errors,)
-
-
-def _outcomes(harness: Harness) -> list[str]:
-    return [event.outcome for event in harness.events if isinstance(event, SendEvent)]

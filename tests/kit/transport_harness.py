@@ -86,11 +86,15 @@ class TransportKit:
             tolerates redeliveries until `backlog` is 0.
         has_nack: Whether a single payload can be acknowledged negatively; see `give_back`.
         has_dead_letters: Whether there is a destination for dead letters.
+        has_counted_redeliveries: Whether what was redelivered too often goes there without being asked.
         has_seek: Whether consumers can seek.
         has_look_ahead: Whether consumers can read stored payloads ahead.
+        has_lazy_payloads: Whether a stored payload is read when the application requests it, not when it is received.
         has_tombstones: Whether a message can have no value.
         has_refusals: Whether `send_refused` is implemented.
         has_unknown_outcomes: Whether `send_unknown` is implemented.
+        has_open_producers: Whether producers must be closed, and send in the background.
+        closed: The exceptions that a closed producer raises.
     """
 
     skip: ClassVar[dict[str, str]] = {}
@@ -103,11 +107,15 @@ class TransportKit:
     acks_are_immediate: ClassVar[bool] = True
     has_nack: ClassVar[bool] = True
     has_dead_letters: ClassVar[bool] = True
+    has_counted_redeliveries: ClassVar[bool] = True
     has_seek: ClassVar[bool] = True
     has_look_ahead: ClassVar[bool] = True
+    has_lazy_payloads: ClassVar[bool] = True
     has_tombstones: ClassVar[bool] = True
     has_refusals: ClassVar[bool] = True
     has_unknown_outcomes: ClassVar[bool] = True
+    has_open_producers: ClassVar[bool] = True
+    closed: ClassVar[type[BaseException] | tuple[type[BaseException], ...]] = RuntimeError
 
     # Hooks -----------------------------------------------------------------------------------------------------
 
@@ -127,6 +135,14 @@ class TransportKit:
     def send(self, producer: Any, topic: str, payload: Any, *, key: Any, headers: Any) -> None:
         """Send one payload. Return when it is in the topic, or raise the application's exception."""
         raise NotImplementedError
+
+    def begin(self, producer: Any, topic: str, payload: Any) -> None:
+        """Begin to send a payload, and do not wait for the broker; only for ``has_open_producers``."""
+        raise NotImplementedError
+
+    def flush(self, producer: Any) -> None:
+        """Wait until all that was begun is in the topic; only for ``has_open_producers``."""
+        producer.flush()
 
     def send_refused(self, cc: ClaimCheck, topic: str, payload: bytes) -> None:
         """Send a payload through a wrapped producer so that the broker or the client definitely rejects the message.
@@ -156,7 +172,7 @@ class TransportKit:
         raise NotImplementedError
 
     def open_consumer(
-        self, cc: ClaimCheck, topic: str, *, clock: Callable[[], float], look_ahead: bool, dead_letters: bool
+        self, cc: ClaimCheck, topic: str, *, clock: Callable[[], float], look_ahead: bool | None, dead_letters: bool
     ) -> Any:
         """Open a wrapped consumer of one topic, in the same group for each consumer of this topic.
 
@@ -167,8 +183,9 @@ class TransportKit:
             cc: The configuration.
             topic: The topic.
             clock: The clock for the wrapper, if it takes one.
-            look_ahead: Whether to read stored payloads ahead.
-            dead_letters: Whether payloads go to a dead-letter destination after two redeliveries.
+            look_ahead: Whether to read stored payloads ahead; ``None`` for the wrapper's default.
+            dead_letters: Whether there is a dead-letter destination, for payloads after two redeliveries if they are
+                counted.
         """
         raise NotImplementedError
 
@@ -277,12 +294,18 @@ class Harness:
     ) -> None:
         """Send payloads, one after the other."""
         where = topic or self.topic
+        producer = self.producer(strategy, where)
+        for payload in payloads:
+            self._kit.send(producer, where, payload, key=key, headers=headers)
+
+    def producer(self, strategy: str = "external", topic: str | None = None) -> Any:
+        """Return the transport's own producer with this strategy."""
+        where = topic or self.topic
         if (strategy, where) not in self._producers:
             made = self._kit.open_producer(self.writer(strategy), where)
             self._stack.callback(self._kit.close, made)
             self._producers[strategy, where] = made
-        for payload in payloads:
-            self._kit.send(self._producers[strategy, where], where, payload, key=key, headers=headers)
+        return self._producers[strategy, where]
 
     def append(
         self, *messages: bytes | None, writer: str = "one", key: str | None = "", headers: dict[str, str] | None = None
@@ -308,7 +331,7 @@ class Harness:
 
     # Reading ---------------------------------------------------------------------------------------------------
 
-    def subscribe(self, *, look_ahead: bool = False, dead_letters: bool = False, **config: Any) -> None:
+    def subscribe(self, *, look_ahead: bool | None = False, dead_letters: bool = False, **config: Any) -> None:
         """Open the consumer with this configuration."""
         self._reader = self.configure("external", **config)
         self._options = {"look_ahead": look_ahead, "dead_letters": dead_letters}

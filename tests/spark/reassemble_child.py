@@ -1,9 +1,9 @@
 """A driver that is killed; test_reassemble_stream.py runs ``reassemble_child.py PACKAGE JOB``.
 
-The package comes as a zip, for the workers. The job is a JSON file: ``config``, ``input``, ``checkpoint``, ``output``
-(folders), and ``die``, one of ``["before", batch]`` (all is computed, nothing is put out), ``["after", batch]`` (put
-out, but Spark has not noted it), ``["within", batch, seconds]`` (so long after it began, perhaps in a later one) and
-null.
+The package comes as a zip, for the workers. The job is a JSON file: ``config``, ``schema``, ``input``, ``checkpoint``,
+``output`` (folders), and ``die``, one of ``["before", batch]`` (all is computed, nothing is put out), ``["after",
+batch]`` (put out, but Spark has not noted it), ``["within", batch, seconds]`` (so long after it began, perhaps in a
+later one) and null.
 """
 
 from __future__ import annotations
@@ -75,11 +75,7 @@ def put_out(df, batch):
     die_here("after", batch)
 
 
-messages = (
-    spark.readStream.schema("topic string, partition int, offset bigint, value binary")
-    .option("maxFilesPerTrigger", 1)
-    .parquet(job["input"])
-)
+messages = spark.readStream.schema(job["schema"]).option("maxFilesPerTrigger", 1).parquet(job["input"])
 config = {**job["config"], "chunking": {"expire_after_seconds": 3_600}}
 payloads = messages.transform(reassemble("value", config=config, expire_by="data"))
 query = (

@@ -5,13 +5,11 @@ from __future__ import annotations
 import datetime
 import gc
 import json
-import shutil
 
 import pytest
 
-import claimcheck
 from claimcheck.errors import ConfigError
-from claimcheck.spark import DeadLetter, ResultError, map_payloads
+from claimcheck.spark import DeadLetter, map_payloads
 from claimcheck.spark import _resolve as mapping
 from claimcheck.spark._worker import as_config, claim_check
 from tests.spark.rig import batch_of, frame, remove_stored
@@ -192,51 +190,6 @@ def test_a_row_as_a_dictionary_wants_columns_of_different_names(spark, config, s
         )
 
 
-@pytest.mark.parametrize("verb", ["resolve", "map_payloads", "offload", "repartition_by_payload"])
-def test_columns_may_have_any_names(spark, config, send, verb):
-    """Dots, spaces, backticks, duplicates, and a struct field with the path of another column."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    from claimcheck.spark import offload, repartition_by_payload, resolve
-
-    verbs = {
-        "resolve": resolve("kafka.value", config=config),
-        "map_payloads": map_payloads(
-            lambda payload, row: row["a.b"], "seen string", column="kafka.value", config=config, with_row=True
-        ),
-        "offload": offload("kafka.value", destination="orders", config=config),
-        "repartition_by_payload": repartition_by_payload("kafka.value", config=config),
-    }
-    df = frame(spark, send(b"x" * 3000)).select(
-        F.lit("dot").alias("a.b"), F.struct(F.lit("field").alias("b")).alias("a"), F.lit(1).alias("x y`z"),
-        F.lit("one").alias("twin"), F.lit("two").alias("TWIN"), F.col("value").alias("kafka.value"),
-    )  # fmt: skip
-
-    [row] = df.transform(verbs[verb]).collect()
-
-    assert row[:5] == ("dot", ("field",), 1, "one", "two")
-    assert row[-1] == {"map_payloads": "dot", "resolve": b"x" * 3000}.get(verb, row[-1])
-
-
-def test_a_store_that_is_out_of_reach_fails_the_task_whatever_is_said_of_errors(spark, config, send):
-    messages = send(bytes(30_000))
-    shutil.rmtree(config["stores"]["disk"]["path"])
-    stage = map_payloads(
-        lambda file: len(file.read()), "size int",
-        column="value", config=config, as_file=True, max_inflight_bytes=1000, on_error="null",
-    )  # fmt: skip
-
-    with pytest.raises(Exception, match="StoreUnavailableError"):
-        frame(spark, messages).transform(stage).collect()
-
-
-def test_a_chunk_says_where_chunks_belong(spark, config, send):
-    chunks = send(b"c" * 5000, strategy="chunking", threshold_bytes=1000)
-
-    with pytest.raises(Exception, match="reassemble"):
-        frame(spark, chunks).transform(map_payloads(len, "size int", column="value", config=config)).collect()
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -300,8 +253,3 @@ def test_what_a_function_leaves_unread_costs_nothing_more(config, send, tmp_path
     messages = send(bytes(3 << 20))
 
     assert [batch.column("a0").to_pylist() for batch in stage([batch_of(messages)])] == [[4]]
-
-
-def test_result_errors_are_ours_and_type_errors():
-    assert issubclass(ResultError, claimcheck.ClaimCheckError)
-    assert issubclass(ResultError, TypeError)

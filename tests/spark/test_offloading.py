@@ -84,18 +84,6 @@ def test_a_task_that_is_run_again_writes_payloads_of_its_own(spark, config):
     assert [cc.resolve(row.value) for row in first] == [cc.resolve(row.value) for row in second]
 
 
-def test_on_a_stream(spark, config, tmp_path):
-    frame(spark, [b"s" * 3000]).write.parquet(str(tmp_path / "in"))
-    stream = spark.readStream.schema("n int, payload binary").parquet(str(tmp_path / "in"))
-    sent = stream.transform(offload("payload", destination="orders", config=config))
-
-    query = sent.writeStream.format("memory").queryName("offloaded").trigger(availableNow=True).start()
-    query.awaitTermination()
-
-    [row] = spark.table("offloaded").collect()
-    assert claimcheck.from_dict(config).resolve(bytes(row.value)) == b"s" * 3000
-
-
 def test_a_payload_over_the_limit_fails_the_task_and_names_its_row(spark, config):
     df = frame(spark, [b"x" * 5000]).withColumnRenamed("n", "offset")
     limited = config | {"limits": {"max_payload_bytes": 4000}}

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import claimcheck
+from claimcheck import from_dict
 from claimcheck.errors import (
     ChunkError,
     ConfigError,
@@ -83,14 +84,6 @@ def test_take_fetches_little_more_than_it_shows(sc, config, send):
     assert fetched.value <= 2
 
 
-def test_an_error_fails_the_job_and_says_what_is_wrong(sc, config, send):
-    messages = send(bytes(2000))
-    remove_stored(config)
-
-    with pytest.raises(Exception, match="PayloadNotFoundError"):
-        sc.parallelize(messages, 1).mapPartitions(resolver(config)).collect()
-
-
 def test_one_worker_process_opens_a_configuration_once(sc, config, send):
     messages = [send(bytes([n]) * 2000)[0] for n in range(8)]
     resolve = resolver(config)
@@ -138,10 +131,6 @@ def test_bytearrays_as_older_sparks_hand_them_out(config, send):
 
     assert got == [b"plain", bytes(3000)]
     assert [type(payload) for payload in got] == [bytes, bytes]
-
-
-def test_no_messages_no_payloads(config):
-    assert list(resolver(config)([])) == []
 
 
 def test_it_pickles_as_names_and_stays_small(config):
@@ -252,3 +241,20 @@ def test_a_store_that_may_not_be_read_fails_the_task(config, send, monkeypatch):
     monkeypatch.setattr(os, "open", refused)
     with pytest.raises(StoreError, match="Permission denied"):
         list(resolver(config, on_error="skip")(messages))
+
+
+# A side topic of a real Pulsar -------------------------------------------------------------------------------------
+
+
+def test_workers_read_the_side_topic(spark, pulsar_broker, pulsar_client, topic):
+    pulsar_client.create_producer(topic).close()
+    pulsar_broker.set_policy(topic, "retention", {"retentionTimeInMinutes": 60, "retentionSizeInMB": -1})
+    side = {"type": "pulsar-topic", "url": pulsar_broker.service_url, "topic": topic, "segment_bytes": 50_000}
+    raw = {"strategy": "external", "stores": {"side": side}}
+    payloads = [bytes([i]) * 200_000 for i in range(6)]
+    with from_dict(raw) as cc:
+        messages = [cc.seal(cc.store("side").write(payload)) for payload in payloads]
+
+    got = spark.sparkContext.parallelize(messages, 3).mapPartitions(resolver(raw)).map(bytes).collect()
+
+    assert got == payloads

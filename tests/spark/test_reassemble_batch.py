@@ -1,11 +1,10 @@
-"""``df.transform(reassemble(...))`` on a batch: chunks from anywhere, in any order, one row for each payload."""
+"""``df.transform(reassemble(...))`` on a batch: columns, headers, sources and memory; see also the cases."""
 
 from __future__ import annotations
 
 import datetime
 import pickle
 import random
-import shutil
 import tracemalloc
 from collections.abc import Iterator
 from decimal import Decimal
@@ -13,17 +12,18 @@ from uuid import uuid4
 
 import pytest
 
+import claimcheck
+from claimcheck._wire.digest import digest_of
 from claimcheck._wire.envelope import Abort, Chunk, decode, encode_abort, encode_chunk, encode_literal
 from claimcheck.config import HEADER
-from claimcheck.errors import ClaimCheckError, ConfigError
-from claimcheck.spark import reassemble
+from claimcheck.errors import ClaimCheckError, ConfigError, IntegrityError
+from claimcheck.spark import offload, reassemble
 from claimcheck.spark._reading import Reading
-from claimcheck.spark._reassemble import ChunkGroup, _ReassembleStage
-from claimcheck.spark._reassemble_common import ColumnIndexes, read_header
+from claimcheck.spark._reassemble import _ReassembleStage
+from claimcheck.spark._reassemble_common import ColumnIndexes, joined, read_header
 from claimcheck.spark._worker import as_config
 from tests.spark.rig import in_chunks
 
-CHUNKING = {"strategy": "chunking", "chunking": {"max_message_bytes": 1000}}
 SCHEMA = "topic string, partition int, offset bigint, value binary"
 
 
@@ -33,115 +33,18 @@ def messages(spark, found, partitions=3):
     return spark.createDataFrame(spark.sparkContext.parallelize(rows, partitions), SCHEMA)
 
 
-def whole(rows) -> list[bytes]:
-    return sorted(bytes(row.payload) for row in rows if row.payload is not None)
-
-
 # In Spark -------------------------------------------------------------------------------------------------------
 
 
-def test_an_abort_envelope_and_chunks_of_another_key_do_not_count(spark):
-    complete, incomplete = in_chunks(b"whole" * 500), in_chunks(b"gap" * 900)
-    foreign = [encode_abort(decode(complete[0]).uuid), encode_abort(decode(incomplete[0]).uuid)]
-    sent = [(b"k", message) for message in (*complete, *incomplete[:2])] + [(b"other", message) for message in foreign]
-    sent.append((b"other", encode_chunk(decode(complete[0]).uuid, 1, len(complete), b"EVIL")))
-    df = spark.createDataFrame(sent, "key binary, value binary")
-    rows = df.transform(reassemble("value", config=CHUNKING)).collect()
-    assert whole(rows) == [b"whole" * 500]
-    assert [(bytes(row.key), row.error.type) for row in rows if row.error] == [(b"k", "IncompletePayloadError")]
-
-
-def test_a_checksum_that_is_too_long_is_refused_and_not_kept(spark):
-    headers = {"claimcheck-type": "chunk", "claimcheck-checksum": "x:" + "A" * 1_000_000}
-    df = spark.createDataFrame([(in_chunks(b"x")[0], headers)], "value binary, properties map<string,string>")
-    [row] = df.transform(reassemble("value", config=CHUNKING)).collect()
-    assert row.error.type == "IntegrityError"
-    assert len(row.error.message) < 300
-
-
-def test_a_topic_of_all_kinds_in_any_order(spark, config, send, tmp_path):
-    rng = random.Random(11)
-    chunked = [rng.randbytes(rng.choice([1_500, 20_000, 90_000])) for _ in range(12)]
-    lone = [b"", b"plain", HEADER + b"\x01 looks like one", rng.randbytes(5_000)]
-    gap, conflict, aborted = (rng.randbytes(7_000) for _ in range(3))
-    sent = [message for payload in chunked for message in send(payload, **CHUNKING)]
-    sent += rng.sample(sent, 40)  # duplicates
-    sent += [message for payload in lone for message in send(payload)]
-    with_gap, with_conflict = in_chunks(gap), in_chunks(conflict)
-    given_up = in_chunks(aborted)
-    sent += with_gap[:3] + with_gap[4:7] + with_gap[8:]
-    sent += [*with_conflict, with_conflict[4][:-1] + b"\xff"]
-    sent += [*given_up[:5], encode_abort(decode(given_up[0]).uuid)]
-    complete = in_chunks(b"c" * 2_000)
-    sent += [*complete, encode_abort(decode(complete[0]).uuid)]  # an abort after all chunks
-    sent += [HEADER + b"\x09?", HEADER + b"\x01short", None]
-    rng.shuffle(sent)
-    messages(spark, [("orders", 0, message) for message in sent], 4).write.parquet(str(tmp_path / "in"))
-
-    df = spark.read.parquet(str(tmp_path / "in")).transform(reassemble("value", config=config))
-    rows = df.collect()
-
-    assert df.columns == ["topic", "partition", "offset", "value", "uuid", "payload", "error"]
-    assert whole(rows) == sorted([*chunked, *lone, b"c" * 2_000])
-    wrong = {row.error.type: row for row in rows if row.error is not None and row.uuid is not None}
-    assert set(wrong) == {"IncompletePayloadError", "ChunkConflictError"}
-    assert f"received only 8 of 10 chunks of {decode(with_gap[0]).uuid}, missing 3, 7:" in (
-        wrong["IncompletePayloadError"].error.message
-    )
-    assert wrong["ChunkConflictError"].uuid == decode(with_conflict[0]).uuid
-    assert sorted(row.error.message[:20] for row in rows if row.error is not None and row.uuid is None) == [
-        "chunk cut short: 5 o",
-        "unknown envelope typ",
-    ]
-    assert [row for row in rows if row.payload is None and row.error is None] == [
-        row for row in rows if row.offset == sent.index(None)
-    ]
-    assert len(rows) == len(chunked) + len(lone) + 2 + 1 + 3
-
-
-def test_the_row_is_that_of_the_first_chunk_and_messages_keep_theirs(spark, config):
-    chunks = in_chunks(b"x" * 2_000)
-    found = [("orders", 3, message) for message in (chunks[2], b"plain", chunks[0], chunks[1])]
-
-    rows = messages(spark, found).transform(reassemble("value", config=config)).orderBy("offset").collect()
-
-    assert [(row.offset, row.topic, row.partition, row.uuid is None) for row in rows] == [
-        (1, "orders", 3, True),
-        (2, "orders", 3, False),
-    ]
-    assert [row.value and bytes(row.value) for row in rows] == [b"plain", None]
-
-
-def test_sources_never_mix(spark, config):
+@pytest.mark.parametrize("source", [(), ["Topic"]])
+def test_a_source_without_the_partition_mixes_partitions(spark, config, source):
     uuid = str(uuid4())
     one, two = in_chunks(b"1" * 2_000, uuid=uuid), in_chunks(b"2" * 2_000, uuid=uuid)
-    found = [("orders", n, chunk) for pair in zip(one, two, strict=True) for n, chunk in enumerate(pair)]
-    df = messages(spark, found)
+    df = messages(spark, [("orders", n, chunk) for pair in zip(one, two, strict=True) for n, chunk in enumerate(pair)])
 
-    kept = df.transform(reassemble("value", config=config)).collect()
-    mixed = df.transform(reassemble("value", config=config, source=())).collect()
-    by_topic = df.transform(reassemble("value", config=config, source=["Topic"])).collect()
+    (row,) = df.transform(reassemble("value", config=config, source=source)).collect()
 
-    assert sorted((row.partition, bytes(row.payload)) for row in kept) == [(0, b"1" * 2_000), (1, b"2" * 2_000)]
-    assert [row.error.type for row in mixed] == ["ChunkConflictError"] == [row.error.type for row in by_topic]
-
-
-def test_limits_are_rows_and_a_declared_count_costs_nothing(spark, config):
-    config |= {"chunking": {"max_payload_bytes": 5_000, "max_pending_bytes": 5_000, "max_chunks": 20}}
-    found = [in_chunks(b"b" * 5_001), in_chunks(b"m" * 2_100, size=100), in_chunks(b"o" * 5_000)]
-    found.append([encode_chunk(str(uuid4()), 7, 0x7FFFFFFF, b"piece")])
-    df = messages(spark, [("orders", 0, message) for chunks in found for message in chunks])
-
-    rows = {row.offset: row for row in df.transform(reassemble("value", config=config)).collect()}
-
-    assert [rows[n].error and rows[n].error.type for n in sorted(rows)] == [
-        "PayloadTooLargeError",
-        "PayloadTooLargeError",
-        None,
-        "PayloadTooLargeError",
-    ]
-    assert "has 5001 bytes or more (chunking.max_payload_bytes), but the limit is 5000" in rows[0].error.message
-    assert bytes(rows[29].payload) == b"o" * 5_000
+    assert row.error.type == "ChunkConflictError"
 
 
 def test_spark_and_the_decoder_read_heads_alike(spark):
@@ -219,21 +122,6 @@ def test_nothing_comes_of_nothing(spark, config):
         "binary",
         "struct<type:string,message:string,store:string,key:string>",
     ]
-
-
-def test_what_is_gone_is_a_row_and_a_store_out_of_reach_is_not(spark, config, send, tmp_path):
-    gone = send(bytes(3_000))[0]
-    for path in (tmp_path / "claims").rglob("*"):
-        if path.is_file():
-            path.unlink()
-    df = messages(spark, [("orders", 0, gone), *(("orders", 0, chunk) for chunk in in_chunks(b"y" * 2_000))])
-
-    rows = df.transform(reassemble("value", config=config)).orderBy("offset").collect()
-
-    assert [row.error and (row.error.type, row.error.store) for row in rows] == [("PayloadNotFoundError", "disk"), None]
-    shutil.rmtree(tmp_path / "claims")
-    with pytest.raises(Exception, match="StoreUnavailableError"):
-        df.transform(reassemble("value", config=config)).collect()
 
 
 def test_rows_that_are_no_chunks_spread(spark, config):
@@ -323,54 +211,7 @@ def test_a_payload_over_its_limit_is_let_go_while_its_chunks_still_come(config):
     assert most < 12 << 20
 
 
-@pytest.mark.parametrize(
-    ("chunks", "kind"),
-    [
-        ([(0, 2, b"a"), (1, 2, b"b"), (1, 2, b"b")], None),
-        ([(0, 2, b"a"), (1, 3, b"b")], "ChunkConflictError"),
-        ([(0, 2, b"a"), (0, 2, b"x"), (1, 2, b"b")], "ChunkConflictError"),
-        ([(1, 2, b"b")], None),
-        ([(0, 1, b"")], None),
-    ],
-)
-def test_a_group_of_chunks(config, chunks, kind):
-    uuid = str(uuid4())
-    group = ChunkGroup(uuid, as_config(config))
-
-    for position, count, piece in chunks:
-        group.add(Chunk(uuid, position, count, memoryview(piece)))
-
-    assert (group.error and type(group.error).__name__) == kind
-    assert group.is_complete is (kind is None and chunks[0][0] == 0)
-    assert b"".join(group.pieces) == (b"ab"[: len(chunks[0][2]) * 2] if group.is_complete else b"")
-    assert type(group.incomplete()).__name__ == "IncompletePayloadError"
-
-
 # Mistakes, raised on the driver ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("column", "options", "words"),
-    [
-        ("valeu", {}, "found 'valeu', expected exactly one column"),
-        ("offset", {}, "found 'offset' of type bigint, expected a column of type binary"),
-        ("value", {"source": ["topic", "shard"]}, "source: found 'shard', expected exactly one column"),
-        ("value", {"source": "topic"}, "source: found the text 'topic', expected a list"),
-    ],
-)
-def test_wrong_columns(spark, config, column, options, words):
-    df = messages(spark, [])
-
-    with pytest.raises(ConfigError, match=words):
-        df.transform(reassemble(column, config=config, **options))
-
-
-@pytest.mark.parametrize("taken", ["payload", "error"])
-def test_names_that_are_taken(spark, config, taken):
-    df = messages(spark, []).withColumnRenamed("offset", taken)
-
-    with pytest.raises(ConfigError, match=f"{taken}: found '{taken}', which is taken"):
-        df.transform(reassemble("value", config=config))
 
 
 def test_a_source_of_a_kind_that_is_none(spark, config):
@@ -391,3 +232,69 @@ def test_a_source_of_a_kind_that_is_none(spark, config):
 def test_wrong_options(config, options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         reassemble("value", config=config, **options)
+
+
+# Checksums in headers ----------------------------------------------------------------------------------------------
+
+
+CHECKED = {"strategy": "chunking", "threshold_bytes": 1000, "chunking": {"max_message_bytes": 1000}}
+PAYLOADS = [bytes([n]) * 5_000 for n in (1, 2, 3)]
+KAFKAS, MAP = "headers", "map_from_entries(transform(headers, h -> struct(h.key, cast(h.value as string))))"
+
+
+@pytest.fixture
+def chunks(spark):
+    """Rows of chunks with headers, in the form of Spark's Kafka sink."""
+    df = spark.createDataFrame([(bytearray(payload),) for payload in PAYLOADS], "payload binary")
+    return df.coalesce(1).transform(offload("payload", destination="orders", config=CHECKED)).cache()
+
+
+def damaged(df):
+    """Change a byte inside a chunk of the second payload."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    piece = F.hex("value").contains("02" * 100)
+    changed = F.expr("concat(substring(value, 1, 100), X'FF', substring(value, 102))")
+    return df.withColumn("value", F.when(piece, changed).otherwise(F.col("value")))
+
+
+@pytest.mark.parametrize(
+    ("form", "name"), [(KAFKAS, "headers"), (MAP, "properties"), (KAFKAS, "Properties"), (MAP, "Headers")]
+)
+def test_another_byte_is_an_error_of_that_payload(chunks, form, name):
+    df = damaged(chunks).selectExpr("value", f"{form} AS {name}")
+
+    rows = df.transform(reassemble("value", config=CHECKED)).collect()
+
+    assert sorted(bytes(row.payload) for row in rows if row.payload is not None) == [PAYLOADS[0], PAYLOADS[2]]
+    (error,) = [row.error for row in rows if row.error is not None]
+    assert error.type == "IntegrityError"
+    assert error.message.startswith(f"the header claimcheck-checksum declares {digest_of(PAYLOADS[1])}")
+
+
+@pytest.mark.parametrize("headers", ["array()", "NULL", "array(named_struct('key', 'a', 'value', X'00'))"])
+def test_headers_that_say_nothing(chunks, headers):
+    df = chunks.selectExpr("value", f"CAST({headers} AS array<struct<key:string,value:binary>>) AS headers")
+
+    rows = df.transform(reassemble("value", config=CHECKED)).collect()
+
+    assert sorted(bytes(row.payload) for row in rows) == PAYLOADS
+
+
+def test_columns_of_the_usual_names_and_another_type_are_no_headers(chunks):
+    rows = chunks.selectExpr("value", "1 AS headers", "'text' AS properties").transform(
+        reassemble("value", config=CHECKED)
+    )
+    assert sorted(bytes(row.payload) for row in rows.collect()) == PAYLOADS
+
+
+@pytest.mark.parametrize(
+    ("declared", "wrong"),
+    [(digest_of(b"ab"), False), ("crc32:00000000", True), ("sha256:00", True), ("sha999:00", False), (None, False)],
+)
+def test_the_checksum_of_a_payload_in_chunks(config, declared, wrong):
+    with claimcheck.from_dict(config) as cc:
+        found = joined(cc, str(uuid4()), [b"a", b"b"], declared, None)
+
+    assert isinstance(found.error, IntegrityError) is wrong
+    assert found.pieces == (None if wrong else [b"a", b"b"])

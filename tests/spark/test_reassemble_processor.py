@@ -67,9 +67,6 @@ class Operator:
             arrived=self.now,
         )
 
-    def aborted(self) -> Any:
-        return self.chunk(-1, 0, b"")
-
     @property
     def noted(self) -> dict[Any, Any]:
         return self.tester.handle.map_states["chunks"].state
@@ -172,47 +169,6 @@ def test_contradictions_are_said_once(tester, apart, second, why):
     assert row.error_message.startswith(why.replace("UUID", UUID))
     assert tester.feed(tester.chunk(0, 4), tester.chunk(2, 4), tester.chunk(3, 4)) == []
     assert tester.noted == {}
-
-
-@pytest.mark.parametrize(
-    ("chunks", "why"),
-    [
-        ([(0, 11, b"p")], f"the payload {UUID} has 11 chunks (chunking.max_chunks), but the limit is 10"),
-        (
-            [(0, 2**31 - 1, b"p")],
-            f"the payload {UUID} has 2147483647 chunks (chunking.max_chunks), but the limit is 10",
-        ),
-        ([(0, 3, bytes(60)), (1, 3, bytes(41))], f"the payload {UUID} has 101 bytes or more"),
-    ],
-)
-def test_limits(tester, chunks, why):
-    said = [row for chunk in chunks for row in tester.feed(tester.chunk(*chunk))]
-
-    [row] = said
-    assert (row.error_type, row.row) == ("PayloadTooLargeError", b"row of 0")
-    assert row.error_message.startswith(why)
-
-
-def test_what_a_header_says_of_the_whole_waits_with_the_chunks(tester):
-    assert tester.feed(tester.chunk(2, 3, declared="crc32:00000001")) == []
-    assert tester.feed(tester.chunk(0, 3)) == []
-
-    assert tester.feed(tester.chunk(1, 3))[0].declared == "crc32:00000001"
-
-
-def test_what_its_writer_gave_up_is_no_row(tester):
-    assert tester.feed(tester.chunk(0, 3), tester.aborted()) == []
-    assert tester.feed(tester.chunk(1, 3), tester.chunk(2, 3)) == []
-
-
-def test_a_payload_that_is_complete_is_not_given_up(tester):
-    assert len(tester.feed(tester.aborted(), tester.chunk(0, 2), tester.chunk(1, 2))) == 1
-    assert tester.feed(tester.aborted()) == []
-
-
-def test_an_abort_that_comes_before_all_chunks(tester):
-    assert tester.feed(tester.aborted()) == []
-    assert tester.feed(tester.chunk(0, 2), tester.chunk(1, 2)) == []
 
 
 @pytest.mark.parametrize(

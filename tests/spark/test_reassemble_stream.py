@@ -14,54 +14,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
-from claimcheck._wire.digest import digest_of
 from claimcheck._wire.envelope import decode, encode_abort
-from claimcheck.config import HEADER
 from claimcheck.errors import ConfigError
 from claimcheck.spark import Metrics, reassemble
 from claimcheck.spark import _reassemble_stream as on_stream
 from claimcheck.spark._worker import as_config, claim_check
 from tests.spark.rig import in_chunks
 from tests.spark.shipping_rig import staged
-
-SCHEMA = "topic string, partition int, offset bigint, value binary"
-PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+from tests.spark.topic_files import PROVIDER, ROCKSDB, SCHEMA, TopicFiles, stateful_session
 
 Message = tuple[str, int, bytes | None]
-
-
-class Topic:
-    """Files that a stream reads, one per micro-batch."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.folder.mkdir()
-        self._files = self._rows = 0
-
-    def put(self, *messages: Message) -> list[int]:
-        """Add one file; return the offsets."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        offsets = list(range(self._rows, self._rows + len(messages)))
-        columns = {
-            "topic": pa.array([message[0] for message in messages], pa.string()),
-            "partition": pa.array([message[1] for message in messages], pa.int32()),
-            "offset": pa.array(offsets, pa.int64()),
-            "value": pa.array([message[2] for message in messages], pa.binary()),
-        }
-        path, hidden = self.folder / f"{self._files:04}.parquet", self.folder / f".{self._files:04}"
-        pq.write_table(pa.table(columns), hidden)
-        os.utime(hidden, (1_000_000_000 + self._files,) * 2)  # Spark sorts files by time
-        hidden.rename(path)
-        self._files += 1
-        self._rows += len(messages)
-        return offsets
 
 
 def orders(messages: list[Any]) -> list[Message]:
@@ -70,10 +35,8 @@ def orders(messages: list[Any]) -> list[Message]:
 
 @pytest.fixture
 def stateful(spark) -> Iterator[Any]:
-    before = spark.conf.get(PROVIDER)
-    spark.conf.set(PROVIDER, ROCKSDB)
-    yield spark
-    spark.conf.set(PROVIDER, before)
+    with stateful_session(spark) as spark:
+        yield spark
 
 
 @pytest.fixture
@@ -84,23 +47,17 @@ def stored(config) -> dict[str, Any]:
 
 
 @pytest.fixture
-def topic(tmp_path) -> Topic:
-    return Topic(tmp_path / "topic")
+def topic(tmp_path) -> TopicFiles:
+    return TopicFiles(tmp_path / "topic")
 
 
 @pytest.fixture
 def run(stateful, stored, topic, tmp_path):
     """Run a query on the available data; returns the rows of its output."""
-    from pyspark.sql import functions as F  # noqa: N812
 
-    def once(
-        *, properties: dict[str, str] | None = None, each: Any = None, expire_after_seconds: float = 60, **options: Any
-    ) -> list[Any]:
+    def once(*, each: Any = None, expire_after_seconds: float = 60, **options: Any) -> list[Any]:
         rows = list[Any]()
         source = stateful.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(topic.folder))
-        if properties is not None:
-            pairs = [F.lit(text) for pair in properties.items() for text in pair]
-            source = source.withColumn("properties", F.create_map(*pairs))
         config = expiring(stored, expire_after_seconds)
         done = source.transform(reassemble("value", config=config, expire_by="data", **options))
         query = (
@@ -126,70 +83,11 @@ def claims(tmp_path: Path) -> int:
 # Micro-batches --------------------------------------------------------------------------------------------------
 
 
-def test_chunks_and_all_else_over_several_batches_and_a_restart(run, topic, send, tmp_path):
-    rng = random.Random(17)
-    payloads = [rng.randbytes(rng.choice([900, 5_000, 40_000])) for _ in range(6)]
-    chunks = [chunk for payload in payloads for chunk in in_chunks(payload)]
-    same = str(uuid4())
-    one, two = in_chunks(b"1" * 2_000, uuid=same), in_chunks(b"2" * 2_000, uuid=same)
-    conflict, given_up = in_chunks(rng.randbytes(3_000)), in_chunks(rng.randbytes(3_000))
-    other = [
-        *(("orders", 1, chunk) for chunk in one),
-        *(("orders", 2, chunk) for chunk in two),
-        *orders([*conflict, conflict[1][:-1] + b"?", given_up[0]]),
-        *orders([b"plain", *send(b"stored" * 1_000), HEADER + b"\x09", None]),
-    ]
-    everything = [*orders([*chunks, *rng.sample(chunks, 30)]), *other]
-    rng.shuffle(everything)
-    for n in range(3):
-        topic.put(*everything[n::3])
-
-    rows = run(expire_after_seconds=3_600)
-
-    wrong = [(row.uuid, row.error.type, row.value) for row in rows if row.error is not None]
-    assert sorted(wrong, key=str) == sorted(
-        [(decode(conflict[0]).uuid, "ChunkConflictError", None), (None, "EnvelopeError", HEADER + b"\x09")], key=str
-    )
-    whole = [bytes(row.payload) for row in rows if row.payload is not None]
-    assert sorted(whole) == sorted([*payloads, b"1" * 2_000, b"2" * 2_000, b"plain", b"stored" * 1_000])
-    assert [(row.partition, bytes(row.payload)[:1]) for row in rows if row.uuid == same] in (
-        [(1, b"1"), (2, b"2")],
-        [(2, b"2"), (1, b"1")],
-    )
-    assert len(rows) == len(whole) + len(wrong) + 1
-
-    last = topic.put(*orders([*chunks[:20], encode_abort(decode(given_up[0]).uuid), b"next"]))
-    assert [(row.offset, bytes(row.payload)) for row in run(expire_after_seconds=3_600)] == [(last[-1], b"next")]
-
-
-@pytest.mark.parametrize(("byte", "wrong"), [(b"p", None), (b"q", "IntegrityError")])
-def test_a_checksum_in_the_headers_is_checked(run, topic, byte, wrong):
-    payload = b"p" * 2_000
-    first, *others = in_chunks(payload)
-    topic.put(*orders([first[:-1] + byte]))
-    topic.put(*orders(others))
-
-    (row,) = run(properties={"claimcheck-checksum": digest_of(payload)})
-
-    assert (row.error and row.error.type, row.payload and bytes(row.payload)) == (wrong, None if wrong else payload)
-
-
-def test_the_row_is_that_of_the_first_chunk_whenever_it_comes(run, topic):
-    chunks = in_chunks(b"x" * 2_000)
-    topic.put(("orders", 3, chunks[2]))
-    topic.put(("orders", 3, chunks[0]), ("orders", 3, chunks[1]))
-
-    [row] = run()
-
-    assert (row.topic, row.partition, row.offset, row.value) == ("orders", 3, 1, None)
-    assert (row.uuid, bytes(row.payload), row.error) == (decode(chunks[0]).uuid, b"x" * 2_000, None)
-
-
 def test_what_is_missing_is_said_once_by_a_run_that_comes_later(run, topic, tmp_path):
     first, second = in_chunks(b"1" * 3_000), in_chunks(b"2" * 3_000)
-    topic.put(*orders([first[1], first[3]]))
+    topic.put_values(*orders([first[1], first[3]]))
     assert run(expire_after_seconds=0.05) == []
-    topic.put(*orders(second))
+    topic.put_values(*orders(second))
 
     rows = run(expire_after_seconds=0.05)
 
@@ -199,27 +97,27 @@ def test_what_is_missing_is_said_once_by_a_run_that_comes_later(run, topic, tmp_
     ]
     assert "only 2 of 5 chunks" in rows[0].error.message
     assert "missing 0, 2, 4: expire_after_seconds (0.05) passed" in rows[0].error.message
-    topic.put(*orders([first[0], b"next"]))
+    topic.put_values(*orders([first[0], b"next"]))
     assert [row.uuid for row in run(expire_after_seconds=0.05)] == [None]
 
 
 def test_every_message_moves_the_time_of_the_data(run, topic, send, tmp_path):
     """Otherwise a payload stays incomplete for ever in a topic to which chunks are no longer sent."""
     incomplete = in_chunks(b"1" * 3_000)[1:]
-    topic.put(*orders(incomplete))
+    topic.put_values(*orders(incomplete))
     assert run(expire_after_seconds=0.05) == []
-    topic.put(*orders([b"plain", *send(b"stored" * 1_000), None]))
+    topic.put_values(*orders([b"plain", *send(b"stored" * 1_000), None]))
 
     rows = run(expire_after_seconds=0.05)
 
     assert [row.error and row.error.type for row in rows] == ["IncompletePayloadError", None, None, None]
     assert rows[0].uuid == decode(incomplete[0]).uuid
-    topic.put(*orders([b"next"]))
+    topic.put_values(*orders([b"next"]))
     run(expire_after_seconds=0.05)
 
 
 def test_the_clock_goes_on_while_nothing_comes(stateful, stored, topic, tmp_path):
-    topic.put(*orders(in_chunks(b"x" * 3_000)[:2]))
+    topic.put_values(*orders(in_chunks(b"x" * 3_000)[:2]))
     source = stateful.readStream.schema(SCHEMA).parquet(str(topic.folder))
     done = source.transform(reassemble("value", config=expiring(stored, 0.5)))
     query = (
@@ -245,8 +143,8 @@ def test_the_clock_goes_on_while_nothing_comes(stateful, stored, topic, tmp_path
 def test_small_chunks_need_no_store_and_duplicates_change_nothing(run, topic, tmp_path, spark):
     metrics = Metrics(spark)
     small, large = in_chunks(b"s" * 900, size=300), in_chunks(b"l" * 2_000, size=1_000)
-    topic.put(*orders([*small, *large, *large]))
-    topic.put(*orders(large))
+    topic.put_values(*orders([*small, *large, *large]))
+    topic.put_values(*orders(large))
 
     rows = run(metrics=metrics)
 
@@ -257,10 +155,10 @@ def test_small_chunks_need_no_store_and_duplicates_change_nothing(run, topic, tm
 
 def test_a_chunk_that_is_gone_is_the_payloads_error(run, topic, tmp_path):
     chunks = in_chunks(b"x" * 2_000)
-    topic.put(*orders(chunks[:2]))
+    topic.put_values(*orders(chunks[:2]))
     assert run() == []
     next((tmp_path / "claims").rglob("chunk-*")).unlink()
-    topic.put(*orders(chunks[2:]), *orders(in_chunks(b"y" * 2_000)))
+    topic.put_values(*orders(chunks[2:]), *orders(in_chunks(b"y" * 2_000)))
 
     rows = run()
 
@@ -279,8 +177,8 @@ def test_chunks_are_kept_for_a_replay(run, topic, tmp_path):
         seen.append((rows, claims(tmp_path)))
 
     chunks = in_chunks(b"x" * 2_000)
-    topic.put(*orders(chunks[:2]))
-    topic.put(*orders(chunks[2:]))
+    topic.put_values(*orders(chunks[:2]))
+    topic.put_values(*orders(chunks[2:]))
     run(each=evaluate)
 
     assert seen[:2] == [([[], []], 2), ([[b"x" * 2_000]] * 2, 3)]
@@ -289,10 +187,10 @@ def test_chunks_are_kept_for_a_replay(run, topic, tmp_path):
 def test_two_in_one_query_do_not_affect_each_other(stateful, stored, topic, tmp_path):
     """One gives up what the other one still waits for."""
     rows, chunks = list[Any](), in_chunks(b"x" * 3_000)
-    topic.put(*orders(chunks[:2]))
-    topic.put(*orders(in_chunks(b"y" * 900)))
-    topic.put(*orders(in_chunks(b"y" * 900)))
-    topic.put(*orders(chunks[2:]))
+    topic.put_values(*orders(chunks[:2]))
+    topic.put_values(*orders(in_chunks(b"y" * 900)))
+    topic.put_values(*orders(in_chunks(b"y" * 900)))
+    topic.put_values(*orders(chunks[2:]))
     source = stateful.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(topic.folder))
     both = [
         source.transform(reassemble("value", config=expiring(stored, seconds), expire_by="data"))
@@ -324,11 +222,11 @@ def test_killed_drivers_lose_nothing(run, stored, topic, tmp_path):
     lost = [chunk for chunks in incomplete for chunk in chunks[1:]]
     everything = [*sent, *rng.sample(sent, 20), b"plain"]
     rng.shuffle(everything)
-    topic.put(*orders(lost))
+    topic.put_values(*orders(lost))
     assert run(expire_after_seconds=0.01) == []  # applies to the chunks of batch 0
     last = max(int(path.name) for path in (tmp_path / "checkpoint" / "commits").glob("[0-9]*"))
     for n in range(3):
-        topic.put(*orders(everything[n::3]))
+        topic.put_values(*orders(everything[n::3]))
     job = Job(stored, topic, tmp_path)
 
     assert job.run(die=["before", last + 1]) == -signal.SIGKILL
@@ -364,12 +262,12 @@ def test_drivers_killed_at_any_point_miss_no_chunk(stored, topic, tmp_path):
     everything = [*sent, *rng.sample(sent, 30), *given_up[1:], encode_abort(decode(given_up[0]).uuid), *conflict]
     rng.shuffle(everything)
     for n in range(6):
-        topic.put(*orders(everything[n::6]))
+        topic.put_values(*orders(everything[n::6]))
     job = Job(stored, topic, tmp_path)
 
     for batch in (1, 4):
         job.run(die=["within", batch, rng.uniform(0, 2)])
-    topic.put(*orders([b"quiet"]))
+    topic.put_values(*orders([b"quiet"]))
     assert job.run() == 0
 
     for batch in job.batches():
@@ -387,7 +285,7 @@ def test_drivers_killed_at_any_point_miss_no_chunk(stored, topic, tmp_path):
 class Job:
     """Runs reassemble_child.py and reads its results."""
 
-    def __init__(self, config: dict[str, Any], topic: Topic, tmp_path: Path) -> None:
+    def __init__(self, config: dict[str, Any], topic: TopicFiles, tmp_path: Path) -> None:
 
         self._output, self._path = tmp_path / "output", tmp_path / "job.json"
         self._output.mkdir()
@@ -398,6 +296,7 @@ class Job:
         self._zip = shutil.make_archive(str(tmp_path / "zipped"), "zip", package, "claimcheck")
         self._job = {
             "config": config,
+            "schema": SCHEMA,
             "input": str(topic.folder),
             "checkpoint": str(tmp_path / "checkpoint"),
             "output": str(self._output),

@@ -6,7 +6,6 @@ import datetime
 import hashlib
 import pickle
 import random
-import shutil
 from decimal import Decimal
 
 import pytest
@@ -102,39 +101,12 @@ def test_errors_in_a_column_of_their_own(spark, config, send):
     ]
 
 
-def test_an_error_fails_the_job_unless_told_otherwise(spark, config, send):
-    messages = send(bytes(3000))
-    remove_stored(config)
-
-    with pytest.raises(Exception, match="PayloadNotFoundError"):
-        frame(spark, messages).transform(resolve("value", config=config)).collect()
-
-
-def test_a_store_that_is_out_of_reach_never_becomes_a_column_of_nulls(spark, config, send):
-    messages = send(bytes(3000))
-    shutil.rmtree(config["stores"]["disk"]["path"])
-
-    with pytest.raises(Exception, match="StoreUnavailableError"):
-        frame(spark, messages).transform(resolve("value", config=config, on_error="null")).collect()
-
-
 def test_a_column_is_found_whatever_its_case(spark, config, send):
     df = spark.createDataFrame([(send(bytes(3000))[0],)], "Body binary")
 
     [row] = df.transform(resolve("body", config=config, on_error="null")).collect()
 
     assert (len(row.payload), row.error) == (3000, None)
-
-
-def test_on_a_stream(spark, config, send, tmp_path):
-    frame(spark, send(b"s" * 3000)).write.parquet(str(tmp_path / "in"))
-    stream = spark.readStream.schema("n int, value binary").parquet(str(tmp_path / "in"))
-    resolved = stream.transform(resolve("value", config=config)).selectExpr("n", "length(payload) AS size")
-
-    query = resolved.writeStream.format("memory").queryName("resolved").trigger(availableNow=True).start()
-    query.awaitTermination()
-
-    assert [tuple(row) for row in spark.table("resolved").collect()] == [(0, 3000)]
 
 
 # The stage, without Spark ---------------------------------------------------------------------------------------
@@ -190,37 +162,10 @@ def test_a_payload_that_fits_no_column_is_refused_before_any_io():
 # Mistakes, raised on the driver ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("column", "words"),
-    [
-        ("valeu", "found 'valeu', expected exactly one column"),
-        ("n", "found 'n' of type int, expected a column of type binary"),
-    ],
-)
-def test_wrong_columns(spark, config, column, words):
-    with pytest.raises(ConfigError, match=words):
-        frame(spark, [b"x"]).transform(resolve(column, config=config))
-
-
-@pytest.mark.parametrize("taken", ["payload", "error"])
-def test_names_that_are_taken(spark, config, taken):
-    df = frame(spark, [b"x"]).withColumnRenamed("n", taken)
-
-    with pytest.raises(ConfigError, match=f"'{taken}', which is taken"):
-        df.transform(resolve("value", config=config, on_error="null"))
-
-
 def test_durations_pass(spark, config):
     df = frame(spark, [b"x"]).selectExpr("value", "interval '1' day AS length", "named_struct('interval', 1) AS s")
 
     assert df.transform(resolve("value", config=config)).first().length == datetime.timedelta(days=1)
-
-
-def test_a_column_that_is_there_twice(spark, config):
-    df = frame(spark, [b"x"])
-
-    with pytest.raises(ConfigError, match="'value' 2 times"):
-        df.join(df, on="n").transform(resolve("value", config=config))
 
 
 @pytest.mark.parametrize(
@@ -235,13 +180,6 @@ def test_a_column_that_is_there_twice(spark, config):
 def test_wrong_options(config, options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         resolve("value", config=config, **options)
-
-
-def test_a_chunk_says_where_chunks_can_be_read(spark, config):
-    chunk = b"PRF_wdkafcli_header_\x01" + b"6ba7b810-9dad-11d1-80b4-00c04fd430c8" + bytes(7) + b"\x02" + b"piece"
-    df = frame(spark, [chunk]).transform(resolve("value", config=config, on_error="null"))
-
-    assert "claimcheck.spark.reassemble" in df.first().error.message
 
 
 def test_names_are_text(spark, config):

@@ -5,17 +5,20 @@ Executors are processes of their own, and find no claimcheck but the one that wa
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import claimcheck
 from claimcheck.spark import resolve, resolver
-from tests.spark.shipping_rig import Ground, ground, run
+from tests.spark.shipping_rig import FOLDER, Ground, ground, run
 
 PAYLOADS = [b"small", *(bytes([n]) * 3000 for n in range(1, 8))]
 DIGESTS = [hashlib.sha256(payload).hexdigest() for payload in PAYLOADS]
@@ -190,3 +193,68 @@ def test_connections_outlive_tasks_and_jobs(spark, own_redis):
 def connections(server) -> int:
     """Return how many connections the server ever received."""
     return int(server.info("stats")["total_connections_received"])
+
+
+# Spark Connect: a client without Java, a server, and executors with the claimcheck that the client added -------------
+
+VERBS = ("`resolve`", "`map_payloads`", "`offload`", "`repartition_by_payload`", "`reassemble` of a batch")
+STREAM = "`resolve` of a stream"
+
+
+@pytest.fixture(scope="module")
+def connected(lab, spark_connect):
+    """The results of all steps of shipping_client.py, in one session; the first one before anything is shipped."""
+    given = {"zip": str(lab.archive), "wheel": str(lab.wheel()), "folder": str(lab.folder)}
+    environment = lab.environment(lab.bare)
+    with served(lab) as port:
+        given["port"] = str(port)
+        before = run("shipping_client.py", given | {"steps": VERBS[:1]}, environment, lab.folder)
+        steps = ("wheel", "artifact", *VERBS, "error_column", STREAM)
+        return {"before": before[VERBS[0]]} | run(
+            "shipping_client.py", given | {"steps": steps}, environment, lab.folder
+        )
+
+
+@contextlib.contextmanager
+def served(lab: Ground) -> Iterator[int]:
+    """A server with executors that use the bare Python."""
+    command = [sys.executable, str(FOLDER / "shipping_server.py"), "local-cluster[2,1,1024]"]
+    with (lab.folder / "server.log").open("wb") as log:
+        server = subprocess.Popen(
+            command,
+            env=lab.environment(lab.bare),
+            cwd=lab.folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+        )
+        try:
+            assert server.stdout is not None
+            line = server.stdout.readline()
+            assert line, (lab.folder / "server.log").read_text()[-4000:]
+            yield int(line)
+        finally:
+            server.communicate(timeout=60)  # closes its standard input, which ends it
+
+
+def test_connect_needs_claimcheck_on_the_executors(connected):
+    """A wheel is refused under its own name; a zip arrives."""
+    assert "No module named 'claimcheck'" in connected["before"]["error"]
+    assert "whl" in connected["wheel"]["error"]
+    files = connected["artifact"]["result"]
+    assert files
+    assert all("/claimcheck.zip/claimcheck/" in file for file in files)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_connect_runs_every_verb(connected, verb):
+    assert connected[verb] == {"result": None}
+
+
+def test_connect_brings_no_artifact_to_the_executors_of_a_stream(connected):
+    """Spark runs a stream in a cloned session, without artifacts on executors; an installed package works."""
+    assert "No module named 'claimcheck'" in connected[STREAM]["error"]
+
+
+def test_connect_has_errors_as_rows(connected):
+    assert connected["error_column"] == {"result": [None, "EnvelopeError"]}

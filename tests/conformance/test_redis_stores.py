@@ -1,0 +1,160 @@
+"""The store kit on Redis: a fake one, a real one, and every kind of server that a URL can name."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import redis
+import redis.cluster
+
+import claimcheck
+from claimcheck.testing import StoreConformance
+from tests.conformance.subsets import REACH_THE_SERVER, FewerPayloads, only
+
+
+class RedisConformance(StoreConformance):
+    def peek(self, pointer):
+        found = [self.redis.get(f"{pointer.key}-{i}") for i in range(pointer.segments)]
+        return b"".join(found) if all(part is not None for part in found) else next(filter(None, found), None)
+
+    def damage(self, pointer, payload):
+        piece = pointer.segment_bytes or pointer.size
+        for i in range(pointer.segments):
+            last = i == pointer.segments - 1
+            part = (payload or b"")[i * piece : None if last else (i + 1) * piece]
+            if part or (payload is not None and i == 0):
+                self.redis.set(f"{pointer.key}-{i}", part, px=60_000)
+            else:
+                self.redis.delete(f"{pointer.key}-{i}")
+
+
+class TestRedisStore(RedisConformance):
+    @pytest.fixture
+    def options(self, redis_url):
+        with redis.Redis.from_url(redis_url) as self.redis:
+            yield {"type": "redis", "url": redis_url, "ttl_seconds": 600}
+
+
+@only(
+    *REACH_THE_SERVER,
+    "test_damaged_payload_is_an_error",
+    "test_hostile_pointer_is_refused_before_any_io",
+    "test_any_destination_makes_a_good_key",
+)
+class TestRedisStoreVersion1(FewerPayloads, TestRedisStore):
+    """Pointer version 1: other keys, and pointers without store name, size or checksum."""
+
+    @pytest.fixture
+    def options(self, redis_url):
+        with redis.Redis.from_url(redis_url) as self.redis:
+            yield {"type": "redis", "url": redis_url, "ttl_seconds": 600, "pointer_version": 1}
+
+
+class TestRedisStoreOnFake(RedisConformance):
+    skip: ClassVar = {"test_large_payload_in_bounded_memory": "the fake server keeps its payloads in this process"}
+
+    @pytest.fixture
+    def options(self, fake_redis_url):
+        with redis.Redis.from_url(fake_redis_url) as self.redis:
+            yield {"type": "redis", "url": fake_redis_url, "ttl_seconds": 600, "segment_bytes": 100_000}
+
+
+@only(*REACH_THE_SERVER)
+class RedisVariant(FewerPayloads, RedisConformance):
+    """Reads the server through the same URL as the store; `url` comes from the fixtures of tests/conftest.py."""
+
+    @pytest.fixture
+    def client(self, url):
+        return redis.Redis.from_url(url)
+
+    @pytest.fixture
+    def options(self, url, client):
+        with contextlib.closing(client) as self.redis:
+            yield {"type": "redis", "url": url, "ttl_seconds": 600}
+
+
+class TestEncrypted(RedisVariant):
+    @pytest.fixture
+    def url(self, redis_tls_url):
+        return redis_tls_url
+
+
+class TestUnixSocket(RedisVariant):
+    @pytest.fixture
+    def url(self, redis_unix_url):
+        return redis_unix_url
+
+
+class TestUserWithFewRightsInDatabase3(RedisVariant):
+    @pytest.fixture
+    def url(self, redis_acl_url):
+        return redis_acl_url
+
+
+class TestProtocol3(RedisVariant):
+    @pytest.fixture
+    def url(self, redis_url):
+        return f"{redis_url}?protocol=3"
+
+
+class TestProtocol2(RedisVariant):
+    """redis-py's default is one of the two, depending on its version."""
+
+    @pytest.fixture
+    def url(self, redis_url):
+        return f"{redis_url}?protocol=2"
+
+
+class TestCluster(RedisVariant):
+    @pytest.fixture
+    def url(self, redis_cluster_url):
+        return redis_cluster_url
+
+    @pytest.fixture
+    def client(self, redis_cluster):
+        return redis.cluster.RedisCluster("127.0.0.1", redis_cluster.nodes[0].port)
+
+
+class TestSentinel(RedisVariant):
+    @pytest.fixture
+    def url(self, redis_sentinel):
+        return redis_sentinel.url
+
+    @pytest.fixture
+    def client(self, redis_sentinel):
+        return redis.Redis(port=redis_sentinel.master.port)
+
+
+class TestClusterVersion1(TestCluster):
+    """Version 1 has no hash tags: its segments lie on all nodes."""
+
+    @pytest.fixture
+    def options(self, url, client):
+        with contextlib.closing(client) as self.redis:
+            yield {"type": "redis", "url": url, "ttl_seconds": 600, "pointer_version": 1}
+
+
+# Without hiredis ---------------------------------------------------------------------------------------------------
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_store_kit_passes_without_hiredis(redis_url, tmp_path):
+    kits = [f"{__file__}::{name}" for name in ("TestRedisStore", "TestRedisStoreVersion1")]
+    library = Path(claimcheck.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": f"{library}{os.pathsep}{ROOT}", "CLAIMCHECK_TEST_REDIS_URL": redis_url}
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "tests.conformance.without_hiredis"]
+    command += ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'its'}", "--rootdir", str(ROOT), *kits]
+
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "hiredis: False, parser: <class 'redis._parsers.resp" in done.stdout
+    assert int(re.findall(r"(\d+) passed", done.stdout)[0]) > 150
+    assert "failed" not in done.stdout

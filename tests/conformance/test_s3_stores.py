@@ -1,0 +1,150 @@
+"""The store kit on S3, by boto3 and by obstore: a mock, a real server, and each engine on what the other wrote."""
+
+import functools
+import os
+import uuid
+from typing import ClassVar
+
+import boto3
+import obstore
+import pytest
+from botocore.exceptions import ClientError
+
+from claimcheck.errors import PayloadNotFoundError
+from claimcheck.stores import obstore as obstore_client
+from claimcheck.stores._parts import TransferPolicy
+from claimcheck.stores.obstore import ObstoreStore
+from claimcheck.stores.s3 import S3Store
+from claimcheck.testing import StoreConformance
+from claimcheck.testing._store_kit import Breaking
+from tests.conformance.subsets import SMOKE, FewerPayloads, only
+from tests.parts import divided
+
+PART_BYTES = 5 << 20
+TRANSFER_BYTES = 16 << 20
+
+
+@functools.cache
+def resource(endpoint_url):
+    """One session for all tests: boto3 reads its service description for each, which takes 0.1 s."""
+    return boto3.resource("s3", endpoint_url=endpoint_url)
+
+
+class S3Conformance(StoreConformance):
+    memory_bytes = 48 << 20  # those for parts, one being read, one being filled
+
+    def medium(self, endpoint_url, bucket):
+        """Open the bucket and return the options of a store that needs several parts for `several MiB`."""
+        self.bucket = resource(endpoint_url).Bucket(bucket)
+        return {
+            "type": "s3",
+            "bucket": bucket,
+            "prefix": "claims",
+            "endpoint_url": endpoint_url,
+            "ttl_seconds": 600,
+            "transfer_bytes": TRANSFER_BYTES,
+        }
+
+    @pytest.fixture(autouse=True)
+    def _several_parts(self, monkeypatch):
+        monkeypatch.setattr(TransferPolicy, "_part", PART_BYTES)
+        monkeypatch.setattr(TransferPolicy, "_single", PART_BYTES)
+
+    @pytest.fixture(autouse=True)
+    def _no_unfinished_uploads(self, options):
+        yield
+        assert [upload.id for upload in self.bucket.multipart_uploads.all()] == []
+
+    def peek(self, pointer):
+        try:
+            return self.bucket.Object(pointer.key).get()["Body"].read()
+        except ClientError:
+            return None
+
+    def damage(self, pointer, payload):
+        target = self.bucket.Object(pointer.key)
+        target.delete() if payload is None else target.put(Body=payload)
+
+
+class TestS3Store(S3Conformance):
+    @pytest.fixture
+    def options(self, s3_server, s3_bucket):
+        return self.medium(s3_server.endpoint_url, s3_bucket)
+
+
+@only(*SMOKE)
+class TestS3StoreOnMoto(FewerPayloads, S3Conformance):
+    @pytest.fixture
+    def options(self, moto_url):
+        resource(moto_url).create_bucket(Bucket="payloads")
+        return self.medium(moto_url, "payloads")
+
+
+class TestObstoreInMemory(StoreConformance):
+    skip: ClassVar = {"test_large_payload_in_bounded_memory": "it keeps its payloads in memory"}
+
+    @pytest.fixture
+    def options(self):
+        self.objects = obstore_client._memory()
+        return {"type": "obstore", "url": f"memory:///{uuid.uuid4()}", "ttl_seconds": 600}
+
+    def peek(self, pointer):
+        try:
+            return obstore.get(self.objects, pointer.key).bytes().to_bytes()
+        except FileNotFoundError:
+            return None
+
+    def damage(self, pointer, payload):
+        if payload is None:
+            obstore.delete(self.objects, pointer.key)
+        else:
+            obstore.put(self.objects, pointer.key, payload)
+
+
+class TestObstoreOnS3(S3Conformance):
+    @pytest.fixture
+    def options(self, s3_server, s3_bucket):
+        options = self.medium(s3_server.endpoint_url, s3_bucket)
+        place = f"s3://{options.pop('bucket')}/{options.pop('prefix')}"
+        return {**options, "type": "obstore", "url": place}
+
+
+# Two engines -------------------------------------------------------------------------------------------------------
+
+
+SIZES = {"empty": 0, "small": 1000, "one part": PART_BYTES, "several parts": 3 * PART_BYTES + 17}
+
+
+@pytest.fixture(params=["", "claims/of a/team"], ids=["", "prefix"])
+def stores(request, s3_server, s3_bucket):
+    sizes = {"part": PART_BYTES, "single": PART_BYTES, "endpoint_url": s3_server.endpoint_url}
+    boto = divided(S3Store, bucket=s3_bucket, prefix=request.param, **sizes)
+    rust = divided(ObstoreStore, url=f"s3://{s3_bucket}/{request.param}", **sizes)
+    with boto, rust:
+        yield {"boto3": boto, "obstore": rust}
+
+
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize(("writer", "reader"), [("boto3", "obstore"), ("obstore", "boto3")])
+def test_one_reads_what_the_other_wrote(stores, writer, reader, size):
+    payload = os.urandom(size)
+
+    pointer = stores[writer].write(payload, destination="orders")
+
+    assert stores[reader].read(pointer) == payload
+    assert stores[reader].read_range(pointer, size // 2, 100) == payload[size // 2 : size // 2 + 100]
+    stores[reader].rollback(pointer)
+    with pytest.raises(PayloadNotFoundError):
+        stores[writer].read(pointer)
+
+
+@pytest.mark.parametrize("engine", ["boto3", "obstore"])
+def test_failed_uploads_leave_no_part_behind(stores, s3_server, s3_bucket, engine):
+    """A part in flight when the payload fails would arrive after the abort."""
+    for _ in range(10):
+        with pytest.raises(Exception, match="on fire"):
+            stores[engine].write(Breaking(8 * PART_BYTES, OSError("the disk is on fire")))
+
+    bucket = boto3.resource("s3", endpoint_url=s3_server.endpoint_url).Bucket(s3_bucket)
+    assert list(bucket.multipart_uploads.all()) == []
+    assert list(bucket.objects.all()) == []

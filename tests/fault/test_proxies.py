@@ -1,0 +1,308 @@
+"""The tests of faults are worth what their proxies are: they break at the byte that was asked for, and nowhere else."""
+
+import socket
+import socketserver
+import threading
+import time
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError, ConnectionClosedError, IncompleteReadError, ResponseStreamingError
+
+from tests.fault.http_proxy import HttpProxy
+from tests.fault.proxy import Proxy
+
+# A line ------------------------------------------------------------------------------------------------------------
+
+
+ANSWER = bytes(range(256)) * 400
+SIZE = len(ANSWER)
+
+
+class Talker(socketserver.ThreadingTCPServer):
+    """Writes down what it hears, and answers every line with a long one."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        self.heard = b""
+        self.ended = threading.Event()
+        super().__init__(("127.0.0.1", 0), Hearing)
+
+
+class Hearing(socketserver.BaseRequestHandler):
+    def handle(self):
+        try:
+            while data := self.request.recv(1 << 16):
+                self.server.heard += data
+                self.request.sendall(ANSWER * data.count(b"\n"))
+        except OSError:
+            pass
+        self.server.ended.set()
+
+
+@pytest.fixture
+def talker():
+    with Talker() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def proxy(talker):
+    with Proxy(*talker.server_address) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def call(proxy):
+    """Connects through the proxy."""
+    made = []
+
+    def connect():
+        made.append(socket.create_connection(("127.0.0.1", proxy.port), timeout=10))
+        return made[-1]
+
+    yield connect
+    for line in made:
+        line.close()
+
+
+def hear(line, size=SIZE):
+    """Everything that comes, up to a size or to the end of the connection; and how it ended."""
+    heard = b""
+    try:
+        while len(heard) < size and (data := line.recv(size - len(heard))):
+            heard += data
+    except ConnectionResetError:
+        return heard, "reset"
+    return heard, "whole" if len(heard) == size else "cut"
+
+
+def ask(line, size=SIZE):
+    line.sendall(b"?\n")
+    return hear(line, size)
+
+
+def test_bytes_pass_both_ways(call, talker):
+    line = call()
+
+    assert ask(line) == ask(line) == (ANSWER, "whole")
+    assert talker.heard == b"?\n?\n"
+
+
+@pytest.mark.parametrize("count", [1, 1000, 65_536, 100_000, SIZE - 1])
+def test_answers_break_at_the_byte_and_only_once(call, proxy, count):
+    ask(call())
+    proxy.answers.break_after(count)
+
+    assert ask(call()) == (ANSWER[:count], "cut")
+    assert ask(call()) == (ANSWER, "whole")
+    assert proxy.connections == 3
+
+
+def test_requests_break_at_the_byte(call, proxy, talker):
+    proxy.requests.break_after(5)
+    line = call()
+    line.sendall(b"0123456789\n")
+
+    assert hear(line)[0] == b""
+    assert talker.ended.wait(5)
+    assert talker.heard == b"01234"
+
+
+def test_a_break_may_be_a_reset(call, proxy):
+    proxy.answers.break_after(1000, reset=True)
+
+    assert ask(call()) == (ANSWER[:1000], "reset")
+
+
+def test_all_lines_are_cut_or_reset_on_demand(call, proxy):
+    first, second = call(), call()
+    ask(first), ask(second)
+
+    proxy.cut()
+    assert (hear(first), hear(second)) == ((b"", "cut"), (b"", "cut"))
+
+    third = call()
+    ask(third)
+    proxy.reset()
+    assert hear(third) == (b"", "reset")
+
+
+def test_answers_are_held_back(call, proxy):
+    go = proxy.answers.hold(after=10)
+    line = call()
+    line.settimeout(0.2)
+    line.sendall(b"?\n")
+
+    assert hear(line, 10) == (ANSWER[:10], "whole")
+    with pytest.raises(TimeoutError):
+        line.recv(1)
+
+    go.set()
+    line.settimeout(10)
+    assert hear(line, SIZE - 10) == (ANSWER[10:], "whole")
+
+
+def test_nothing_happens_before_there_is_a_byte(call, proxy):
+    """Told at once after an answer, when the proxy may still be busy with it."""
+    line, asked = call(), []
+    for _ in range(50):
+        proxy.answers.at(0, lambda: asked.append(proxy.requests.passed))
+        assert ask(line) == (ANSWER, "whole")
+
+    assert asked == list(range(2, 102, 2))
+
+
+def test_one_byte_is_changed(call, proxy):
+    ask(call())
+    proxy.answers.flip(70_000)
+
+    heard, _ = ask(call())
+
+    assert [i for i, (a, b) in enumerate(zip(heard, ANSWER, strict=True)) if a != b] == [70_000]
+    assert ask(call()) == (ANSWER, "whole")
+
+
+def test_a_slow_lane_is_slow(call, proxy):
+    line = call()
+    proxy.answers.throttle(500_000)
+    began = time.monotonic()
+
+    assert ask(line) == (ANSWER, "whole")
+    assert time.monotonic() - began >= 0.2
+
+    proxy.answers.throttle(None)
+    assert ask(line) == (ANSWER, "whole")
+
+
+def test_lost_answers_were_heard_questions(call, proxy, talker):
+    proxy.lose_answers()
+
+    assert [ask(call()) for _ in range(2)] == [(b"", "cut")] * 2
+    assert talker.heard == b"?\n?\n"
+
+
+def test_a_dead_line_is_refused_until_it_comes_back_at_its_place(call, proxy):
+    line, port = call(), proxy.port
+    ask(line)
+    proxy.die()
+
+    assert hear(line) == (b"", "cut")
+    with pytest.raises(ConnectionRefusedError):
+        call()
+
+    proxy.revive()
+    assert proxy.port == port
+    assert ask(call()) == (ANSWER, "whole")
+
+
+# Requests to S3 ----------------------------------------------------------------------------------------------------
+
+
+MIB = 1 << 20
+BODY = bytes(range(256)) * 4096
+
+
+@pytest.fixture
+def gateway(s3_server):
+    with HttpProxy(*s3_server.endpoint_url.removeprefix("http://").split(":")) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def s3(gateway):
+    """A client that tries once only."""
+    checksums = dict.fromkeys(("request_checksum_calculation", "response_checksum_validation"), "when_required")
+    settings = {**checksums, "s3": {"payload_signing_enabled": False}}
+    config = Config(retries={"total_max_attempts": 1}, **settings)
+    client = boto3.client("s3", endpoint_url=gateway.url, config=config)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def put(s3, s3_bucket):
+    return lambda body=BODY: s3.put_object(Bucket=s3_bucket, Key="key", Body=body)
+
+
+@pytest.fixture
+def get(s3, s3_bucket):
+    return lambda: s3.get_object(Bucket=s3_bucket, Key="key")["Body"].read()
+
+
+def test_everything_passes(put, get, s3, s3_bucket, gateway):
+    put()
+    upload = s3.create_multipart_upload(Bucket=s3_bucket, Key="large")["UploadId"]
+    place = {"Bucket": s3_bucket, "Key": "large", "UploadId": upload}
+    parts = [s3.upload_part(**place, PartNumber=i, Body=bytes(5 * MIB)) for i in (1, 2)]
+    done = [{"PartNumber": i, "ETag": part["ETag"]} for i, part in enumerate(parts, 1)]
+    s3.complete_multipart_upload(**place, MultipartUpload={"Parts": done})
+    other = s3.create_multipart_upload(Bucket=s3_bucket, Key="other")["UploadId"]
+    s3.abort_multipart_upload(Bucket=s3_bucket, Key="other", UploadId=other)
+
+    assert get() == BODY
+    assert s3.head_object(Bucket=s3_bucket, Key="large")["ContentLength"] == 10 * MIB
+    s3.delete_object(Bucket=s3_bucket, Key="large")
+    assert gateway.seen == ["put", "begin", "part", "part", "complete", "begin", "abort", "get", "head", "delete"]
+
+
+def test_refusals_are_counted(put, get, gateway):
+    put()
+    gateway.fail("get", status=503, times=2, after=1)
+
+    assert get() == BODY
+    for _ in range(2):
+        with pytest.raises(ClientError, match="SlowDown"):
+            get()
+    assert get() == BODY
+
+
+def test_a_request_breaks_and_is_not_done(put, get, gateway):
+    put(b"before")
+    gateway.fail("put", break_request=1000)
+
+    with pytest.raises(ConnectionClosedError):
+        put()
+
+    assert get() == b"before"
+
+
+def test_an_answer_is_lost_after_all_was_done(put, get, gateway):
+    gateway.fail("put", lose_answer=True)
+
+    with pytest.raises(ConnectionClosedError):
+        put()
+
+    assert get() == BODY
+
+
+@pytest.mark.parametrize("at", [0, 1, 100_000, len(BODY) - 1])
+@pytest.mark.parametrize("reset", [False, True])
+def test_an_answer_breaks_at_a_byte(put, s3, s3_bucket, gateway, at, reset):
+    put()
+    gateway.fail("get", break_answer=at, reset=reset)
+    body = s3.get_object(Bucket=s3_bucket, Key="key")["Body"]
+
+    heard = bytearray()
+    with pytest.raises(ResponseStreamingError if reset else IncompleteReadError):
+        while piece := body.read(1000):
+            heard += piece
+
+    assert len(heard) <= at if reset else len(heard) == at
+    assert heard == BODY[: len(heard)]
+
+
+def test_bytes_are_changed(put, get, gateway):
+    gateway.fail("put", flip_request=70_000)
+    put()
+    gateway.fail("get", flip_answer=100_000)
+
+    changed = [i for i, (a, b) in enumerate(zip(get(), BODY, strict=True)) if a != b]
+
+    assert changed == [70_000, 100_000]

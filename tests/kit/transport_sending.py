@@ -1,0 +1,244 @@
+"""The contract of a transport for sending: order, what stays in the store, and what the sender is told."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import claimcheck.testing._store_kit as payloads
+from claimcheck._wire.envelope import Chunk, decode
+from claimcheck.errors import ClaimCheckError, ConfigError, PartialSendError, StoreUnavailableError
+from claimcheck.hooks import SendEvent
+from tests.kit.transport_harness import Harness, TransportKit, content, faulty, requires
+
+STRATEGIES = ("external", "chunking")
+SECRET = b"eagle-7301-untold"
+
+
+class SendingConformance(TransportKit):
+    """A payload is in the topic, or the sender is told; and nothing stays in the store that no message points at."""
+
+    # Several at once -------------------------------------------------------------------------------------------
+
+    @requires("open_producers")
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_sends_that_overlap_keep_the_order_of_the_calls(self, harness: Harness, strategy: str) -> None:
+        """Even if small payloads follow large ones, and the store needs longest for the first."""
+        producer = harness.producer(strategy)
+        sizes = [3 * self.limit_bytes, 10, 2 * self.limit_bytes, self.limit_bytes, 0]
+        sent = [content(size, seed) for seed, size in enumerate(sizes * 4)]
+
+        with _slow_at_first(faulty(harness.writer(strategy))):
+            for payload in sent:
+                self.begin(producer, harness.topic, payload)
+            self.flush(producer)
+
+        assert harness.take(len(sent)) == sent
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_several_senders_share_a_producer(self, harness: Harness, strategy: str) -> None:
+        """Threads or tasks; no payload is lost, mixed with another one or sent twice."""
+        harness.send(b"opens the producer", strategy=strategy)
+        sent = [content([20, 3 * self.limit_bytes][seed % 2], seed) for seed in range(24)]
+
+        with ThreadPoolExecutor(4) as senders:
+            list(senders.map(lambda payload: harness.send(payload, strategy=strategy), sent))
+
+        assert sorted(harness.take(len(sent) + 1)) == sorted([b"opens the producer", *sent])
+        harness.assert_finished()
+
+    # The end of a producer -------------------------------------------------------------------------------------
+
+    @requires("open_producers")
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_closing_sends_everything(self, harness: Harness, strategy: str) -> None:
+        """Also what is still being stored."""
+        producer = harness.producer(strategy)
+        sent = [content([20, 4 * self.limit_bytes][seed % 2], seed) for seed in range(10)]
+        with _slow_at_first(faulty(harness.writer(strategy))):
+            for payload in sent:
+                self.begin(producer, harness.topic, payload)
+            self.close(producer)
+
+        assert harness.take(len(sent)) == sent
+
+    @requires("open_producers")
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    @pytest.mark.parametrize("large", [False, True])
+    def test_a_closed_producer_sends_and_stores_nothing(self, harness: Harness, strategy: str, large: bool) -> None:
+        """Its client's own error is raised."""
+        self.close(harness.producer(strategy))
+
+        with pytest.raises(self.closed):
+            harness.send(content(3 * self.limit_bytes if large else 10), strategy=strategy)
+
+        assert (harness.messages(), harness.stored) == ([], 0)
+
+    @pytest.mark.parametrize("wrong", [None, "claimcheck.yaml"])
+    def test_wrappers_refuse_what_is_no_configuration(self, harness: Harness, wrong: Any) -> None:
+        """When they are made, not with the first message."""
+        with pytest.raises(ConfigError, match="cc: found an object of type"):
+            self.open_producer(wrong, harness.topic)
+        with pytest.raises(ConfigError, match="cc: found an object of type"):
+            self.open_consumer(wrong, harness.topic, clock=harness.clock, look_ahead=False, dead_letters=False)
+
+    # What the sender is told -----------------------------------------------------------------------------------
+
+    def test_each_payload_that_does_not_go_unchanged_has_one_event(self, harness: Harness) -> None:
+        """With its outcome, its messages and, for chunks, its uuid."""
+        for strategy in STRATEGIES:
+            harness.send(b"plain", content(3 * self.limit_bytes), strategy=strategy)
+
+        stored, chunked = (event for event in harness.events if isinstance(event, SendEvent))
+        assert (stored.outcome, stored.messages, stored.uuid, chunked.outcome) == ("sent", 1, None, "sent")
+        assert all(event.destination.endswith(harness.topic) for event in (stored, chunked))
+        assert (chunked.messages, chunked.uuid is None) == (len(harness.messages()) - 3, False)
+
+    @requires("unknown_outcomes")
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_no_error_and_no_log_has_bytes_of_a_payload(
+        self, harness: Harness, strategy: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """At any level of logging."""
+        caplog.set_level(logging.DEBUG)
+        with pytest.raises((PartialSendError, *_as_tuple(self.unknown))) as raised:
+            self.send_unknown(harness.configure(strategy), harness.topic, SECRET * self.limit_bytes)
+
+        assert SECRET.decode() not in caplog.text + str(raised.value) + repr(raised.value)
+
+    # Failures --------------------------------------------------------------------------------------------------
+
+    def test_a_store_that_is_down_is_an_error_and_nothing_is_sent(self, harness: Harness) -> None:
+        """The strategy ``external`` raises, and works again when the store does."""
+        store = faulty(harness.writer("external"))
+        store.fail("write")
+
+        with pytest.raises(StoreUnavailableError) as raised:
+            harness.send(content(2 * self.limit_bytes))
+
+        assert raised.value.retryable
+        assert (harness.messages(), harness.stored) == ([], 0)
+        store.heal()
+        harness.send(b"small", content(2 * self.limit_bytes))
+        assert harness.take(2) == [b"small", content(2 * self.limit_bytes)]
+
+    def test_hybrid_sends_chunks_while_the_store_is_down(self, harness: Harness) -> None:
+        """Chunks are sent instead of an error."""
+        faulty(harness.writer("hybrid")).fail("write")
+
+        harness.send(content(3 * self.limit_bytes), strategy="hybrid")
+
+        assert {type(decode(message or b"")) for message in harness.messages()} == {Chunk}
+        assert harness.take() == [content(3 * self.limit_bytes)]
+        assert harness.stored == 0
+
+    def test_a_stored_payload_stays_after_a_successful_send(self, harness: Harness) -> None:
+        """Neither the send nor the acknowledgment deletes it: other groups still read it."""
+        harness.send(content(2 * self.limit_bytes))
+        harness.take()
+
+        assert harness.stored == 1
+        assert _outcomes(harness) == ["sent"]
+
+    @requires("refusals")
+    def test_a_refused_message_leaves_nothing_in_the_store(self, harness: Harness) -> None:
+        """The stored payload is deleted, and the original error is raised."""
+        cc = harness.configure("external")
+
+        with pytest.raises(self.refusal):
+            self.send_refused(cc, harness.topic, content(3 * self.limit_bytes))
+
+        assert (faulty(cc).calls["write"], harness.stored, harness.messages()) == (1, 0, [])
+        assert _outcomes(harness) == ["failed"]
+
+    @requires("refusals")
+    def test_a_failed_deletion_never_replaces_the_error(self, harness: Harness) -> None:
+        """The error of the send is raised, even if the stored payload cannot be deleted."""
+        cc = harness.configure("external")
+        faulty(cc).fail("rollback")
+
+        with pytest.raises(self.refusal) as raised:
+            self.send_refused(cc, harness.topic, content(3 * self.limit_bytes))
+
+        assert not isinstance(raised.value, StoreUnavailableError)
+        assert harness.stored == 1
+
+    @requires("refusals")
+    def test_a_refused_first_chunk_is_a_plain_refusal(self, harness: Harness) -> None:
+        """Nothing is in the topic: the original error is raised, not one about a partial send."""
+        with pytest.raises(self.refusal) as raised:
+            self.send_refused(harness.configure("chunking"), harness.topic, content(3 * self.limit_bytes))
+
+        assert not isinstance(raised.value, PartialSendError)
+        assert harness.messages() == []
+        assert _outcomes(harness) == ["failed"]
+
+    @requires("unknown_outcomes")
+    def test_an_unknown_outcome_deletes_nothing(self, harness: Harness) -> None:
+        """A message that may be in the topic stays readable."""
+        cc = harness.configure("external")
+
+        with pytest.raises(self.unknown):
+            self.send_unknown(cc, harness.topic, content(3 * self.limit_bytes))
+
+        assert (faulty(cc).calls["rollback"], harness.stored) == (0, 1)
+        assert _outcomes(harness) == ["unknown"]
+        arrived = len(harness.messages())
+        assert harness.take(arrived) == [content(3 * self.limit_bytes)] * arrived
+
+    @requires("unknown_outcomes")
+    def test_an_unknown_outcome_of_chunks_is_counted(self, harness: Harness) -> None:
+        """A `PartialSendError` counts acknowledged, unknown and unsent chunks."""
+        with pytest.raises((PartialSendError, *_as_tuple(self.unknown))) as raised:
+            self.send_unknown(harness.configure("chunking"), harness.topic, content(3 * self.limit_bytes))
+
+        if isinstance(error := raised.value, PartialSendError):
+            acknowledged, unknown, unsent = (count or 0 for count in (error.acknowledged, error.unknown, error.unsent))
+            assert acknowledged + unknown + unsent == error.total
+            assert acknowledged <= len(harness.messages()) <= acknowledged + unknown + 1  # and an abort envelope
+        assert _outcomes(harness) in (["partial"], ["unknown"])
+
+    @pytest.mark.parametrize("strategy", ["external", "chunking"])
+    def test_a_payload_that_cannot_be_read_is_not_delivered(self, harness: Harness, strategy: str) -> None:
+        """A file that fails halfway is an error; nothing of it is stored or delivered, and others are not affected."""
+        with pytest.raises(ClaimCheckError):
+            harness.send(payloads.Breaking(6 * self.limit_bytes, OSError("the disk is on fire")), strategy=strategy)
+
+        assert harness.stored == 0
+        harness.send(content(3 * self.limit_bytes), strategy=strategy)
+        assert harness.take() == [content(3 * self.limit_bytes)]
+        harness.assert_finished()
+
+
+@contextmanager
+def _slow_at_first(store: Any) -> Iterator[None]:
+    """Let the first payloads take longest to store."""
+    write, pauses, lock = store.write, itertools.chain([0.3, 0.2, 0.1], itertools.repeat(0.0)), threading.Lock()
+
+    def slow(*args: Any, **options: Any) -> Any:
+        with lock:
+            pause = next(pauses)
+        time.sleep(pause)
+        return write(*args, **options)
+
+    store.write = slow
+    try:
+        yield
+    finally:
+        store.write = write
+
+
+def _as_tuple(errors: Any) -> tuple[type[BaseException], ...]:
+    return errors if isinstance(errors, tuple) else (errors,)
+
+
+def _outcomes(harness: Harness) -> list[str]:
+    return [event.outcome for event in harness.events if isinstance(event, SendEvent)]

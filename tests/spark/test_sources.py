@@ -1,0 +1,307 @@
+"""The embedded broker as a source of Spark, and how triggers of the Pulsar source end, without a server."""
+
+import json
+import threading
+from itertools import count
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+import claimcheck
+from claimcheck.config import HEADER
+from claimcheck.errors import ConfigError
+from claimcheck.spark import resolve
+from claimcheck.spark.sources import _check_version, register
+from claimcheck.spark.sources._pulsar_client import IN_PARALLEL, in_parallel
+from claimcheck.spark.sources._pulsar_reader import end_within, share, split
+from claimcheck.spark.sources._source import OffsetRange
+from claimcheck.transports.local import LocalBroker, LocalProducer
+from claimcheck.transports.pulsar._queries import NOTHING
+from tests.docs_pages import run
+from tests.spark.sources_child import read
+from tests.spark.sources_rig import batches_of, failure, run_child, stream, values, written
+
+SMALL, LARGE = b"small", b"large" * 1000
+
+
+@pytest.fixture
+def sources(spark):
+    register(spark)
+    register(spark)
+    return spark
+
+
+@pytest.fixture
+def broker(tmp_path):
+    with LocalBroker(tmp_path / "broker.sqlite") as broker:
+        broker.create_topic("orders", partitions=3)
+        broker.create_topic("copies", partitions=2)
+        yield broker
+
+
+@pytest.fixture
+def config_file(config, tmp_path):
+    path = tmp_path / "claimcheck.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return str(path)
+
+
+def options(broker, topic="orders", **more):
+    return {"path": broker.database.path, "topic": topic, **{name: str(value) for name, value in more.items()}}
+
+
+def fill(broker, count, *, topic="orders", start=0):
+    for number in range(start, start + count):
+        broker.append(topic, b"%d" % number, key=b"k%d" % number, headers=[("n", b"%d" % number), ("n", b"\xff")])
+
+
+def test_a_batch_reads_everything_as_it_is(sources, broker):
+    fill(broker, 20)
+    broker.append("orders", None, key=None)
+
+    rows = sources.read.format("claimcheck_local").options(**options(broker)).load().collect()
+
+    assert len(rows) == 21
+    row = next(row for row in rows if row.value == b"7")
+    there = broker.fetch("orders", row.partition, row.offset, 1)[0]
+    assert (row.key, row.topic, there.value) == (b"k7", "orders", b"7")
+    assert [(h.key, bytes(h.value)) for h in row.headers] == [("n", b"7"), ("n", b"\xff")]
+    assert row.timestamp.timestamp() == pytest.approx(there.timestamp, abs=1e-3)
+    assert [row.key for row in rows if row.value is None] == [None]
+
+
+def test_a_schema_with_fewer_columns_makes_only_those(sources, broker):
+    fill(broker, 3)
+    reader = sources.read.format("claimcheck_local").options(**options(broker))
+
+    df = reader.schema("value binary, offset bigint").load()
+
+    assert df.columns == ["value", "offset"]
+    assert sorted(bytes(row.value) for row in df.collect()) == [b"0", b"1", b"2"]
+    assert "some of these columns" in failure(lambda: reader.schema("value string").load().collect())
+
+
+def test_payloads_of_a_topic_are_resolved(sources, broker, config):
+    cc = claimcheck.from_dict(config)
+    for payload in (SMALL, LARGE, HEADER + b"looks like one", None):
+        LocalProducer(broker, cc).send("copies", payload, key="k")
+
+    read = sources.read.format("claimcheck_local").options(**options(broker, "copies")).load()
+
+    assert max(len(row.value or b"") for row in read.collect()) < 1000
+    resolved = read.transform(resolve("value", config=config)).collect()
+    assert {row.payload for row in resolved} == {SMALL, LARGE, HEADER + b"looks like one", None}
+
+
+def test_a_stream_stops_at_a_limit_of_rows(sources, broker, tmp_path):
+    fill(broker, 50)
+    df = stream(sources, "claimcheck_local", options(broker, maxRowsPerTrigger=12))
+
+    seen = batches_of(df, tmp_path / "c")
+    fill(broker, 5, start=50)
+    more = batches_of(df, tmp_path / "c")
+
+    assert max(map(len, seen.values())) == 12
+    assert values(seen) == sorted(b"%d" % n for n in range(50))
+    assert values(more) == sorted(b"%d" % n for n in range(50, 55))
+
+
+def test_a_stream_may_begin_at_the_end(sources, broker, tmp_path):
+    fill(broker, 10)
+    df = stream(sources, "claimcheck_local", options(broker, startingPosition="latest"))
+
+    nothing = batches_of(df, tmp_path / "c")
+    fill(broker, 3, start=10)
+    seen = batches_of(df, tmp_path / "c")
+
+    assert not any(nothing.values())
+    assert values(seen) == [b"10", b"11", b"12"]
+
+
+@pytest.mark.parametrize("count", [0, 60])
+def test_a_file_that_was_replaced_is_noticed(sources, broker, tmp_path, count):
+    fill(broker, 30)
+    df = stream(sources, "claimcheck_local", options(broker))
+    batches_of(df, tmp_path / "c")
+    broker.close()
+    for path in tmp_path.glob("broker.sqlite*"):
+        path.unlink()
+    with LocalBroker(tmp_path / "broker.sqlite") as fresh:
+        fresh.create_topic("orders", partitions=3)
+        fill(fresh, count)
+
+    text = failure(lambda: batches_of(df, tmp_path / "c"))
+
+    assert "DataLossError" in text
+    assert "is not the file that this query has read" in text
+
+
+def test_a_source_begins_again_exactly_where_it_was(worker_env, sources, broker, tmp_path):
+    fill(broker, 60)
+    told = options(broker, maxRowsPerTrigger=15)
+
+    run_child(worker_env, "read", tmp_path, "claimcheck_local", json.dumps(told), stop="after 2")
+    fill(broker, 10, start=60)
+    read(stream(sources, "claimcheck_local", told), tmp_path)
+
+    attempts = written(tmp_path)
+    assert [len(attempts[n]) for n in (0, 1, 2, 3)] == [1, 1, 2, 1]  # 2 was written, but not committed
+    assert attempts[2][0] == attempts[2][1]
+    assert sorted(v for each in attempts.values() for v in each[-1]) == sorted(map(str, range(70)))
+
+
+def test_wrong_options_are_told_at_once(sources, broker, tmp_path):
+    def load(**more):
+        given = {**options(broker), **more}
+        return failure(lambda: stream(sources, "claimcheck_local", given).schema)
+
+    assert "did you mean 'maxRowsPerTrigger'" in load(maxRowPerTrigger="5")
+    assert "maxRowsPerTrigger: found 0, expected an integer of at least 1" in load(maxRowsPerTrigger="0")
+    assert "startingPosition" in load(startingPosition="middle")
+    assert "which is not a file" in load(path=str(tmp_path / "other.sqlite"))
+    assert "topic: found" in load(topic="")
+
+
+def test_what_a_batch_cannot_do_is_told(sources, broker):
+    def read(**told):
+        return failure(lambda: sources.read.format("claimcheck_local").options(**told).load().collect())
+
+    def write():
+        df = sources.createDataFrame([(b"1",)], "value binary")
+        return failure(df.write.format("claimcheck_local").options(**options(broker)).mode("append").save)
+
+    assert "a batch query" in read(**options(broker, maxRowsPerTrigger=1))
+    assert "UnknownTopicError" in read(**options(broker, "nothing"))
+    assert "expected a read: send with a producer of the transport" in write()
+
+
+def test_an_old_pyspark_is_refused_with_what_to_do():
+    with pytest.raises(ConfigError, match=r"found version 4\.1\.4, expected 4\.2 or newer"):
+        _check_version("4.1.4")
+    _check_version("4.2.0.dev1")
+    _check_version("10.0")
+
+
+def test_the_documented_limit_for_kafka_counts_payloads(sources, broker, config_file, tmp_path):
+    cc = claimcheck.load(config_file)
+    for payload in (LARGE, LARGE, LARGE, SMALL, None):
+        LocalProducer(broker, cc).send("orders", payload)
+    sample = sources.read.format("claimcheck_local").options(**options(broker)).load()
+    page = run("docs/guides/spark-sources.md", frozenset({"spark"}), tmp_path, {})
+
+    assert page["max_offsets"](sample, 10 * (3 * len(LARGE) + len(SMALL))) == 50
+    assert page["max_offsets"](sample, 1) == 1
+    assert page["max_offsets"](sample.limit(0), 7) == 7
+
+
+# Planning of the Pulsar source, without a broker -------------------------------------------------------------------
+
+
+LEDGERS = st.dictionaries(st.integers(1, 30), st.integers(1, 20), min_size=1, max_size=6)
+
+
+def unknown(partition):
+    return {}
+
+
+def bounds(ranges):
+    return [(each.partition, each.start, each.end) for each in ranges]
+
+
+@given(ledgers=LEDGERS, least=st.integers(1, 12), known=st.booleans(), data=st.data())
+def test_the_parts_of_a_range_hold_each_entry_once(ledgers, least, known, data):
+    entries = [(ledger, entry) for ledger in sorted(ledgers) for entry in range(ledgers[ledger])]
+    start = data.draw(st.sampled_from([NOTHING, *entries[:-1]]))
+    end = data.draw(st.sampled_from([each for each in entries if each > start]))
+
+    parts = split([OffsetRange("p", start, end)], least, lambda name: ledgers if known else {})
+
+    assert [parts[0].start, *(part.end for part in parts)] == [*(part.start for part in parts), end]
+    inside = [[each for each in entries if part.start < each <= part.end] for part in parts]
+    assert all(inside)
+    assert all(part.start in entries for part in parts[1:])  # they exist, which proves that nothing was deleted
+    if start[0] == end[0] and len(inside) > 1:
+        assert len(parts) == min(least, sum(map(len, inside)))
+        assert max(map(len, inside)) - min(map(len, inside)) <= 2
+
+
+def test_only_large_partitions_are_divided():
+    ranges = [OffsetRange("hot", (1, 9), (1, 909)), OffsetRange("cold", (2, 0), (2, 100))]
+
+    parts = bounds(split(ranges, 4, unknown))
+
+    assert [each for each in parts if each[0] == "cold"] == [("cold", (2, 0), (2, 100))]
+    assert len(parts) == 5
+    assert bounds(split(ranges, 2, unknown)) == bounds(ranges)
+    assert split([], 4, unknown) == []
+
+
+def test_ledgers_of_unknown_size_stay_whole():
+    parts = split([OffsetRange("p", (1, 5), (7, 99))], 4, unknown)
+
+    assert [part.start for part in parts] == [(1, 5), (7, 24), (7, 49), (7, 74)]
+
+
+@pytest.mark.parametrize("rows", [1, 999, 1000])
+def test_a_batch_with_more_rows_than_the_limit_is_the_end(rows):
+    entries = [((1, number), 1000) for number in range(3)]
+
+    end = end_within(entries, OffsetRange("p", NOTHING, (1, 2)), rows, unknown, sample=50, is_first=True)
+
+    assert end == ((1, 0), 1000)
+
+
+def test_a_share_takes_whole_entries_and_at_first_at_least_one():
+    entries = [((1, number), 10) for number in range(5)]
+
+    def within(limit, *, is_first):
+        return end_within(entries, OffsetRange("p", (0, 0), (1, 4)), limit, unknown, sample=1000, is_first=is_first)
+
+    assert within(25, is_first=True) == within(25, is_first=False) == ((1, 1), 20)
+    assert within(1, is_first=True) == ((1, 0), 10)
+    assert within(1, is_first=False) == ((0, 0), 0)
+
+
+@pytest.mark.parametrize(("size", "read"), [(5000, 50), (4999, 5001)], ids=["in this ledger", "beyond it"])
+def test_rows_are_estimated_in_a_ledger_that_has_enough_entries(size, read):
+    entries = (((1, number) if number < size else (2, number - size), 1) for number in count())
+    offsets = OffsetRange("p", NOTHING, (9, 9))
+
+    _, spent = end_within(entries, offsets, 5000, lambda _: {1: size}, sample=50, is_first=True)
+
+    assert spent == 5000
+    assert next(entries)[0] == ((1, read) if read < size else (2, read - size))
+
+
+def test_what_small_partitions_leave_is_for_large_ones():
+    last, rounds = {"a": 3, "b": 9, "c": 200, "d": 200}, []
+
+    def end_of(name, begin, limit):
+        rounds.append(name)
+        end = min(last[name], begin + limit)
+        return end, end - begin
+
+    def within(rows):
+        rounds.clear()
+        return share(dict.fromkeys(last, 0), last, rows, end_of)
+
+    assert within(61) == {"a": 3, "b": 9, "c": 24, "d": 24}
+    assert rounds == [*"abcd", *"cd"]  # finished partitions are not read again
+    assert within(1) == dict.fromkeys(last, 1)  # every partition makes progress, once
+
+
+def test_calls_that_have_not_begun_when_one_fails_are_skipped():
+    begun, together = [], threading.Barrier(IN_PARALLEL)
+
+    def call(number):
+        begun.append(number)
+        together.wait(60)
+        raise ValueError(number)
+
+    with pytest.raises(ValueError, match=r"\d+"):
+        in_parallel(call, range(10 * IN_PARALLEL))
+
+    assert len(begun) == IN_PARALLEL
+    assert in_parallel(str, range(2 * IN_PARALLEL)) == [str(number) for number in range(2 * IN_PARALLEL)]
