@@ -545,3 +545,9 @@ def test_a_store_that_is_down_is_one_error_and_asks_for_no_permission():
     assert error.id == "store-failed"
     assert error.fix.startswith("Start the server")
     assert not any("Grant" in each.fix for each in report.findings)
+
+
+def test_a_process_that_only_reads_encrypted_payloads_has_no_error(monkeypatch):
+    monkeypatch.setenv("KEY", ENCRYPTION_KEY)
+    findings = opened(keys={"k1": "${KEY}"})
+    assert [each for each in findings.values() if each.severity == "error"] == []

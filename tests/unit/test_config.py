@@ -664,3 +664,9 @@ def test_every_option_has_a_description():
     for name, definition in schema()["$defs"].items():
         for option, value in definition.get("properties", {}).items():
             assert "description" in value or "const" in value, f"{name}.{option}"
+
+
+def test_a_configuration_of_the_first_release_is_refused():
+    config, values = from_dict(SIGNED), [1, 2, 3]
+    with pytest.raises(ConfigError, match="claimcheck 0.1.0 or earlier"):
+        type(config.signing).__setstate__(config.signing, values)

@@ -334,3 +334,18 @@ def _place(message: ReceivedMessage) -> tuple[int, int]:
 
 TestGroupMachine = GroupMachine.TestCase
 TestGroupMachine.settings = examples(100, stateful_step_count=50)
+
+
+def test_a_message_given_back_holds_the_position_and_can_be_acknowledged_later(broker, join):
+    fill(broker, 3)
+    consumer = join()
+    first, second, _ = take(consumer)
+    consumer.nack(first)
+    consumer.ack(second)
+    assert position(broker) == 0
+    again = consumer.receive(timeout=0)
+    assert (again.offset, again.redelivery_count) == (0, 1)
+    consumer.nack(again)
+    consumer.ack(again)
+    assert position(broker) == 2
+    assert consumer.receive(timeout=0) is None

@@ -412,3 +412,7 @@ class TestOptions:
         store = ObstoreStore(url=url, endpoint_url="http://127.0.0.1:1")
 
         assert store._objects() is store._objects()
+
+    def test_an_endpoint_needs_a_server(self):
+        with pytest.raises(ConfigError, match="endpoint_url"):
+            ObstoreStore(url="memory:///", endpoint_url="http://localhost:7070")

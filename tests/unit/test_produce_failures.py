@@ -466,3 +466,33 @@ def test_a_file_whose_chunks_were_cancelled_may_be_sent_again_at_once():
 
     asyncio.run(main())
     assert rig.received()[-1].payload == BIG
+
+
+def test_the_abort_of_a_coroutine_that_failed_is_sent_before_the_error_is_raised():
+    rig = Rig("chunking")
+
+    @rig.cc.offload(payload="value", key="key", headers="headers")
+    async def publish(value, key=None, headers=None):
+        await asyncio.sleep(0)
+        rig.sent.append(headers[TYPE])
+        if rig.sent == ["chunk"] * 3:
+            raise TimeoutError
+
+    with pytest.raises(PartialSendError):
+        asyncio.run(publish(BIG))
+    assert rig.sent[-1] == "abort"
+
+
+@pytest.mark.parametrize(("error", "kept"), [(None, 1), (QueueFullError(), 0), (TimeoutError(), 1), ("cancel", 1)])
+def test_a_future_is_judged_when_it_is_done(rig, error, kept):
+    futures = []
+    returned = future_publisher(rig, futures, "thread")(BIG)
+    assert returned is futures[0]
+    assert rig.stored == 1
+    if error == "cancel":
+        returned.cancel()
+    elif error:
+        returned.set_exception(error)
+    else:
+        returned.set_result("id")
+    assert rig.stored == kept

@@ -11,7 +11,7 @@ import pytest
 from claimcheck.errors import ConfigError, TransportError
 from claimcheck.stores.pulsar_topic import PulsarTopicStore
 from claimcheck.transports.pulsar import ask_limit
-from claimcheck.transports.pulsar._queries import AdminClient, AdminError, full_name
+from claimcheck.transports.pulsar._queries import AdminClient, AdminError, full_name, policy
 from tests import servers
 
 TOKEN = {"Authorization": "Bearer a-secret-token"}
@@ -145,7 +145,9 @@ class TestTls:
 
 
 def test_what_is_not_there_is_none(serve):
-    assert AdminClient(serve().url).get("persistent/public/default/t/retention") is None
+    admin = AdminClient(serve().url, headers=TOKEN)
+    assert policy(admin, "t", "retention") is None
+    assert "secret" not in repr(admin)
 
 
 @pytest.mark.parametrize(

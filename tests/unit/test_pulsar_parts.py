@@ -14,8 +14,17 @@ from hypothesis import strategies as st
 import claimcheck
 from claimcheck._wire.envelope import Envelope
 from claimcheck.errors import TransportError
+from claimcheck.transports.pulsar import _message
 from claimcheck.transports.pulsar._consumer import RedeliveryTracker
-from claimcheck.transports.pulsar._message import WholeMessageId, before, deserialize, natives, position_of
+from claimcheck.transports.pulsar._message import (
+    AckPlan,
+    CumulativeAcks,
+    WholeMessageId,
+    before,
+    deserialize,
+    natives,
+    position_of,
+)
 from claimcheck.transports.pulsar._producer import checked_options, delay_seconds, metadata_bytes, wire_limit
 from claimcheck.transports.pulsar._receiver import Receiver
 from claimcheck.transports.pulsar._send import (
@@ -111,6 +120,10 @@ class TestOptions:
     def test_an_unknown_option_is_an_error(self):
         with pytest.raises(TypeError, match="orderingkey"):
             checked_options({"orderingkey": None})
+
+    def test_options_that_are_not_set_are_left_out(self):
+        options = {"ordering_key": None, "sequence_id": 0, "event_timestamp": 5, "disable_replication": False}
+        assert checked_options(options) == {"event_timestamp": 5}
 
 
 def _varint(number):
@@ -348,3 +361,16 @@ class TestReceiver:
 
         assert (message is not None) == is_taken
         assert message is None or message.data() == b"x" * size
+
+
+class TestCumulativeAcks:
+    def test_a_late_message_of_a_settled_payload_is_named_although_it_lies_behind_the_target(self):
+        plan = CumulativeAcks().up_to(5, hole=None, settled=[(3, "3"), (9, "9")])
+        assert plan == AckPlan(before=None, individually=("9",))
+
+    def test_the_oldest_are_forgotten_when_there_are_too_many(self, monkeypatch):
+        monkeypatch.setattr(_message, "_MOST_HANDLES", 3)
+        acks = CumulativeAcks()
+        for i in (5, 6, 9, 7, 8):
+            acks.received(i, i)
+        assert acks.up_to(99, hole=1).individually == (7, 8, 9)

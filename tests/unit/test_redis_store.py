@@ -190,6 +190,12 @@ class TestCommands:
 
         assert any(part is value for part in redis_server._packer()("SET", "key", value))
 
+    def test_still_go_where_the_vendor_has_no_such_packer(self, open_store, monkeypatch):
+        monkeypatch.setattr(redis_server, "_packer", lambda: None)
+        store = open_store()
+
+        assert store.read(store.write(bytes(25))) == bytes(25)
+
 
 class TestErrors:
     @pytest.mark.parametrize(
@@ -239,6 +245,7 @@ class TestErrors:
             "redis://:47/11@host/0",
             "redis://[hunter2",
             "redis://host:hunter2",
+            "redis://:hunter2@host/x",
             "http://:hunter2@host/",
             "unix://",
             "redis+cluster://:hunter2@host:x",

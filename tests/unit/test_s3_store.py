@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 import uuid
 from dataclasses import replace
 
@@ -186,6 +187,12 @@ class TestMultipart:
             store.context = replace(store.context, new_uuid=uuid.uuid4)
             assert store.read(store.write(Pipe(data))) == data
         assert [request.method for request in line.requests] == ["PUT", "GET"] * 2
+
+    def test_leaves_no_thread_behind(self, open_store):
+        before = threading.active_count()
+        open_store(puts=3).write(bytes(4 * PART))
+
+        assert threading.active_count() == before
 
 
 class TestErrors:

@@ -150,6 +150,19 @@ class TestRuns:
         with pytest.raises(ScanNotSupportedError, match="Opaque cannot list"):
             Sweep().run(Opaque())
 
+    def test_from_a_configuration(self):
+        events = []
+        with claimcheck.from_dict(
+            {"stores": {"m": {"type": "memory", "space": "swept", "ttl_seconds": 0}}}, hooks=[events.append]
+        ) as cc:
+            cc.store("m").context = StoreContext(name="m", clock=lambda: time.time() - 2, hooks=cc.hooks)
+            cc.store("m").write(b"payload")
+
+            assert cc.sweep("m", grace_seconds=0).expired == 1
+            assert cc.sweep("m", grace_seconds=0, dry_run=False).deleted == 1
+            assert cc.sweep("m").scanned == 0
+        assert [event.deleted for event in events if isinstance(event, SweepEvent)] == [0, 1, 0]
+
 
 class TestFiles:
     def test_only_files_of_the_store_are_listed(self, disk, tmp_path):

@@ -301,3 +301,16 @@ def test_parts_grow_where_ten_thousand_are_not_enough(size, expected):
 @pytest.mark.parametrize(("given", "prefix"), [("", ""), ("/", ""), ("a", "a/"), ("a/", "a/"), ("/a/b/", "a/b/")])
 def test_prefixes_are_folders(given, prefix):
     assert folder(given) == prefix
+
+
+def test_a_short_part_is_the_end():
+    reader = reader_of(lambda start, stop: Part(start, stop - 5), 0, 3000, connections=2)
+
+    assert fill(reader, memoryview(bytearray(3000))) == 995
+    reader.close()
+
+
+def test_a_fast_connection_stays_alone(monkeypatch, requests):
+    policy, clock = TransferPolicy(64 * MIB), Clock(monkeypatch, 900e6)
+
+    assert [read_once(policy, clock, requests) for _ in range(3)] == [2, 1, 1]

@@ -256,6 +256,7 @@ class TestMessagesOfAnUnknownVersion:
     [
         (["--kafka", "localhost:9092"], "name one broker"),
         (["--topic", "missing"], "there is no topic missing"),
+        (["--claim"], "--claim needs --yes"),
         (["--store", "missing"], "missing"),
         (["--grace", "24"], "'24' is not a duration: use a number with s, m, h or d"),
     ],
