@@ -16,7 +16,6 @@ REACH_THE_SERVER = (
     "test_close_keeps_payloads",
     "test_repr_names_the_store_and_no_secret",
     "test_listing_has_every_payload",
-    "test_listing_can_be_continued",
     "test_delete_deletes_exactly_its_entries",
 )
 """The checks in which a variant can differ. The others test arguments, pointers and files in the base class."""

@@ -82,7 +82,6 @@ exec(compile(TEST, PAGE, "exec", dont_inherit=True), globals())
 
 @only(
     "test_listing_has_every_payload",
-    "test_listing_can_be_continued",
     "test_delete_deletes_exactly_its_entries",
 )
 class TestListedStore(globals()["TestGzipStore"]):  # type: ignore[misc]

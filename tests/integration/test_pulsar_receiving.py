@@ -157,15 +157,14 @@ class TestOutage:
         store.fail("read")
         return store
 
-    @pytest.mark.parametrize("how", ["reader", "consumer", "look-ahead"])
+    @pytest.mark.parametrize("how", ["reader", "consumer"])
     def test_on_an_event_loop_nothing_waits_for_the_store(self, lab, ill, how):
         async def received(client):
             if how == "reader":
                 native = await client.create_reader(lab.topic, pulsar.MessageId.earliest)
                 return await AsyncPulsarReader(native, lab.cc).read_next()
             native = await client.subscribe(lab.topic, "s", initial_position=pulsar.InitialPosition.Earliest)
-            wrap = {"prefetch_bytes": 100 * LIMIT} if how == "look-ahead" else {}
-            return await AsyncPulsarConsumer(native, lab.cc, **wrap).receive()
+            return await AsyncPulsarConsumer(native, lab.cc).receive()
 
         async def main():
             client = pulsar.asyncio.Client(

@@ -156,13 +156,14 @@ class AsyncPulsarConsumer(_AsyncReceiver[PulsarConsumer]):
     Args:
         consumer: A `pulsar.asyncio.Consumer`.
         cc: A `claimcheck.ClaimCheck` that knows the writers' stores.
-        options: See `PulsarConsumer`; ``prefetch_bytes`` is 0 by default. ``dead_letter_producer`` is a blocking one.
+        options: See `PulsarConsumer`. ``prefetch_bytes`` has no effect: start several receives to read payloads
+            concurrently. ``dead_letter_producer`` is a blocking one.
     """
 
     delegated = _AsyncReceiver.delegated | {"consumer_name", "redeliver_unacknowledged_messages", "subscription_name"}
 
     def __init__(self, consumer: pulsar.asyncio.Consumer, cc: ClaimCheck, **options: Unpack[ConsumerOptions]) -> None:
-        options = {"prefetch_bytes": 0, **options}  # it reads each payload before it returns the message
+        options = {**options, "prefetch_bytes": 0}  # it reads each payload before it returns the message
         super().__init__(consumer, PulsarConsumer(blocking("Consumer", consumer), cc, **options), consumer.receive)
 
     async def receive(self) -> PulsarMessage:
