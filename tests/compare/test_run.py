@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests import servers
-from tests.benchmarks.compare import runner
+from tests.benchmarks.compare import kafka, runner
 from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.main import main
 from tests.benchmarks.compare.model import MODES, Experiment
@@ -113,7 +113,8 @@ def test_a_signal_ends_the_run_and_removes_everything(tmp_path, number, status):
         (["--kafka", "127.0.0.1:1", "--only", "seek"], 1, "no Kafka broker answered"),
     ],
 )
-def test_wrong_usage_is_one_line(arguments, code, text):
+def test_wrong_usage_is_one_line(arguments, code, text, monkeypatch):
+    monkeypatch.setattr(kafka, "_SECONDS", 1.0)
     result = CliRunner().invoke(main, arguments)
     assert (result.exit_code, text in result.output) == (code, True), result.output
     assert "Traceback" not in result.output
