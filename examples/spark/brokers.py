@@ -79,7 +79,7 @@ def _sender(serviceUrl: str, topic: str) -> Callable[[Iterable[Any]], None]:  # 
         producer = client.create_producer(topic)
         for row in rows:
             properties = {each.key: each.value.decode() for each in row.headers or ()}
-            producer.send(row.value, properties=properties, partition_key=row.key and row.key.decode())
+            producer.send(row.value, properties=properties, partition_key=row.key)
         client.close()
 
     return send
