@@ -1,4 +1,4 @@
-"""Topics for Spark to read and to write, on the broker of the tests."""
+"""Topics for Spark to read, on the broker of the tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Topic:
         self._producers: dict[bool, Any] = {}
 
     def options(self, **more: Any) -> dict[str, str]:
-        """For the source, or for the sink with ``subscription=None``."""
+        """For a stream, or for a batch with ``subscription=None``."""
         told = {"serviceUrl": self.broker.service_url, "topic": self.name, "subscription": "spark", **more}
         return {name: str(value) for name, value in told.items() if value is not None}
 
