@@ -15,7 +15,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 import claimcheck
-from claimcheck._wire.envelope import CHUNK_OVERHEAD_BYTES
 from claimcheck.config import HEADER
 from claimcheck.spark import map_payloads, offload, reassemble, resolve
 from claimcheck.spark.sources import register
@@ -122,7 +121,7 @@ _CHUNKED = "Spark reassemble, 64 payloads in 8 chunks of 1 MiB, shuffled, 64 dup
 @ROWS.findings(f"{_CHUNKED}, of by hand")
 def _reassembled(lab: Lab, size: int) -> Findings:
     payloads, folder = _few(lab, 64), lab.folder / "chunks"
-    piece = payload_of(MIB - len(HEADER) - CHUNK_OVERHEAD_BYTES)  # its message has 1 MiB, as writers cut them
+    piece = payload_of(MIB - len(HEADER) - spark_ways.CHUNK.size)  # its message has 1 MiB, as writers cut them
     spark_ways.write_chunks(folder, payloads=payloads, chunks=8, piece=piece)
     df = lab.spark.read.parquet(str(folder))
 
