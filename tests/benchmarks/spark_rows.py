@@ -92,9 +92,9 @@ def _mapped(lab: Lab, size: int) -> Findings:
     "Spark offload 1 MiB, against mapInArrow by hand, which checks nothing",
 )
 def _offloaded(lab: Lab, size: int) -> Findings:
-    config, rows = store_config(lab.redis), _few(lab, 512)
+    config, rows, spark = store_config(lab.redis), _few(lab, 512), lab.spark  # functions of columns need a session
     payload = F.repeat(F.lpad(F.col("id").cast("string"), 16, "0"), MIB // 16).cast("binary")
-    df = lab.spark.range(0, rows, 1, PARTITIONS).select(payload.alias("payload"))
+    df = spark.range(0, rows, 1, PARTITIONS).select(payload.alias("payload"))
 
     def variant(name: str, made: Callable[[], Callable[[DataFrame], DataFrame]]) -> Variant:
         # made for each run: else the second run would find everything written
