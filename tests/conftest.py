@@ -370,11 +370,20 @@ def pulsar_jars() -> None:
         _missing(f"no Pulsar: {reason}")
 
 
+@pytest.fixture(scope="session")
+def own_pulsar_jars(pulsar_jars: None) -> None:
+    """Skips where a broker is named, and no other can be started."""
+    _need_own(servers.PULSAR_JARS)
+
+
+def _need_own(jars: str) -> None:
+    if jars not in os.environ:
+        pytest.skip("no jars to start a broker of one's own")
+
+
 @pytest.fixture(scope="module")
-def secure_pulsar(pulsar_jars: None) -> Iterator[Any]:
+def secure_pulsar(own_pulsar_jars: None) -> Iterator[Any]:
     """A broker of the module's own, with tokens and TLS."""
-    if servers.PULSAR_JARS not in os.environ:
-        pytest.skip("no jars to start a broker with TLS")
     with servers.secure_pulsar() as broker:
         yield broker
 
@@ -409,6 +418,12 @@ def kafka_jars() -> None:
     name = "CLAIMCHECK_TEST_KAFKA_BOOTSTRAP_SERVERS"
     if servers.KAFKA_JARS not in os.environ and not os.environ.get(name):
         _missing(f"no Kafka: neither {name} nor {servers.KAFKA_JARS} is set (see tests/real/kafka.xml)")
+
+
+@pytest.fixture(scope="session")
+def own_kafka_jars(kafka_jars: None) -> None:
+    """Skips where a broker is named, and no other can be started."""
+    _need_own(servers.KAFKA_JARS)
 
 
 @pytest.fixture(scope="session")

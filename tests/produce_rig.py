@@ -68,7 +68,3 @@ class QueueFullError(BufferError):
 
     def __init__(self, *_):
         super().__init__("Local: Queue full")
-
-
-class BrokerTimeoutError(Exception):
-    pass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -120,9 +119,7 @@ def test_wrong_usage_is_one_line(arguments, code, text, monkeypatch):
     assert "Traceback" not in result.output
 
 
-def test_kafka_with_a_password_and_tls(kafka_jars: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if servers.KAFKA_JARS not in os.environ:
-        pytest.skip("no jars to start a broker with TLS")
+def test_kafka_with_a_password_and_tls(own_kafka_jars: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with servers.kafka(password=PASSWORD) as broker:
         assert broker.server is not None
         authority = broker.server.location.folder / "ca.crt"

@@ -109,3 +109,13 @@ def through(url: str, port: int, **query: object) -> str:
     login, at, _ = parts.netloc.rpartition("@")
     more = "&".join(filter(None, [parts.query, urlencode(query)]))
     return urlunsplit(parts._replace(netloc=f"{login}{at}127.0.0.1:{port}", query=more))
+
+
+def assert_read_goes_on(store, payload, first, disturb):
+    """Read the first bytes of a payload, let something happen, and read the rest."""
+    pointer = store.write(payload)
+
+    with store.open(pointer) as file:
+        got = file.read(first)
+        disturb()
+        assert got + file.read() == payload

@@ -76,9 +76,7 @@ def configured(folder: Path, store: dict[str, Any]) -> Path:
 
 
 @pytest.fixture
-def kafka_and_redis(kafka_jars, redis_programs, topic, tmp_path):
-    if servers.KAFKA_JARS not in os.environ:
-        pytest.skip("no jars to start a broker of one's own")
+def kafka_and_redis(own_kafka_jars, redis_programs, topic, tmp_path):
     durable = "--appendonly", "yes", "--appendfsync", "always"
     with servers.kafka() as kafka, servers.redis_server(*durable) as redis, rig(kafka, topic, partitions=3) as clients:
 
@@ -105,12 +103,10 @@ def kafka_and_redis(kafka_jars, redis_programs, topic, tmp_path):
 
 
 @pytest.fixture
-def pulsar_and_s3(pulsar_jars, s3_programs, topic, tmp_path):
+def pulsar_and_s3(own_pulsar_jars, s3_programs, topic, tmp_path):
     import boto3
     import pulsar
 
-    if servers.PULSAR_JARS not in os.environ:
-        pytest.skip("no jars to start a broker of one's own")
     with servers.pulsar(durable=True) as broker, servers.s3() as gateway, contextlib.ExitStack() as stack:
         bucket = f"gc-{uuid.uuid4().hex}"
         boto3.resource("s3", endpoint_url=gateway.endpoint_url).create_bucket(Bucket=bucket)

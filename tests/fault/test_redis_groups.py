@@ -14,7 +14,7 @@ from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
 from claimcheck.stores.redis import RedisStore
 from tests import servers
 from tests.fault.redis_rig import PAYLOAD, SEGMENT
-from tests.fault.rig import MIB, READINGS, TriggerFile, assert_healthy, assert_unavailable, content
+from tests.fault.rig import MIB, READINGS, TriggerFile, assert_healthy, assert_read_goes_on, assert_unavailable, content
 
 # A cluster ---------------------------------------------------------------------------------------------------------
 
@@ -191,12 +191,7 @@ class TestClusterLines:
         return hang_up
 
     def test_lost_during_the_read(self, store, hang_up):
-        pointer = store.write(content(20 * MIB))
-
-        with store.open(pointer) as file:
-            got = file.read(MIB)
-            hang_up()
-            assert got + file.read() == content(20 * MIB)
+        assert_read_goes_on(store, content(20 * MIB), MIB, hang_up)
 
     @pytest.mark.parametrize("at", [0, MIB, 5 * MIB])
     def test_lost_during_the_write(self, store, hang_up, at):
@@ -295,12 +290,7 @@ class TestFailover:
         assert read(store, pointer) == PAYLOAD
 
     def test_during_the_read(self, store, redis_sentinel):
-        pointer = store.write(content(20 * MIB))
-
-        with store.open(pointer) as file:
-            got = file.read(SEGMENT)
-            redis_sentinel.failover()
-            assert got + file.read() == content(20 * MIB)
+        assert_read_goes_on(store, content(20 * MIB), SEGMENT, redis_sentinel.failover)
 
     def test_during_the_write(self, store, redis_sentinel):
         """Whether the line was lost or the server had become a replica: whole, or an error that says perhaps later."""

@@ -12,7 +12,7 @@ from claimcheck.errors import IntegrityError, PayloadNotFoundError, StoreError, 
 from claimcheck.stores.redis import RedisStore
 from tests import servers
 from tests.fault.redis_rig import PAYLOAD, SEGMENT, RedisLine, keys
-from tests.fault.rig import MIB, READINGS, TriggerFile, assert_healthy, assert_unavailable, content
+from tests.fault.rig import MIB, READINGS, TriggerFile, assert_healthy, assert_read_goes_on, assert_unavailable, content
 
 ALL_READINGS = pytest.mark.parametrize("read", READINGS.values(), ids=READINGS)
 
@@ -142,12 +142,7 @@ class TestRestartedWithAll(Rig):
         assert store.read(store.write(TriggerFile(PAYLOAD, restart, at=at))) == PAYLOAD
 
     def test_a_read_goes_on(self, store, restart):
-        pointer = store.write(content(40 * MIB))
-
-        with store.open(pointer) as file:
-            got = file.read(MIB)
-            restart()
-            assert got + file.read() == content(40 * MIB)
+        assert_read_goes_on(store, content(40 * MIB), MIB, restart)
 
 
 class TestFull(Rig):

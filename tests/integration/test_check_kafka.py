@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from dataclasses import replace
@@ -290,9 +289,7 @@ PASSWORD = "correct-horse"
 
 
 @pytest.fixture(scope="module")
-def secure_broker(kafka_jars):
-    if servers.KAFKA_JARS not in os.environ:
-        pytest.skip("no jars to start a broker with TLS")
+def secure_broker(own_kafka_jars):
     with servers.kafka(password=PASSWORD) as secure_broker:
         yield secure_broker
 

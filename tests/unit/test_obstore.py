@@ -1,5 +1,6 @@
 """What the engine of obstore is asked to do; tests/conformance has the rest."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -52,18 +53,15 @@ def server():
 
 @pytest.fixture
 def open_store(server):
-    opened = []
+    with contextlib.ExitStack() as stores:
 
-    def build(**options):
-        place = {"url": "s3://b/claims", "endpoint_url": server.url, "region_name": "eu-west-1"}
-        store = divided(ObstoreStore, **{**place, "part": PART, "single": PART, **options})
-        store.context = StoreContext(name="cold")
-        opened.append(store)
-        return store
+        def build(**options):
+            place = {"url": "s3://b/claims", "endpoint_url": server.url, "region_name": "eu-west-1"}
+            store = stores.enter_context(divided(ObstoreStore, **{**place, "part": PART, "single": PART, **options}))
+            store.context = StoreContext(name="cold")
+            return store
 
-    yield build
-    for store in opened:
-        store.close()
+        yield build
 
 
 @pytest.fixture

@@ -47,17 +47,14 @@ def server(url):
 
 @pytest.fixture
 def open_store(url, server):
-    opened = []
+    with contextlib.ExitStack() as stores:
 
-    def build(**options):
-        store = RedisStore(**{"url": url, "segment_bytes": 10, **options})
-        store.context = StoreContext(name="hot", new_uuid=lambda: UUID)
-        opened.append(store)
-        return store
+        def build(**options):
+            store = stores.enter_context(RedisStore(**{"url": url, "segment_bytes": 10, **options}))
+            store.context = StoreContext(name="hot", new_uuid=lambda: UUID)
+            return store
 
-    yield build
-    for store in opened:
-        store.close()
+        yield build
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """What goes over the line to S3, byte by byte; a tiny server of our own reads it."""
 
 import base64
+import contextlib
 import io
 import os
 import threading
@@ -37,17 +38,16 @@ def server():
 
 @pytest.fixture
 def open_store():
-    opened = []
+    with contextlib.ExitStack() as stores:
 
-    def build(server, **options):
-        store = divided(S3Store, bucket="b", endpoint_url=server.url, **{"single": 64 * MIB, **options})
-        store.context = StoreContext(name="cold")
-        opened.append(store)
-        return store
+        def build(server, **options):
+            store = stores.enter_context(
+                divided(S3Store, bucket="b", endpoint_url=server.url, **{"single": 64 * MIB, **options})
+            )
+            store.context = StoreContext(name="cold")
+            return store
 
-    yield build
-    for store in opened:
-        store.close()
+        yield build
 
 
 class TestViewFile:

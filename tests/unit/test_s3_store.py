@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 import threading
@@ -55,17 +56,16 @@ def bucket(mocked_s3):
 
 @pytest.fixture
 def open_store(bucket):
-    opened = []
+    with contextlib.ExitStack() as stores:
 
-    def build(**options):
-        store = divided(S3Store, **{"bucket": "payloads", "part": PART, "single": PART, **options})
-        store.context = StoreContext(name="cold", new_uuid=lambda: UUID, clock=lambda: NOW)
-        opened.append(store)
-        return store
+        def build(**options):
+            store = stores.enter_context(
+                divided(S3Store, **{"bucket": "payloads", "part": PART, "single": PART, **options})
+            )
+            store.context = StoreContext(name="cold", new_uuid=lambda: UUID, clock=lambda: NOW)
+            return store
 
-    yield build
-    for store in opened:
-        store.close()
+        yield build
 
 
 class Line:
@@ -317,25 +317,16 @@ OTHER = {"ID": "logs", "Status": "Enabled", "Filter": {"Prefix": "logs/"}, "Expi
 
 @pytest.fixture
 def open_listed(bucket):
-    opened = []
+    with contextlib.ExitStack() as stores:
 
-    def build(name="cold", **options):
-        store = S3Store(**{"bucket": bucket.name, "prefix": "claims", "ttl_seconds": DAY, **options})
-        store.context = StoreContext(name=name)
-        opened.append(store)
-        return store
+        def build(name="cold", **options):
+            store = stores.enter_context(
+                S3Store(**{"bucket": bucket.name, "prefix": "claims", "ttl_seconds": DAY, **options})
+            )
+            store.context = StoreContext(name=name)
+            return store
 
-    yield build
-    for store in opened:
-        store.close()
-
-
-def requests_of(store, names):
-    """The requests of a store with these names, with their headers."""
-    seen = []
-    for name in names:
-        store._s3().meta.events.register_last(f"before-call.s3.{name}", lambda params, **_: seen.append(params))
-    return seen
+        yield build
 
 
 class TestListing:
