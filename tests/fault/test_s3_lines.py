@@ -98,18 +98,23 @@ class TestWriting(BothEngines, S3Line):
 
     @ALL_REQUESTS
     @pytest.mark.parametrize("times", [1, None])
-    def test_unanswered_is_true_whatever_is_said(self, store, proxy, bucket, request_, payload, times):
-        """What was done without an answer, and is done again, may be in its own way; an upload without parts stays."""
+    def test_unanswered_is_true_whatever_is_said(self, store, proxy, bucket, engine_name, request_, payload, times):
+        """An upload that the writer was never told of stays.
+
+        The engine obstore aborts by itself, and a straggling part may come after: for a lifecycle rule.
+        """
         proxy.fail(request_, lose_answer=True, times=times)
         try:
             pointer = store.write(payload)
         except StoreError:
             assert left(bucket)[0] == []
+            may_stay = request_ == "begin" or (engine_name, request_) == ("obstore", "part")
         else:
             assert times == 1
             assert store.read(pointer) == payload
             assert left(bucket)[0] == [pointer.key]
-        assert request_ == "begin" or left(bucket)[1] == []
+            may_stay = request_ == "begin"
+        assert may_stay or left(bucket)[1] == []
 
     @WITH_BODY
     def test_changed_on_the_way_is_noticed(self, store, proxy, bucket, engine_name, request_, payload):
