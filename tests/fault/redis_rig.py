@@ -68,8 +68,11 @@ class RedisLine:
 
 
 def lines(server, name):
-    """How many connections a client has, by the name that it gave itself."""
-    return sum(client["name"] == name for client in server.client_list())
+    """How many connections a client has, by the name that it gave itself.
+
+    With TLS, Redis sometimes keeps a connection that was reset in the middle of an answer; it has no peer any more.
+    """
+    return sum(client["name"] == name and client["addr"] != "?:0" for client in server.client_list())
 
 
 def keys(server, store):
