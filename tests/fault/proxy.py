@@ -22,12 +22,12 @@ class Proxy:
 
     Args:
         host: Of the server.
-        port: Of the server.
+        port: Of the server; may be changed by `lead`.
         resets_server: End the connections to the server with a reset, always: for a server that takes a request which
             ends early for complete.
 
     Attributes:
-        port: Where it listens, on the loopback interface, while it is alive.
+        port: Where it listens, on the loopback interface, while it is alive; may be chosen before.
         connections: How many there were.
         requests: The lane from clients to the server.
         answers: The lane back.
@@ -44,6 +44,10 @@ class Proxy:
         self.connections = 0
         self.requests = Lane()
         self.answers = Lane()
+
+    def lead(self, port: int) -> None:
+        """Connect to another port of the server from now on."""
+        self._target = (self._target[0], port)
 
     @property
     def alive(self) -> bool:

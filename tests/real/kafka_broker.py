@@ -85,7 +85,11 @@ class KafkaBroker:
 
 @contextlib.contextmanager
 def kafka(
-    *, max_message_bytes: int | None = None, heap: str = "512m", password: str | None = None
+    *,
+    max_message_bytes: int | None = None,
+    heap: str = "512m",
+    password: str | None = None,
+    proxy_port: int | None = None,
 ) -> Iterator[KafkaBroker]:
     """Run a broker, which is ready when it accepts connections, and without a password when groups can use it.
 
@@ -94,6 +98,7 @@ def kafka(
         heap: Value of ``java -Xmx``. Each record being written also takes its size outside of the heap.
         password: Of the users ``operator``, who may do everything, and ``reader``, who needs ACLs; with SASL PLAIN and
             TLS. The authority is in ``ca.crt`` in the server's folder. Default: neither passwords nor TLS.
+        proxy_port: Where clients reach it. When this returns, it may not yet be ready for groups.
     """
 
     def command(location: Location) -> list[str]:
@@ -108,13 +113,15 @@ def kafka(
             text += _SECURE.format(
                 port=location.port, spare=location.extra_port, folder=location.folder, password=password
             )
+        if proxy_port is not None:
+            text += f"advertised.listeners=PLAINTEXT://127.0.0.1:{proxy_port},CONTROLLER://127.0.0.1:{location.extra_port}\n"
         configuration.write_text(text)
         _format(configuration)
         return _java("kafka.Kafka", str(configuration), heap=heap)
 
     with running(command, accepts_connections, ready_within=_READY_WITHIN_SECONDS) as server:
         broker = KafkaBroker(f"127.0.0.1:{server.port}", server)
-        if password is None:
+        if password is None and proxy_port is None:
             wait_until(lambda: _has_coordinators(broker), "the broker returns committed offsets", _READY_WITHIN_SECONDS)
         yield broker
 

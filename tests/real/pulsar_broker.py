@@ -125,6 +125,7 @@ def pulsar(
     durable: bool = False,
     prepare: Callable[[Path], str] = lambda folder: "",
     token: str | None = None,
+    proxy_port: int | None = None,
 ) -> Iterator[PulsarBroker]:
     """Run a broker, which is ready when it reports itself as healthy.
 
@@ -133,6 +134,7 @@ def pulsar(
         durable: Sync the journal before a write is confirmed. Without it a topic may be unreadable after a kill.
         prepare: Writes further files into the broker's folder and returns further lines of its configuration.
         token: Token for the admin API.
+        proxy_port: Where clients reach it if they ask for the listener ``proxy``.
     """
 
     def command(location: Location) -> list[str]:
@@ -145,6 +147,9 @@ def pulsar(
             loopback=_loopback(),
             durable=str(durable).lower(),
         )
+        if proxy_port is not None:
+            own, proxy = (f"pulsar://127.0.0.1:{port}" for port in (location.port, proxy_port))
+            text += f"advertisedListeners=own:{own},proxy:{proxy}\ninternalListenerName=own\n"
         (location.folder / "broker.conf").write_text(text + prepare(location.folder))
         return _command(location.folder, *free_ports(1))
 
