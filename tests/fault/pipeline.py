@@ -325,9 +325,13 @@ def both(pipeline: Pipeline) -> None:
     while thread.is_alive() or balance.open["sent"]:
         if (message := next_message()) is not None:
             number, read = message
-            kind = "wrong"
-            with contextlib.suppress(ClaimCheckError):
-                kind = "got" if read() == pipeline.payload(int(number)) else "wrong"
+            kind = ""
+            while not kind:
+                try:
+                    kind = "got" if read() == pipeline.payload(int(number)) else "wrong"
+                except ClaimCheckError as error:
+                    kind = "" if error.retryable else "wrong"
+                    time.sleep(0.1)
             balance.write(kind, int(number))
             acknowledge()
         if time.monotonic() > told + 1:
