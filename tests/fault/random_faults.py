@@ -431,6 +431,7 @@ def main() -> None:
     parser.add_argument("--lab", choices=list(LABS), action="append", help="default: all; Spark in one of 25 runs")
     parser.add_argument("--out", help="JSON file for the table")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stops the servers
     one, _, first = options.seed.rpartition("-")
     labs = [one] if one else options.lab or list(LABS)
     runs, tallies, begin = (1 if one else options.runs), dict[str, Tally](), time.monotonic()
