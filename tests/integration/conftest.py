@@ -13,7 +13,7 @@ from claimcheck.transports.local import (
     LocalConsumer,
 )
 from tests.clocks import Clock
-from tests.integration.spark_rig import Topic
+from tests.integration.pulsar_rig import Topic
 from tests.local_rig import LIMIT
 
 

@@ -1,8 +1,6 @@
 """The asyncio wrappers on a real Kafka: every record, in order, even if tasks are cancelled."""
 
 import asyncio
-import io
-import threading
 
 import confluent_kafka as kafka
 import pytest
@@ -45,15 +43,6 @@ def read_all(lab, count):
     return found
 
 
-def test_a_lone_record_needs_no_flush(lab):
-    async def main():
-        async with producing(lab) as producer:  # the client's own buffer would keep it
-            report = await send(producer, lab.topic, b"alone")
-            assert (report.error(), report.value()) == (None, b"alone")
-
-    asyncio.run(main())
-
-
 def test_nothing_goes_on_when_no_record_is_on_its_way(lab):
     async def main():
         async with producing(lab) as producer:
@@ -68,12 +57,7 @@ def test_nothing_goes_on_when_no_record_is_on_its_way(lab):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"timestamp": "now"},
-        {"value": 3},
-        {"headers": "a=b"},
         {"headers": {"a": 3}},
-        {"key": 3},
-        {"partition": "0"},
         {"value": content(BIG), "timestamp": "now"},
     ],
 )
@@ -102,76 +86,17 @@ def test_a_full_queue_is_waited_for(lab):
     assert values(read_all(lab, 100)) == [b"%d" % i for i in range(100)]
 
 
-@pytest.mark.parametrize("payload", [b"small", content(BIG)])
-def test_what_the_client_refuses_is_said_by_the_future_and_nothing_is_kept(lab, payload):
+def test_what_the_client_refuses_is_said_by_the_future_and_nothing_is_kept(lab):
     async def main():
         async with producing(lab) as producer:
             await send(producer, lab.topic, b"first")  # the client knows the topic now, and refuses at once
-            future = await producer.produce(lab.topic, payload, partition=7)
+            future = await producer.produce(lab.topic, content(BIG), partition=7)
             with pytest.raises(kafka.KafkaException, match="_UNKNOWN_PARTITION"):
                 await soon(future)
             await soon(producer.flush())
             assert stored(lab) == 0
 
     asyncio.run(main())
-
-
-def test_a_task_that_no_longer_waits_for_its_future_changes_nothing(lab):
-    async def main():
-        async with producing(lab, linger_ms=300) as producer:
-            for payload in (b"small", content(BIG)):
-                future = await producer.produce(lab.topic, payload)
-                waiting = asyncio.create_task(asyncio.wait_for(future, WITHIN_SECONDS))
-                await asyncio.sleep(0)
-                waiting.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await waiting
-            assert await soon(producer.flush()) == 0
-
-    asyncio.run(main())
-    assert values(read_all(lab, 2)) == [b"small", content(BIG)]
-
-
-class Slow(io.BytesIO):
-    """A file whose reads block at one position until the test continues them."""
-
-    def __init__(self, payload, place):
-        super().__init__(payload)
-        self.place, self.came, self.may_go = place, threading.Event(), threading.Event()
-
-    def read(self, size=-1):
-        if self.tell() >= self.place:
-            self.came.set()
-            assert self.may_go.wait(WITHIN_SECONDS)
-        return super().read(size)
-
-
-@pytest.mark.parametrize(("strategy", "place"), [("external", 0), ("chunking", 0), ("chunking", 3 * LIMIT)])
-def test_a_payload_that_is_given_up_while_it_is_read_is_nobodys(lab, strategy, place):
-    async def main():
-        async with producing(lab, strategy) as producer, consuming(lab) as consumer:
-            slow = Slow(content(BIG), place)
-            task = asyncio.create_task(producer.produce(lab.topic, slow))
-            assert await asyncio.to_thread(slow.came.wait, WITHIN_SECONDS)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert await soon(producer.flush(0.2)) > 0  # it is still being read
-            slow.may_go.set()
-            assert await soon(producer.flush()) == 0
-            assert stored(lab) == 0
-            await send(producer, lab.topic, b"next")
-            assert values(await poll(consumer, 1)) == [b"next"]
-            assert consumer.pending_payloads == 0
-            assert (place > 0) == (await end_of(consumer) > 1)
-
-    asyncio.run(main())
-
-
-async def end_of(consumer):
-    """Return the number of records in the topic."""
-    (place,) = await consumer.assignment()
-    return (await consumer.get_watermark_offsets(place))[1]
 
 
 def test_purge_is_said_by_the_futures(lab):
@@ -209,7 +134,7 @@ def test_a_transaction_that_is_aborted_at_once_is_not_the_producers_end(lab):
     async def main():
         async with producing(lab, transactional_id=f"tx-{lab.topic}") as producer:
             await soon(producer.init_transactions())
-            for _ in range(30):  # about every third was
+            for _ in range(15):  # about every third was
                 await soon(producer.begin_transaction())
                 future = await producer.produce(lab.topic, b"small")
                 await soon(producer.abort_transaction())
@@ -231,23 +156,6 @@ def test_a_transaction_takes_offsets_along(lab):
 
     asyncio.run(main())
     assert lab.committed().offset == 2
-
-
-def test_the_rest_of_the_client(lab):
-    async def main():
-        async with producing(lab) as producer, consuming(lab) as consumer:
-            assert lab.topic in (await producer.list_topics(lab.topic)).topics
-            assert await producer.cluster_id() == await consumer.cluster_id()
-            assert (len(producer), bool(producer), await producer.poll()) == (0, True, 0)
-            lab.send_raw(b"a", b"b")
-            await poll(consumer, 1)
-            place = kafka.TopicPartition(lab.topic, 0, 0)
-            assert await consumer.get_watermark_offsets(place) == (0, 2)
-            assert (await consumer.offsets_for_times([place]))[0].offset == 0
-            assert lab.topic in (await consumer.list_topics(lab.topic)).topics
-            assert "1 partitions" in repr(consumer)
-
-    asyncio.run(main())
 
 
 # Consumers ---------------------------------------------------------------------------------------------------------
@@ -358,20 +266,6 @@ def test_the_offset_of_the_last_message_is_stored_while_the_next_is_waited_for(l
             waiting.cancel()
 
     asyncio.run(asyncio.wait_for(main(), WITHIN_SECONDS))
-
-
-def test_pause_and_resume(lab):
-    async def main():
-        async with consuming(lab) as consumer:
-            lab.send_raw(b"a", b"b")
-            await poll(consumer, 1)
-            places = await consumer.assignment()
-            await consumer.pause(places)
-            assert await consumer.consume(1, 0.3) == []
-            await consumer.resume(places)
-            assert values(await poll(consumer, 1)) == [b"b"]
-
-    asyncio.run(main())
 
 
 def test_a_consumer_that_stores_offsets_itself_is_refused(lab):

@@ -11,8 +11,6 @@ from tests.integration.pulsar_rig import (
     KEYED,
     LIMIT,
     MANY,
-    SHARED,
-    STRATEGIES,
     chunk,
     content,
     nothing_comes,
@@ -80,9 +78,8 @@ class TestCumulatively:
         lab.settled()
 
     @pytest.mark.parametrize("id_of", [lambda m: m.message_id(), lambda m: deserialize(m.message_id().serialize())])
-    @pytest.mark.parametrize("strategy", STRATEGIES)
-    def test_by_an_id(self, lab, strategy, id_of):
-        consumer, producer = lab.consumer(), lab.producer(strategy, batching_enabled=False)
+    def test_by_an_id(self, lab, id_of):
+        consumer, producer = lab.consumer(), lab.producer("chunking", batching_enabled=False)
         for i in range(3):
             producer.send(content(3 * LIMIT, i))
 
@@ -90,8 +87,7 @@ class TestCumulatively:
 
         lab.settled()
 
-    @pytest.mark.parametrize("ids", [False, True], ids=["messages", "ids"])
-    def test_within_a_batch(self, lab, ids):
+    def test_within_a_batch(self, lab):
         """The batch is acknowledged when all of its messages are: two by this call, the chunk with its payload."""
         consumer = lab.consumer()
         native = lab.client.create_producer(lab.topic, batching_enabled=True, batching_max_publish_delay_ms=10_000)
@@ -101,7 +97,7 @@ class TestCumulatively:
         plain = receive(consumer, 2)[-1]
         assert plain.message_id().batch_index() == 2
 
-        consumer.acknowledge_cumulative(plain.message_id() if ids else plain)
+        consumer.acknowledge_cumulative(plain.message_id())
         lab.settled(backlog=1)
 
         native.send_async(chunk(1, 1, 2, b"b"), None)
@@ -111,19 +107,6 @@ class TestCumulatively:
 
 
 class TestGiveBack:
-    @pytest.mark.parametrize(("strategy", "kind"), [("external", SHARED), ("external", KEYED), ("chunking", KEYED)])
-    def test_it_comes_again_whole(self, lab, kind, strategy):
-        consumer = lab.consumer(consumer_type=kind)
-        lab.producer(strategy).send(payload := content(7 * LIMIT))
-        for count in range(3):
-            message = consumer.receive(5000)
-            assert (message.data(), message.redelivery_count()) == (payload, count)
-            consumer.negative_acknowledge(message)
-
-        consumer.acknowledge(consumer.receive(5000))
-
-        lab.settled()
-
     def test_all_that_is_not_acknowledged(self, lab):
         consumer, producer = lab.consumer(), lab.producer("chunking")
         payloads = [content(size, i) for i, size in enumerate([10, 3 * LIMIT, 20])]
@@ -139,36 +122,20 @@ class TestGiveBack:
             consumer.acknowledge(message)
         lab.settled()
 
-    @pytest.mark.parametrize("strategy", STRATEGIES)
-    @pytest.mark.parametrize("how", ["unload", "redeliver"])
-    def test_what_the_broker_delivers_again_by_itself(self, lab, how, strategy):
-        consumer, producer = lab.consumer(), lab.producer(strategy, batching_enabled=False)
+    def test_what_the_broker_delivers_again_by_itself(self, lab):
+        consumer, producer = lab.consumer(), lab.producer("chunking", batching_enabled=False)
         payloads = [content(size, i) for i, size in enumerate([3 * LIMIT, 10, 4 * LIMIT])]
         for payload in payloads:
             producer.send(payload)
         consumer.acknowledge(receive(consumer, 3)[1])
-        lab.settled(backlog=2 if strategy == "external" else 9)
+        lab.settled(backlog=9)
 
-        if how == "unload":
-            lab.broker.unload(lab.topic)
-        else:
-            consumer._native.redeliver_unacknowledged_messages()
+        lab.broker.unload(lab.topic)
 
         again = receive(consumer, 2, seconds=30)
         assert sorted(message.data() for message in again) == sorted([payloads[0], payloads[2]])
         for message in again:
             consumer.acknowledge(message)
-        lab.settled()
-
-    def test_what_is_not_acknowledged_in_time(self, lab):
-        consumer = lab.consumer(unacked_messages_timeout_ms=10_000)  # the client takes no less
-        lab.producer("chunking").send(payload := content(5 * LIMIT))
-        first = consumer.receive(5000)
-
-        again = consumer.receive(25_000)
-
-        assert (first.data(), again.data()) == (payload, payload)
-        consumer.acknowledge(again)
         lab.settled()
 
     @MANY

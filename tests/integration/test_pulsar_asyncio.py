@@ -15,12 +15,16 @@ from tests.integration.pulsar_rig import LIMIT, content
 EARLIEST = {"initial_position": pulsar.InitialPosition.Earliest, "negative_ack_redelivery_delay_ms": 100}
 
 
+def client_of(lab):
+    return pulsar.asyncio.Client(lab.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+
+
 @contextlib.asynccontextmanager
-async def wrapped(lab, strategy="external"):
+async def wrapped(lab):
     """A producer and a consumer of one topic."""
-    client = pulsar.asyncio.Client(lab.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    client = client_of(lab)
     native = await client.create_producer(lab.topic, batching_enabled=False)
-    producer = AsyncPulsarProducer(native, lab.claimcheck(strategy), max_message_bytes=LIMIT)
+    producer = AsyncPulsarProducer(native, lab.cc, max_message_bytes=LIMIT)
     consumer = AsyncPulsarConsumer(await client.subscribe(lab.topic, "s", **EARLIEST), lab.cc)
     try:
         yield producer, consumer
@@ -49,7 +53,7 @@ def test_a_loop_that_ends_takes_what_was_not_sent_out_of_the_store(lab):
         return pointer
 
     async def main():
-        client = pulsar.asyncio.Client(lab.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        client = client_of(lab)
         producer = AsyncPulsarProducer(await client.create_producer(lab.topic), cc, max_message_bytes=LIMIT)
         store.write = slow
         for i, written in enumerate((first_written, second_written)):
@@ -61,32 +65,17 @@ def test_a_loop_that_ends_takes_what_was_not_sent_out_of_the_store(lab):
     assert len(dropped) == 2
 
 
-@pytest.mark.parametrize("how", ["close", "unsubscribe"])
-def test_closing_ends_a_receive_as_the_client_does(lab, how):
+def test_closing_ends_a_receive_as_the_client_does(lab):
     async def main():
         async with wrapped(lab) as (_, consumer):
             tasks = [asyncio.create_task(consumer.receive()) for _ in range(2)]
             await asyncio.sleep(0.1)
-            await getattr(consumer, how)()
+            await consumer.close()
             for result in await asyncio.gather(*tasks, return_exceptions=True):
                 assert isinstance(result, pulsar.asyncio.PulsarException)
                 assert result.error() == pulsar.Result.AlreadyClosed
             with pytest.raises(pulsar.asyncio.PulsarException, match="AlreadyClosed"):
                 await consumer.receive()
-
-    asyncio.run(main())
-
-
-def test_closing_a_reader_ends_its_read_as_the_client_does(lab):
-    async def main():
-        client = pulsar.asyncio.Client(lab.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-        reader = AsyncPulsarReader(await client.create_reader(lab.topic, pulsar.MessageId.earliest), lab.cc)
-        task = asyncio.create_task(reader.read_next())
-        await asyncio.sleep(0.1)
-        await reader.close()
-        with pytest.raises(pulsar.asyncio.PulsarException, match="AlreadyClosed"):
-            await task
-        await client.close()
 
     asyncio.run(main())
 
@@ -139,7 +128,7 @@ def test_errors_are_those_of_the_asyncio_client_and_ours(lab):
 
 def test_a_reader(lab):
     async def main():
-        client = pulsar.asyncio.Client(lab.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        client = client_of(lab)
         producer = lab.producer("chunking")
         ids = [producer.send(content(3 * LIMIT, i)) for i in range(2)]
         native = await client.create_reader(lab.topic, pulsar.MessageId.earliest)
@@ -149,6 +138,10 @@ def test_a_reader(lab):
             assert not await reader.has_message_available()
             await reader.seek(ids[0])
             assert (await reader.read_next()).message_id() == ids[1]
+            waiting = asyncio.create_task(reader.read_next())
+            await asyncio.sleep(0.1)
+        with pytest.raises(pulsar.asyncio.PulsarException, match="AlreadyClosed"):
+            await waiting
         with pytest.raises(pulsar.asyncio.PulsarException, match="AlreadyClosed"):
             await reader.read_next()
         await client.close()

@@ -13,7 +13,6 @@ from claimcheck.spark.sources._pulsar_client import IN_PARALLEL
 from claimcheck.transports.pulsar import PulsarProducer
 from tests import servers
 from tests.integration.pulsar_rig import LIMIT, content
-from tests.spark.sources_rig import batches_of, stream
 
 SCHEMA = StructType(
     [
@@ -23,7 +22,7 @@ SCHEMA = StructType(
         StructField("batch_index", IntegerType()),
     ]
 )
-MANY = IN_PARALLEL + 20
+MANY = IN_PARALLEL + 5
 
 
 @pytest.fixture
@@ -38,16 +37,6 @@ def opened(spark_topic):
     yield open_
     for each in readers:
         each.stop()
-
-
-@pytest.fixture
-def many(spark_topic):
-    """The topic, with more partitions than are asked for at once."""
-    spark_topic.broker.create_partitioned(spark_topic.name, MANY)
-    yield spark_topic
-    for producer in spark_topic._producers.values():  # it would create its partition again
-        producer.close()
-    spark_topic.broker.request("DELETE", f"persistent/public/default/{spark_topic.name}/partitions?force=true")
 
 
 def batch(topic, **more):
@@ -83,7 +72,10 @@ def fill(topic, *, ledgers, of):
 # Many partitions ----------------------------------------------------------------------------------------------------
 
 
-def test_many_partitions_begin_and_go_on_where_they_were(many, opened):
+def test_many_partitions_begin_and_go_on_where_they_were(spark_topic, opened):
+    """More than are asked for at once."""
+    many = spark_topic
+    many.broker.create_partitioned(many.name, MANY)
     first = many.send(range(3 * MANY))
 
     reader = opened(maxRowsPerTrigger=2 * MANY)
@@ -100,17 +92,10 @@ def test_many_partitions_begin_and_go_on_where_they_were(many, opened):
     check_rows(again, again.partitions(middle, end), first[2 * MANY :])
     check_rows(again, again.partitions(end, again.latestOffset(end, ReadAllAvailable())), second)
     assert len(batch(many).partitions()) == MANY
-
-
-def test_a_new_stream_at_the_end_of_many_partitions(many, opened):
-    many.send(range(MANY // 2))  # half of the partitions stay empty
-
-    reader = opened(startingPosition="latest")
-    start = reader.initialOffset()
-    later = many.send(range(1000, 1000 + MANY))
-
-    assert len(start) == MANY // 2
-    check_rows(reader, reader.partitions(start, reader.latestOffset(start, ReadAllAvailable())), later)
+    again.stop()
+    for producer in many._producers.values():  # it would create its partition again
+        producer.close()
+    many.broker.request("DELETE", f"persistent/public/default/{many.name}/partitions?force=true")
 
 
 def test_a_subscription_that_is_moved_in_a_new_topic_is_noticed(spark_topic, opened):
@@ -126,9 +111,10 @@ def test_a_subscription_that_is_moved_in_a_new_topic_is_noticed(spark_topic, ope
         reader.latestOffset(start, ReadAllAvailable())
 
 
-def test_an_error_names_the_one_partition_that_fails(many, opened):
-    busy = f"{many.full}-partition-{MANY - 1}"
-    holder = many.client.subscribe(busy, "spark", consumer_type=pulsar.ConsumerType.Exclusive)
+def test_an_error_names_the_one_partition_that_fails(spark_topic, opened):
+    spark_topic.broker.create_partitioned(spark_topic.name, 3)
+    busy = f"{spark_topic.full}-partition-2"
+    holder = spark_topic.client.subscribe(busy, "spark", consumer_type=pulsar.ConsumerType.Exclusive)
 
     with pytest.raises(SubscriptionBusyError, match="another query") as caught:
         opened().initialOffset()
@@ -140,9 +126,8 @@ def test_an_error_names_the_one_partition_that_fails(many, opened):
 # Divided partitions -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("of", [1, 4], ids=["unbatched", "batched"])
-@pytest.mark.parametrize("ledgers", [1, 3])
-def test_a_divided_partition_has_every_row_once(spark_topic, opened, of, ledgers):
+@pytest.mark.parametrize(("ledgers", "of"), [(1, 1), (3, 4)], ids=["one ledger", "several, with batches"])
+def test_a_divided_partition_has_every_row_once(spark_topic, opened, ledgers, of):
     sent = fill(spark_topic, ledgers=ledgers, of=of)
     admin = spark_topic.broker.admin_url
 
@@ -218,19 +203,3 @@ def test_chunks_in_several_parts_become_their_payload(spark_sources, spark_topic
 
     assert df.rdd.getNumPartitions() == 5
     assert sorted(bytes(row.payload) for row in rows) == sorted(payloads)
-
-
-def test_a_stream_of_divided_partitions(spark_sources, spark_topic, tmp_path):
-    df = stream(spark_sources, "claimcheck_pulsar", spark_topic.options(minPartitions=4))
-    batches_of(df, tmp_path / "c")
-    sent = fill(spark_topic, ledgers=1, of=1)
-    tasks = []
-
-    def keep(rows, number):
-        tasks.append(rows.rdd.getNumPartitions())
-        assert sorted(bytes(row.value) for row in rows.collect()) == sorted(sent)
-
-    query = df.writeStream.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True)
-    query.foreachBatch(keep).start().awaitTermination()
-
-    assert tasks == [4]

@@ -45,10 +45,10 @@ def failure(run) -> str:
     return str(caught.value)
 
 
-def run_child(environment: dict[str, str], *arguments: object, stop: str = "") -> None:
-    """Run a query in a process of its own until it is done, or reaches ``stop``; then kill its process group."""
+def run_child(environment: dict[str, str], *arguments: object, stop: str, whom: str = "all") -> None:
+    """Run a query in a process of its own until it reaches ``stop``; then kill its process group, or only its JVM."""
     child = subprocess.Popen(
-        [sys.executable, str(CHILD), *map(str, arguments), stop],
+        [sys.executable, str(CHILD), *map(str, arguments), stop, whom],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -57,9 +57,12 @@ def run_child(environment: dict[str, str], *arguments: object, stop: str = "") -
     )
     assert child.stdout is not None
     try:
-        assert child.stdout.readline().strip() == (stop or "done")
+        assert child.stdout.readline().strip() == stop
+        if whom == "jvm":
+            assert child.stdout.readline().strip() == "noticed"
     finally:
-        os.killpg(child.pid, signal.SIGKILL)
+        if whom != "jvm":
+            os.killpg(child.pid, signal.SIGKILL)
         child.wait()
         child.stdout.close()
 
