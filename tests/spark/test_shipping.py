@@ -68,36 +68,14 @@ def test_the_bare_python_has_all_but_claimcheck(lab):
     assert (done.stdout, done.returncode) == ("None\n", 0), done.stderr
 
 
-def test_py_files(lab, job, tmp_path):
-    """The wheel as a zip. Workers find it; a planner process on the driver does not."""
-    conf = {"spark.submit.pyFiles": str(lab.archive)}
-
-    found = job(lab.bare, "rdd", "dataframe", "streaming_source", conf=conf, checkpoint=str(tmp_path / "checkpoint"))
+def test_py_files(lab, job):
+    """The wheel as a zip."""
+    found = job(lab.bare, "rdd", "dataframe", conf={"spark.submit.pyFiles": str(lab.archive)})
 
     check(found, place="/claimcheck.zip/claimcheck/")
-    assert "No module named 'claimcheck'" in found["streaming_source"]
 
 
-def test_a_py_file_that_is_added_later(lab, job):
-    """A zip works; Spark accepts a wheel under its own name, but nothing can be imported from it."""
-    files = {"wheel": str(lab.wheel()), "py_file": str(lab.archive)}
-
-    found = job(lab.bare, "add_wheel", "add_py_file", "rdd", master="local[2]", **files)
-
-    assert "No module named 'claimcheck'" in found["add_wheel"]
-    check(found | {"dataframe": found["rdd"]}, place="/claimcheck.zip/claimcheck/")
-
-
-def test_an_archive_with_an_environment(lab, job):
-    conf = {"spark.archives": f"{lab.packed_environment()}#environment"}
-
-    found = job("./environment/bin/python", "rdd", "dataframe", conf=conf)
-
-    check(found, place="/environment/lib/")
-    assert all("/environment/bin/python" in told["python"] for told in found["rdd"]["workers"])
-
-
-# Installed by pip, with secrets
+# An archive with an environment into which pip installed claimcheck, and secrets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,16 +104,17 @@ def told(config, monkeypatch) -> Told:
     return Told(named, good, [down.hex(), forged.hex()])
 
 
-def test_pip_and_a_secret_that_only_executors_are_told(lab, job, told, tmp_path):
+def test_an_environment_and_a_secret_that_only_executors_are_told(lab, job, told, tmp_path):
     """`spark.executorEnv` resolves a placeholder; its value is in no log, plan, error or closure."""
     events = tmp_path / "events"
     events.mkdir()
     conf = {"spark.executorEnv.ORDERS_PASSWORD": SECRET, "spark.executorEnv.ORDERS_KEY": "a value that is told"}
     for name, value in {"enabled": "true", "dir": events.as_uri(), "compress": "false"}.items():
         conf[f"spark.eventLog.{name}"] = value
-    steps = ("rdd", "dataframe", "plan", "closure", "failing")
+    conf["spark.archives"] = f"{lab.packed_environment()}#environment"
+    steps, python = ("rdd", "dataframe", "plan", "closure", "failing"), "./environment/bin/python"
 
-    found = job(lab.python_with_package(), *steps, conf=conf, config=told.config, messages=told.good, bad=told.bad)
+    found = job(python, *steps, conf=conf, config=told.config, messages=told.good, bad=told.bad)
 
     check(found, place="/environment/lib/")
     for error, kind in zip(found["failing"], ["StoreUnavailableError", "PointerRejectedError"] * 2, strict=True):
@@ -204,15 +183,11 @@ STREAM = "`resolve` of a stream"
 @pytest.fixture(scope="module")
 def connected(lab, spark_connect):
     """The results of all steps of shipping_client.py, in one session; the first one before anything is shipped."""
-    given = {"zip": str(lab.archive), "wheel": str(lab.wheel()), "folder": str(lab.folder)}
+    given: dict[str, object] = {"zip": str(lab.archive), "wheel": str(lab.wheel()), "folder": str(lab.folder)}
     environment = lab.environment(lab.bare)
     with served(lab) as port:
-        given["port"] = str(port)
-        before = run("shipping_client.py", given | {"steps": VERBS[:1]}, environment, lab.folder)
-        steps = ("wheel", "artifact", *VERBS, "error_column", STREAM)
-        return {"before": before[VERBS[0]]} | run(
-            "shipping_client.py", given | {"steps": steps}, environment, lab.folder
-        )
+        given |= {"port": str(port), "steps": ("before", "wheel", "artifact", *VERBS, "error_column", STREAM)}
+        return run("shipping_client.py", given, environment, lab.folder)
 
 
 @contextlib.contextmanager
@@ -246,15 +221,8 @@ def test_connect_needs_claimcheck_on_the_executors(connected):
     assert all("/claimcheck.zip/claimcheck/" in file for file in files)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_connect_runs_every_verb(connected, verb):
-    assert connected[verb] == {"result": None}
-
-
-def test_connect_brings_no_artifact_to_the_executors_of_a_stream(connected):
-    """Spark runs a stream in a cloned session, without artifacts on executors; an installed package works."""
-    assert "No module named 'claimcheck'" in connected[STREAM]["error"]
-
-
-def test_connect_has_errors_as_rows(connected):
+def test_connect_runs_every_verb_and_has_errors_as_rows(connected):
+    """But a stream runs in a cloned session, without artifacts on executors; an installed package works."""
+    assert {verb: connected[verb] for verb in VERBS} == {verb: {"result": None} for verb in VERBS}
     assert connected["error_column"] == {"result": [None, "EnvelopeError"]}
+    assert "No module named 'claimcheck'" in connected[STREAM]["error"]
