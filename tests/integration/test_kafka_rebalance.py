@@ -171,37 +171,6 @@ def test_nothing_is_lost_or_mixed_while_consumers_come_and_go(lab, worker, tmp_p
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 class TestHandover:
-    def test_chunks_of_a_partition_that_is_taken_away_are_read_again_by_its_new_owner(self, lab, protocol):
-        """Each partition has half a payload when the second consumer joins, and gets the other half later."""
-        halves = {number: chunks_of(content(900, number), 4) for number in range(PARTITIONS)}
-        for number, chunks in halves.items():
-            lab.send_raw(*chunks[:2], partition=number)
-        conf = told(protocol)
-        first = lab.consumer(**conf)
-        servers.wait_until(lambda: first.poll(0.1) is None and first.pending_payloads == PARTITIONS, "all are begun")
-
-        second = lab.consumer(**conf)
-        servers.wait_until(
-            lambda: (
-                [each.poll(0.1) for each in (first, second)] == [None, None]
-                and len(first.assignment()) == len(second.assignment()) == PARTITIONS // 2
-            ),
-            "they share",
-        )
-        servers.wait_until(
-            lambda: (
-                [each.poll(0.1) for each in (first, second)] == [None, None]
-                and (first.pending_payloads, second.pending_payloads) == (PARTITIONS // 2, PARTITIONS // 2)
-            ),
-            "each has the halves of its own",
-        )
-        for number, chunks in halves.items():
-            lab.send_raw(*chunks[2:], partition=number)
-
-        found = receive(first, PARTITIONS // 2) + receive(second, PARTITIONS // 2)
-
-        assert sorted(values(found)) == sorted(content(900, number) for number in range(PARTITIONS))
-
     def test_callbacks_get_this_consumer_and_may_commit(self, lab, protocol):
         heard, consumer = [], lab.consumer(subscribe=False, **told(protocol))
         lab.send_raw(chunks_of(content(900), 3)[0], *chunks_of(content(800), 2), b"end", partition=0)

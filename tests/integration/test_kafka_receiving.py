@@ -1,12 +1,12 @@
-"""What a real Kafka alone does for receivers: metadata, partitioners, events, dead letters and share groups."""
+"""What a real Kafka alone does: metadata, partitioners, dead letters, share groups, commits, retention, asyncio."""
 
-import uuid
+import asyncio
 
 import confluent_kafka as kafka
 import pytest
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
-from claimcheck._wire.envelope import encode_abort, encode_literal, encode_pointer
+from claimcheck._wire.envelope import encode_literal, encode_pointer
 from claimcheck.errors import (
     ArgumentTypeError,
     ChunkError,
@@ -14,17 +14,24 @@ from claimcheck.errors import (
     ConfigError,
 )
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer, OffsetStoreError, last_offset
+from claimcheck.transports.kafka._partition import CommitMetadata
 from tests.integration.kafka_rig import (
     LIMIT,
     SENT_AT,
     STRATEGIES,
     WITHIN_SECONDS,
-    Clock,
     chunks_of,
+    consuming,
     content,
     nothing_comes,
+    poll,
+    producing,
     receive,
     rig,
+    says_removed,
+    send,
+    soon,
+    stored,
     values,
 )
 
@@ -168,11 +175,6 @@ class TestClient:
 A, B = (content(600, n) for n in range(2))
 
 
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 def test_headers_and_keys_of_held_chunks_are_not_kept(lab):
     """Only the first chunk's headers are kept: headers can be larger than the pieces."""
     lab.send_raw(*chunks_of(A, 3)[:2], headers={"large": b"x" * LIMIT})
@@ -182,20 +184,6 @@ def test_headers_and_keys_of_held_chunks_are_not_kept(lab):
     held = consumer._assignment.resolver.clear()
 
     assert [(native.headers(), native.key(), native.value()) for native in held] == [(None, None, None)] * 2
-
-
-def test_an_abort_with_another_key_ends_nothing_while_the_payload_is_to_be_read_again(lab, clock):
-    identity = str(uuid.uuid4())
-    first, *rest = chunks_of(A, 3, identity)
-    lab.send_raw(first, key=b"victim")
-    lab.send_raw(encode_abort(identity), key=b"attacker")
-    consumer = lab.consumer(wrap={"clock": clock})
-    assert nothing_comes(consumer)
-    clock.ahead += 61
-    assert nothing_comes(consumer, 2.0)  # it goes back, and meets the abort once more
-    lab.send_raw(*rest, key=b"victim")
-
-    assert values(receive(consumer, 1)) == [A]
 
 
 # Dead letters ------------------------------------------------------------------------------------------------------
@@ -304,3 +292,380 @@ def test_a_share_group_resolves_pointers_and_refuses_chunks(kafka_broker, topic,
             for record in records if strategy == "chunking" else ():
                 with pytest.raises(ChunkError):
                     resolve(record)
+
+
+# Commits never pass an incomplete payload, and retention that removes records of one ends it ----------------------
+
+
+def at(lab, offset=kafka.OFFSET_INVALID, *metadata):
+    return kafka.TopicPartition(lab.topic, 0, offset, *metadata)
+
+
+class TestCommits:
+    """On the topic: a0 b0 b1 plain a1 end; b is complete first, then the plain record, then a."""
+
+    @pytest.fixture(autouse=True)
+    def records(self, lab):
+        a, b = chunks_of(A, 2), chunks_of(B, 2)
+        lab.send_raw(a[0], b[0], b[1], b"plain", a[1], b"end")
+
+    @pytest.mark.parametrize(
+        ("how", "received", "offset", "mark"),
+        [
+            *((how, 2, 0, CommitMetadata(4)) for how in ("message", "asynchronously", "offsets", "stored", "position")),
+            ("stored offsets", 2, 0, CommitMetadata(4)),
+            ("automatic", 1, 0, CommitMetadata(3)),
+            ("automatic", 3, 5, None),
+            ("message", 4, 6, None),
+        ],
+    )
+    def test_no_way_of_committing_passes_the_head_of_an_incomplete_payload(self, lab, how, received, offset, mark):
+        automatic = how == "automatic"
+        consumer = lab.consumer(
+            wrap={"auto_offset_store": automatic}, enable_auto_commit=automatic, auto_commit_interval_ms=10
+        )
+        message = receive(consumer, received)[-1]
+        behind = at(lab, last_offset(message) + 1)
+        if how == "message":
+            consumer.commit(message=message, asynchronous=False)
+        elif how == "asynchronously":
+            consumer.commit(message=message)  # done when the consumer is closed
+        elif how == "offsets":
+            consumer.commit(offsets=[behind], asynchronous=False)
+        elif how == "position":
+            consumer.commit(offsets=consumer.position([at(lab)]), asynchronous=False)
+        elif how == "stored":
+            consumer.store_offsets(message)
+            consumer.commit(asynchronous=False)
+        elif how == "stored offsets":
+            consumer.store_offsets(offsets=[behind])
+            consumer.commit(asynchronous=False)
+        consumer.close()
+
+        committed = lab.committed()
+
+        assert (committed.offset, CommitMetadata.decode(committed.metadata)) == (offset, mark)
+
+    def test_where_the_metadata_is_the_users_own_payloads_come_at_least_once(self, lab):
+        first = lab.consumer()
+        message = receive(first, 2)[-1]
+        first.commit(offsets=[at(lab, message.offset() + 1, "my own")], asynchronous=False)
+        first.close()
+
+        assert (lab.committed().offset, lab.committed().metadata) == (0, "my own")
+        assert values(receive(lab.consumer(), 4)) == [B, b"plain", A, b"end"]
+
+
+class TestRestartInTheMiddle:
+    def test_a_head_before_the_committed_offset_is_found(self, lab):
+        """A client that does not support chunks committed an offset in the middle of a payload."""
+        chunks = chunks_of(A, 5)
+        lab.send_raw(b"one", *chunks[:3])
+        native = lab.native_consumer()
+        native.assign([at(lab)])
+        native.commit(offsets=[at(lab, 3)], asynchronous=False)
+        native.close()
+        lab.send_raw(*chunks[3:], b"end")
+
+        consumer = lab.consumer()
+        messages = receive(consumer, 2)
+
+        assert values(messages) == [A, b"end"]
+        assert messages[0].offset() == 1
+        assert nothing_comes(consumer)
+
+    def test_one_that_retention_has_removed_is_reported_at_once(self, lab):
+        lab.send_raw(*chunks_of(A, 4), b"end")
+        lab.remove_below(2)
+        consumer = lab.consumer()
+
+        bad, end = receive(consumer, 2)
+        consumer.commit(message=end, asynchronous=False)
+
+        assert says_removed(bad, low=2)
+        assert (bad.offset(), end.value(), lab.committed().offset) == (2, b"end", 5)
+
+    def test_one_whose_chunks_changed_their_order_is_delivered_behind_what_was_removed(self, lab):
+        """Only near the start can a first chunk be missing because retention removed it."""
+        lab.send_raw(b"gone", *[b"plain"] * 1100)
+        lab.remove_below(1)
+        chunks = chunks_of(A, 3)
+        lab.send_raw(chunks[1], chunks[0], chunks[2])
+
+        messages = receive(lab.consumer(), 1101)
+
+        assert messages[-1].value() == A
+
+    def test_from_the_end_on_a_payload_that_began_before_is_passed_over(self, lab):
+        chunks = chunks_of(A, 3)
+        lab.send_raw(*chunks[:2])
+        impatient = lab.claimcheck("external", chunking={"expire_after_seconds": 1.0})
+        consumer = lab.consumer(auto_offset_reset="latest", cc=impatient)
+        while not consumer.assignment():
+            consumer.poll(0.1)
+        assert nothing_comes(consumer, 0.5)
+        lab.send_raw(chunks[2], b"end")
+
+        (message,) = receive(consumer, 1)
+        assert nothing_comes(consumer, 2.0)
+        consumer.commit(message=message, asynchronous=False)
+
+        assert message.value() == b"end"
+        assert lab.committed().offset == 4
+
+
+class TestPause:
+    def test_nothing_comes_while_a_partition_is_paused_and_nothing_is_lost(self, lab):
+        producer = lab.producer("external")
+        for n in range(4):
+            producer.produce(lab.topic, content(2 * LIMIT, n))
+        producer.flush(30)
+        consumer = lab.consumer(wrap={"prefetch_bytes": 10 * LIMIT})
+        found = receive(consumer, 1)
+
+        consumer.pause([at(lab)])
+        assert nothing_comes(consumer)
+        consumer.resume([at(lab)])
+
+        assert values(found + receive(consumer, 3)) == [content(2 * LIMIT, n) for n in range(4)]
+
+
+# Retention ---------------------------------------------------------------------------------------------------------
+
+
+PLAIN = [b"plain %d" % n for n in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "reset"),
+    [
+        ({}, "latest"),
+        ({"partition_assignment_strategy": "cooperative-sticky"}, "earliest"),
+        ({"group_protocol": "consumer"}, "error"),
+        ({"subscribe": False}, "latest"),
+    ],
+)
+def test_what_retention_removed_while_no_consumer_was_there_is_passed(lab, protocol, reset):
+    """An incomplete payload holds back the group's offset; later payloads were delivered."""
+
+    def opened():
+        consumer = lab.consumer(auto_offset_reset=reset, **protocol)
+        if protocol == {"subscribe": False}:
+            consumer.assign([at(lab)])
+        return consumer
+
+    lab.commit(0)  # else nothing would be read where the client starts at the end
+    lab.send_raw(chunks_of(A, 2)[0], b"one", b"two")
+    first = opened()
+    first.commit(message=receive(first, 1)[0], asynchronous=False)
+    first.close()
+    assert lab.committed().offset == 0
+    lab.remove_below(1)
+    second = opened()
+
+    messages = receive(second, 1)
+    lab.send_raw(*PLAIN)
+    messages += receive(second, 10)
+
+    assert values(messages) == [b"two", *PLAIN]
+    second.commit(message=messages[-1], asynchronous=False)
+    assert nothing_comes(second, 0.5)
+    assert lab.committed().offset == lab.end()
+
+
+# With asyncio: every record, in order -----------------------------------------------------------------------------
+
+
+BIG = 5 * LIMIT
+
+
+def read_all(lab, count):
+    """Return the messages of the topic, and check that there are no more."""
+    consumer = lab.consumer(group="reader")
+    found = receive(consumer, count)
+    assert nothing_comes(consumer, 0.5)
+    return found
+
+
+def test_nothing_goes_on_when_no_record_is_on_its_way(lab):
+    async def main():
+        async with producing(lab) as producer:
+            before = asyncio.all_tasks()
+            await send(producer, lab.topic, b"small")
+            await send(producer, lab.topic, content(BIG))
+            await soon(asyncio.gather(*asyncio.all_tasks() - before))  # no end if somebody still polled
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"headers": {"a": 3}},
+        {"value": content(BIG), "timestamp": "now"},
+    ],
+)
+def test_a_wrong_call_is_refused_and_what_follows_is_sent(lab, wrong):
+    async def main():
+        async with producing(lab) as producer:
+            before = await producer.produce(lab.topic, b"before")
+            with pytest.raises(TypeError):
+                await producer.produce(lab.topic, **{"value": b"wrong", **wrong})
+            after = await producer.produce(lab.topic, b"after")
+            assert await soon(producer.flush()) == 0
+            assert (before.result().value(), after.result().value()) == (b"before", b"after")
+            assert stored(lab) == 0
+
+    asyncio.run(main())
+    assert values(read_all(lab, 2)) == [b"before", b"after"]
+
+
+def test_a_full_queue_is_waited_for(lab):
+    async def main():
+        async with producing(lab, queue_buffering_max_messages=5) as producer:
+            futures = [await soon(producer.produce(lab.topic, b"%d" % i)) for i in range(100)]
+            await soon(asyncio.gather(*futures))
+
+    asyncio.run(main())
+    assert values(read_all(lab, 100)) == [b"%d" % i for i in range(100)]
+
+
+def test_what_the_client_refuses_is_said_by_the_future_and_nothing_is_kept(lab):
+    async def main():
+        async with producing(lab) as producer:
+            await send(producer, lab.topic, b"first")  # the client knows the topic now, and refuses at once
+            future = await producer.produce(lab.topic, content(BIG), partition=7)
+            with pytest.raises(kafka.KafkaException, match="_UNKNOWN_PARTITION"):
+                await soon(future)
+            await soon(producer.flush())
+            assert stored(lab) == 0
+
+    asyncio.run(main())
+
+
+def test_purge_is_said_by_the_futures(lab):
+    async def main():
+        async with producing(lab, linger_ms=60_000) as producer:
+            futures = [await producer.produce(lab.topic, payload) for payload in (b"small", content(BIG))]
+            await producer.purge()
+            for future in futures:
+                with pytest.raises(kafka.KafkaException, match="_PURGE_QUEUE"):
+                    await soon(future)
+            await soon(producer.flush())
+            assert stored(lab) == 0
+
+    asyncio.run(main())
+
+
+def test_transactions(lab):
+    async def main():
+        async with producing(lab, transactional_id=f"tx-{lab.topic}") as producer:
+            await soon(producer.init_transactions())
+            for n, end in enumerate((producer.commit_transaction, producer.abort_transaction)):
+                await soon(producer.begin_transaction())
+                futures = [await producer.produce(lab.topic, each) for each in (b"small %d" % n, content(BIG, n))]
+                await soon(end())
+                reports = await soon(asyncio.gather(*futures, return_exceptions=True))
+                assert n or all(report.error() is None for report in reports)
+            await soon(producer.flush())
+            assert stored(lab) == 1  # what was aborted is gone
+            for _ in range(15):  # about every third was the producer's end
+                await soon(producer.begin_transaction())
+                future = await producer.produce(lab.topic, b"small")
+                await soon(producer.abort_transaction())
+                assert future.result().error() is None
+
+    asyncio.run(main())
+    assert values(read_all(lab, 2)) == [b"small 0", content(BIG)]
+
+
+def test_a_transaction_takes_offsets_along(lab):
+    async def main():
+        async with producing(lab, transactional_id=f"tx-{lab.topic}") as producer, consuming(lab) as consumer:
+            lab.send_raw(b"a", b"b", b"c")
+            await soon(producer.init_transactions())
+            await soon(producer.begin_transaction())
+            await poll(consumer, 2)
+            positions = await consumer.position(await consumer.assignment())
+            await soon(producer.send_offsets_to_transaction(positions, await consumer.consumer_group_metadata()))
+            await soon(producer.commit_transaction())
+
+    asyncio.run(main())
+    assert lab.committed().offset == 2
+
+
+def test_nobody_waits_for_a_receive_that_waits(lab):
+    async def main():
+        async with consuming(lab) as consumer:
+            lab.send_raw(b"one")
+            (message,) = await poll(consumer, 1)
+            waiting = asyncio.create_task(consumer.poll())
+            await asyncio.sleep(0)
+            await soon(consumer.commit(message, asynchronous=False))
+            assert not waiting.done()
+            lab.send_raw(b"two")
+            assert (await soon(waiting)).value() == b"two"
+            abandoned = asyncio.create_task(consumer.poll())
+            await asyncio.sleep(0)
+            abandoned.cancel()  # and `close` comes to its end
+
+    asyncio.run(asyncio.wait_for(main(), WITHIN_SECONDS))
+    assert lab.committed().offset == 1
+
+
+def test_callbacks_are_coroutines_that_may_use_the_consumer(lab):
+    async def main():
+        seen = []
+
+        async def on_assign(consumer, partitions):
+            seen.append(("assign", consumer))
+            for partition in partitions:
+                partition.offset = 1
+            await consumer.assign(partitions)
+
+        async def on_revoke(consumer, partitions):
+            seen.append(("revoke", consumer))
+            await asyncio.gather(consumer.commit(asynchronous=False, offsets=await consumer.position(partitions)))
+
+        async with consuming(lab, callbacks={"on_assign": on_assign, "on_revoke": on_revoke}) as consumer:
+            lab.send_raw(b"a", b"b", b"c")
+            assert values(await poll(consumer, 1)) == [b"b"]
+        assert seen == [("assign", consumer), ("revoke", consumer)]
+
+    asyncio.run(asyncio.wait_for(main(), WITHIN_SECONDS))
+    assert lab.committed().offset == 2
+
+
+def test_what_a_callback_raises_comes_out_of_poll(lab):
+    async def main():
+        async def on_assign(consumer, partitions):
+            raise LookupError("no place for them")
+
+        async with consuming(lab, callbacks={"on_assign": on_assign}) as consumer:
+            with pytest.raises(LookupError, match="no place"):
+                await soon(consumer.poll())
+
+    asyncio.run(main())
+
+
+def test_the_offset_of_the_last_message_is_stored_while_the_next_is_waited_for(lab):
+    async def main():
+        options = {"enable_auto_commit": True, "auto_commit_interval_ms": 50}
+        async with consuming(lab, wrap={"auto_offset_store": True}, **options) as consumer:
+            lab.send_raw(b"a", b"b")
+            await poll(consumer, 2)
+            waiting = asyncio.create_task(consumer.poll())
+            while (await asyncio.to_thread(lab.committed)).offset != 2:
+                assert not waiting.done()
+            waiting.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), WITHIN_SECONDS))
+
+
+def test_a_consumer_that_stores_offsets_itself_is_refused(lab):
+    async def main():
+        with pytest.raises(OffsetStoreError):
+            async with consuming(lab, enable_auto_offset_store=True):
+                pass
+
+    asyncio.run(main())

@@ -12,18 +12,11 @@ from claimcheck.transports.local import (
     LocalBroker,
     LocalConsumer,
     LocalProducer,
-    MessageId,
     MessageTooLargeError,
 )
-from tests.local_rig import BIG, append_chunks, drain, rest_of, send, stored
+from tests.local_rig import BIG, append_chunks, drain, rest_of, stored
 
 # Sending -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_partition_can_be_asked_for(broker, configure):
-    cc = configure("chunking")
-    assert LocalProducer(broker, cc).send("wide", BIG, key=b"k", partition=2) == MessageId("wide", 2, 0)
-    assert {each.partition for each in send(broker, cc, "wide", BIG, partition=3)} == {3}
 
 
 @pytest.mark.parametrize("error", [BrokerBusyError("locked"), BrokerStorageError("full"), MessageTooLargeError("big")])

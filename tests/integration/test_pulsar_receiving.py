@@ -1,33 +1,41 @@
 """What a real Pulsar alone does for receivers: metadata, schemas, readers, subscription types, dead letters."""
 
 import asyncio
+import contextlib
+import subprocess
+import sys
+import threading
 
 import pulsar
 import pulsar.asyncio
 import pytest
 
 from claimcheck.config import HEADER
-from claimcheck.errors import ArgumentTypeError, ConfigError, IncompletePayloadError, StoreUnavailableError
-from claimcheck.testing import FaultyStore
+from claimcheck.errors import (
+    ArgumentTypeError,
+    ConfigError,
+    IncompletePayloadError,
+)
 from claimcheck.transports.pulsar import (
+    AsyncPulsarConsumer,
+    AsyncPulsarProducer,
     AsyncPulsarReader,
     PulsarConsumer,
     PulsarReader,
     SharedSubscriptionError,
     deserialize,
 )
-from tests import servers
 from tests.clocks import Clock
 from tests.integration.pulsar_rig import (
     KEYED,
     LIMIT,
+    MANY,
     SHARED,
     STRATEGIES,
     UUID,
     chunk,
     content,
     nothing_comes,
-    pending,
     receive,
 )
 
@@ -102,29 +110,6 @@ def test_without_a_receiver_queue_there_are_no_chunks(lab):
     lab.producer("chunking").send(content(2 * LIMIT))
     with pytest.raises(pulsar.exceptions.InvalidConfiguration):
         consumer.receive()
-
-
-def test_on_an_event_loop_a_reader_does_not_wait_for_the_store(lab):
-    ill = FaultyStore(store={"type": "memory"})
-    ill.context = lab.cc.store("m").context
-    lab.cc._open.stores["m"] = ill
-    lab.producer("external").send(content(2 * LIMIT))
-    ill.fail("read")
-
-    async def main():
-        client = pulsar.asyncio.Client(lab.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-        native = await client.create_reader(lab.topic, pulsar.MessageId.earliest)
-        message = await AsyncPulsarReader(native, lab.cc).read_next()
-        reads = ill.calls["read"]
-        for _ in range(2):
-            assert isinstance(message.error, StoreUnavailableError)
-        assert ill.calls["read"] == reads
-
-        ill.heal()
-        assert await asyncio.to_thread(message.data) == content(2 * LIMIT) == message.data()
-        await client.close()
-
-    asyncio.run(main())
 
 
 def test_the_native_consumer_sees_chunks_with_the_names_of_pip_37(lab):
@@ -252,23 +237,6 @@ class TestManyConsumers:
         assert sorted(got) == sorted(b"".join(pieces) for pieces in payloads.values())
         lab.settled()
 
-    def test_failover_in_the_middle_of_a_payload(self, lab):
-        kind = pulsar.ConsumerType.Failover
-        first, second = (lab.consumer(consumer_type=kind, consumer_name=name) for name in "ab")
-        native = lab.client.create_producer(lab.topic)
-        for i in range(2):
-            native.send(chunk(1, i, 3, b"%d" % i))
-        servers.wait_until(lambda: pending(first) + pending(second) == 1, "one of them has the head")
-        (active,), (other,) = ([one for one in (first, second) if one.pending_payloads == held] for held in (1, 0))
-
-        active.close()
-        native.send(chunk(1, 2, 3, b"2"))
-
-        message = other.receive(10_000)
-        assert message.data() == b"012"
-        other.acknowledge(message)
-        lab.settled()
-
 
 def _next(consumer):
     try:
@@ -347,16 +315,6 @@ class TestDeadWriter:
         assert last.data() == b"last"
         assert not reader.has_message_available()
 
-    def test_a_reader_reports_what_is_evicted(self, lab, head):
-        cc = lab.claimcheck("external", chunking={"max_pending_payloads": 1})
-        reader = PulsarReader(lab.client.create_reader(lab.topic, pulsar.MessageId.earliest), cc)
-        head.send(chunk(2, 0, 2, b"b"))
-
-        found = [reader.read_next(5000).error, reader.read_next(5000).error]
-
-        assert found[0] is None
-        assert "chunking.max_pending_payloads" in str(found[1])
-
     def test_a_reader_drops_what_the_configuration_acknowledges_with_a_warning(self, lab, head, clock, caplog):
         cc = lab.claimcheck("external", chunking={"on_expire": "ack"})
         reader = PulsarReader(lab.client.create_reader(lab.topic, pulsar.MessageId.earliest), cc, clock=clock)
@@ -402,3 +360,237 @@ class TestDeadLetters:
     def test_numbers_that_make_no_sense(self, lab, option, found):
         with pytest.raises(ConfigError, match=f"{option}: found {found!r}, expected an integer of at least"):
             lab.consumer(wrap={option: found})
+
+
+# Acknowledgements apply to whole payloads, as the broker's statistics show ----------------------------------------
+
+
+class TestAcknowledge:
+    @pytest.mark.parametrize("partitions", [0, 2])
+    def test_by_an_id_that_comes_from_another_process(self, lab, partitions):
+        if partitions:
+            lab.broker.create_partitioned(lab.topic, partitions)
+        consumer = lab.consumer()
+        lab.producer("chunking").send(content(5 * LIMIT))
+        data = consumer.receive(5000).message_id().serialize()
+        again = subprocess.run(
+            [sys.executable, "-c", _SERIALIZED_AGAIN], input=data, capture_output=True, check=True
+        ).stdout
+
+        consumer.acknowledge(deserialize(again))
+
+        lab.settled()
+
+    def test_given_back_by_an_id_that_comes_from_elsewhere(self, lab):
+        consumer = lab.consumer(consumer_type=KEYED)
+        lab.producer("chunking").send(payload := content(5 * LIMIT))
+        first = consumer.receive(5000)
+
+        consumer.negative_acknowledge(deserialize(first.message_id().serialize()))
+
+        again = consumer.receive(5000)
+        assert (again.data(), again.redelivery_count()) == (payload, 1)
+        consumer.acknowledge(again)
+        lab.settled()
+
+
+A, B = ([chunk(number, position, 2, b"%d%d" % (number, position)) for position in (0, 1)] for number in (1, 2))
+CUMULATIVE = {
+    "never past the beginning of an incomplete payload": ([b"1", A[0], b"2", b"3"], [(2, 1)], [A[1]]),
+    "the chunks beside another payload that is not settled": ([A[0], B[0], A[1], B[1]], [(0, 2), (1, 0)], []),
+    "no late duplicate takes anything else along": ([*A, b"2", A[1]], [(0, 1), (1, 0)], []),
+}
+"""Messages; which of the received payloads are acknowledged, and the backlog afterwards; what is sent at the end."""
+
+
+class TestCumulatively:
+    @pytest.mark.parametrize(("messages", "acks", "rest"), CUMULATIVE.values(), ids=CUMULATIVE)
+    def test_acknowledges(self, lab, messages, acks, rest):
+        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
+        for message in messages:
+            native.send(message)
+        payloads = receive(consumer, max(index for index, _ in acks) + 1)
+        assert nothing_comes(consumer)
+
+        for index, backlog in acks:
+            consumer.acknowledge_cumulative(payloads[index])
+            lab.settled(backlog=backlog)
+
+        for message in rest:
+            native.send(message)
+            consumer.acknowledge_cumulative(consumer.receive(5000))
+        lab.settled()
+
+    def test_by_an_id(self, lab):
+        consumer, producer = lab.consumer(), lab.producer("chunking", batching_enabled=False)
+        for i in range(3):
+            producer.send(content(3 * LIMIT, i))
+
+        consumer.acknowledge_cumulative(deserialize(receive(consumer, 3)[-1].message_id().serialize()))
+
+        lab.settled()
+
+    def test_within_a_batch(self, lab):
+        """The batch is acknowledged when all of its messages are: two by this call, the chunk with its payload."""
+        consumer = lab.consumer()
+        native = lab.client.create_producer(lab.topic, batching_enabled=True, batching_max_publish_delay_ms=10_000)
+        for message in (b"1", chunk(1, 0, 2, b"a"), b"2"):
+            native.send_async(message, None)
+        native.flush()
+        plain = receive(consumer, 2)[-1]
+        assert plain.message_id().batch_index() == 2
+
+        consumer.acknowledge_cumulative(plain.message_id())
+        lab.settled(backlog=1)
+
+        native.send_async(chunk(1, 1, 2, b"b"), None)
+        native.flush()
+        consumer.acknowledge(consumer.receive(5000))
+        lab.settled()
+
+
+class TestGiveBack:
+    @MANY
+    def test_when_its_consumer_goes_it_comes_whole_to_another(self, lab, kind):
+        strategy = "external" if kind == pulsar.ConsumerType.Shared else "chunking"
+        first = lab.consumer(consumer_type=kind)
+        payloads = [content(3 * LIMIT, i) for i in range(4)]
+        for payload in payloads:
+            lab.producer(strategy).send(payload)
+        receive(first, 2)
+        second = lab.consumer(consumer_type=kind)
+
+        first.close()
+
+        got = receive(second, 4)
+        assert sorted(message.data() for message in got) == sorted(payloads)
+        for message in got:
+            second.acknowledge(message)
+        lab.settled()
+
+
+_SERIALIZED_AGAIN = """
+import sys
+from claimcheck.transports.pulsar import deserialize
+sys.stdout.buffer.write(deserialize(sys.stdin.buffer.read()).serialize())
+"""
+
+
+# With asyncio: the same guarantees, and the event loop is never blocked -------------------------------------------
+
+EARLIEST = {"initial_position": pulsar.InitialPosition.Earliest, "negative_ack_redelivery_delay_ms": 100}
+
+
+def client_of(lab):
+    return pulsar.asyncio.Client(lab.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+
+
+@contextlib.asynccontextmanager
+async def wrapped(lab):
+    """A producer and a consumer of one topic."""
+    client = client_of(lab)
+    native = await client.create_producer(lab.topic, batching_enabled=False)
+    producer = AsyncPulsarProducer(native, lab.cc, max_message_bytes=LIMIT)
+    consumer = AsyncPulsarConsumer(await client.subscribe(lab.topic, "s", **EARLIEST), lab.cc)
+    try:
+        yield producer, consumer
+    finally:
+        with contextlib.suppress(pulsar.asyncio.PulsarException):  # its topic was terminated
+            await producer.close()
+        with contextlib.suppress(pulsar.asyncio.PulsarException):  # the test did so itself
+            await consumer.close()
+        await client.close()
+
+
+def test_a_loop_that_ends_takes_what_was_not_sent_out_of_the_store(lab):
+    cc = lab.claimcheck("external")
+    store, dropped = cc.store("m"), []
+    first_written, second_written, ended = threading.Event(), threading.Event(), threading.Event()
+    write, rollback = store.write, store.rollback
+    store.rollback = lambda pointer: (dropped.append(pointer.key), rollback(pointer))
+
+    def slow(*args, **kwargs):
+        pointer = write(*args, **kwargs)
+        if first_written.is_set():
+            second_written.set()
+        else:
+            first_written.set()
+            ended.wait(60)
+        return pointer
+
+    async def main():
+        client = client_of(lab)
+        producer = AsyncPulsarProducer(await client.create_producer(lab.topic), cc, max_message_bytes=LIMIT)
+        store.write = slow
+        for i, written in enumerate((first_written, second_written)):
+            asyncio.create_task(producer.send(content(2 * LIMIT, i)))  # noqa: RUF006
+            assert await asyncio.to_thread(written.wait, 60)
+        threading.Timer(0.5, ended.set).start()  # once the loop has begun to end
+
+    asyncio.run(main())
+    assert len(dropped) == 2
+
+
+def test_closing_ends_a_receive_as_the_client_does(lab):
+    async def main():
+        async with wrapped(lab) as (_, consumer):
+            tasks = [asyncio.create_task(consumer.receive()) for _ in range(2)]
+            await asyncio.sleep(0.1)
+            await consumer.close()
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(result, pulsar.asyncio.PulsarException)
+                assert result.error() == pulsar.Result.AlreadyClosed
+            with pytest.raises(pulsar.asyncio.PulsarException, match="AlreadyClosed"):
+                await consumer.receive()
+
+    asyncio.run(main())
+
+
+def test_receives_at_once_read_concurrently_and_return_in_order(lab):
+    """Otherwise a cumulative acknowledgement would cover a payload that nobody has."""
+
+    async def main():
+        gate, started, store = threading.Event(), [], lab.cc.store("m")
+        read = store.read
+
+        def slow(pointer):
+            started.append(pointer)
+            if len(started) == 1:
+                gate.wait(30)
+            return read(pointer)
+
+        async with wrapped(lab) as (producer, consumer):
+            payloads = [content(3 * LIMIT, 0), content(20, 1), content(3 * LIMIT, 2)]
+            for payload in payloads:
+                await producer.send(payload)
+            store.read = slow
+            receiving = [asyncio.ensure_future(consumer.receive()) for _ in payloads]
+            done, _ = await asyncio.wait(receiving, timeout=1)
+            assert (len(done), len(started)) == (0, 2)
+            gate.set()
+            assert [message.data() for message in await asyncio.gather(*receiving)] == payloads
+
+    asyncio.run(main())
+
+
+def test_an_asyncio_reader(lab):
+    async def main():
+        client = client_of(lab)
+        producer = lab.producer("chunking")
+        ids = [producer.send(content(3 * LIMIT, i)) for i in range(2)]
+        native = await client.create_reader(lab.topic, pulsar.MessageId.earliest)
+        async with AsyncPulsarReader(native, lab.cc) as reader:
+            assert await reader.has_message_available()
+            assert [(await reader.read_next()).data() for _ in range(2)] == [content(3 * LIMIT, i) for i in range(2)]
+            assert not await reader.has_message_available()
+            await reader.seek(ids[0])
+            assert (await reader.read_next()).message_id() == ids[1]
+            waiting = asyncio.create_task(reader.read_next())
+            await asyncio.sleep(0.1)
+        with pytest.raises(pulsar.asyncio.PulsarException, match="AlreadyClosed"):
+            await waiting
+        with pytest.raises(pulsar.asyncio.PulsarException, match="AlreadyClosed"):
+            await reader.read_next()
+        await client.close()
+
+    asyncio.run(main())

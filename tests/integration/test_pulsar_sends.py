@@ -10,7 +10,7 @@ import pulsar
 import pytest
 
 import claimcheck
-from claimcheck.errors import ConfigError, PayloadTooLargeError, TransportError
+from claimcheck.errors import ConfigError, PayloadTooLargeError
 from claimcheck.transports.pulsar import ChunkArgumentError, PulsarProducer, SendDeadlineError, ask_limit
 from tests.integration.pulsar_rig import LIMIT, STRATEGIES, content, nothing_comes, receive
 
@@ -88,14 +88,6 @@ class TestLimit:
         assert messages[1].data() == payload
         assert len(messages[1].message_id().ids) == 3
 
-    def test_a_web_service_that_does_not_tell(self, lab):
-        with pytest.raises(TransportError, match="did not answer"):
-            ask_limit("http://127.0.0.1:1", lab.topic)
-        with pytest.raises(TransportError, match="http"):
-            ask_limit("file:///etc/passwd", lab.topic)
-        with pytest.raises(ConfigError, match="ca_file"):
-            ask_limit("https://127.0.0.1:1", lab.topic, ca_file="/no/such/file")
-
 
 @pytest.mark.parametrize(
     ("option", "found"),
@@ -134,26 +126,6 @@ class TestRefused:
         assert heard.wait()[0] == RESULT.MessageTooBig
         producer.flush()
         assert (len(heard.calls), list(store.scan())) == (1, before)
-
-    @pytest.mark.parametrize("asynchronously", [False, True])
-    def test_chunks_that_ctrl_c_breaks_off_are_aborted(self, lab, asynchronously):
-        consumer, producer = lab.consumer(), lab.producer("chunking")
-        real, calls = producer._raw.send_async, []
-
-        def interrupted(data, callback, **options):
-            calls.append(len(data))
-            if len(calls) == 3:
-                raise KeyboardInterrupt
-            real(data, callback, **options)
-
-        producer._raw.send_async = interrupted
-
-        with pytest.raises(KeyboardInterrupt):
-            producer.send_async(content(5 * LIMIT), Heard()) if asynchronously else producer.send(content(5 * LIMIT))
-
-        producer.send(b"next")
-        assert consumer.receive(5000).data() == b"next"
-        assert consumer.pending_payloads == 0
 
     @pytest.mark.parametrize(
         "option", [{"sequence_id": 7}, {"deliver_at": 99}, {"deliver_after": timedelta(seconds=1)}]

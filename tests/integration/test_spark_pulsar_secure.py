@@ -8,7 +8,7 @@ import pytest
 from claimcheck.spark.sources import register
 from tests import servers
 from tests.integration.pulsar_rig import Topic
-from tests.spark.sources_rig import batches_of, failure, stream, values
+from tests.spark.rig import batches_of, failure, stream, values
 
 PULSAR = "claimcheck_pulsar"
 RIGHT, WRONG, STRANGER = "CLAIMCHECK_TEST_RIGHT", "CLAIMCHECK_TEST_WRONG", "CLAIMCHECK_TEST_STRANGER"

@@ -9,8 +9,8 @@ import pytest
 
 from tests import servers
 from tests.integration.pulsar_rig import Topic
+from tests.spark.rig import batches_of, failure, run_child, stream, values, written
 from tests.spark.sources_child import read
-from tests.spark.sources_rig import batches_of, failure, run_child, stream, values, written
 
 PULSAR = "claimcheck_pulsar"
 quiet = logging.getLogger("pulsar-client-of-a-killed-broker")
@@ -141,20 +141,6 @@ def test_both_at_the_same_time(spark_sources, spark_topic, rival, tmp_path):
 
     assert "SubscriptionBusyError" in text
     assert "Each query needs a subscription of its own" in text
-
-
-def test_one_after_the_other_while_everything_is_there(spark_sources, spark_topic, rival, tmp_path):
-    first = spark_topic.send(range(5))
-    df = stream(spark_sources, PULSAR, spark_topic.options())
-    mine = [batches_of(df, tmp_path / "c")]
-    second = spark_topic.send(range(5, 10))
-    theirs = [rival()]
-    third = spark_topic.send(range(10, 15))
-    theirs.append(rival())
-    mine.append(batches_of(df, tmp_path / "c"))
-
-    assert [values(seen) for seen in theirs] == [sorted(first + second), third]
-    assert [values(seen) for seen in mine] == [first, sorted(second + third)]
 
 
 def test_what_the_other_has_let_go_of_is_missed(spark_sources, spark_topic, rival, tmp_path):

@@ -28,8 +28,7 @@ from claimcheck.spark._reading import Reading
 from claimcheck.spark._reassemble import _ReassembleStage
 from claimcheck.spark._reassemble_common import ColumnIndexes, joined, read_header
 from claimcheck.spark._worker import as_config
-from tests.spark.rig import in_chunks
-from tests.spark.topic_files import SCHEMA, TopicFiles, stateful_session
+from tests.spark.rig import SCHEMA, TopicFiles, in_chunks, stateful_session
 
 LIMITS = {"max_payload_bytes": 5000, "max_pending_bytes": 5000, "max_chunks": 20, "expire_after_seconds": 3600}
 UUID = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
@@ -585,29 +584,6 @@ def test_what_waits_too_long_is_said_once(tester):
     assert tester.feed(tester.chunk(0, 6)) == []  # too late
     assert tester.at(901) == []
     assert tester.timers == []
-
-
-@pytest.mark.parametrize("apart", [False, True], ids=["in one batch", "in two"])
-@pytest.mark.parametrize(
-    ("second", "why"),
-    [
-        (
-            {"position": 1, "total": 4, "piece": b"qq"},
-            "chunk 1 of STATE_UUID arrived twice with different bytes: two",
-        ),
-        ({"position": 2, "total": 5}, "chunk 2 of STATE_UUID declares 5 chunks, but an earlier one 4: two writers,"),
-    ],
-)
-def test_contradictions_are_said_once(tester, apart, second, why):
-    rows = [tester.chunk(1, 4), tester.chunk(**second)]
-
-    said = [*tester.feed(rows[0]), *tester.feed(rows[1])] if apart else tester.feed(*rows)
-
-    [row] = said
-    assert row.error_type == "ChunkConflictError"
-    assert row.error_message.startswith(why.replace("STATE_UUID", STATE_UUID))
-    assert tester.feed(tester.chunk(0, 4), tester.chunk(2, 4), tester.chunk(3, 4)) == []
-    assert tester.noted == {}
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,8 @@ from claimcheck.errors import ConfigError
 from claimcheck.spark import Metrics, reassemble
 from claimcheck.spark import _reassemble_stream as on_stream
 from claimcheck.spark._worker import as_config, claim_check
-from tests.spark.rig import in_chunks
+from tests.spark.rig import PROVIDER, ROCKSDB, SCHEMA, TopicFiles, in_chunks, stateful_session
 from tests.spark.shipping_rig import staged
-from tests.spark.topic_files import PROVIDER, ROCKSDB, SCHEMA, TopicFiles, stateful_session
 
 Message = tuple[str, int, bytes | None]
 

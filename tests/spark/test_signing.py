@@ -11,8 +11,8 @@ from claimcheck._wire.envelope import Kind, decode, encode_abort
 from claimcheck.config import HEADER
 from claimcheck.errors import ConfigError, PointerRejectedError
 from claimcheck.spark import map_payloads, offload, pin, reassemble, repartition_by_payload, resolve, resolver
-from tests.spark.topic_files import SCHEMA as TOPIC
-from tests.spark.topic_files import TopicFiles, stateful_session
+from tests.spark.rig import SCHEMA as TOPIC
+from tests.spark.rig import TopicFiles, stateful_session
 
 SIGNING = {"key_id": "k1", "keys": {"k1": "a secret of ours"}}
 PAYLOADS = [bytes([n]) * 5_000 for n in (1, 2)]

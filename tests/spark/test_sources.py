@@ -20,8 +20,8 @@ from claimcheck.spark.sources._source import OffsetRange
 from claimcheck.transports.local import LocalBroker, LocalProducer
 from claimcheck.transports.pulsar._queries import NOTHING
 from tests.docs_pages import run
+from tests.spark.rig import batches_of, failure, run_child, stream, values, written
 from tests.spark.sources_child import read
-from tests.spark.sources_rig import batches_of, failure, run_child, stream, values, written
 
 SMALL, LARGE = b"small", b"large" * 1000
 
