@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import random
 import time
@@ -225,6 +226,16 @@ async def consuming(
     async with AsyncKafkaConsumer(native, cc or lab.cc, **(wrap or {})) as made:
         await made.subscribe([lab.topic], **(callbacks or {}))
         yield made
+
+
+def on_a_loop(test: Any) -> Any:
+    """Make a test of a coroutine function; what waits for ever is an error."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 2 * WITHIN_SECONDS))
+
+    return run
 
 
 async def soon(awaitable: Any) -> Any:

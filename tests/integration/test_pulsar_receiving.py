@@ -26,6 +26,7 @@ from claimcheck.transports.pulsar import (
     deserialize,
 )
 from tests.clocks import Clock
+from tests.integration.kafka_rig import on_a_loop
 from tests.integration.pulsar_rig import (
     KEYED,
     LIMIT,
@@ -478,28 +479,12 @@ sys.stdout.buffer.write(deserialize(sys.stdin.buffer.read()).serialize())
 
 # With asyncio: the same guarantees, and the event loop is never blocked -------------------------------------------
 
-EARLIEST = {"initial_position": pulsar.InitialPosition.Earliest, "negative_ack_redelivery_delay_ms": 100}
-
-
-def client_of(lab):
-    return pulsar.asyncio.Client(lab.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-
 
 @contextlib.asynccontextmanager
-async def wrapped(lab):
-    """A producer and a consumer of one topic."""
-    client = client_of(lab)
-    native = await client.create_producer(lab.topic, batching_enabled=False)
-    producer = AsyncPulsarProducer(native, lab.cc, max_message_bytes=LIMIT)
-    consumer = AsyncPulsarConsumer(await client.subscribe(lab.topic, "s", **EARLIEST), lab.cc)
-    try:
-        yield producer, consumer
-    finally:
-        with contextlib.suppress(pulsar.asyncio.PulsarException):  # its topic was terminated
-            await producer.close()
-        with contextlib.suppress(pulsar.asyncio.PulsarException):  # the test did so itself
-            await consumer.close()
-        await client.close()
+async def asyncio_client(lab):
+    client = pulsar.asyncio.Client(lab.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    yield client
+    await client.close()
 
 
 def test_a_loop_that_ends_takes_what_was_not_sent_out_of_the_store(lab):
@@ -519,7 +504,7 @@ def test_a_loop_that_ends_takes_what_was_not_sent_out_of_the_store(lab):
         return pointer
 
     async def main():
-        client = client_of(lab)
+        client = pulsar.asyncio.Client(lab.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
         producer = AsyncPulsarProducer(await client.create_producer(lab.topic), cc, max_message_bytes=LIMIT)
         store.write = slow
         for i, written in enumerate((first_written, second_written)):
@@ -531,53 +516,43 @@ def test_a_loop_that_ends_takes_what_was_not_sent_out_of_the_store(lab):
     assert len(dropped) == 2
 
 
-def test_closing_ends_a_receive_as_the_client_does(lab):
-    async def main():
-        async with wrapped(lab) as (_, consumer):
-            tasks = [asyncio.create_task(consumer.receive()) for _ in range(2)]
-            await asyncio.sleep(0.1)
-            await consumer.close()
-            for result in await asyncio.gather(*tasks, return_exceptions=True):
-                assert isinstance(result, pulsar.asyncio.PulsarException)
-                assert result.error() == pulsar.Result.AlreadyClosed
-            with pytest.raises(pulsar.asyncio.PulsarException, match="AlreadyClosed"):
-                await consumer.receive()
-
-    asyncio.run(main())
-
-
-def test_receives_at_once_read_concurrently_and_return_in_order(lab):
+@on_a_loop
+async def test_receives_at_once_return_in_order_and_end_when_the_consumer_is_closed(lab):
     """Otherwise a cumulative acknowledgement would cover a payload that nobody has."""
+    gate, started, store, producer = threading.Event(), [], lab.cc.store("m"), lab.producer(batching_enabled=False)
+    payloads = [content(3 * LIMIT, 0), content(20, 1), content(3 * LIMIT, 2)]
+    for payload in payloads:
+        producer.send(payload)
+    read = store.read
 
-    async def main():
-        gate, started, store = threading.Event(), [], lab.cc.store("m")
-        read = store.read
+    def slow(pointer):
+        started.append(pointer)
+        if len(started) == 1:
+            gate.wait(30)
+        return read(pointer)
 
-        def slow(pointer):
-            started.append(pointer)
-            if len(started) == 1:
-                gate.wait(30)
-            return read(pointer)
-
-        async with wrapped(lab) as (producer, consumer):
-            payloads = [content(3 * LIMIT, 0), content(20, 1), content(3 * LIMIT, 2)]
-            for payload in payloads:
-                await producer.send(payload)
-            store.read = slow
-            receiving = [asyncio.ensure_future(consumer.receive()) for _ in payloads]
-            done, _ = await asyncio.wait(receiving, timeout=1)
-            assert (len(done), len(started)) == (0, 2)
-            gate.set()
-            assert [message.data() for message in await asyncio.gather(*receiving)] == payloads
-
-    asyncio.run(main())
+    store.read = slow
+    async with asyncio_client(lab) as client:
+        earliest = pulsar.InitialPosition.Earliest
+        consumer = AsyncPulsarConsumer(await client.subscribe(lab.topic, "s", initial_position=earliest), lab.cc)
+        receiving = [asyncio.ensure_future(consumer.receive()) for _ in payloads]
+        done, _ = await asyncio.wait(receiving, timeout=1)
+        assert (len(done), len(started)) == (0, 2)
+        gate.set()
+        assert [message.data() for message in await asyncio.gather(*receiving)] == payloads
+        waiting = [asyncio.create_task(consumer.receive()) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        await consumer.close()
+        for result in await asyncio.gather(*waiting, consumer.receive(), return_exceptions=True):
+            assert isinstance(result, pulsar.asyncio.PulsarException)
+            assert result.error() == pulsar.Result.AlreadyClosed
 
 
-def test_an_asyncio_reader(lab):
-    async def main():
-        client = client_of(lab)
-        producer = lab.producer("chunking")
-        ids = [producer.send(content(3 * LIMIT, i)) for i in range(2)]
+@on_a_loop
+async def test_an_asyncio_reader(lab):
+    producer = lab.producer("chunking")
+    ids = [producer.send(content(3 * LIMIT, i)) for i in range(2)]
+    async with asyncio_client(lab) as client:
         native = await client.create_reader(lab.topic, pulsar.MessageId.earliest)
         async with AsyncPulsarReader(native, lab.cc) as reader:
             assert await reader.has_message_available()
@@ -587,10 +562,6 @@ def test_an_asyncio_reader(lab):
             assert (await reader.read_next()).message_id() == ids[1]
             waiting = asyncio.create_task(reader.read_next())
             await asyncio.sleep(0.1)
-        with pytest.raises(pulsar.asyncio.PulsarException, match="AlreadyClosed"):
-            await waiting
-        with pytest.raises(pulsar.asyncio.PulsarException, match="AlreadyClosed"):
-            await reader.read_next()
-        await client.close()
-
-    asyncio.run(main())
+        for call in (waiting, reader.read_next()):
+            with pytest.raises(pulsar.asyncio.PulsarException, match="AlreadyClosed"):
+                await call

@@ -155,21 +155,6 @@ def test_unreadable_letters_stay_and_are_named(broker, cc, tmp_path):
     assert values_in(broker, cc) == [b"good"]
 
 
-def test_it_stops_at_the_end_that_the_topic_had(broker, cc):
-    broker.append("orders", b"first")
-
-    def endless(letters):
-        for letter in letters:
-            broker.append("orders", b"later")
-            yield letter
-
-    topic, report = opened(broker, cc, "orders", "wide"), RedriveReport(dry_run=False)
-    with closing(topic):
-        Redrive(dry_run=False, force=True).run(endless(topic.letters()), report, lambda: None)
-
-    assert report.sent == 1
-
-
 def test_a_store_that_is_down_ends_the_run(broker, configure):
     cc = configure("external", stores={"m": {"type": "claimcheck.testing:FaultyStore", "store": {"type": "memory"}}})
     LocalProducer(broker, cc).send("orders", bytes(10_000))
@@ -292,15 +277,6 @@ def test_wrong_usage(invoke, arguments, text):
 
     assert result.exit_code == 2
     assert text in result.stderr
-
-
-@pytest.mark.parametrize("option", ["--from", "--to"])
-def test_a_topic_that_does_not_exist(invoke, option):
-    result = invoke(option, "nowhere", "--yes")
-
-    assert (result.exit_code, result.stdout) == (3, "")
-    assert "there is no topic nowhere: check its name" in result.stderr
-    assert "there is no topic nowhere" in json.loads(invoke(option, "nowhere", "--json").stdout)["error"]
 
 
 @pytest.mark.parametrize("arguments", [["--from", "orders", "--to", "orders.dlq"], ["--to", "invoices"]])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import gc
-import json
 import threading
 import time
 from pathlib import Path
@@ -101,23 +100,6 @@ def test_files_of_any_size_and_the_row_beside_them(spark, config, send):
     found = rows_of(frame(spark, messages).transform(stage), "kind", "number", "head", "rest")
 
     assert found == [("BytesIO", 0, 10, 2990), ("BufferedReader", 1, 10, 49_990)]
-
-
-def test_what_is_wrong_with_one_row_is_told_in_that_row(spark, config, send):
-    gone = send(bytes(3000))
-    remove_stored(config)
-    messages = [*send(b"[1, 2]"), *gone, *send(b"no json"), b"PRF_wdkafcli_header_\x09"]
-
-    stage = map_payloads(json.loads, "items array<int>", column="value", config=config, on_error="null")
-    df = frame(spark, messages).transform(stage)
-
-    assert df.columns == ["n", "value", "items", "error"]
-    assert rows_of(df.select("items", "error.type"), "items", "type") == [
-        ([1, 2], None),
-        (None, "PayloadNotFoundError"),
-        (None, "JSONDecodeError"),
-        (None, "EnvelopeError"),
-    ]
 
 
 def test_dead_letters_leave_and_are_handed_over_with_all_they_had(spark, config, send, tmp_path):

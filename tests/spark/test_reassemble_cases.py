@@ -7,7 +7,6 @@ import itertools
 import json
 import pickle
 import random
-import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -336,32 +335,6 @@ def test_batches_are_cut_by_bytes(config):
     assert [[len(p.as_py()) for p in batch.column("payload")] for batch in got] == [[4000, 4000], [4000], [20000], [10]]
     assert {batch.schema.field(name).type for batch in got for name in ("payload", "value")} == {pa.large_binary()}
     assert b"".join(p.as_py() for batch in got for p in batch.column("payload")) == b"".join(payloads)
-
-
-def test_a_payload_over_its_limit_is_let_go_while_its_chunks_still_come(config):
-    """With 64 MiB of chunks and a limit of 1 MiB, only a few chunks are in memory at a time."""
-    config |= {"chunking": {"max_payload_bytes": 1 << 20, "max_pending_bytes": 1 << 20}}
-    uuid = str(uuid4())
-
-    def batches() -> Iterator[object]:
-        for n in range(64):
-            yield arrow([encode_chunk(uuid, n, 64, bytes(1 << 20))])
-
-    before, most = pa.total_allocated_bytes(), 0
-    tracemalloc.start()
-
-    def watched() -> Iterator[object]:
-        nonlocal most
-        for batch in batches():
-            most = max(most, pa.total_allocated_bytes() - before + tracemalloc.get_traced_memory()[0])
-            yield batch
-
-    try:
-        [batch] = run_stage(config, watched())
-    finally:
-        tracemalloc.stop()
-    assert batch.column("error").to_pylist()[0]["type"] == "PayloadTooLargeError"
-    assert most < 12 << 20
 
 
 # Mistakes, raised on the driver ---------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 import pickle
-import random
 import shutil
 from decimal import Decimal
 
@@ -32,21 +31,6 @@ from claimcheck.stores import filesystem
 from tests.spark.rig import batch_of, frame, remove_stored
 
 
-@pytest.mark.smoke
-def test_payloads_in_a_column_more_rows_in_order(spark, config, send):
-    rng = random.Random(5)
-    wanted = [b"", b"small", *(rng.randbytes(rng.choice([999, 1500, 300_000])) for _ in range(30))]
-    messages = [message for payload in wanted for message in send(payload)]
-
-    df = frame(spark, messages, 3).transform(resolve("value", config=config))
-    rows = df.collect()
-
-    assert df.columns == ["n", "value", "payload"]
-    assert [row.n for row in rows] == list(range(len(wanted)))
-    assert [bytes(row.value) for row in rows] == messages
-    assert [bytes(row.payload) for row in rows] == wanted
-
-
 def test_columns_of_every_kind_pass_through(spark, config, send):
     row = (
         1,
@@ -71,39 +55,6 @@ def test_columns_of_every_kind_pass_through(spark, config, send):
     assert after.drop("payload").collect() == before.collect()
     assert after.drop("payload").schema == before.schema
     assert bytes(after.first().payload) == b"p" * 2000
-
-
-def test_nulls_and_empty_partitions(spark, config):
-    df = frame(spark, [None, b"x", None], 5).transform(resolve("value", config=config))
-
-    assert [row.payload for row in df.collect()] == [None, b"x", None]
-    assert frame(spark, []).transform(resolve("value", config=config)).collect() == []
-
-
-def test_errors_in_a_column_of_their_own(spark, config, send):
-    gone = send(bytes(3000))[0]
-    remove_stored(config)
-    kept = send(b"k" * 3000)[0]
-    messages = [kept, gone, b"PRF_wdkafcli_header_\x09", b"plain", None]
-
-    df = frame(spark, messages).transform(resolve("value", config=config, on_error="null"))
-    rows = df.collect()
-
-    assert df.columns == ["n", "value", "payload", "error"]
-    assert [None if row.payload is None else bytes(row.payload) for row in rows] == [
-        b"k" * 3000,
-        None,
-        None,
-        b"plain",
-        None,
-    ]
-    assert [row.error and row.error.type for row in rows] == [
-        None,
-        "PayloadNotFoundError",
-        "EnvelopeError",
-        None,
-        None,
-    ]
 
 
 def test_a_column_is_found_whatever_its_case(spark, config, send):
@@ -185,24 +136,7 @@ def test_names_are_text(spark, config):
 CHUNKING = {"strategy": "chunking", "chunking": {"max_message_bytes": 1000}}
 
 
-def payloads(count: int) -> list[bytes]:
-    """Return payloads around the threshold, with an empty one and a look-alike."""
-    rng = random.Random(7)
-    some = [rng.randbytes(rng.choice([1, 500, 5_000, 200_000])) for _ in range(count - 2)]
-    return [b"", *some, b"PRF_wdkafcli_header_\x02 but not really"]
-
-
 # In Spark -------------------------------------------------------------------------------------------------------
-
-
-def test_payloads_come_back_in_order_through_spark(sc, config, send):
-    wanted = payloads(40)
-    messages = [message for payload in wanted for message in send(payload)]
-
-    got = sc.parallelize(messages, 3).mapPartitions(resolver(config)).collect()
-
-    assert got == wanted
-    assert all(type(payload) is bytes for payload in got)
 
 
 def test_pairs_keep_what_stands_beside_the_message(sc, config, send):
