@@ -1,4 +1,4 @@
-"""``claimcheck gc`` and sweeps with real brokers and stores: exactly the orphans go, also after a kill."""
+"""``claimcheck gc`` and sweeps with real brokers and stores: exactly the orphans go."""
 
 from __future__ import annotations
 
