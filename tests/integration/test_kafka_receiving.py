@@ -1,6 +1,8 @@
 """What a real Kafka alone does: metadata, partitioners, dead letters, share groups, commits, retention, asyncio."""
 
 import asyncio
+import contextlib
+import itertools
 
 import confluent_kafka as kafka
 import pytest
@@ -52,38 +54,26 @@ def wide(kafka_broker, topic):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-class TestEveryStrategy:
-    def test_any_size_comes_back_with_its_key_headers_and_time(self, lab, strategy):
-        sizes = [0, LIMIT, 10 * LIMIT]
-        consumer, producer, reports = lab.consumer(), lab.producer(strategy), []
-        for size in sizes:
-            producer.produce(
-                lab.topic, content(size), b"k", headers=[("a", b"1"), ("a", b"2")], timestamp=SENT_AT,
-                on_delivery=lambda *report: reports.append(report),
-            )  # fmt: skip
-        assert producer.flush(30) == 0
+def test_payloads_come_back_with_all_that_belongs_to_them_from_the_partition_that_was_chosen(wide, strategy):
+    consumer, producer, reports, sizes = wide.consumer(), wide.producer(strategy), [], [0, LIMIT, 5 * LIMIT, 10 * LIMIT]
+    for partition, size in enumerate(sizes):
+        producer.produce(
+            wide.topic, content(size), b"k", partition, headers=[("a", b"1"), ("a", b"2")], timestamp=SENT_AT,
+            on_delivery=lambda *report: reports.append(report),
+        )  # fmt: skip
+    assert producer.flush(30) == 0
 
-        messages = receive(consumer, len(sizes))
+    messages = sorted(receive(consumer, len(sizes)), key=kafka.Message.partition)
+    reports.sort(key=lambda pair: pair[1].partition())
 
-        assert values(messages) == [content(size) for size in sizes]
-        assert {(m.key(), tuple(m.headers()), m.timestamp()) for m in messages} == {
-            (b"k", (("a", b"1"), ("a", b"2")), (kafka.TIMESTAMP_CREATE_TIME, SENT_AT))
-        }
-        assert [(m.offset(), last_offset(m)) for m in messages] == [(r.offset(), last_offset(r)) for _, r in reports]
-        assert {(error, r.topic(), r.partition(), r.key()) for error, r in reports} == {(None, lab.topic, 0, b"k")}
-        assert all(isinstance(m, kafka.Message) and m.error() is None for m in messages)
-
-    def test_all_of_a_payload_goes_to_the_partition_that_was_chosen(self, wide, strategy):
-        consumer, producer, reports = wide.consumer(), wide.producer(strategy), []
-        for partition in range(4):
-            producer.produce(wide.topic, content(5 * LIMIT, partition), partition=partition,
-                             on_delivery=lambda _, report: reports.append(report.partition()))  # fmt: skip
-        producer.flush(30)
-
-        received = {message.partition(): message.value() for message in receive(consumer, 4)}
-
-        assert received == {partition: content(5 * LIMIT, partition) for partition in range(4)}
-        assert sorted(reports) == [0, 1, 2, 3]
+    assert values(messages) == [content(size) for size in sizes]
+    assert {(m.key(), tuple(m.headers()), m.timestamp()) for m in messages} == {
+        (b"k", (("a", b"1"), ("a", b"2")), (kafka.TIMESTAMP_CREATE_TIME, SENT_AT))
+    }
+    for number, (message, (error, report)) in enumerate(zip(messages, reports, strict=True)):
+        assert (message.offset(), last_offset(message)) == (report.offset(), last_offset(report))
+        assert (error, report.topic(), report.partition(), report.key()) == (None, wide.topic, number, b"k")
+        assert (isinstance(message, kafka.Message), message.error()) == (True, None)
 
 
 @pytest.mark.parametrize("partitioner", ["murmur2_random", "random"])
@@ -190,109 +180,63 @@ def test_headers_and_keys_of_held_chunks_are_not_kept(lab):
 # Dead letters ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def dead_lab(kafka_broker, topic):
-    with rig(kafka_broker, topic) as dead_lab:
-        dead_lab.create(2, f"{topic}.dlq")
-        yield dead_lab
-
-
-def letters(dead_lab, count, cc=None):
-    """Return the messages of the dead-letter topic."""
-    return receive(dead_lab.consumer(f"{dead_lab.topic}.dlq", group="letters", cc=cc), count)
-
-
-def dead_letter(dead_lab, count=1, *, cc=None, **wrap):
-    """Receive messages, send them to the dead-letter topic and commit them."""
-    wrap = {"dead_letter_producer": dead_lab.native(message_max_bytes=LIMIT + 2000), **wrap}
-    consumer = dead_lab.consumer(cc=cc, wrap=wrap)
-    for message in receive(consumer, count):
-        consumer.dead_letter(message, f"{dead_lab.topic}.dlq", reason="no sense in it")
-        consumer.commit(message, asynchronous=False)
-    (place,) = consumer.committed([kafka.TopicPartition(dead_lab.topic, 0)], timeout=10)
-    return place.offset
-
-
-def test_what_cannot_be_read_arrives_unchanged(dead_lab):
-    first, _ = chunks_of(content(100), 2)
+def test_what_cannot_be_read_arrives_unchanged(lab):
+    """Also a chunk of an incomplete payload: the clock passes a minute at each look, so that it expires at once."""
+    dlq, (first, _) = lab.create(2, f"{lab.topic}.dlq"), chunks_of(content(100), 2)
     damaged = encode_pointer(b"no pointer")
     look_alike = encode_literal(encode_pointer(b"a payload that looks like an envelope"))
-    dead_lab.send_raw(first, damaged, look_alike, None, b"plain")
+    lab.send_raw(first, damaged, look_alike, None, b"plain")
+    cc = lab.claimcheck("external", chunking={"max_redeliveries": 0})
+    wrap: dict[str, object] = {"dead_letter_producer": lab.native(message_max_bytes=LIMIT + 2000)}
+    wrap["clock"] = itertools.count(0, 60).__next__
+    consumer = lab.consumer(cc=cc, wrap=wrap)
+    for message in receive(consumer, 5):
+        consumer.dead_letter(message, dlq, reason="no sense in it")
 
-    cc = dead_lab.claimcheck("external", chunking={"max_redeliveries": 0})
-    dead_letter(dead_lab, 5, cc=cc, clock=Hurried())
-
-    consumer = dead_lab.native_consumer("letters")
-    consumer.subscribe([f"{dead_lab.topic}.dlq"])
-    values = [record.value() for record in receive(consumer, 5)]
-    consumer.close()
-    assert sorted(values, key=str) == sorted([first, damaged, look_alike, None, b"plain"], key=str)
-
-
-class Hurried:
-    """A clock that passes a minute at each look, so that chunks expire at once."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        self.now += 60
-        return self.now
+    native = lab.native_consumer("letters")
+    native.subscribe([dlq])
+    found = values(receive(native, 5))
+    native.close()
+    assert sorted(found, key=str) == sorted([first, damaged, look_alike, None, b"plain"], key=str)
 
 
-def test_a_consumer_without_a_producer_keeps_no_chunks(dead_lab):
-    producer = dead_lab.producer("chunking")
-    producer.produce(dead_lab.topic, content(5 * LIMIT))
+def test_dead_letters_that_cannot_be_sent_are_errors(lab):
+    """Without a producer chunks are not kept; and the broker may refuse them."""
+    producer, dlq = lab.producer("chunking"), f"{lab.topic}.dlq"
+    producer.produce(lab.topic, content(5 * LIMIT))
     producer.flush()
-    consumer = dead_lab.consumer()
+    consumer = lab.consumer()
     (message,) = receive(consumer, 1)
 
     assert message.records == ()
     with pytest.raises(ConfigError, match="dead_letter_producer"):
-        consumer.dead_letter(message, f"{dead_lab.topic}.dlq")
-    other = dead_lab.consumer(group="other", subscribe=False, wrap={"dead_letter_producer": dead_lab.native()})
+        consumer.dead_letter(message, dlq)
+    other = lab.consumer(group="other", wrap={"dead_letter_producer": lab.native()})
     with pytest.raises(ClaimCheckError, match="the chunks were not kept"):
-        other.dead_letter(message, f"{dead_lab.topic}.dlq")
+        other.dead_letter(message, dlq)
     with pytest.raises(ArgumentTypeError, match="dead_letter_producer"):
-        dead_lab.consumer(group="third", subscribe=False, wrap={"dead_letter_producer": producer})
-
-
-def test_a_refused_dead_letter_is_an_error(dead_lab):
-    dead_lab.send_raw(b"plain")
-    consumer = dead_lab.consumer(wrap={"dead_letter_producer": dead_lab.native()})
-    (message,) = receive(consumer, 1)
-
+        lab.consumer(group="third", subscribe=False, wrap={"dead_letter_producer": producer})
     with pytest.raises(kafka.KafkaException):
-        consumer.dead_letter(message, "not a valid name")
+        other.dead_letter(receive(other, 1)[0], "not a valid name")
 
 
 # Share groups ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_share_group_resolves_pointers_and_refuses_chunks(kafka_broker, topic, strategy):
-    payloads = [content(5 * LIMIT), b"plain"][: 1 if strategy == "chunking" else 2]
-    with rig(kafka_broker, topic) as lab:
-        entry = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
-        group = ConfigResource(ConfigResource.Type.GROUP, lab.group, incremental_configs=[entry])
-        lab.admin.incremental_alter_configs([group])[group].result()
-        producer = lab.producer(strategy)
-        for payload in payloads:
-            producer.produce(topic, payload, key=b"k")
-        producer.flush()
-        with kafka.ShareConsumer({**lab.servers, "group.id": lab.group}) as consumer:
-            consumer.subscribe([topic])
-            records = consumer.poll(WITHIN_SECONDS)
-
-            def resolve(record):
-                return lab.cc.resolve(record.value(), destination=record.topic(), headers=record.headers())
-
-            assert records
-            if strategy == "external":
-                assert [resolve(record) for record in records] == payloads
-            for record in records if strategy == "chunking" else ():
-                with pytest.raises(ChunkError):
-                    resolve(record)
+def test_a_share_group_resolves_pointers_and_refuses_chunks(lab, strategy):
+    entry = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
+    group = ConfigResource(ConfigResource.Type.GROUP, lab.group, incremental_configs=[entry])
+    lab.admin.incremental_alter_configs([group])[group].result()
+    producer = lab.producer(strategy)
+    producer.produce(lab.topic, payload := content(5 * LIMIT), key=b"k")
+    producer.flush()
+    with kafka.ShareConsumer({**lab.servers, "group.id": lab.group}) as consumer:
+        consumer.subscribe([lab.topic])
+        record, *_ = consumer.poll(WITHIN_SECONDS)
+        raising = pytest.raises(ChunkError) if strategy == "chunking" else contextlib.nullcontext()
+        with raising:
+            assert lab.cc.resolve(record.value(), destination=record.topic(), headers=record.headers()) == payload
 
 
 # Commits never pass an incomplete payload, and retention that removes records of one ends it ----------------------
