@@ -1,4 +1,4 @@
-"""Shared by the tests against a real Pulsar: configurations, and a topic with wrapped producers and consumers."""
+"""Shared by the tests against a real Pulsar: configurations, topics with wrapped clients, and for Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded broker: exact limits, failed sends, stale acknowledgements, interruptions. Time is injected."""
+"""The embedded broker: failed sends, stale acknowledgements, interruptions. Time is injected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a real Pulsar alone does for receivers: metadata, schemas, readers, subscription types, dead letters."""
+"""What a real Pulsar alone does for receivers: metadata, schemas, readers, dead letters, acks, asyncio."""
 
 import asyncio
 import contextlib

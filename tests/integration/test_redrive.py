@@ -1,4 +1,4 @@
-"""Dead letters go back to their topic whole, and an interruption at any point loses none."""
+"""Dead letters go back to their topic whole, and an interruption at any point loses none; also on real brokers."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Spark reads topics of a real Pulsar: rows, limits of a trigger, and messages that it cannot read."""
+"""Spark reads topics of a real Pulsar: rows, limits, many partitions, and messages that it cannot read."""
 
 import subprocess
 

@@ -1,4 +1,4 @@
-"""Stores on real servers: transfers over many connections, and payloads that other libraries read as files."""
+"""Stores on real servers: many connections, other libraries, four gibibytes, a key service."""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""Helpers of the Spark tests: DataFrames of messages, chunks in the published format, and payloads that are gone."""
+"""Helpers of the Spark tests: DataFrames and files of messages, chunks in the published format, killed streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``df.transform(map_payloads(fn, ...))``: results of a function; payloads never leave the worker."""
+"""`map_payloads`, results of a function; `repartition_by_payload`, `pin`, `Metrics` and `progress`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``df.transform(reassemble(...))`` on a stream: micro-batches, restarts, and drivers that are killed."""
+"""``df.transform(reassemble(...))`` on a stream: micro-batches, restarts, and a driver that is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``df.transform(resolve(...))`` adds a column and changes nothing else."""
+"""`resolve` adds a column and changes nothing else; `resolver` is for RDDs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to ship claimcheck to executors, without secrets and connections.
+"""Ways to ship claimcheck to executors, without secrets and connections; and `ensure_java`.
 
 Executors are processes of their own, and find no claimcheck but the one that was shipped (see shipping_rig.py).
 """

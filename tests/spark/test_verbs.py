@@ -1,4 +1,4 @@
-"""What the functions of `claimcheck.spark` have in common: columns, names, stores out of reach, paths on a cluster."""
+"""What the functions of `claimcheck.spark` have in common: columns, names, stores, paths; and `offload`."""
 
 from __future__ import annotations
 
