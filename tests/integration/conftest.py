@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
 import claimcheck
 from claimcheck.transports.local import (
@@ -13,7 +12,7 @@ from claimcheck.transports.local import (
     LocalConsumer,
 )
 from tests.clocks import Clock
-from tests.integration.spark_rig import Topic
+from tests.integration.pulsar_rig import Topic
 from tests.local_rig import LIMIT
 
 
@@ -79,18 +78,3 @@ def spark_sources(spark):
 
     register(spark)
     return spark
-
-
-@pytest.fixture
-def claims(tmp_path):
-    """A configuration that stores payloads in a folder."""
-    stores = {"disk": {"type": "filesystem", "path": str(tmp_path / "claims"), "create": True}}
-    return {"strategy": "external", "threshold_bytes": 1000, "stores": stores}
-
-
-@pytest.fixture
-def config_file(claims, tmp_path):
-    """The same as a file."""
-    path = tmp_path / "claimcheck.yaml"
-    path.write_text(yaml.safe_dump(claims))
-    return str(path)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import random
-import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -57,16 +57,6 @@ def says_removed(message: KafkaMessage, low: int) -> bool:
     """Whether a message reports that retention removed the beginning of its payload."""
     error = message.payload_error
     return isinstance(error, IncompletePayloadError) and f"begins at offset {low} now" in str(error)
-
-
-class Clock:
-    """A monotonic clock that a test can move forward."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def __call__(self) -> float:
-        return time.monotonic() + self.ahead
 
 
 class Rig:
@@ -238,6 +228,16 @@ async def consuming(
         yield made
 
 
+def on_a_loop(test: Any) -> Any:
+    """Make a test of a coroutine function; what waits for ever is an error."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 2 * WITHIN_SECONDS))
+
+    return run
+
+
 async def soon(awaitable: Any) -> Any:
     """Return the result; raises `TimeoutError` instead of waiting forever."""
     return await asyncio.wait_for(awaitable, WITHIN_SECONDS)
@@ -256,25 +256,3 @@ async def poll(consumer: AsyncKafkaConsumer, count: int) -> list[Any]:
 def stored(lab: Rig) -> int:
     """Return the number of payloads in the rig's store."""
     return len(memory._SPACES.get(lab.topic, {}))
-
-
-class Held:
-    """Blocks every call of a method until `let_go`, in any thread except the loop's; `entered` waits for a call."""
-
-    def __init__(self, owner: Any, name: str) -> None:
-        self._call = getattr(owner, name)
-        self._came, self._may_go = threading.Event(), threading.Event()
-        setattr(owner, name, self)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._came.set()
-        assert self._may_go.wait(WITHIN_SECONDS)
-        return self._call(*args, **kwargs)
-
-    async def entered(self) -> None:
-        """Wait for the first call."""
-        assert await asyncio.to_thread(self._came.wait, WITHIN_SECONDS)
-
-    def let_go(self) -> None:
-        """Unblock all calls."""
-        self._may_go.set()

@@ -33,10 +33,18 @@ def hot_redis(url: str) -> dict:
 
 @NEEDS_REDIS
 def test_a_good_server_has_no_finding_and_nothing_is_left_on_it():
+    """Snapshots alone are persistence, too. Only a clock that differs is a warning."""
     with servers.redis(*GOOD_REDIS) as url, redis.Redis.from_url(url) as client:
         before = client.config_get()
         assert ids(diagnosed(hot_redis(url)), *REDIS) == []
         assert (client.dbsize(), client.config_get()) == (0, before)
+        client.config_set("appendonly", "no")
+        client.config_set("save", "3600 1")
+        assert ids(diagnosed(hot_redis(url)), *REDIS) == []
+        for ahead, words in ((60, "1 minute ahead of"), (-7200, "2 hours behind"), (1, "")):
+            report = diagnosed(hot_redis(url), clock=lambda ahead=ahead: time.time() + ahead)
+            assert ids(report, *REDIS) == (["clock-skew"] if words else [])
+            assert not words or f"this machine's clock is {words} the server's" in text(report, "clock-skew")
 
 
 @NEEDS_REDIS
@@ -45,7 +53,6 @@ def test_a_good_server_has_no_finding_and_nothing_is_left_on_it():
     [
         (("--maxmemory-policy", "volatile-ttl"), "redis-eviction", "maxmemory-policy is volatile-ttl"),
         (("--appendonly", "no"), "redis-no-persistence", "no append-only file and no snapshots"),
-        (("--maxmemory", "0"), "redis-memory-unlimited", "maxmemory is not set"),
         (("--maxmemory", "0", "--maxmemory-policy", "allkeys-lru"), "redis-memory-unlimited", "maxmemory is not set"),
     ],
 )
@@ -55,12 +62,6 @@ def test_a_bad_setting_is_a_warning(setting, found, words):
     assert ids(report, *REDIS) == [found]
     assert text(report, found).startswith("warning stores.hot: ")
     assert words in text(report, found)
-
-
-@NEEDS_REDIS
-def test_snapshots_alone_are_persistence():
-    with servers.redis(*GOOD_REDIS, "--appendonly", "no", "--save", "3600 1") as url:
-        assert ids(diagnosed(hot_redis(url)), *REDIS) == []
 
 
 @NEEDS_REDIS
@@ -76,15 +77,6 @@ def test_replicas_without_min_replicas_may_lose_payloads():
             servers.wait_until(lambda: client.wait(1, 1000) == 1, "the replica is online")
             client.config_set("min-replicas-to-write", 1)
             assert ids(diagnosed(hot_redis(url)), *REDIS) == []
-
-
-@NEEDS_REDIS
-@pytest.mark.parametrize(("ahead", "words"), [(60, "1 minute ahead of"), (-7200, "2 hours behind"), (1, None)])
-def test_clocks_that_differ_are_a_warning(ahead, words):
-    with servers.redis(*GOOD_REDIS) as url:
-        report = diagnosed(hot_redis(url), clock=lambda: time.time() + ahead)
-    assert ids(report, *REDIS) == (["clock-skew"] if words else [])
-    assert words is None or f"this machine's clock is {words} the server's" in text(report, "clock-skew")
 
 
 def test_what_a_user_may_not_see_is_named(redis_acl_url):
@@ -157,11 +149,14 @@ def put_rules(client, bucket, *rules):
     client.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration={"Rules": list(rules)})
 
 
-def test_a_good_bucket_has_no_finding_and_nothing_is_left_in_it(client, bucket):
-    put_rules(client, bucket, KEPT)
-    assert ids(diagnosed(hot_s3(client, bucket)), *S3) == []
+def test_the_rule_of_the_guide_is_good_and_nothing_is_left_in_the_bucket(client, bucket):
+    guide = Path("docs/guides/operations.md").read_text()
+    rules = json.loads(re.search(r"```json\n(.*?)```", guide, re.DOTALL)[1])
+    client.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration=rules)
+    before = client.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]
+    assert ids(diagnosed(hot_s3(client, bucket, ttl_seconds=7 * 86_400)), *S3) == []
     assert client.list_objects_v2(Bucket=bucket)["KeyCount"] == 0
-    assert client.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"] == [KEPT]
+    assert client.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"] == before
 
 
 def test_a_bucket_without_rules_keeps_everything(client, bucket):
@@ -170,22 +165,13 @@ def test_a_bucket_without_rules_keeps_everything(client, bucket):
     assert "warning stores.hot: no lifecycle rule deletes objects below 'claims/'" in text(report, "s3-no-expiry")
 
 
-def test_the_rule_of_the_guide_is_good(client, bucket):
-    guide = Path("docs/guides/operations.md").read_text()
-    rules = json.loads(re.search(r"```json\n(.*?)```", guide, re.DOTALL)[1])
-    client.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration=rules)
-    assert ids(diagnosed(hot_s3(client, bucket, ttl_seconds=7 * 86_400)), *S3) == []
-
-
 @pytest.mark.parametrize(
     ("rules", "found"),
     [
         ([{**KEPT, "Status": "Disabled"}], ["s3-no-abort", "s3-no-expiry"]),
         ([{**KEPT, "Filter": {"Prefix": "other/"}}], ["s3-no-abort", "s3-no-expiry"]),
-        ([{**KEPT, "Filter": {"Prefix": ""}}], []),
         ([{**KEPT, "Filter": {"Prefix": "cl"}}], []),
         ([EXPIRY], ["s3-no-abort"]),
-        ([{**KEPT, "Expiration": {"Days": 1}}], []),  # just the lifetime
         ([KEPT, {**EXPIRY, "ID": "tag", "Filter": {"Tag": {"Key": "a", "Value": "b"}}, "Expiration": {"Days": 1}}], []),
         ([{**KEPT, "Filter": {"And": {"Prefix": "claims/", "Tags": [{"Key": "a", "Value": "b"}]}}}],
          ["s3-no-abort", "s3-no-expiry"]),
@@ -196,7 +182,7 @@ def test_rules_that_do_or_do_not_apply(client, bucket, rules, found):
     assert ids(diagnosed(hot_s3(client, bucket)), *S3) == found
 
 
-@pytest.mark.parametrize("prefix", ["", "claims/", "claims/orders"])
+@pytest.mark.parametrize("prefix", ["", "claims/orders"])
 def test_a_rule_that_deletes_before_the_lifetime_ends_is_an_error(client, bucket, prefix):
     put_rules(client, bucket, KEPT | {"Expiration": {"Days": 8}}, {**EXPIRY, "ID": "x", "Filter": {"Prefix": prefix}})
     report = diagnosed(hot_s3(client, bucket, ttl_seconds=7 * 86_400))
@@ -221,24 +207,16 @@ def test_versions_stay_unless_a_rule_deletes_them(client, bucket):
     assert ids(diagnosed(hot_s3(client, bucket)), *S3) == []
 
 
-def test_a_bucket_that_is_missing_is_an_error(client):
-    assert "store-failed" in ids(diagnosed(hot_s3(client, "missing-bucket")), *S3)
-
-
 # A real server ---------------------------------------------------------------------------------------------------
 
 
-def test_what_a_server_does_not_support_is_named(s3_resource, s3_bucket):
-    report = diagnosed(hot_s3(s3_resource.meta.client, s3_bucket))
+def test_what_a_server_does_not_support_is_named_and_its_clock_is_compared(s3_resource, s3_bucket):
+    raw = hot_s3(s3_resource.meta.client, s3_bucket)
+    report = diagnosed(raw)
     assert set(ids(report, *S3)) == {"s3-not-examined"}
     assert any("could not examine the lifecycle rules" in each.message for each in report.findings)
-
-
-def test_the_clock_of_a_real_server(s3_resource, s3_bucket):
-    raw = hot_s3(s3_resource.meta.client, s3_bucket)
     report = diagnosed(raw, clock=lambda: time.time() - 120)
     assert "this machine's clock is 2 minutes behind the server's" in text(report, "clock-skew")
-    assert ids(diagnosed(raw), "clock-") == []
 
 
 def test_a_missing_bucket_is_one_finding(client):

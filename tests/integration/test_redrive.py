@@ -1,4 +1,4 @@
-"""Dead letters go back to their topic whole, and an interruption at any point loses none."""
+"""Dead letters go back to their topic whole, and an interruption at any point loses none; also on real brokers."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 import claimcheck
@@ -19,14 +20,12 @@ from claimcheck.errors import ConfigError, PayloadNotFoundError, StoreError, Sto
 from claimcheck.testing import FaultyStore
 from claimcheck.transports._common.dead_letters import Letter, foreign
 from claimcheck.transports.local import LocalBroker, LocalConsumer, LocalProducer
+from tests.integration import kafka_rig, pulsar_rig
+from tests.integration.pulsar_rig import rig_on
 from tests.local_letters import LocalLetters, dead_letter
 from tests.local_rig import BIG, LIMIT, append_chunks, drain
 
 PAYLOADS = [b"small", bytes(10_000), None, b"x" * 20_000, b"last"]
-
-
-class KilledError(BaseException):
-    """Ends the process at some point."""
 
 
 @pytest.fixture
@@ -89,16 +88,6 @@ def test_letters_of_another_topic_stay_and_those_of_the_topic_do_not(broker, cc,
     assert (report.sent, report.foreign) == (5, 0)
 
 
-def test_full_chunks_are_known_as_dead_letters(broker, cc):
-    LocalProducer(broker, cc).send("orders", bytes(3 * LIMIT))
-    with LocalConsumer(broker, cc, topics=["orders"], group="app") as consumer:
-        dead_letter(broker, cc, consumer, consumer.receive(timeout=0), "x" * 500)
-
-    report = run(broker, cc, target="orders", force=False)
-
-    assert (report.sent, report.foreign) == (1, 0)
-
-
 def test_the_count_goes_up(broker, cc, dead_letters):
     run(broker, cc, target="orders")
     with LocalConsumer(broker, cc, topics=["orders"], group="app") as consumer:
@@ -110,20 +99,17 @@ def test_the_count_goes_up(broker, cc, dead_letters):
     assert dict(letter.headers)["redrive-count"] == b"2"
 
 
-def killing(step, *, before):
-    """Return a wrapper of letters that ends the process before or after the step with this number."""
+def killing(step):
+    """Return a wrapper of letters that ends the process before the step with this number, and after all before."""
     count = 0
 
     def deadly(call):
         def called(*arguments):
             nonlocal count
             count += 1
-            if count == step and before:
-                raise KilledError
-            result = call(*arguments)
             if count == step:
-                raise KilledError
-            return result
+                raise KeyboardInterrupt
+            return call(*arguments)
 
         return called
 
@@ -134,11 +120,10 @@ def killing(step, *, before):
     return within
 
 
-@pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("step", range(1, 16))
-def test_a_kill_loses_nothing(broker, cc, dead_letters, step, before):
-    with pytest.raises(KilledError):
-        run(broker, cc, within=killing(step, before=before), close=False)
+def test_a_kill_loses_nothing(broker, cc, dead_letters, step):
+    with pytest.raises(KeyboardInterrupt):
+        run(broker, cc, within=killing(step), close=False)
 
     report = run(broker, cc)
 
@@ -170,21 +155,6 @@ def test_unreadable_letters_stay_and_are_named(broker, cc, tmp_path):
     assert values_in(broker, cc) == [b"good"]
 
 
-def test_it_stops_at_the_end_that_the_topic_had(broker, cc):
-    broker.append("orders", b"first")
-
-    def endless(letters):
-        for letter in letters:
-            broker.append("orders", b"later")
-            yield letter
-
-    topic, report = opened(broker, cc, "orders", "wide"), RedriveReport(dry_run=False)
-    with closing(topic):
-        Redrive(dry_run=False, force=True).run(endless(topic.letters()), report, lambda: None)
-
-    assert report.sent == 1
-
-
 def test_a_store_that_is_down_ends_the_run(broker, configure):
     cc = configure("external", stores={"m": {"type": "claimcheck.testing:FaultyStore", "store": {"type": "memory"}}})
     LocalProducer(broker, cc).send("orders", bytes(10_000))
@@ -213,15 +183,6 @@ def test_a_letter_that_cannot_be_sent_ends_the_run(broker, cc, dead_letters):
 
     assert "orders.dead_letter[0] at 1 was not sent" in error.value.__notes__[0]
     assert run(broker, cc).sent == 4
-
-
-def test_a_limit_ends_it_early(broker, cc, dead_letters):
-    report = run(broker, cc, limit=3)
-
-    assert (report.sent, report.finished) == (3, False)
-    assert run(broker, cc).sent == 2
-    with pytest.raises(ConfigError, match="limit"):
-        Redrive(limit=0)
 
 
 @pytest.mark.parametrize(
@@ -292,10 +253,13 @@ def test_the_command_names_what_stays(invoke):
         if path.is_file():
             path.unlink()
 
+    limited = json.loads(invoke("--yes", "--limit", "1", "--json").stdout)
     result = invoke("--yes")
 
+    assert (limited["sent"], limited["unreadable"]) == (1, 1)  # the limit counts letters that were sent
+    assert limited["letters"][0]["type"] == "PayloadNotFoundError"
     assert result.exit_code == 1
-    assert "1 sent to orders, 0 failed" in result.stdout
+    assert "0 sent to orders, 0 failed" in result.stdout
     assert "orders.dlq[0] at 0 stays: PayloadNotFoundError: store 'disk'" in result.stdout
 
 
@@ -307,19 +271,12 @@ def test_the_command_names_what_stays(invoke):
     ],
 )
 def test_wrong_usage(invoke, arguments, text):
+    with pytest.raises(ConfigError, match="limit"):
+        Redrive(limit=0)
     result = invoke(*arguments)
 
     assert result.exit_code == 2
     assert text in result.stderr
-
-
-@pytest.mark.parametrize("option", ["--from", "--to"])
-def test_a_topic_that_does_not_exist(invoke, option):
-    result = invoke(option, "nowhere", "--yes")
-
-    assert (result.exit_code, result.stdout) == (3, "")
-    assert "there is no topic nowhere: check its name" in result.stderr
-    assert "there is no topic nowhere" in json.loads(invoke(option, "nowhere", "--json").stdout)["error"]
 
 
 @pytest.mark.parametrize("arguments", [["--from", "orders", "--to", "orders.dlq"], ["--to", "invoices"]])
@@ -340,17 +297,6 @@ def test_messages_that_are_not_dead_letters_of_the_topic_stay(invoke, arguments)
     forced = json.loads(invoke(*arguments, "--yes", "--force", "--json").stdout)
     assert (forced["ok"], forced["sent"], forced["foreign"]) == (True, facts["foreign"], 0)
     assert forced["sent"]
-
-
-def test_the_limit_counts_letters_that_were_sent(invoke):
-    for path in invoke.store.rglob("*"):
-        if path.is_file():
-            path.unlink()
-
-    facts = json.loads(invoke("--yes", "--limit", "1", "--json").stdout)
-
-    assert (facts["sent"], facts["unreadable"]) == (1, 1)
-    assert facts["letters"][0]["type"] == "PayloadNotFoundError"
 
 
 def test_a_topic_of_pulsar_that_does_not_exist(invoke, monkeypatch):
@@ -490,20 +436,6 @@ LITERAL = HEADER + b" and then some"
 SIGNED = [BIG, LITERAL, os.urandom(3 * LIMIT)]
 
 
-@pytest.fixture
-def signed(configure):
-    """Sends stored payloads to ``wide``, and chunks to all other topics."""
-    return configure("chunking", signing=SIGNING, destinations={"wide": {"strategy": "external"}})
-
-
-def resend(broker, source, target, *, keep=lambda headers: headers):
-    """Copy all messages of a topic to another one, byte by byte, as anybody can who may read and write both."""
-    for partition in range(broker.partitions(source)):
-        for message in broker.fetch(source, partition, 0, 99):
-            headers = keep(message.headers)
-            broker.append(target, message.value, key=message.key, headers=headers, partition=0)
-
-
 @pytest.mark.parametrize("topic", ["orders", "wide"])
 def test_dead_letters_go_back_without_further_configuration(broker, configure, topic):
     signing = SIGNING | {"max_age_seconds": 3600}
@@ -529,13 +461,15 @@ def test_dead_letters_go_back_without_further_configuration(broker, configure, t
         assert [message.value for message in drain(consumer)] == SIGNED
 
 
-def test_a_redrive_signs_no_message_of_a_third_topic(broker, signed):
+def test_a_redrive_signs_no_message_of_a_third_topic(broker, configure):
     """Whoever can write to the dead-letter topic could otherwise have any message of another topic signed."""
+    signed = configure("chunking", signing=SIGNING)
     for name in ("orders.dead_letter", "salaries"):
         broker.create_topic(name, partitions=1)
     LocalProducer(broker, signed).send("salaries", BIG, key="k")
-    origin = [("dead-letter-topic", b"orders")]
-    resend(broker, "salaries", "orders.dead_letter", keep=lambda headers: [*headers, *origin])
+    for message in broker.fetch("salaries", 0, 0, 99):  # as anybody can copy them who may read and write both
+        headers = [*message.headers, ("dead-letter-topic", b"orders")]
+        broker.append("orders.dead_letter", message.value, key=message.key, headers=headers)
 
     topic = LocalLetters(broker, signed, source="orders.dead_letter", target="orders", group="redrive")
     report = RedriveReport(dry_run=False)
@@ -544,3 +478,127 @@ def test_a_redrive_signs_no_message_of_a_third_topic(broker, signed):
 
     assert (report.sent, report.unreadable) == (0, 1)
     assert broker.end_offset("orders", 0) == 0
+
+
+# Real brokers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def configuration(redis_url, topic, tmp_path):
+    """The configuration of the command, with a prefix of its own in Redis; all messages are signed."""
+    signing = {"key_id": "k1", "keys": {"k1": "a secret of ours"}, "max_age_seconds": 3600}
+    stores = {"hot": {"type": "redis", "url": redis_url, "ttl_seconds": 60, "key_prefix": f"{topic}:"}}
+    return {"strategy": "hybrid", "hybrid": {"chunk_below_bytes": 50_000}, "stores": stores, "signing": signing}
+
+
+@pytest.fixture
+def redrive(configuration, tmp_path):
+    """Runs the command, and returns its exit code and its report."""
+    path = tmp_path / "claimcheck.yaml"
+    path.write_text(yaml.safe_dump(configuration))
+
+    def redrive(*arguments):
+        result = CliRunner().invoke(commands, ["--config", str(path), "redrive", *arguments, "--json"])
+        assert result.stdout, result.stderr
+        return result.exit_code, json.loads(result.stdout)
+
+    return redrive
+
+
+def test_kafka_does_not_move_past_letters_with_the_wrong_store(kafka_broker, topic, configuration, redrive, tmp_path):
+    configuration["strategy"] = "external"
+    with kafka_rig.rig(kafka_broker, topic) as lab:
+        dlq = lab.create(1, f"{topic}.dlq")
+        cc = lab.claimcheck(**configuration)
+        for _ in range(3):
+            native = lab.native()
+            envelope = cc.seal(cc.store("hot").write(kafka_rig.content(100_000), destination=topic))
+            native.produce(dlq, envelope, headers=[("dead-letter-topic", topic.encode())])
+            native.flush()
+        command = ["--kafka", kafka_broker.bootstrap_servers, "--from", dlq, "--to", topic, "--yes"]
+        command += ["--group", f"redrive-{topic}"]
+        right = (tmp_path / "claimcheck.yaml").read_text()
+        for wrong in (right.replace(f"{topic}:", "other:"), right.replace("hot:", "cold:").replace(" hot", " cold")):
+            (tmp_path / "claimcheck.yaml").write_text(wrong)
+            code, report = redrive(*command)
+            assert (code, report["sent"], report["unreadable"], report["finished"]) == (1, 0, 1, False), report["error"]
+            assert "has had the payload of none of its letters" in report["error"]
+        (tmp_path / "claimcheck.yaml").write_text(right)
+        assert redrive(*command)[1]["sent"] == 3
+
+
+def test_kafka(kafka_broker, topic, configuration, redrive, tmp_path):
+    payloads = [b"small", kafka_rig.content(40_000), kafka_rig.content(100_000), None, b"last"]
+    settings = tmp_path / "kafka.properties"
+    settings.write_text(f"message.max.bytes={kafka_rig.LIMIT}\n")
+    with kafka_rig.rig(kafka_broker, topic) as lab:
+        dlq = lab.create(2, f"{topic}.dlq")
+        cc = lab.claimcheck(**configuration)
+        producer = lab.producer(cc)
+        for i, payload in enumerate(payloads):
+            producer.produce(topic, payload, key=b"k%d" % i, headers={"a": b"b"})
+        producer.flush()
+        consumer = lab.consumer(cc=cc, wrap={"dead_letter_producer": lab.native(message_max_bytes=20_000)})
+        for message in kafka_rig.receive(consumer, 5):
+            consumer.dead_letter(message, dlq)
+            consumer.commit(message, asynchronous=False)
+        incomplete = kafka_rig.chunks_of(b"half", 2)[0]
+        native = lab.native()
+        native.produce(dlq, incomplete, partition=0, headers=[("dead-letter-topic", topic.encode())])
+        native.flush()
+        command = ["--kafka", kafka_broker.bootstrap_servers, "--kafka-config", str(settings)]
+        command += ["--from", dlq, "--to", topic, "--group", f"redrive-{topic}"]
+
+        dry, planned = redrive(*command)
+        first, report = redrive(*command, "--yes", "--limit", "2")
+        second, rest = redrive(*command, "--yes")
+        third, empty = redrive(*command, "--yes")
+
+        back = kafka_rig.receive(consumer, 5)
+        assert sorted((m.key(), m.value()) for m in back) == [(b"k%d" % i, each) for i, each in enumerate(payloads)]
+        assert all(message.headers() == [("a", b"b"), ("redrive-count", b"1")] for message in back)
+        assert kafka_rig.nothing_comes(consumer, 0.5)
+    assert (dry, planned["read"], planned["sent"], planned["unreadable"]) == (1, 5, 0, 1)
+    assert report["finished"] is False
+    assert report["sent"] + rest["sent"] == 5
+    (letter,) = report["letters"] + rest["letters"]
+    assert letter["position"].startswith(f"{dlq}[0] at ")
+    assert max(first, second) == 1
+    assert (third, empty["read"], empty["unreadable"]) == (0, 0, 0)
+
+
+def test_pulsar(pulsar_broker, pulsar_client, topic, configuration, redrive):
+    payloads = [b"small", pulsar_rig.content(45_000), pulsar_rig.content(300_000), b"last"]
+    with pulsar_rig.rig(pulsar_broker, pulsar_client, topic) as lab:
+        dlq = f"{topic}-dlq"
+        cc = lab.claimcheck(**configuration, threshold_bytes=20_000)
+        producer = lab.producer(cc)
+        for i, payload in enumerate(payloads):
+            producer.send(payload, {"a": "b"}, f"k{i}", event_timestamp=1_700_000_000_000 + i, ordering_key=f"o{i}")
+        aside = lab.client.create_producer(dlq)
+        consumer = lab.consumer(cc=cc, wrap={"dead_letter_producer": aside})
+        for message in pulsar_rig.receive(consumer, 4):
+            consumer.dead_letter(message)
+        aside.send(pulsar_rig.chunk(1, 0, 2, b"half"), properties={"REAL_TOPIC": lab.topic})
+        command = ["--pulsar", pulsar_broker.service_url, "--admin-url", pulsar_broker.admin_url]
+        command += ["--from", dlq, "--to", topic]
+
+        dry, planned = redrive(*command)
+        first, report = redrive(*command, "--yes", "--limit", "1")
+        second, rest = redrive(*command, "--yes")
+        third, empty = redrive(*command, "--yes")
+
+        assert (first, report["sent"], second, rest["sent"]) == (0, 1, 1, 3), (report, rest)
+        back = pulsar_rig.receive(consumer, 4)
+        for message in back:
+            consumer.acknowledge(message)
+        assert [message.data() for message in back] == payloads
+        assert [message.partition_key() for message in back] == [f"k{i}" for i in range(4)]
+        assert [message.ordering_key() for message in back] == [f"o{i}" for i in range(4)]
+        assert [message.event_timestamp() for message in back] == [1_700_000_000_000 + i for i in range(4)]
+        assert all(message.properties() == {"a": "b", "redrive-count": "1"} for message in back)
+        lab.settled()
+        rig_on(lab, dlq).settled("claimcheck-redrive", backlog=1)
+    assert (dry, planned["read"], planned["sent"], planned["unreadable"]) == (1, 4, 0, 1)
+    assert (first, report["sent"], second, rest["sent"]) == (0, 1, 1, 3)
+    assert (third, empty["read"], empty["unreadable"]) == (1, 0, 1), "what cannot be read stays"

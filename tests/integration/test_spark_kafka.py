@@ -199,26 +199,6 @@ def test_a_stream_whose_driver_is_killed_goes_on_where_it_was(lab, cc, given, st
     assert {n: row["digest"] for n, row in rows.items()} == {n: digest(p) for n, p in enumerate(payloads)}
 
 
-def test_a_trigger_is_limited_by_bytes(lab, cc, config, run, tmp_path):
-    """As the guide to sources describes: the limit on messages, times the largest payload that readers accept."""
-    largest, per_trigger = LIMIT * 2, LIMIT * 10
-    payloads = [content(largest if n % 4 == 0 else LIMIT + n, n) for n in range(24)]
-    send(lab, cc, [*payloads, content(largest + 1, 99)])
-    target = tmp_path / "target"
-    target.mkdir()
-    told = {"target": str(target), "checkpoint": str(tmp_path / "checkpoint"), "run": 1, "stop_in": None}
-    told["config"] = config | {"limits": {"max_payload_bytes": largest}}
-
-    run("stream", **told, rows_per_batch=per_trigger // largest)
-
-    sizes = {digest(payload): len(payload) for payload in payloads}
-    batches = [json.loads(path.read_text()) for path in target.glob("batch-*.json")]
-    assert max(sum(sizes[row["digest"]] for row in batch if not row["error"]) for batch in batches) <= per_trigger
-    rows = numbered([row for batch in batches for row in batch])
-    assert {n: rows[n]["digest"] for n in range(24)} == {n: digest(payload) for n, payload in enumerate(payloads)}
-    assert rows[24]["error"]["type"] == "PointerRejectedError"  # nothing of it was loaded
-
-
 def test_what_spark_sends_is_what_consumers_read(lab, cc, run):
     payloads = [content(20_000), b"plain", None, content(LIMIT * 200, 1)]
     send(lab, cc, payloads)

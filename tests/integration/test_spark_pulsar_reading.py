@@ -1,19 +1,23 @@
-"""Spark reads topics of a real Pulsar: rows, limits of a trigger, and messages that it cannot read."""
+"""Spark reads topics of a real Pulsar: rows, limits, many partitions, and messages that it cannot read."""
 
-import os
 import subprocess
 
 import pulsar
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
 import claimcheck
 from claimcheck.errors import TransportError
-from claimcheck.spark import resolve
-from claimcheck.spark.sources._pulsar_client import Connection, _retry_while_created
+from claimcheck.spark import reassemble
+from claimcheck.spark.sources import DataLossError, ForeignMessageError, SubscriptionBusyError
+from claimcheck.spark.sources._formats import PulsarSource
+from claimcheck.spark.sources._pulsar_client import IN_PARALLEL, Connection, _retry_while_created
 from claimcheck.spark.sources._pulsar_reader import PulsarLog, _retry_connecting, check_readable
 from claimcheck.transports.pulsar import PulsarProducer
-from tests.integration.pulsar_rig import content
-from tests.spark.sources_rig import batches_of, failure, stream, values
+from tests import servers
+from tests.integration.pulsar_rig import LIMIT, content
+from tests.spark.rig import batches_of, failure, stream, values
 
 PULSAR = "claimcheck_pulsar"
 
@@ -46,50 +50,12 @@ def test_a_batch_reads_every_message_with_all_that_belongs_to_it(spark_sources, 
     assert {row.batch_index for row in rows if row.value in (b"20", b"21", b"22", b"23")} != {-1}
 
 
-def test_only_the_columns_that_a_schema_asks_for(spark_sources, spark_topic):
-    sent = spark_topic.send(range(5))
-    reader = spark_sources.read.format(PULSAR).options(**spark_topic.options(subscription=None))
-
-    rows = reader.schema("value binary, partition int").load().collect()
-
-    assert (sorted(bytes(row.value) for row in rows), {row.partition for row in rows}) == (sent, {-1})
-
-
 def test_topics_that_are_empty_and_topics_that_are_not_there(spark_sources, spark_topic):
     told = spark_topic.options(subscription=None, adminUrl=spark_topic.broker.admin_url)
 
     assert "which does not exist" in failure(batch_of(spark_sources, told).collect)
     spark_topic.broker.create_partitioned(spark_topic.name, 2)
     assert batch_of(spark_sources, told).collect() == []
-
-
-def test_several_topics(spark_sources, spark_topic):
-    spark_topic.send(range(3))
-    other = type(spark_topic)(spark_topic.broker, spark_topic.client, f"{spark_topic.name}-2")
-    other.send(range(3, 6))
-
-    told = spark_topic.options(subscription=None, topic=f"{spark_topic.name}, {other.full}")
-    rows = batch_of(spark_sources, told).collect()
-
-    assert sorted((row.topic, bytes(row.value)) for row in rows) == [
-        *((spark_topic.full, b"%d" % n) for n in range(3)),
-        *((other.full, b"%d" % n) for n in range(3, 6)),
-    ]
-
-
-def test_payloads_of_any_size_come_out_of_a_stream(spark_sources, spark_topic, claims, tmp_path):
-    payloads = [content(size, size) for size in (10, 2000, 300_000)]
-    with (
-        claimcheck.from_dict(claims) as cc,
-        PulsarProducer(spark_topic.client.create_producer(spark_topic.name), cc) as producer,
-    ):
-        for payload in payloads:
-            producer.send(payload)
-
-    df = stream(spark_sources, PULSAR, spark_topic.options()).transform(resolve("value", config=claims))
-    seen = batches_of(df, tmp_path / "c")
-
-    assert sorted(bytes(row.payload) for rows in seen.values() for row in rows) == sorted(payloads)
 
 
 def test_a_stream_may_begin_at_the_end(spark_sources, spark_topic, tmp_path):
@@ -115,25 +81,6 @@ def test_wrong_options_are_told(spark_sources, spark_topic, tmp_path):
     assert "subscription: found nothing" in failure(lambda: batches_of(query, tmp_path / "c"))
 
 
-def test_secrets_travel_by_name_only(spark_sources, spark_topic, tmp_path):
-    name = "AWS_SECRET_ACCESS_KEY"  # in the environment of all processes
-    sent = spark_topic.send(range(3))
-    unreachable = {"serviceUrl": "pulsar://127.0.0.1:1", "readTimeoutSeconds": 1}
-
-    def read(variable, **more):
-        return batch_of(spark_sources, spark_topic.options(subscription=None, authTokenEnv=variable, **more))
-
-    df = read(name)
-    plan = df._jdf.queryExecution().toString()
-    error = failure(read("NOBODY_SET_THIS").collect)
-    broken = failure(read(name, **unreachable).collect)
-
-    assert sorted(bytes(row.value) for row in df.collect()) == sent
-    assert "NOBODY_SET_THIS" in error
-    assert "TransportError" in broken
-    assert not any(os.environ[name] in text for text in (plan, error, broken))
-
-
 # Limits of a trigger on topics with several ledgers ----------------------------------------------------------------
 
 
@@ -152,14 +99,6 @@ def fill(topic, rows, *, of=1):
     return sorted(sent)
 
 
-def run(spark, topic, folder, **limits):
-    return batches_of(stream(spark, PULSAR, topic.options(**limits)), folder / "c")
-
-
-def sizes(seen):
-    return [len(seen[number]) for number in sorted(seen)]
-
-
 def check_entries(seen):
     """Entries are read as a whole, from all ledgers; a ledger need not have a producer's batch in every partition."""
     where = [{(row.partition, row.ledger_id, row.entry_id) for row in rows} for rows in seen.values()]
@@ -168,37 +107,17 @@ def check_entries(seen):
     assert len({ledger for _, ledger, _ in entries}) >= LEDGERS
 
 
-@pytest.mark.parametrize("of", [1, 10], ids=["unbatched", "batched"])
-def test_rows_of_several_ledgers(spark_sources, spark_topic, tmp_path, of):
+def test_rows_of_several_ledgers(spark_sources, spark_topic, tmp_path):
     spark_topic.broker.create_partitioned(spark_topic.name, 2)
-    sent = fill(spark_topic, 80, of=of)
+    sent = fill(spark_topic, 80, of=10)
 
-    seen = run(spark_sources, spark_topic, tmp_path, maxRowsPerTrigger=45)
+    df = stream(spark_sources, PULSAR, spark_topic.options(maxRowsPerTrigger=45))
+    seen = batches_of(df, tmp_path / "c")
 
     assert values(seen) == sent
-    assert max(sizes(seen)) <= 45  # no entry has more than a partition's share
+    assert max(map(len, seen.values())) <= 45  # no entry has more than a partition's share
     assert len(seen) <= len(sent) // 20  # and no batch is needlessly small
     check_entries(seen)
-
-
-@pytest.mark.parametrize("of", [1, 100], ids=["unbatched", "batched"])
-def test_more_rows_than_are_looked_at(spark_sources, spark_topic, tmp_path, of):
-    sent = fill(spark_topic, 1500, of=of)
-
-    seen = run(spark_sources, spark_topic, tmp_path, maxRowsPerTrigger=2000)
-
-    assert values(seen) == sent
-    assert sizes(seen) == [2000, 2000, 500]
-    check_entries(seen)
-
-
-def test_an_entry_of_more_rows_than_the_limit_comes_whole(spark_sources, spark_topic, tmp_path):
-    sent = fill(spark_topic, 60, of=30)
-
-    seen = run(spark_sources, spark_topic, tmp_path, maxRowsPerTrigger=20)
-
-    assert values(seen) == sent
-    assert sizes(seen) == [30] * 6
 
 
 # Messages of other clients, which are errors and never skipped -----------------------------------------------------
@@ -217,8 +136,7 @@ def keys(tmp_path):
     return pulsar.CryptoKeyReader(str(tmp_path / "public.pem"), str(tmp_path / "private.pem"))
 
 
-@pytest.mark.parametrize("after", [[], [2]], ids=["at the end", "in the middle"])
-@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize(("after", "batched"), [([], True), ([2], False)], ids=["at the end", "in the middle"])
 def test_what_is_encrypted(spark_sources, spark_topic, pulsar_client, keys, options, tmp_path, after, batched):
     spark_topic.send([1])
     df = stream(spark_sources, PULSAR, options)
@@ -296,12 +214,8 @@ def test_one_partition_of_a_topic_is_let_go_of_as_it_is_read(spark_sources, spar
     ("changed", "words"),
     [
         ({"topic": "t,t-partition-1"}, "a partition of a topic that is named, too"),
-        ({"topic": "t,"}, "none empty"),
-        ({"topic": "persistent:/x y"}, "persistent://tenant/namespace/topic"),
         ({"topic": "non-persistent://public/default/t"}, "persistent://tenant/namespace/topic"),
         ({"serviceUrl": "pulsar://user:secret@127.0.0.1:1"}, "without a user"),
-        ({"serviceUrl": "pulsar://"}, "pulsar://host:port"),
-        ({"serviceUrl": "pulsar://127.0.0.1:port"}, "pulsar://host:port"),
         ({"serviceUrl": "pulsar://127.0.0.1:99999"}, "pulsar://host:port"),
         ({"adminUrl": "http://user:secret@host"}, "without a user"),
         ({"receiverQueueSize": "99999999999999999999"}, "at most 2147483647"),
@@ -316,41 +230,35 @@ def test_mistakes_are_told_at_once(spark_sources, changed, words):
     assert "secret" not in text
 
 
-@pytest.mark.parametrize("schema", ["value binary, value binary", "value int"])
-def test_schemas_that_cannot_be(spark_sources, spark_topic, options, schema):
-    options.pop("subscription")
-    df = spark_sources.read.format(PULSAR).schema(schema).options(**options).load()
+def test_a_broker_that_is_not_there_or_another_port(spark_sources, pulsar_broker):
+    def said(url):
+        options = {"serviceUrl": url, "topic": "t", "readTimeoutSeconds": "1", "operationTimeoutSeconds": "2"}
+        return failure(lambda: spark_sources.read.format(PULSAR).options(**options).load().count())
 
-    assert "found value" in failure(df.collect)
-
-
-def test_nobody_is_there(spark_sources):
-    options = {"serviceUrl": "pulsar://127.0.0.1:1", "topic": "t", "readTimeoutSeconds": "1"}
-
-    text = failure(lambda: spark_sources.read.format(PULSAR).options(**options).load().count())
-
-    assert "Is a broker running at 127.0.0.1:1, can this machine reach it, does it accept the token" in text
+    nobody = said("pulsar://127.0.0.1:1")
+    assert "Is a broker running at 127.0.0.1:1, can this machine reach it, does it accept the token" in nobody
+    other = said(pulsar_broker.service_url.replace("pulsar://", "pulsar+ssl://"))
+    assert "one port for pulsar://, one for pulsar+ssl:// and one for its web service" in other
 
 
-def test_the_scheme_of_another_port(spark_sources, pulsar_broker):
-    url = pulsar_broker.service_url.replace("pulsar://", "pulsar+ssl://")
-    options = {"serviceUrl": url, "topic": "t", "readTimeoutSeconds": "2", "operationTimeoutSeconds": "2"}
+def test_what_passes_is_waited_for_where_the_client_gives_up_at_once():
+    """An outage, and a partition that is still being made."""
+    refused = TransportError("opening a reader failed")
+    refused.__cause__ = pulsar.exceptions.ConnectError("refused")
+    log = PulsarLog(connection=Connection(service_url="pulsar://127.0.0.1:1"))
+    for retry, error in (
+        (lambda call: _retry_connecting(call, log), refused),
+        (_retry_while_created, pulsar.exceptions.BrokerMetadataError("not yet")),
+    ):
+        answers = [error, None]
 
-    text = failure(lambda: spark_sources.read.format(PULSAR).options(**options).load().count())
+        def asked(answers=answers):
+            if (error := answers.pop(0)) is not None:
+                raise error
+            return "its end"
 
-    assert "one port for pulsar://, one for pulsar+ssl:// and one for its web service" in text
-
-
-def test_an_outage_is_waited_for_where_the_client_gives_up_at_once():
-    answers = [pulsar.exceptions.ConnectError("refused"), None]
-
-    def opened():
-        if (error := answers.pop(0)) is not None:
-            raise TransportError("opening a reader failed") from error
-        return "a reader"
-
-    assert _retry_connecting(opened, PulsarLog(connection=Connection(service_url="pulsar://127.0.0.1:1"))) == "a reader"
-    assert answers == []
+        assert retry(asked) == "its end"
+        assert answers == []
 
 
 class Plain:
@@ -368,13 +276,194 @@ def test_what_merely_looks_like_chunks():
         check_readable(Plain(), message_id, "t")
 
 
-def test_a_partition_that_is_still_being_made_is_asked_again():
-    answers = [pulsar.exceptions.BrokerMetadataError("not yet"), None]
+# Topics with many partitions, and partitions that are divided among tasks -----------------------------------------
 
-    def asked():
-        if (error := answers.pop(0)) is not None:
-            raise error
-        return "its end"
+SCHEMA = StructType(
+    [
+        StructField("value", BinaryType()),
+        StructField("ledger_id", LongType()),
+        StructField("entry_id", LongType()),
+        StructField("batch_index", IntegerType()),
+    ]
+)
+MANY = IN_PARALLEL + 5
 
-    assert _retry_while_created(asked) == "its end"
-    assert answers == []
+
+@pytest.fixture
+def opened(spark_topic):
+    """A function that opens the reader of a stream; stops them at the end."""
+    readers = []
+
+    def open_(**more):
+        readers.append(PulsarSource(spark_topic.options(**more)).streamReader(SCHEMA))
+        return readers[-1]
+
+    yield open_
+    for each in readers:
+        each.stop()
+
+
+def batch(topic, **more):
+    """The reader of a batch query."""
+    return PulsarSource(topic.options(subscription=None, **more)).reader(SCHEMA)
+
+
+def rows_of(reader, part):
+    return [tuple(row.values()) for each in reader.read(part) for row in each.to_pylist()]
+
+
+def check_rows(reader, parts, sent):
+    """Return the number of rows in each part; they are in order, and each message is there once."""
+    rows = [rows_of(reader, part) for part in parts]
+    for part in rows:
+        assert [row[1:] for row in part] == sorted(row[1:] for row in part)
+    assert sorted(row[0] for part in rows for row in part) == sorted(sent)
+    return [len(part) for part in rows]
+
+
+def fill_ledgers(topic, *, ledgers, of):
+    """Send 40 numbers to each ledger; ``of`` numbers share an entry."""
+    topic.keep()
+    sent = []
+    for ledger in range(ledgers):
+        if ledger:
+            topic.roll()
+        for first in range(ledger * 40, (ledger + 1) * 40, of if of > 1 else 40):
+            sent += topic.send(range(first, first + (of if of > 1 else 40)), batched=of > 1)
+    return sent
+
+
+# Many partitions ----------------------------------------------------------------------------------------------------
+
+
+def test_many_partitions_begin_and_go_on_where_they_were(spark_topic, opened):
+    """More than are asked for at once."""
+    many = spark_topic
+    many.broker.create_partitioned(many.name, MANY)
+    first = many.send(range(3 * MANY))
+
+    reader = opened(maxRowsPerTrigger=2 * MANY)
+    start = reader.initialOffset()
+    middle = reader.latestOffset(start, ReadMaxRows(2 * MANY))
+    end = reader.latestOffset(middle, ReadMaxRows(2 * MANY))
+    check_rows(reader, reader.partitions(start, middle), first[: 2 * MANY])  # each partition has contributed two
+    reader.commit(middle)
+    reader.stop()
+    again = opened()
+    second = many.send(range(3 * MANY, 4 * MANY))
+
+    assert start == {}
+    check_rows(again, again.partitions(middle, end), first[2 * MANY :])
+    check_rows(again, again.partitions(end, again.latestOffset(end, ReadAllAvailable())), second)
+    assert len(batch(many).partitions()) == MANY
+    again.stop()
+    for producer in many._producers.values():  # it would create its partition again
+        producer.close()
+    many.broker.request("DELETE", f"persistent/public/default/{many.name}/partitions?force=true")
+
+
+def test_a_subscription_that_is_moved_in_a_new_topic_is_noticed(spark_topic, opened):
+    reader = opened()
+    start = reader.initialOffset()
+    spark_topic.send(range(3))
+    second = {"ledgerId": spark_topic.ledgers()[-1], "entryId": 1, "partitionIndex": -1}
+
+    path = f"persistent/public/default/{spark_topic.name}/subscription/spark/resetcursor"
+    spark_topic.broker.request("POST", path, second)
+
+    with pytest.raises(DataLossError, match="nothing of it was read yet"):
+        reader.latestOffset(start, ReadAllAvailable())
+
+
+def test_an_error_names_the_one_partition_that_fails(spark_topic, opened):
+    spark_topic.broker.create_partitioned(spark_topic.name, 3)
+    busy = f"{spark_topic.full}-partition-2"
+    holder = spark_topic.client.subscribe(busy, "spark", consumer_type=pulsar.ConsumerType.Exclusive)
+
+    with pytest.raises(SubscriptionBusyError, match="another query") as caught:
+        opened().initialOffset()
+
+    holder.close()
+    assert caught.value.destination == busy
+
+
+# Divided partitions -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ledgers", "of"), [(1, 1), (3, 4)], ids=["one ledger", "several, with batches"])
+def test_a_divided_partition_has_every_row_once(spark_topic, opened, ledgers, of):
+    sent = fill_ledgers(spark_topic, ledgers=ledgers, of=of)
+    admin = spark_topic.broker.admin_url
+
+    whole = batch(spark_topic, adminUrl=admin, minPartitions=4)
+    sizes = check_rows(whole, whole.partitions(), sent)
+    blind = batch(spark_topic, minPartitions=4)
+    check_rows(blind, blind.partitions(), sent)
+    reader = opened(adminUrl=admin, minPartitions=3, maxRowsPerTrigger=len(sent) - 10)
+    start = reader.initialOffset()
+    middle = reader.latestOffset(start, ReadMaxRows(len(sent) - 10))
+    end = reader.latestOffset(middle, ReadAllAvailable())
+    parts = [*reader.partitions(start, middle), *reader.partitions(middle, end)]
+    check_rows(reader, parts, sent)
+
+    assert len(sizes) == 4
+    assert max(sizes) <= 2 * min(sizes)
+    assert len(parts) >= 5
+
+
+def test_a_ledger_that_is_deleted_before_its_part_is_read_is_noticed(spark_topic):
+    sent = spark_topic.send(range(20))
+    lost = spark_topic.ledgers()[-1]
+    spark_topic.roll()
+    sent += spark_topic.send(range(20, 40))
+    reader = batch(spark_topic, minPartitions=4, adminUrl=spark_topic.broker.admin_url)
+    parts = reader.partitions()
+    rows_of(reader, parts[1])
+
+    # Nothing keeps the first ledger: no subscription, and no retention.
+    servers.wait_until(
+        lambda: spark_topic.broker.trim(spark_topic.name) or lost not in spark_topic.ledgers(), "the ledger is gone"
+    )
+
+    inner = [part for part in parts if part.start[0] == lost]
+    assert inner
+    for part in inner:
+        with pytest.raises(DataLossError, match=spark_topic.name):
+            rows_of(reader, part)
+
+
+def test_a_cut_through_chunks_of_the_client_is_an_error_and_no_gap(spark_topic):
+    producer = spark_topic.client.create_producer(spark_topic.full, chunking_enabled=True, batching_enabled=False)
+    before = [b"%d" % number for number in range(3)]
+    for value in before:
+        producer.send(value)
+    producer.send(content(5 * LIMIT))
+    producer.send(b"after")
+    reader = batch(spark_topic, minPartitions=100)
+    parts = reader.partitions()
+    seen, errors = [], 0
+    for part in parts:
+        try:
+            seen += [row[0] for row in rows_of(reader, part)]
+        except (ForeignMessageError, DataLossError):
+            errors += 1
+
+    assert len(parts) > 5
+    assert errors
+    assert set(seen) <= {*before, b"after"}
+
+
+def test_chunks_in_several_parts_become_their_payload(spark_sources, spark_topic):
+    chunking = {"strategy": "chunking", "threshold_bytes": 1000, "chunking": {"max_message_bytes": LIMIT // 2}}
+    payloads = [content(4 * LIMIT, seed) for seed in range(3)]
+    native = spark_topic.client.create_producer(spark_topic.full)
+    with claimcheck.from_dict(chunking) as cc, PulsarProducer(native, cc) as producer:
+        for payload in payloads:
+            producer.send(payload)
+    told = spark_topic.options(subscription=None, minPartitions=5)
+    df = spark_sources.read.format("claimcheck_pulsar").options(**told).load()
+
+    rows = df.transform(reassemble("value", config=chunking)).collect()
+
+    assert df.rdd.getNumPartitions() == 5
+    assert sorted(bytes(row.payload) for row in rows) == sorted(payloads)

@@ -2,38 +2,19 @@
 
 import json
 import logging
-import os
-import subprocess
-import sys
 import threading
-import time
-from pathlib import Path
 
 import pulsar
 import pytest
 
 from tests import servers
-from tests.integration.spark_rig import Topic
+from tests.integration.pulsar_rig import Topic
+from tests.spark.rig import batches_of, failure, run_child, stream, values, written
 from tests.spark.sources_child import read
-from tests.spark.sources_rig import batches_of, failure, run_child, stream, values, written
 
 PULSAR = "claimcheck_pulsar"
-
-
-def test_a_driver_that_is_killed_begins_again_exactly(worker_env, spark_sources, spark_topic, tmp_path):
-    spark_topic.broker.create_partitioned(spark_topic.name, 3)
-    spark_topic.send(range(100))
-    spark_topic.send(range(100, 150), batched=True)
-    told = spark_topic.options(maxRowsPerTrigger=40)
-
-    run_child(worker_env, "read", tmp_path, PULSAR, json.dumps(told), stop="after 2")
-    spark_topic.send(range(150, 170), batched=True)
-    read(stream(spark_sources, PULSAR, told), tmp_path)
-
-    attempts = written(tmp_path)
-    assert [len(attempts[number]) for number in (0, 1, 2)] == [1, 1, 2]  # 2 was written, but not committed
-    assert attempts[2][0] == attempts[2][1]
-    assert sorted(v for each in attempts.values() for v in each[-1]) == sorted(map(str, range(170)))
+quiet = logging.getLogger("pulsar-client-of-a-killed-broker")
+quiet.setLevel(logging.CRITICAL)
 
 
 def test_partitions_that_are_added_while_it_runs(spark_sources, spark_topic, tmp_path):
@@ -74,17 +55,6 @@ def test_what_is_not_committed_is_kept_and_what_is_may_go(spark_sources, spark_t
     servers.wait_until(lambda: _trimmed(spark_topic, kept[0]), "the oldest ledger is gone")
 
 
-def test_a_topic_that_forgot_everything_goes_on(spark_sources, spark_topic, tmp_path):
-    sent = spark_topic.send(range(5))
-    df = stream(spark_sources, PULSAR, spark_topic.options())
-    seen = batches_of(df, tmp_path / "c")
-    _forget(spark_topic)
-
-    nothing = batches_of(df, tmp_path / "c")
-
-    assert (values(seen), values(nothing)) == (sent, [])
-
-
 def test_data_that_is_lost_under_the_checkpoint_is_noticed(spark_sources, spark_topic, tmp_path):
     spark_topic.send(range(5))
     df = stream(spark_sources, PULSAR, spark_topic.options())
@@ -100,23 +70,6 @@ def test_data_that_is_lost_under_the_checkpoint_is_noticed(spark_sources, spark_
     assert "DataLossError" in text
     assert spark_topic.full in text
     assert values(seen) == later
-
-
-def test_a_subscription_that_somebody_else_has(spark_sources, spark_topic, tmp_path):
-    sent = spark_topic.send(range(3))
-    holder = spark_topic.client.subscribe(spark_topic.full, "spark", initial_position=pulsar.InitialPosition.Earliest)
-    df = stream(spark_sources, PULSAR, spark_topic.options())
-
-    begun = time.monotonic()
-    text = failure(lambda: batches_of(df, tmp_path / "c"))
-    took = time.monotonic() - begun
-    holder.close()
-    seen = batches_of(df, tmp_path / "c")
-
-    assert "SubscriptionBusyError" in text
-    assert "Each query needs a subscription of its own" in text
-    assert took >= 10
-    assert values(seen) == sent
 
 
 def _forget(topic):
@@ -190,42 +143,12 @@ def test_both_at_the_same_time(spark_sources, spark_topic, rival, tmp_path):
     assert "Each query needs a subscription of its own" in text
 
 
-def test_one_after_the_other_while_everything_is_there(spark_sources, spark_topic, rival, tmp_path):
-    first = spark_topic.send(range(5))
-    df = stream(spark_sources, PULSAR, spark_topic.options())
-    mine = [batches_of(df, tmp_path / "c")]
-    second = spark_topic.send(range(5, 10))
-    theirs = [rival()]
-    third = spark_topic.send(range(10, 15))
-    theirs.append(rival())
-    mine.append(batches_of(df, tmp_path / "c"))
-
-    assert [values(seen) for seen in theirs] == [sorted(first + second), third]
-    assert [values(seen) for seen in mine] == [first, sorted(second + third)]
-
-
-@pytest.mark.parametrize("position", ["earliest", "latest"])
-def test_what_the_other_has_let_go_of_is_missed(spark_sources, spark_topic, rival, tmp_path, position):
+def test_what_the_other_has_let_go_of_is_missed(spark_sources, spark_topic, rival, tmp_path):
     spark_topic.send(range(5))
     df = stream(spark_sources, PULSAR, spark_topic.options())
     batches_of(df, tmp_path / "c")
     spark_topic.roll()
     spark_topic.send(range(5, 10))
-    lost = spark_topic.ledgers()[-1]
-    spark_topic.roll()
-    rival(startingPosition=position)
-
-    forget_what_was_read(spark_topic, rival, lost)
-
-    text = failure(lambda: batches_of(df, tmp_path / "c"))
-    assert "DataLossError" in text
-    assert "subscription" in text
-
-
-def test_what_was_never_read_is_missed_too(spark_sources, spark_topic, rival, tmp_path):
-    df = stream(spark_sources, PULSAR, spark_topic.options())
-    assert values(batches_of(df, tmp_path / "c")) == []
-    spark_topic.send(range(5))
     lost = spark_topic.ledgers()[-1]
     spark_topic.roll()
     rival()
@@ -234,25 +157,10 @@ def test_what_was_never_read_is_missed_too(spark_sources, spark_topic, rival, tm
 
     text = failure(lambda: batches_of(df, tmp_path / "c"))
     assert "DataLossError" in text
+    assert "subscription" in text
 
 
 # A JVM that is killed under its driver -----------------------------------------------------------------------------
-
-
-CHILD = Path(__file__).with_name("spark_jvm_child.py")
-
-
-def run_and_kill(environment, folder, told, stop):
-    """Run until the JVM is killed; return the error that the driver sees."""
-    done = subprocess.run(
-        [sys.executable, str(CHILD), str(folder), json.dumps(told), stop],
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        timeout=120,
-    )
-    return done.stdout.strip()
 
 
 def consumers(topic):
@@ -270,22 +178,15 @@ def test_a_jvm_that_is_killed_loses_nothing(worker_env, spark_sources, spark_top
     spark_topic.send(range(100, 150), batched=True)
     told = spark_topic.options(maxRowsPerTrigger=40)
 
-    noticed = [run_and_kill(worker_env, tmp_path, told, "before 1")]
+    run_child(worker_env, "read", tmp_path, PULSAR, json.dumps(told), stop="after 2", whom="jvm")
     servers.wait_until(lambda: not consumers(spark_topic), "nobody of the first run is left")
-    planned = (tmp_path / "checkpoint" / "offsets" / "1").read_text()
-    noticed.append(run_and_kill(worker_env, tmp_path, told, "after 2"))
-    servers.wait_until(lambda: not consumers(spark_topic), "nobody of the second run is left")
     spark_topic.send(range(150, 170), batched=True)
-    seen = batches_of(stream(spark_sources, "claimcheck_pulsar", told), tmp_path / "checkpoint")
+    read(stream(spark_sources, PULSAR, told), tmp_path)
 
-    assert all("Error" in name for name in noticed), noticed
     attempts = written(tmp_path)
-    rest = {number: sorted(bytes(row.value).decode() for row in rows) for number, rows in seen.items()}
-    assert {number: len(each) for number, each in attempts.items()} == {0: 1, 1: 1, 2: 1}
-    assert (tmp_path / "checkpoint" / "offsets" / "1").read_text() == planned
-    assert rest.pop(2) == attempts[2][0]  # written but not committed, so written again
-    rows = [row for each in attempts.values() for row in each[0]] + [row for each in rest.values() for row in each]
-    assert sorted(rows) == sorted(map(str, range(170)))
+    assert [len(attempts[number]) for number in (0, 1, 2)] == [1, 1, 2]  # 2 was written, but not committed
+    assert attempts[2][0] == attempts[2][1]
+    assert sorted(v for each in attempts.values() for v in each[-1]) == sorted(map(str, range(170)))
 
 
 # A broker that is killed and started again -------------------------------------------------------------------------
@@ -294,46 +195,32 @@ def test_a_jvm_that_is_killed_loses_nothing(worker_env, spark_sources, spark_top
 ROWS = 30_000
 
 
-@pytest.fixture(scope="module")
-def broker(own_pulsar_jars):
-    """One of our own, to be killed."""
-    with servers.pulsar(durable=True) as broker:
-        yield broker
+ROWS = 12_000
 
 
-@pytest.fixture
-def own_topic(broker, topic):
-    logger = logging.getLogger("pulsar-client-of-a-killed-broker")
-    logger.setLevel(logging.CRITICAL)
-    client = pulsar.Client(broker.service_url, logger=logger)
-    yield Topic(broker, client, topic)
-    client.close()
-
-
-@pytest.mark.parametrize("trigger", [{"availableNow": True}, {"processingTime": "0 seconds"}], ids=["now", "for ever"])
-def test_a_broker_that_is_killed_while_it_is_read(spark_sources, own_topic, tmp_path, trigger):
-    own_topic.broker.create_partitioned(own_topic.name, 2)
-    sent = own_topic.send(range(ROWS))
-    seen, reading, complete = {}, threading.Event(), threading.Event()
+def test_a_broker_that_is_killed_while_it_is_read(own_pulsar_jars, spark_sources, topic, tmp_path):
+    seen, reading = {}, threading.Event()
 
     def keep(batch, number):
         seen[number] = batch.collect()
         reading.set()
-        if len(values(seen)) >= ROWS:
-            complete.set()
 
-    df = stream(spark_sources, "claimcheck_pulsar", own_topic.options(maxRowsPerTrigger=ROWS // 6)).select("value")
-    writer = df.writeStream.option("checkpointLocation", str(tmp_path / "c")).foreachBatch(keep)
-    query = writer.trigger(**trigger).start()
-    try:
-        assert reading.wait(90)
-        own_topic.broker.server.kill()
-        own_topic.broker.server.start()
-        assert complete.wait(120), query.exception()
-        if "availableNow" in trigger:
+    with servers.pulsar(durable=True) as broker:
+        client = pulsar.Client(broker.service_url, logger=quiet)
+        own_topic = Topic(broker, client, topic)
+        broker.create_partitioned(topic, 2)
+        sent = own_topic.send(range(ROWS))
+        df = stream(spark_sources, PULSAR, own_topic.options(maxRowsPerTrigger=ROWS // 6)).select("value")
+        writer = df.writeStream.option("checkpointLocation", str(tmp_path / "c")).foreachBatch(keep)
+        query = writer.trigger(availableNow=True).start()
+        try:
+            assert reading.wait(90)
+            broker.server.kill()
+            broker.server.start()
             assert query.awaitTermination(120)
-    finally:
-        query.stop()
+        finally:
+            query.stop()
+            client.close()
 
     assert query.exception() is None
     assert values(seen) == sorted(sent)

@@ -1,9 +1,7 @@
 """A driver that is killed; test_reassemble_stream.py runs ``reassemble_child.py PACKAGE JOB``.
 
 The package comes as a zip, for the workers. The job is a JSON file: ``config``, ``schema``, ``input``, ``checkpoint``,
-``output`` (folders), and ``die``, one of ``["before", batch]`` (all is computed, nothing is put out), ``["after",
-batch]`` (put out, but Spark has not noted it), ``["within", batch, seconds]`` (so long after it began, perhaps in a
-later one) and null.
+``output`` (folders), and the ``last`` batch: it is put out, but dies before Spark has noted it.
 """
 
 from __future__ import annotations
@@ -13,8 +11,8 @@ import json
 import os
 import signal
 import sys
-import threading
 from pathlib import Path
+from typing import Any
 
 PACKAGE, JOB = sys.argv[1:]
 sys.path.insert(0, PACKAGE)  # for this process and the workers, not for the planner
@@ -42,46 +40,19 @@ spark.sparkContext.setLogLevel("ERROR")
 spark.sparkContext.addPyFile(PACKAGE)
 
 
-def die():
-    jvm = spark._jvm.java.lang.ProcessHandle.current().pid()
-    os.kill(jvm, signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def die_here(point, batch):
-    if job["die"] == [point, batch]:
-        die()
-    elif job["die"] and job["die"][:2] == [point, batch]:
-        threading.Timer(job["die"][2], die).start()
-
-
 def put_out(df, batch):
-    """Write one file for each attempt at a batch."""
-    die_here("within", batch)
     rows = [
-        {
-            "uuid": row.uuid,
-            "offset": row.offset,
-            "digest": None if row.payload is None else hashlib.sha256(row.payload).hexdigest(),
-            "error": row.error and row.error.type,
-        }
+        (row.uuid, row.payload and hashlib.sha256(row.payload).hexdigest(), row.error and row.error.type)
         for row in df.collect()
     ]
-    die_here("before", batch)
-    attempt = len(list(Path(job["output"]).glob(f"{batch}-*")))
-    hidden = Path(job["output"], ".hidden")
-    hidden.write_text(json.dumps(rows))
-    hidden.rename(hidden.with_name(f"{batch}-{attempt}.json"))
-    die_here("after", batch)
+    Path(job["output"], f"{batch}.json").write_text(json.dumps(rows))
+    if batch == job["last"]:
+        bridge: Any = spark._jvm
+        os.kill(bridge.java.lang.ProcessHandle.current().pid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 messages = spark.readStream.schema(job["schema"]).option("maxFilesPerTrigger", 1).parquet(job["input"])
-config = {**job["config"], "chunking": {"expire_after_seconds": 3_600}}
-payloads = messages.transform(reassemble("value", config=config, expire_by="data"))
-query = (
-    payloads.writeStream.foreachBatch(put_out)
-    .option("checkpointLocation", job["checkpoint"])
-    .trigger(availableNow=True)
-    .start()
-)
-query.awaitTermination()
+payloads = messages.transform(reassemble("value", config=job["config"], expire_by="data"))
+query = payloads.writeStream.foreachBatch(put_out).option("checkpointLocation", job["checkpoint"])
+query.trigger(availableNow=True).start().awaitTermination()

@@ -1,11 +1,19 @@
-"""Helpers of the Spark tests: DataFrames of messages, chunks in the published format, and payloads that are gone."""
+"""Helpers of the Spark tests: DataFrames and files of messages, chunks in the published format, killed streams."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
+
+import pytest
 
 from claimcheck._wire.envelope import encode_chunk
 
@@ -35,3 +43,123 @@ def remove_stored(config: Any) -> None:
     for path in Path(config["stores"]["disk"]["path"]).rglob("*"):
         if path.is_file():
             path.unlink()
+
+
+# A topic as files that a stream reads, one per micro-batch --------------------------------------------------------
+
+SCHEMA = (
+    "topic string, partition int, offset bigint, key binary, value binary, "
+    "headers array<struct<key:string,value:binary>>"
+)
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+@contextlib.contextmanager
+def stateful_session(spark: Any) -> Iterator[Any]:
+    """The session with the state store that stateful operators need."""
+    before = spark.conf.get(PROVIDER)
+    spark.conf.set(PROVIDER, ROCKSDB)
+    yield spark
+    spark.conf.set(PROVIDER, before)
+
+
+class TopicFiles:
+    """Files that a stream reads in the order in which they were put."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.folder.mkdir()
+        self._files = self._rows = 0
+
+    def put(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Add one file with rows of `SCHEMA`."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pair = pa.struct([("key", pa.string()), ("value", pa.binary())])
+        types = [pa.string(), pa.int32(), pa.int64(), pa.binary(), pa.binary(), pa.list_(pair)]
+        names = ["topic", "partition", "offset", "key", "value", "headers"]
+        columns = [list(column) for column in zip(*rows, strict=True)] or [[]] * len(types)
+        columns[-1] = [None if each is None else [{"key": k, "value": v} for k, v in each] for each in columns[-1]]
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+        path, hidden = self.folder / f"{self._files:04}.parquet", self.folder / f".{self._files:04}"
+        pq.write_table(pa.table(dict(zip(names, arrays, strict=True))), hidden)
+        os.utime(hidden, (1_000_000_000 + self._files,) * 2)  # Spark sorts files by time
+        hidden.rename(path)
+        self._files += 1
+
+    def put_values(self, *messages: tuple[str, int, bytes | None]) -> list[int]:
+        """Add one file of topics, partitions and values; offsets go on from file to file, and are returned."""
+        offsets = list(range(self._rows, self._rows + len(messages)))
+        self._rows += len(messages)
+        self.put(
+            [
+                (topic, number, at, None, value, None)
+                for at, (topic, number, value) in zip(offsets, messages, strict=True)
+            ]
+        )
+        return offsets
+
+
+# Sources: streams that run to their end, and drivers that are killed ----------------------------------------------
+
+CHILD = Path(__file__).with_name("sources_child.py")
+
+
+def stream(spark, form: str, options: dict[str, Any]):
+    """Return a streaming DataFrame."""
+    told = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+    return spark.readStream.format(form).options(**told).load()
+
+
+def batches_of(df, checkpoint: Path) -> dict[int, list[Any]]:
+    """Run until all available rows are read; return the rows of every batch by its number."""
+    seen: dict[int, list[Any]] = {}
+
+    def keep(batch, number):
+        seen[number] = batch.collect()
+
+    query = df.writeStream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).foreachBatch(keep)
+    query.start().awaitTermination()
+    return seen
+
+
+def values(seen: dict[int, list[Any]]) -> list[bytes]:
+    """Return the values of all rows of all batches, sorted."""
+    return sorted(bytes(row.value) for rows in seen.values() for row in rows)
+
+
+def failure(run) -> str:
+    """Return the text of the error that Spark raises."""
+    with pytest.raises(Exception) as caught:
+        run()
+    return str(caught.value)
+
+
+def run_child(environment: dict[str, str], *arguments: object, stop: str, whom: str = "all") -> None:
+    """Run a query in a process of its own until it reaches ``stop``; then kill its process group, or only its JVM."""
+    child = subprocess.Popen(
+        [sys.executable, str(CHILD), *map(str, arguments), stop, whom],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    try:
+        assert child.stdout.readline().strip() == stop
+        if whom == "jvm":
+            assert child.stdout.readline().strip() == "noticed"
+    finally:
+        if whom != "jvm":
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+
+
+def written(folder: Path) -> dict[int, list[list[str]]]:
+    """Return the rows that the child wrote for every batch, once for each attempt."""
+    logs = {int(path.stem): path.read_text().splitlines() for path in (folder / "out").glob("*.jsonl")}
+    return {number: [json.loads(line) for line in lines] for number, lines in logs.items()}

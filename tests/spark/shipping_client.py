@@ -30,6 +30,10 @@ class Client:
         spark = SparkSession.builder.remote(f"sc://127.0.0.1:{given['port']}").getOrCreate()
         self.lab, self.given = shipping_smoke.Lab(spark, Path(given["folder"])), given
 
+    def before(self) -> None:
+        """Resolve before anything is shipped."""
+        shipping_smoke.resolve(self.lab)
+
     def wheel(self) -> None:
         """Ship a wheel under its own name."""
         self.lab.spark.addArtifacts(self.given["wheel"], pyfile=True)

@@ -23,7 +23,6 @@ for name in ("PYTHONPATH", "SHIPPING_DRIVER_ONLY"):  # the executors' Java inher
 
 from pyspark import cloudpickle  # noqa: E402 - a Java is needed first
 from pyspark.sql import SparkSession  # noqa: E402
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition  # noqa: E402
 
 
 def whereabouts() -> dict[str, Any]:
@@ -78,35 +77,13 @@ class Job:
         rows = sorted(resolved.mapInArrow(ask, "n int, digest string, told string").collect())
         return {"digests": [row.digest for row in rows], "workers": [json.loads(row.told) for row in rows]}
 
-    def add_py_file(self) -> None:
-        self.spark.sparkContext.addPyFile(self.given["py_file"])
-
-    def add_wheel(self) -> str:
-        """Return the error for a wheel that is added under its own name."""
-        self.spark.sparkContext.addPyFile(self.given["wheel"])
-        return _error(self.rdd)
-
-    def streaming_source(self) -> str:
-        """Return the error for a streaming source whose planner needs the shipped package."""
-        self.spark.dataSource.register(_Source)
-
-        def run() -> None:
-            stream = self.spark.readStream.format("shipping").load()
-            query = stream.writeStream.format("noop").option("checkpointLocation", self.given["checkpoint"])
-            query.trigger(availableNow=True).start().awaitTermination(240)
-
-        return _error(run)
-
     def plan(self) -> str:
         """Return the output of ``explain``."""
         said = io.StringIO()
+        resolved = self.frame(self.messages).transform(resolve("value", config=self.config, destination="orders"))
         with contextlib.redirect_stdout(said):
-            self.frame(self.messages).transform(resolve("value", config=self.config, destination="orders")).explain(
-                "extended"
-            )
-            self.frame(self.messages).transform(resolve("value", config=self.config, destination="orders")).explain(
-                "formatted"
-            )
+            for mode in ("extended", "formatted"):
+                resolved.explain(mode)
         return said.getvalue()
 
     def closure(self) -> str:
@@ -126,33 +103,6 @@ class Job:
             for m in bad
         ]
         return [_error(each.collect) for each in [*frames, *rdds]]
-
-
-class _Reader(DataSourceStreamReader):
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        whereabouts()
-        return {"n": 0}
-
-    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, int]:  # noqa: N802
-        return {"n": 1}
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        return [InputPartition(0)]
-
-    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
-        yield (1,)
-
-
-class _Source(DataSource):
-    @classmethod
-    def name(cls) -> str:
-        return "shipping"
-
-    def schema(self) -> str:
-        return "n int"
-
-    def streamReader(self, schema: Any) -> _Reader:  # noqa: N802
-        return _Reader()
 
 
 def _error(act: Callable[[], Any]) -> str:

@@ -1,14 +1,20 @@
 """A streaming query in a process of its own, to be killed: it prints how far it is, and then waits.
 
-sources_child.py read FOLDER FORMAT OPTIONS [before|after N]
+    sources_child.py read FOLDER FORMAT OPTIONS "after N" all|jvm
+
+With ``jvm`` it kills only the JVM under it, and its Python processes are left alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -29,30 +35,35 @@ def session() -> SparkSession:
     return spark
 
 
-def wait_at(place: str, wanted: str) -> None:
-    if place == wanted:
-        say(place)
+def stop_here(df: DataFrame, whom: str) -> None:
+    if whom == "jvm":
+        bridge: Any = df.sparkSession._jvm
+        jvm = bridge.java.lang.ProcessHandle.current().pid()
+        os.kill(jvm, signal.SIGKILL)
+    else:
         time.sleep(600)
 
 
-def read(df: DataFrame, folder: Path, stop: str = "") -> None:
+def read(df: DataFrame, folder: Path, stop: str = "", whom: str = "all") -> None:
     """Write each attempt of a batch as one line to the batch's file."""
 
     def keep(batch, number):
-        wait_at(f"before {number}", stop)
         (folder / "out").mkdir(exist_ok=True)
         values = sorted(bytes(row.value).decode() for row in batch.collect())
         with (folder / "out" / f"{number}.jsonl").open("a") as file:
             file.write(json.dumps(values) + "\n")
-        wait_at(f"after {number}", stop)
+        if stop == f"after {number}":
+            say(stop)
+            stop_here(df, whom)
 
     query = df.writeStream.option("checkpointLocation", str(folder / "checkpoint")).foreachBatch(keep)
     query.trigger(availableNow=True).start().awaitTermination()
 
 
 if __name__ == "__main__":
-    place, form, options, where = sys.argv[2:6]
+    place, form, options, where, whom = sys.argv[2:7]
     frame = session().readStream.format(form).options(**json.loads(options)).load()
-    read(frame, Path(place), where)
-    say("done")
-    time.sleep(600)
+    with contextlib.suppress(Exception):  # there is no JVM any more
+        read(frame, Path(place), where, whom)
+    say("noticed" if whom == "jvm" else "done")
+    os._exit(0)  # there is nobody to say goodbye to

@@ -1,4 +1,4 @@
-"""What the pages, the demo and the README's table of versions promise about Spark runs, with no server."""
+"""What the pages, the demo and the README's table of versions promise about Spark, with no server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyspark
 import pytest
 
 from tests.docs_pages import cases, run
-from tests.spark.shipping_smoke import FEATURES, YES, Lab, attempt
+from tests.spark.shipping_smoke import FEATURES, YES
 from tests.spark_versions import REQUIREMENTS, parse, table
 
 # Pages -------------------------------------------------------------------------------------------------------------
@@ -88,20 +88,6 @@ def said() -> dict[str, dict[str, str]]:
         return parse(README, REQUIREMENTS)
     except LookupError:
         return {}
-
-
-def promised() -> list[str]:
-    return [feature for feature, answer in said().get(HERE, {}).items() if answer == YES]
-
-
-@pytest.mark.parametrize("feature", promised())
-def test_what_is_promised_runs(feature, spark, worker_env, tmp_path, monkeypatch, request):
-    for name, value in worker_env.items():  # for features that start processes
-        monkeypatch.setenv(name, value)
-    if feature == "Spark Connect":
-        request.getfixturevalue("spark_connect")
-
-    assert attempt(feature, Lab(spark, tmp_path)) == YES
 
 
 def test_the_readme_speaks_of_what_can_be_tried():

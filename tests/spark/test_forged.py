@@ -2,6 +2,7 @@
 
 import base64
 import json
+import random
 import sys
 
 import pyarrow as pa
@@ -183,29 +184,49 @@ def test_a_package_that_only_one_message_needs_is_one_bad_row(config, good, pack
     assert after == (b"good", None)
 
 
-def test_all_of_them_in_spark(spark, config, good):
-    messages = [good, *FORGED.values(), b"plain"]
+@pytest.mark.smoke
+def test_every_verb_reads_the_same_of_any_mix_of_messages(spark, config):
+    """Payloads of any size, plain and null ones, forged ones, and one that is gone: each row is what it is alone."""
+    rng, sizes = random.Random(5), [0, 1, 999, 1500, *[300_000] * 3]
     config = config | {"stores": {name: entry for name, entry in config["stores"].items() if name != "tape"}}
-    df = spark.createDataFrame([(bytearray(message),) for message in messages], "value binary").coalesce(1)
-    expected = [b"good", *[None] * len(FORGED), b"plain"]
+    with claimcheck.from_dict(config) as cc:
+        store = cc.store("disk")
+        stored = [rng.randbytes(size) for size in sizes]
+        mixed = [(cc.seal(store.write(payload)), payload, None) for payload in stored]
+        gone = store.write(b"gone")
+        store.rollback(gone)
+        mixed.append((cc.seal(gone), None, "PayloadNotFoundError"))
+    mixed += [(message, None, "") for message in FORGED.values()]
+    mixed += [(b"plain", b"plain", None), (b"", b"", None), *[(None, None, None)] * 3]
+    rng.shuffle(mixed)
+    rows = [(n, message and bytearray(message)) for n, (message, _, _) in enumerate(mixed)]
+    df = spark.createDataFrame(spark.sparkContext.parallelize(rows, 7), "n int, value binary")
+    expected = [payload for _, payload, _ in mixed]
 
-    resolved = df.transform(resolve("value", config=config, on_error="null")).collect()
-    assert [row.payload and bytes(row.payload) for row in resolved] == expected
-    assert [row.error is None for row in resolved] == [payload is not None for payload in expected]
+    def check(frame, column, expected):
+        found = frame.collect()
+        assert [row.n for row in found] == list(range(len(mixed)))
+        assert [row[column] for row in found] == expected
+        for row, (_, _, error) in zip(found, mixed, strict=True):
+            assert (row.error is None) == (error is None)
+            assert not error or row.error.type == error
 
+    resolved = df.transform(resolve("value", config=config, on_error="null"))
+    assert resolved.columns == ["n", "value", "payload", "error"]
+    check(resolved, "payload", expected)
+    assert [row.value for row in resolved.collect()] == [message for message, _, _ in mixed]
     for as_file in (True, False):
         read = (lambda file: len(file.read())) if as_file else len
-        sizes = map_payloads(read, "bytes int", column="value", config=config, on_error="null", as_file=as_file)
-        assert [row.bytes for row in df.transform(sizes).collect()] == [
-            payload and len(payload) for payload in expected
-        ]
+        lengths = map_payloads(read, "bytes int", column="value", config=config, on_error="null", as_file=as_file)
+        check(df.transform(lengths), "bytes", [None if each is None else len(each) for each in expected])
 
-    whole = df.transform(reassemble("value", config=config)).collect()
-    assert sorted(bytes(row.payload) for row in whole if row.error is None) == [b"good", b"plain"]
-    assert len(whole) == len(messages)
+    whole = df.transform(reassemble("value", config=config)).sort("n")
+    check(whole, "payload", expected)
 
-    kept = spark.sparkContext.parallelize(messages, 1).mapPartitions(resolver(config, on_error="skip")).collect()
-    assert kept == [b"good", b"plain"]
+    rdd = spark.sparkContext.parallelize([message for message, _, _ in mixed], 3)
+    kept = rdd.mapPartitions(resolver(config, on_error="skip")).collect()
+    assert kept == [payload for _, payload, error in mixed if error is None]
+    assert df.limit(0).transform(resolve("value", config=config)).collect() == []
 
 
 @pytest.mark.parametrize("needed", [{"store": "cold"}, {"reads_from": ["disk", "cold"]}], ids=["store", "reads_from"])

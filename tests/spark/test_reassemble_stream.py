@@ -1,4 +1,4 @@
-"""``df.transform(reassemble(...))`` on a stream: micro-batches, restarts, and drivers that are killed."""
+"""``df.transform(reassemble(...))`` on a stream: micro-batches, restarts, and a driver that is killed."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
+from pyspark.sql import DataFrame
 
 from claimcheck._wire.envelope import decode, encode_abort
 from claimcheck.errors import ConfigError
 from claimcheck.spark import Metrics, reassemble
 from claimcheck.spark import _reassemble_stream as on_stream
 from claimcheck.spark._worker import as_config, claim_check
-from tests.spark.rig import in_chunks
+from tests.spark.rig import PROVIDER, ROCKSDB, SCHEMA, TopicFiles, in_chunks, stateful_session
 from tests.spark.shipping_rig import staged
-from tests.spark.topic_files import PROVIDER, ROCKSDB, SCHEMA, TopicFiles, stateful_session
 
 Message = tuple[str, int, bytes | None]
 
@@ -53,20 +55,18 @@ def topic(tmp_path) -> TopicFiles:
 
 @pytest.fixture
 def run(stateful, stored, topic, tmp_path):
-    """Run a query on the available data; returns the rows of its output."""
+    """Run a query on the available data, or several in one; returns the rows of its output."""
 
-    def once(*, each: Any = None, expire_after_seconds: float = 60, **options: Any) -> list[Any]:
-        rows = list[Any]()
+    def once(*, each: Any = None, expire_after_seconds: Any = 60, **options: Any) -> list[Any]:
+        rows, seconds = list[Any](), expire_after_seconds
         source = stateful.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(topic.folder))
-        config = expiring(stored, expire_after_seconds)
-        done = source.transform(reassemble("value", config=config, expire_by="data", **options))
-        query = (
-            done.writeStream.foreachBatch(each or (lambda df, _: rows.extend(df.collect())))
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        assert query.awaitTermination(300)
+        several = [
+            source.transform(reassemble("value", config=expiring(stored, each), expire_by="data", **options))
+            for each in (seconds if isinstance(seconds, tuple) else [seconds])
+        ]
+        writer = reduce(DataFrame.union, several).writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.foreachBatch(each or (lambda df, _: rows.extend(df.collect())))
+        assert query.trigger(availableNow=True).start().awaitTermination(300)
         return sorted(rows, key=lambda row: row.offset)
 
     return once
@@ -112,28 +112,22 @@ def test_every_message_moves_the_time_of_the_data(run, topic, send, tmp_path):
 
     assert [row.error and row.error.type for row in rows] == ["IncompletePayloadError", None, None, None]
     assert rows[0].uuid == decode(incomplete[0]).uuid
-    topic.put_values(*orders([b"next"]))
-    run(expire_after_seconds=0.05)
 
 
 def test_the_clock_goes_on_while_nothing_comes(stateful, stored, topic, tmp_path):
     topic.put_values(*orders(in_chunks(b"x" * 3_000)[:2]))
     source = stateful.readStream.schema(SCHEMA).parquet(str(topic.folder))
     done = source.transform(reassemble("value", config=expiring(stored, 0.5)))
-    query = (
-        done.writeStream.format("memory")
-        .queryName("expired")
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .start()
-    )
-    rows: list[Any] = []
+    rows, said = list[Any](), threading.Event()
+
+    def keep(df: Any, _: int) -> None:
+        rows.extend(df.collect())
+        if rows:
+            said.set()
+
+    query = done.writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     try:
-        deadline = time.monotonic() + 180
-        while query.isActive and time.monotonic() < deadline:
-            rows = stateful.table("expired").collect()
-            if rows:
-                break
-            query.awaitTermination(0.1)
+        assert said.wait(180)
     finally:
         query.stop()
 
@@ -184,149 +178,80 @@ def test_chunks_are_kept_for_a_replay(run, topic, tmp_path):
     assert seen[:2] == [([[], []], 2), ([[b"x" * 2_000]] * 2, 3)]
 
 
-def test_two_in_one_query_do_not_affect_each_other(stateful, stored, topic, tmp_path):
+def test_two_in_one_query_do_not_affect_each_other(run, topic):
     """One gives up what the other one still waits for."""
-    rows, chunks = list[Any](), in_chunks(b"x" * 3_000)
+    chunks = in_chunks(b"x" * 3_000)
     topic.put_values(*orders(chunks[:2]))
     topic.put_values(*orders(in_chunks(b"y" * 900)))
     topic.put_values(*orders(in_chunks(b"y" * 900)))
     topic.put_values(*orders(chunks[2:]))
-    source = stateful.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(topic.folder))
-    both = [
-        source.transform(reassemble("value", config=expiring(stored, seconds), expire_by="data"))
-        for seconds in (0.01, 3_600)
-    ]
-    query = (
-        both[0]
-        .union(both[1])
-        .writeStream.foreachBatch(lambda df, _: rows.extend(df.collect()))
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    assert query.awaitTermination(300)
+
+    rows = run(expire_after_seconds=(0.01, 3_600))
 
     ended = [row.error.type if row.error else len(row.payload) for row in rows if row.uuid == decode(chunks[0]).uuid]
-    assert ended == ["IncompletePayloadError", 3_000]
+    assert sorted(ended, key=str) == [3_000, "IncompletePayloadError"]
 
 
-# Killed drivers -------------------------------------------------------------------------------------------------
+# A killed driver --------------------------------------------------------------------------------------------------
 
 
-def test_killed_drivers_lose_nothing(run, stored, topic, tmp_path):
-    """``kill -9`` before and after the output of a batch; the process that plans the operator has no claimcheck."""
+def test_a_killed_driver_loses_nothing_and_repeats_its_batch_exactly(run, stored, topic, tmp_path):
+    """``kill -9`` after the output of a batch; the process that plans the operator has no claimcheck."""
     rng = random.Random(23)
     payloads = [rng.randbytes(4_000) for _ in range(12)]
     sent = [chunk for payload in payloads for chunk in in_chunks(payload)]
     incomplete = [in_chunks(rng.randbytes(4_000)) for _ in range(3)]
-    lost = [chunk for chunks in incomplete for chunk in chunks[1:]]
-    everything = [*sent, *rng.sample(sent, 20), b"plain"]
+    given_up, (first, *others) = in_chunks(rng.randbytes(3_000)), in_chunks(rng.randbytes(3_000))
+    aborted = [*given_up[1:], encode_abort(decode(given_up[0]).uuid)]
+    conflict = [first, first[:-1] + b"?", *others]
+    everything = [*sent, *rng.sample(sent, 20), b"plain", *aborted, *conflict]
     rng.shuffle(everything)
-    topic.put_values(*orders(lost))
+    topic.put_values(*orders([chunk for chunks in incomplete for chunk in chunks[1:]]))
     assert run(expire_after_seconds=0.01) == []  # applies to the chunks of batch 0
-    last = max(int(path.name) for path in (tmp_path / "checkpoint" / "commits").glob("[0-9]*"))
+    last = max(int(path.name) for path in (tmp_path / "checkpoint" / "commits").glob("[0-9]*")) + 2
     for n in range(3):
         topic.put_values(*orders(everything[n::3]))
-    job = Job(stored, topic, tmp_path)
 
-    assert job.run(die=["before", last + 1]) == -signal.SIGKILL
-    assert job.batches() == {}
-    assert job.run(die=["after", last + 2]) == -signal.SIGKILL
-    assert job.batches() == {last + 1: 1, last + 2: 1}
-    assert job.run() == 0
-    assert job.batches() == {last + 1: 1, last + 2: 2, last + 3: 1} | {
-        number: 1 for number in job.batches() if number > last + 3
-    }
-    first, again = job.attempts(last + 2)
-    assert first == again  # of the same batch
-    assert len(first) >= 3
+    assert killed_job(expiring(stored, 3_600), topic, tmp_path, last) == -signal.SIGKILL
+    put_out = {int(path.stem): json.loads(path.read_text()) for path in (tmp_path / "output").iterdir()}
+    later = dict[int, list[Any]]()
 
-    rows = job.rows()
-    assert sorted(row["digest"] for row in rows if row["digest"]) == sorted(
+    def keep(df: Any, batch: int) -> None:
+        later[batch] = [
+            [row.uuid, row.payload and hashlib.sha256(row.payload).hexdigest(), row.error and row.error.type]
+            for row in df.collect()
+        ]
+
+    run(each=keep, expire_after_seconds=3_600)
+
+    assert (sorted(put_out), min(later)) == ([last - 1, last], last)
+    assert sorted(put_out[last], key=str) == sorted(later[last], key=str)
+    rows = [row for batch in (put_out | later).values() for row in batch]
+    assert sorted(digest for _, digest, _ in rows if digest) == sorted(
         hashlib.sha256(payload).hexdigest() for payload in [*payloads, b"plain"]
     )
-    assert sorted((row["uuid"], row["error"]) for row in rows if row["error"]) == sorted(
-        (decode(chunks[0]).uuid, "IncompletePayloadError") for chunks in incomplete
-    )
-    assert len(rows) == len(payloads) + 1 + len(incomplete)
+    expected = [(decode(chunks[0]).uuid, "IncompletePayloadError") for chunks in incomplete]
+    expected.append((decode(first).uuid, "ChunkConflictError"))
+    assert sorted((uuid, error) for uuid, _, error in rows if error) == sorted(expected)
+    assert len(rows) == len(payloads) + 1 + len(expected)
 
 
-def test_drivers_killed_at_any_point_miss_no_chunk(stored, topic, tmp_path):
-    """While chunks are written and fetched, and before and after commits."""
-    rng = random.Random(29)
-    payloads = [rng.randbytes(3_000) for _ in range(12)]
-    sent = [chunk for payload in payloads for chunk in in_chunks(payload)]
-    given_up = in_chunks(rng.randbytes(3_000))
-    first, *others = in_chunks(rng.randbytes(3_000))
-    conflict = [first, first[:-1] + b"?", *others]
-    everything = [*sent, *rng.sample(sent, 30), *given_up[1:], encode_abort(decode(given_up[0]).uuid), *conflict]
-    rng.shuffle(everything)
-    for n in range(6):
-        topic.put_values(*orders(everything[n::6]))
-    job = Job(stored, topic, tmp_path)
-
-    for batch in (1, 4):
-        job.run(die=["within", batch, rng.uniform(0, 2)])
-    topic.put_values(*orders([b"quiet"]))
-    assert job.run() == 0
-
-    for batch in job.batches():
-        first_attempt, *replays = [
-            [(row["uuid"], row["digest"], row["error"]) for row in attempt] for attempt in job.attempts(batch)
-        ]
-        assert all(sorted(replay, key=str) == sorted(first_attempt, key=str) for replay in replays)
-    rows = job.rows()
-    assert sorted(row["digest"] for row in rows if row["digest"]) == sorted(
-        hashlib.sha256(payload).hexdigest() for payload in [*payloads, b"quiet"]
-    )
-    assert [(row["uuid"], row["error"]) for row in rows if row["error"]] == [(decode(first).uuid, "ChunkConflictError")]
-
-
-class Job:
-    """Runs reassemble_child.py and reads its results."""
-
-    def __init__(self, config: dict[str, Any], topic: TopicFiles, tmp_path: Path) -> None:
-
-        self._output, self._path = tmp_path / "output", tmp_path / "job.json"
-        self._output.mkdir()
-        self._folder, self._shadow = tmp_path, tmp_path / "shadow"
-        (self._shadow / "claimcheck").mkdir(parents=True)
-        (self._shadow / "claimcheck" / "__init__.py").write_text("raise ImportError('not installed here')\n")
-        package = staged(tmp_path).parent  # with its stores, because an archive does not follow links
-        self._zip = shutil.make_archive(str(tmp_path / "zipped"), "zip", package, "claimcheck")
-        self._job = {
-            "config": config,
-            "schema": SCHEMA,
-            "input": str(topic.folder),
-            "checkpoint": str(tmp_path / "checkpoint"),
-            "output": str(self._output),
-        }
-
-    def run(self, die: list[object] | None = None) -> int:
-        self._path.write_text(json.dumps(self._job | {"die": die}))
-        program = Path(__file__).with_name("reassemble_child.py")
-        environ = os.environ | {"PYTHONPATH": str(self._shadow)}
-        environ.pop("PYTHONSAFEPATH", None)  # Spark inserts the zip after the first entry of sys.path
-        with self._path.with_suffix(".log").open("ab") as log:
-            command = [sys.executable, str(program), self._zip, str(self._path)]
-            child = subprocess.run(
-                command, stdout=log, stderr=log, timeout=300, check=False, env=environ, cwd=self._folder
-            )
-        return child.returncode
-
-    def batches(self) -> dict[int, int]:
-        """Return the number of attempts at each batch."""
-        numbers = [int(path.stem.split("-")[0]) for path in self._output.glob("*.json")]
-        return {number: numbers.count(number) for number in sorted(numbers)}
-
-    def attempts(self, batch: int) -> list[Any]:
-        """Return the output of each attempt at a batch."""
-        paths = sorted(self._output.glob(f"{batch}-*.json"))
-        return [sorted(json.loads(path.read_text()), key=str) for path in paths]
-
-    def rows(self) -> list[Any]:
-        """Return the output of a sink that ignores repeated batches."""
-        return [row for batch in self.batches() for row in self.attempts(batch)[-1]]
+def killed_job(config: dict[str, Any], topic: TopicFiles, tmp_path: Path, last: int) -> int:
+    """Run reassemble_child.py until it dies."""
+    shadow, output, path = tmp_path / "shadow" / "claimcheck", tmp_path / "output", tmp_path / "job.json"
+    shadow.mkdir(parents=True)
+    (shadow / "__init__.py").write_text("raise ImportError('not installed here')\n")
+    output.mkdir()
+    package = staged(tmp_path).parent  # with its stores, because an archive does not follow links
+    package_zip = shutil.make_archive(str(tmp_path / "zipped"), "zip", package, "claimcheck")
+    places = {"input": str(topic.folder), "checkpoint": str(tmp_path / "checkpoint"), "output": str(output)}
+    path.write_text(json.dumps({"config": config, "schema": SCHEMA, "last": last, **places}))
+    environ = os.environ | {"PYTHONPATH": str(shadow.parent)}
+    environ.pop("PYTHONSAFEPATH", None)  # Spark inserts the zip after the first entry of sys.path
+    command = [sys.executable, str(Path(__file__).with_name("reassemble_child.py")), package_zip, str(path)]
+    with path.with_suffix(".log").open("wb") as log:
+        child = subprocess.run(command, stdout=log, stderr=log, timeout=300, check=False, env=environ, cwd=tmp_path)
+    return child.returncode
 
 
 # Mistakes, raised on the driver ---------------------------------------------------------------------------------
@@ -337,18 +262,13 @@ def source(stateful, topic):
     return stateful.readStream.schema(SCHEMA).parquet(str(topic.folder))
 
 
-def test_another_state_store(spark, source, stored):
+def test_another_state_store_or_an_older_pyspark(spark, source, stored, monkeypatch):
     spark.conf.set(PROVIDER, "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider")
 
     with pytest.raises(ConfigError, match=rf'expected spark.conf.set\("{PROVIDER}", "{ROCKSDB}"\)') as caught:
         source.transform(reassemble("value", config=stored))
 
     assert caught.value.path == PROVIDER
-
-
-def test_an_older_pyspark(source, stored, monkeypatch):
-    import pyspark
-
     monkeypatch.setattr(pyspark, "__version__", "4.0.5")
 
     with pytest.raises(ConfigError, match=r"found version 4\.0\.5, expected 4\.1 or newer"):

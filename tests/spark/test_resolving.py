@@ -1,45 +1,34 @@
-"""``df.transform(resolve(...))`` adds a column and changes nothing else."""
+"""`resolve` adds a column and changes nothing else; `resolver` is for RDDs."""
 
 from __future__ import annotations
 
 import datetime
-import hashlib
+import os
 import pickle
-import random
+import shutil
 from decimal import Decimal
 
 import pytest
+import yaml
 
+import claimcheck
+from claimcheck import from_dict
 from claimcheck._wire.pointer import Pointer
-from claimcheck.errors import ConfigError, PayloadTooLargeError
-from claimcheck.spark import resolve
+from claimcheck.errors import (
+    ChunkError,
+    ConfigError,
+    EnvelopeError,
+    PayloadNotFoundError,
+    PayloadTooLargeError,
+    PayloadTypeError,
+    StoreError,
+    StoreUnavailableError,
+)
+from claimcheck.spark import resolve, resolver
 from claimcheck.spark._columns import MAX_COLUMN_BYTES
 from claimcheck.spark._reading import Reading, ResolveStage, reject_oversized
+from claimcheck.stores import filesystem
 from tests.spark.rig import batch_of, frame, remove_stored
-
-
-@pytest.mark.smoke
-def test_payloads_in_a_column_more_rows_in_order(spark, config, send):
-    rng = random.Random(5)
-    wanted = [b"", b"small", *(rng.randbytes(rng.choice([999, 1500, 300_000])) for _ in range(30))]
-    messages = [message for payload in wanted for message in send(payload)]
-
-    df = frame(spark, messages, 3).transform(resolve("value", config=config))
-    rows = df.collect()
-
-    assert df.columns == ["n", "value", "payload"]
-    assert [row.n for row in rows] == list(range(len(wanted)))
-    assert [bytes(row.value) for row in rows] == messages
-    assert [bytes(row.payload) for row in rows] == wanted
-
-
-def test_payloads_can_be_used_by_spark_itself(spark, config, send):
-    payload = bytes(range(256)) * 4000
-    df = frame(spark, send(payload)).transform(resolve("value", config=config))
-
-    [row] = df.selectExpr("sha2(payload, 256) AS digest", "length(payload) AS size").collect()
-
-    assert (row.digest, row.size) == (hashlib.sha256(payload).hexdigest(), len(payload))
 
 
 def test_columns_of_every_kind_pass_through(spark, config, send):
@@ -59,46 +48,13 @@ def test_columns_of_every_kind_pass_through(spark, config, send):
         "i int, s string, d decimal(10,2), t timestamp, day date, l array<int>, m map<string,double>, "
         "st struct<b: boolean, n: bigint>, value binary, nothing string"
     )
-    before = spark.createDataFrame([row], schema)
+    before = spark.createDataFrame([row], schema).selectExpr("*", "interval '1' day AS length")
 
     after = before.transform(resolve("value", config=config))
 
     assert after.drop("payload").collect() == before.collect()
     assert after.drop("payload").schema == before.schema
     assert bytes(after.first().payload) == b"p" * 2000
-
-
-def test_nulls_and_empty_partitions(spark, config):
-    df = frame(spark, [None, b"x", None], 5).transform(resolve("value", config=config))
-
-    assert [row.payload for row in df.collect()] == [None, b"x", None]
-    assert frame(spark, []).transform(resolve("value", config=config)).collect() == []
-
-
-def test_errors_in_a_column_of_their_own(spark, config, send):
-    gone = send(bytes(3000))[0]
-    remove_stored(config)
-    kept = send(b"k" * 3000)[0]
-    messages = [kept, gone, b"PRF_wdkafcli_header_\x09", b"plain", None]
-
-    df = frame(spark, messages).transform(resolve("value", config=config, on_error="null"))
-    rows = df.collect()
-
-    assert df.columns == ["n", "value", "payload", "error"]
-    assert [None if row.payload is None else bytes(row.payload) for row in rows] == [
-        b"k" * 3000,
-        None,
-        None,
-        b"plain",
-        None,
-    ]
-    assert [row.error and row.error.type for row in rows] == [
-        None,
-        "PayloadNotFoundError",
-        "EnvelopeError",
-        None,
-        None,
-    ]
 
 
 def test_a_column_is_found_whatever_its_case(spark, config, send):
@@ -143,13 +99,9 @@ def test_batches_are_cut_by_bytes(config, send):
 def test_large_binary_stays_large_binary(config):
     import pyarrow as pa
 
-    [batch] = run_stage(config, [batch_of([b"x"], type=pa.large_binary())])
+    [batch] = run_stage(config, [batch_of([b"x"], type=pa.large_binary()), batch_of([])])
 
     assert batch.schema.field("a0").type == pa.large_binary()
-
-
-def test_a_batch_without_rows_gives_none(config):
-    assert run_stage(config, [batch_of([])]) == []
 
 
 def test_a_payload_that_fits_no_column_is_refused_before_any_io():
@@ -162,18 +114,10 @@ def test_a_payload_that_fits_no_column_is_refused_before_any_io():
 # Mistakes, raised on the driver ---------------------------------------------------------------------------------
 
 
-def test_durations_pass(spark, config):
-    df = frame(spark, [b"x"]).selectExpr("value", "interval '1' day AS length", "named_struct('interval', 1) AS s")
-
-    assert df.transform(resolve("value", config=config)).first().length == datetime.timedelta(days=1)
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"on_error": "skip"},
-        {"max_inflight_bytes": -1},
-        {"on_error": "dead_letter"},
         {"metrics": 5},
     ],
 )
@@ -185,3 +129,141 @@ def test_wrong_options(config, options):
 def test_names_are_text(spark, config):
     with pytest.raises(ConfigError, match="as text"):
         frame(spark, []).transform(resolve(None, config=config))
+
+
+# RDDs: rdd.mapPartitions(resolver(...)), with Spark where processes matter, otherwise without ---------------------
+
+CHUNKING = {"strategy": "chunking", "chunking": {"max_message_bytes": 1000}}
+
+
+# In Spark -------------------------------------------------------------------------------------------------------
+
+
+def test_pairs_keep_what_stands_beside_the_message(sc, config, send):
+    pairs = [(n, send(bytes([n]) * 3000)[0]) for n in range(10)]
+
+    got = sc.parallelize(pairs, 2).mapPartitions(resolver(config, keyed=True)).mapValues(lambda p: (p[0], len(p)))
+
+    assert got.collect() == [(n, (n, 3000)) for n in range(10)]
+
+
+def test_the_placeholders_of_a_file_are_resolved_in_the_worker(sc, config, send, tmp_path):
+    message = send(b"x" * 5000)[0]
+    config["stores"]["disk"]["path"] = f"${{CLAIMS_OF_NOBODY:-{tmp_path / 'claims'}}}"
+    path = tmp_path / "claimcheck.yaml"
+    path.write_text(yaml.safe_dump(config))
+    resolve = resolver(path)
+    path.unlink()  # the file is read once, here
+
+    assert sc.parallelize([message], 1).mapPartitions(resolve).collect() == [b"x" * 5000]
+    assert b"CLAIMS_OF_NOBODY" in pickle.dumps(resolve)
+
+
+def test_take_fetches_little_more_than_it_shows(sc, config, send):
+    messages = [send(bytes(2000))[0] for _ in range(200)]
+    fetched = sc.accumulator(0)
+
+    def count(elements):
+        for element in elements:
+            fetched.add(1)
+            yield element
+
+    rdd = sc.parallelize(messages, 1).mapPartitions(count).mapPartitions(resolver(config))
+
+    assert rdd.take(1) == [bytes(2000)]
+    assert fetched.value <= 2
+
+
+# The callable ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [dict, claimcheck.from_dict, lambda raw: claimcheck.from_dict(raw).config])
+def test_a_configuration_in_any_form(make, config, send):
+    assert list(resolver(make(config))([*send(bytes(3000)), None])) == [bytes(3000), None]
+    assert list(resolver(make(config), keyed=True)([("k", None)])) == [("k", None)]
+
+
+def test_bytearrays_as_older_sparks_hand_them_out(config, send):
+    got = list(resolver(config)([bytearray(b"plain"), bytearray(send(bytes(3000))[0])]))
+
+    assert got == [b"plain", bytes(3000)]
+    assert [type(payload) for payload in got] == [bytes, bytes]
+
+
+def test_it_pickles_as_names_and_stays_small(config):
+    resolve = pickle.loads(pickle.dumps(resolver(config)))
+
+    assert resolve == resolver(config)
+    assert len(pickle.dumps(resolve)) < 3000
+
+
+def test_skipping_leaves_out_what_is_gone_or_damaged(config, send, caplog):
+    gone, damaged, chunk = send(bytes(3000)), b"PRF_wdkafcli_header_\x09", send(bytes(3000), **CHUNKING)[0]
+    remove_stored(config)
+
+    skipping = resolver(config, on_error="skip", keyed=True)
+    assert list(skipping(enumerate([b"small", *gone, damaged]))) == [(0, b"small")]
+    assert "EnvelopeError" in caplog.text
+    for message, error in ((gone[0], PayloadNotFoundError), (damaged, EnvelopeError), (chunk, ChunkError)):
+        with pytest.raises(error) as caught:
+            list(resolver(config)([message]))
+        assert error is not ChunkError or "claimcheck.spark.reassemble" in str(caught.value)
+
+
+def test_a_store_that_is_out_of_reach_is_never_skipped(config, send):
+    messages = send(bytes(3000))
+    shutil.rmtree(config["stores"]["disk"]["path"])
+
+    with pytest.raises(StoreUnavailableError):
+        list(resolver(config, on_error="skip")(messages))
+
+
+def test_elements_that_are_no_messages_or_no_pairs(config):
+    for element in ("text", ("key", b"value")):
+        with pytest.raises(PayloadTypeError):
+            list(resolver(config)([element]))
+    for element in (b"xy", (1, 2, 3), None):
+        with pytest.raises((PayloadTypeError, TypeError, ValueError)):
+            list(resolver(config, keyed=True)([element]))
+
+
+# Options --------------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_configuration_or_option_is_refused_on_the_driver(config, tmp_path):
+    for options in ({"on_error": "null"}, {"max_inflight_bytes": 0}):
+        with pytest.raises(ConfigError, match=next(iter(options))):
+            resolver(config, **options)
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
+        resolver(tmp_path / "nowhere.yaml")
+    with pytest.raises(ConfigError, match="strategy"):
+        resolver(config | {"strategy": "telepathy"})
+
+
+def test_a_store_that_may_not_be_read_fails_the_task(config, send, monkeypatch):
+    messages = send(bytes(3000))
+
+    def refused(*args, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(filesystem, "open_without_links", lambda *_: None)
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(StoreError, match="Permission denied"):
+        list(resolver(config, on_error="skip")(messages))
+
+
+# A side topic of a real Pulsar -------------------------------------------------------------------------------------
+
+
+def test_workers_read_the_side_topic(spark, pulsar_broker, pulsar_client, topic):
+    pulsar_client.create_producer(topic).close()
+    pulsar_broker.set_policy(topic, "retention", {"retentionTimeInMinutes": 60, "retentionSizeInMB": -1})
+    side = {"type": "pulsar-topic", "url": pulsar_broker.service_url, "topic": topic, "segment_bytes": 50_000}
+    raw = {"strategy": "external", "stores": {"side": side}}
+    payloads = [bytes([i]) * 200_000 for i in range(6)]
+    with from_dict(raw) as cc:
+        messages = [cc.seal(cc.store("side").write(payload)) for payload in payloads]
+
+    got = spark.sparkContext.parallelize(messages, 3).mapPartitions(resolver(raw)).map(bytes).collect()
+
+    assert got == payloads

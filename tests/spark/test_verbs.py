@@ -1,9 +1,11 @@
-"""What the functions of `claimcheck.spark` have in common: columns, names, stores out of reach, paths on a cluster."""
+"""What the functions of `claimcheck.spark` have in common: columns, names, stores, paths; and `offload`."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,15 +106,6 @@ def test_a_store_that_is_out_of_reach_fails_the_task_whatever_is_said_of_errors(
         ).collect()
 
 
-@pytest.mark.parametrize("verb", ["resolve", "map_payloads"])
-def test_a_chunk_says_where_chunks_can_be_read(spark, config, send, verb):
-    df = frame(spark, send(b"c" * 5000, strategy="chunking")[:1])
-
-    (row,) = df.transform(VERBS[verb]("value", config, on_error="null")).collect()
-
-    assert "claimcheck.spark.reassemble" in row.error.message
-
-
 @pytest.mark.parametrize("verb", ["resolve", "offload"])
 def test_on_a_stream(spark, config, send, tmp_path, verb):
     frame(spark, send(b"s" * 3000) if verb == "resolve" else [b"s" * 3000]).write.parquet(str(tmp_path / "in"))
@@ -142,22 +135,12 @@ def test_a_cluster_refuses_relative_paths_on_the_driver(spark, monkeypatch, tmp_
 
     with pytest.raises(ConfigError, match="an absolute path that driver and executors share"):
         df.transform(VERBS[verb]("message", stores("claims")))
-    df.transform(VERBS[verb]("message", stores(str(tmp_path))))
-
-
-def test_a_cluster_refuses_relative_paths_of_a_resolver_too(spark, monkeypatch):
-    monkeypatch.setattr(_columns, "is_one_machine", lambda spark: False)
-
     with pytest.raises(ConfigError, match="an absolute path that driver and executors share"):
         resolver(stores("claims"))
-
-
-def test_one_machine_takes_relative_paths(spark, tmp_path, monkeypatch):
+    df.transform(VERBS[verb]("message", stores(str(tmp_path))))
+    monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    df = spark.createDataFrame([(bytearray(b"payload"),)], "value binary")
-
-    assert is_one_machine(spark)
-    df.transform(resolve("value", config=stores("claims")))
+    df.transform(VERBS[verb]("message", stores("claims")))  # one machine takes them
 
 
 class Session:
@@ -176,12 +159,10 @@ class Session:
     ("master", "one"),
     [
         ("local", True),
-        ("local[*]", True),
         ("local[4,2]", True),
         ("local-cluster[1,1,512]", False),
         ("yarn", False),
         ("spark://localhost:7077", False),
-        ("k8s://https://host", False),
         (None, False),
     ],
 )
@@ -205,3 +186,110 @@ def test_paths_that_are_relative(monkeypatch, path, where):
 @pytest.mark.parametrize("path", ["/mnt/claims", "${CLAIMS:-/mnt/claims}", "${ONLY_ON_EXECUTORS}"])
 def test_paths_that_are_absolute(path):
     check_paths(stores(path), Session("yarn"))
+
+
+# Payloads to messages ---------------------------------------------------------------------------------------------
+
+OFFLOADED = [b"small", bytes(range(256)) * 20, b"", None, b"PRF_wdkafcli_header_\x02looks like one", b"z" * 5000]
+
+
+def stored(config):
+    return sorted(path.name for path in Path(config["stores"]["disk"]["path"]).rglob("*") if path.is_file())
+
+
+def payloads_in(spark, payloads, schema="n int, payload binary", partitions=1):
+    rows = [row if isinstance(row, tuple) else (n, row) for n, row in enumerate(payloads)]
+    return spark.createDataFrame(spark.sparkContext.parallelize(rows, partitions), schema)
+
+
+def headers_of(row):
+    return {pair.key: bytes(pair.value) for pair in row.headers or []}
+
+
+def test_back_come_the_same_payloads_in_order(spark, config):
+    sent = payloads_in(spark, OFFLOADED, partitions=2).transform(
+        offload("payload", destination="orders", config=config)
+    )
+
+    rows = sent.collect()
+    back = spark.createDataFrame(rows, sent.schema).transform(resolve("value", config=config)).collect()
+
+    assert sent.columns == ["n", "value", "headers"]
+    assert [row.n for row in rows] == list(range(len(OFFLOADED)))
+    assert [None if row.payload is None else bytes(row.payload) for row in back] == OFFLOADED
+    assert all(row.value is None or len(row.value) < 1000 for row in rows)
+    assert [headers_of(row).get("claimcheck-type") for row in rows] == [
+        None, b"pointer", None, None, b"literal", b"pointer"
+    ]  # fmt: skip
+
+
+def test_keys_and_headers_go_along(spark, config):
+    schema = "key string, payload binary, h array<struct<key:string,value:binary>>, topic string"
+    rows = [("k", b"x" * 5000, [("a", b"1"), ("a", None)], "orders"), (None, b"s", None, "orders")]
+    df = payloads_in(spark, [(*row,) for row in rows], schema)
+
+    [large, small] = df.transform(
+        offload("payload", destination="orders", config=config, key="key", headers="h")
+    ).collect()
+
+    assert large.asDict().keys() == {"topic", "value", "key", "h"}
+    assert (large.key, large.topic, small.key, small.h) == ("k", "orders", None, None)
+    assert [(pair.key, pair.value) for pair in large.h][:2] == [("a", b"1"), ("a", None)]
+    assert {pair.key for pair in large.h[2:]} == {"claimcheck-type", "claimcheck-size"}
+
+
+def test_chunks_are_rows_that_stay_together(spark, config):
+    chunking = config | {"strategy": "chunking"}
+    df = payloads_in(spark, [b"c" * 2500, b"s"])
+
+    rows = df.transform(offload("payload", destination="orders", config=chunking)).collect()
+
+    assert [row.n for row in rows] == [0] * (len(rows) - 1) + [1]
+    assert len(rows) >= 4
+    assert {bytes(row.key) for row in rows[:-1]} == {bytes(rows[0].key)}
+    assert rows[-1].key is None
+    resolver = claimcheck.from_dict(chunking).resolver()
+    outcomes = [found for at, row in enumerate(rows) for found in resolver.feed("s", at, bytes(row.value))]
+    assert [bytes(outcome.payload) for outcome in outcomes] == [b"c" * 2500, b"s"]
+
+
+def test_a_task_that_is_run_again_writes_payloads_of_its_own(spark, config):
+    """Each action runs the tasks again, as a retry does."""
+    df = payloads_in(spark, [os.urandom(3000) for _ in range(6)], partitions=3)
+    sent = df.transform(offload("payload", destination="orders", config=config))
+
+    first, second = sent.collect(), sent.collect()
+
+    cc = claimcheck.from_dict(config)
+    assert len({cc.pointer(row.value).key for row in first + second}) == len(stored(config)) == 12
+    assert [cc.resolve(row.value) for row in first] == [cc.resolve(row.value) for row in second]
+
+
+def test_a_payload_over_the_limit_fails_the_task_and_names_its_row(spark, config):
+    df = payloads_in(spark, [b"x" * 5000]).withColumnRenamed("n", "offset")
+    limited = config | {"limits": {"max_payload_bytes": 4000}}
+
+    with pytest.raises(Exception, match="PayloadTooLargeError") as caught:
+        df.transform(offload("payload", destination="orders", config=limited)).collect()
+
+    assert "Row: offset 0" in str(caught.value)
+    assert stored(config) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"column": "n"}, "of type int"),
+        ({"key": "n"}, "of type int, expected a column of type binary or string"),
+        ({"headers": "payload"}, "of type binary"),
+        ({"destination": ""}, "destination"),
+        ({"max_message_bytes": 0}, "max_message_bytes"),
+        ({"metrics": "all"}, "metrics"),
+        ({"config": {"stores": {"m": {"type": "memory"}}}}, "stores.m.type: found 'memory'"),
+    ],
+)
+def test_mistakes_about_offload_are_told_on_the_driver(spark, config, arguments, words):
+    given = {"column": "payload", "destination": "orders", "config": config} | arguments
+
+    with pytest.raises(ConfigError, match=words):
+        payloads_in(spark, []).transform(offload(**given))
