@@ -46,10 +46,10 @@ class Rig:
 
 
 class TestKilled(Rig):
-    @pytest.fixture
-    def store(self, store, own_redis):
+    @pytest.fixture(autouse=True)
+    def _started_again(self, store, own_redis):
         store.write(b"so that a connection is there")
-        yield store
+        yield
         own_redis.start()
         assert_healthy(store)
 
