@@ -1,5 +1,6 @@
 """The tests of faults are worth what their proxies are: they break at the byte that was asked for, and nowhere else."""
 
+import contextlib
 import socket
 import socketserver
 import threading
@@ -19,31 +20,21 @@ ANSWER = bytes(range(256)) * 400
 SIZE = len(ANSWER)
 
 
-class Talker(socketserver.ThreadingTCPServer):
+class Hearing(socketserver.BaseRequestHandler):
     """Writes down what it hears, and answers every line with a long one."""
 
-    daemon_threads = True
-
-    def __init__(self):
-        self.heard = b""
-        self.ended = threading.Event()
-        super().__init__(("127.0.0.1", 0), Hearing)
-
-
-class Hearing(socketserver.BaseRequestHandler):
     def handle(self):
-        try:
+        with contextlib.suppress(OSError):
             while data := self.request.recv(1 << 16):
                 self.server.heard += data
                 self.request.sendall(ANSWER * data.count(b"\n"))
-        except OSError:
-            pass
         self.server.ended.set()
 
 
 @pytest.fixture
 def talker():
-    with Talker() as server:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Hearing) as server:
+        server.daemon_threads, server.heard, server.ended = True, b"", threading.Event()
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
@@ -60,15 +51,8 @@ def proxy(talker):
 @pytest.fixture
 def call(proxy):
     """Connects through the proxy."""
-    made = []
-
-    def connect():
-        made.append(socket.create_connection(("127.0.0.1", proxy.port), timeout=10))
-        return made[-1]
-
-    yield connect
-    for line in made:
-        line.close()
+    with contextlib.ExitStack() as lines:
+        yield lambda: lines.enter_context(socket.create_connection(("127.0.0.1", proxy.port), timeout=10))
 
 
 def hear(line, size=SIZE):
@@ -217,17 +201,6 @@ def test_requests_are_told_apart(put, get, s3, s3_bucket, gateway):
     assert gateway.seen == ["put", "begin", "part", "part", "complete", "begin", "abort", "get", "head", "delete"]
 
 
-def test_refusals_are_counted(put, get, gateway):
-    put()
-    gateway.fail("get", status=503, times=2, after=1)
-
-    assert get() == BODY
-    for _ in range(2):
-        with pytest.raises(ClientError, match="SlowDown"):
-            get()
-    assert get() == BODY
-
-
 @pytest.mark.parametrize(("how", "stored"), [({"break_request": 1000}, b"before"), ({"lose_answer": True}, BODY)])
 def test_a_request_that_breaks_is_not_done_and_one_without_an_answer_is(put, get, gateway, how, stored):
     put(b"before")
@@ -255,11 +228,13 @@ def test_an_answer_breaks_at_a_byte(put, s3, s3_bucket, gateway, at, reset):
     assert heard == BODY[: len(heard)]
 
 
-def test_bytes_are_changed(put, get, gateway):
+def test_refusals_are_counted_and_bytes_changed(put, get, gateway):
     gateway.fail("put", flip_request=70_000)
     put()
-    gateway.fail("get", flip_answer=100_000)
+    gateway.fail("get", flip_answer=100_000, after=2)
+    gateway.fail("get", status=503, times=2)
 
-    changed = [i for i, (a, b) in enumerate(zip(get(), BODY, strict=True)) if a != b]
-
-    assert changed == [70_000, 100_000]
+    for _ in range(2):
+        with pytest.raises(ClientError, match="SlowDown"):
+            get()
+    assert [i for i, (a, b) in enumerate(zip(get(), BODY, strict=True)) if a != b] == [70_000, 100_000]

@@ -187,27 +187,6 @@ class TestClusterLines:
 
         assert read(store, pointer) == PAYLOAD
 
-    def test_closing_leaves_no_connection_for_the_garbage_collector(self, cluster):
-        def lines():
-            return [lines_of(node, "closes") for node in cluster.nodes]
-
-        store = RedisStore(url=f"{cluster.url}?client_name=closes")
-        for _ in range(20):
-            store.read(store.write(PAYLOAD))
-        assert lines() == [1, 1, 1]
-
-        gc.disable()
-        try:
-            store.close()
-            servers.wait_until(lambda: lines() == [0, 0, 0], "no connection is left")
-        finally:
-            gc.enable()
-
-
-def lines_of(node, name):
-    with redis.Redis(port=node.port) as client:
-        return sum(line["name"] == name for line in client.client_list())
-
 
 class TestDeadNode:
     @pytest.fixture
@@ -288,15 +267,24 @@ class TestFailover:
         assert store.read(pointer) == PAYLOAD
 
 
-def test_closing_a_failover_group_leaves_no_connection(redis_sentinel):
+@pytest.mark.parametrize("group", ["redis_cluster", "redis_sentinel"])
+def test_closing_leaves_no_connection_for_the_garbage_collector(group, request):
+    servers_of_it = request.getfixturevalue(group)
+    nodes = servers_of_it.nodes if group == "redis_cluster" else [servers_of_it.sentinel]
+
     def lines():
-        with redis.Redis(port=redis_sentinel.sentinel.port) as client:
-            return {line["id"] for line in client.client_list()} - {str(client.client_id())}
+        found = set()
+        for node in nodes:
+            with redis.Redis(port=node.port) as client:
+                own = str(client.client_id())
+                found |= {(node.port, line["id"]) for line in client.client_list() if line["id"] != own}
+        return found
 
     before = lines()
-    store = RedisStore(url=redis_sentinel.url)
-    assert store.read(store.write(PAYLOAD)) == PAYLOAD
-    assert lines() - before
+    store = RedisStore(url=servers_of_it.url)
+    for _ in range(20):
+        store.read(store.write(PAYLOAD))
+    assert len(lines() - before) == len(nodes)
 
     gc.disable()
     try:

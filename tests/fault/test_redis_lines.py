@@ -13,7 +13,6 @@ from tests.fault.rig import READINGS, TriggerFile, assert_unavailable, content
 from tests.real.process import wait_until
 
 SEEDS = pytest.mark.parametrize("seed", range(8))
-OK = len(b"+OK\r\n")
 
 
 class Lines(RedisLine):
@@ -72,16 +71,6 @@ class TestBroken(Lines):
         assert_unavailable(lambda: chance.read(store, pointer))
         assert proxy.connections == before + 1
 
-    @pytest.mark.parametrize("heard", [0, 3, 2 * OK, 5 * OK + 3])
-    def test_an_answer_that_is_lost_is_asked_for_again(self, store, proxy, server, heard):
-        proxy.answers.break_after(heard)
-        pointer = store.write(PAYLOAD)
-        assert store.read(pointer) == PAYLOAD
-
-        proxy.answers.break_after(0)
-        store.rollback(pointer)
-        assert keys(server, store) == []
-
     def test_answers_lost_for_ever_are_an_unknown_outcome(self, store, proxy, server):
         pointer = store.write(PAYLOAD)
         proxy.lose_answers()
@@ -103,12 +92,6 @@ class TestBroken(Lines):
         proxy.answers.break_after(SEGMENT)
         assert store.read_range(pointer, SEGMENT // 2, 2 * SEGMENT) == PAYLOAD[SEGMENT // 2 :][: 2 * SEGMENT]
         assert store.read(store.write(TriggerFile(PAYLOAD, proxy.reset))) == PAYLOAD
-
-    def test_a_reader_that_stops_early_costs_no_connection(self, store, proxy):
-        pointer = store.write(PAYLOAD)
-        for _ in range(3):
-            with store.open(pointer) as file:
-                assert file.read(10) == PAYLOAD[:10]
 
 
 class TestBrokenOften(Lines):

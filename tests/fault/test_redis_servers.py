@@ -174,40 +174,35 @@ class TestEvicting(Rig):
 
 
 class TestRefusing(Rig):
-    def test_wrong_password_is_not_worth_trying_again(self, server, url):
-        server.config_set("requirepass", "right")
-
-        with RedisStore(url=url.replace("//", "//:hunter2@")) as store, pytest.raises(StoreError) as caught:
-            store.write(b"payload")
-
-        assert not caught.value.retryable
-        assert not hasattr(caught.value, "__notes__")
-        assert "hunter2" not in str(caught.value)
-
-    def test_a_replica_takes_no_payload_for_now(self, server, store, own_redis):
-        server.replicaof("127.0.0.1", 1)
+    @pytest.mark.parametrize(
+        ("refuse", "stop"),
+        [
+            (lambda server: server.replicaof("127.0.0.1", 1), lambda server: server.replicaof("NO", "ONE")),
+            (lambda server: server.config_set("maxclients", 1), lambda server: server.config_set("maxclients", 100)),
+        ],
+        ids=["a replica", "too many clients"],
+    )
+    def test_for_now(self, server, store, refuse, stop):
+        refuse(server)
 
         assert_unavailable(lambda: store.write(PAYLOAD))
 
-        server.replicaof("NO", "ONE")
+        stop(server)
         assert_healthy(store)
 
-    def test_too_many_clients_are_too_many_for_now(self, server, store):
-        server.config_set("maxclients", 1)
+    @pytest.mark.parametrize("password", ["", "right"])
+    def test_for_good_a_user_who_may_not_write_or_has_another_password(self, server, url, password):
+        commands = {"categories": ["+@all"], "commands": ["-set"]}
+        server.acl_setuser("limited", enabled=True, passwords=["+right"], keys=["*"], **commands)
+        url = url.replace("//", f"//limited:{password or 'hunter2'}@")
 
-        assert_unavailable(lambda: store.write(PAYLOAD))
-
-        server.config_set("maxclients", 100)
-        assert_healthy(store)
-
-    def test_a_user_who_may_not_write_is_refused_for_good(self, server, store):
-        server.acl_setuser("default", enabled=True, nopass=True, keys=["*"], categories=["+@all"], commands=["-set"])
-
-        with pytest.raises(StoreError, match="no permissions") as caught:
+        text = "no permissions" if password else "invalid username-password"
+        with RedisStore(url=url) as store, pytest.raises(StoreError, match=text) as caught:
             store.write(PAYLOAD)
 
         assert not caught.value.retryable
-        assert server.dbsize() == 0
+        assert not password or server.dbsize() == 0
+        assert "hunter2" not in str(caught.value)
 
     def test_a_pause_is_waited_for(self, server, store):
         server.client_pause(200)

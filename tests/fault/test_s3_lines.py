@@ -120,13 +120,6 @@ def notes(error):
 
 class TestWriting(S3Line):
     @ALL_REQUESTS
-    def test_refused_twice_is_sent_again(self, store, proxy, request_, payload):
-        proxy.fail(request_, status=503, times=1)
-        proxy.fail(request_, status=500, times=1)
-
-        assert store.read(store.write(payload)) == payload
-
-    @ALL_REQUESTS
     @pytest.mark.parametrize("status", [503, 403])
     def test_refused_for_ever_is_an_error_and_leaves_nothing(
         self, store, proxy, bucket, engine_name, request_, payload, status
@@ -211,7 +204,7 @@ class TestWriting(S3Line):
 
         assert left(bucket) == ([pointer.key], [])
 
-    @pytest.mark.parametrize("how", [{"status": 503}, {"status": 403}, {"lose_answer": True}, {"break_request": 0}])
+    @pytest.mark.parametrize("how", [{"status": 503}, {"lose_answer": True}])
     def test_an_abort_that_fails_is_logged(self, store, proxy, caplog, engine_name, how):
         """The first error is that of the part, with a note; obstore aborts by itself, and may raise that error."""
         proxy.fail("part", status=403, after=1)
@@ -224,14 +217,6 @@ class TestWriting(S3Line):
         if engine_name == "s3":
             assert "AccessDenied" in str(caught.value)
             assert "lifecycle rule" in notes(caught.value)
-
-    def test_a_late_answer_is_an_error(self, proxy, bucket, engine, store):
-        late = proxy.fail("put", hold_answer=0, times=None)
-        with engine(endpoint_url=proxy.url, timeout_seconds=0.3) as hasty:
-            assert_unavailable(lambda: hasty.write(b"payload"))
-
-        late.go.set()
-        assert left(bucket) == NOTHING
 
 
 class TestReading(S3Line):
@@ -256,13 +241,6 @@ class TestReading(S3Line):
             assert read(store, pointer) == LARGE
 
     @TWO_READINGS
-    @pytest.mark.parametrize("how", [{"status": 503, "times": 2}, {"lose_answer": True}])
-    def test_refused_or_unanswered_is_asked_again(self, store, proxy, pointer, read, how):
-        proxy.fail("get", **how)
-
-        assert read(store, pointer) == LARGE
-
-    @TWO_READINGS
     @pytest.mark.parametrize("how", [{"status": 503}, {"break_answer": 0}, {"break_answer": 1000}])
     def test_refused_or_torn_for_ever_is_an_error(self, store, proxy, pointer, read, engine_name, how):
         """The engine obstore goes on where each answer ended, as long as there was more in each."""
@@ -280,15 +258,6 @@ class TestReading(S3Line):
             read(store, pointer)
 
         assert read(store, pointer) == LARGE
-
-    def test_for_want_of_rights_is_not_tried_again(self, store, proxy, pointer):
-        proxy.fail("get", status=403, times=None)
-
-        with pytest.raises(StoreError) as caught:
-            store.read(pointer)
-
-        assert not caught.value.retryable
-        assert not isinstance(caught.value, PayloadNotFoundError)
 
     def test_gone_while_it_is_read_is_whole_or_gone(self, store, bucket, pointer):
         with store.open(pointer) as file:
