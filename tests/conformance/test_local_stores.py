@@ -16,7 +16,7 @@ import claimcheck.config
 from claimcheck._registry import build_store, check_store
 from claimcheck.stores import memory
 from claimcheck.testing import StoreConformance
-from tests.conformance.subsets import REACH_THE_SERVER, FewerPayloads, only
+from tests.conformance.subsets import only
 from tests.docs_pages import blocks
 
 
@@ -53,18 +53,11 @@ class FolderConformance(StoreConformance):
 
 
 class TestFilesystemStore(FolderConformance):
-    fsync = False
-
     @pytest.fixture
     def options(self, tmp_path):
         self.root = tmp_path / "made" / "at first use"
-        options = {"path": str(self.root), "create": True, "ttl_seconds": 600, "fsync": self.fsync}
+        options = {"path": str(self.root), "create": True, "ttl_seconds": 600, "fsync": False}
         return {"type": "filesystem", **options}
-
-
-@only(*REACH_THE_SERVER)
-class TestFilesystemStoreWithFsync(FewerPayloads, TestFilesystemStore):
-    fsync = True
 
 
 # The store of the guide --------------------------------------------------------------------------------------------
