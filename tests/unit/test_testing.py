@@ -169,9 +169,6 @@ def test_helpers_need_no_pytest():
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
-MOMENTS = ["before", "during", "after"]
-
-
 @pytest.fixture
 def store(request):
     faulty = FaultyStore(store=MemoryStore(space=request.node.nodeid))
@@ -195,52 +192,38 @@ def test_without_faults_it_is_the_inner_store(store):
     assert store.calls == {"write": 1, "read": 2, "rollback": 1}
 
 
-@pytest.mark.parametrize("when", MOMENTS)
-@pytest.mark.parametrize("size", [0, 3 << 20])
-@pytest.mark.parametrize("shape", [bytes, io.BytesIO])
-def test_failed_write_leaves_nothing(store, when, size, shape):
-    store.fail("write", when=when)
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+class TestFaults:
+    @pytest.mark.parametrize("size", [0, 5 << 20])
+    @pytest.mark.parametrize("shape", [bytes, io.BytesIO])
+    def test_a_write_leaves_nothing_and_a_read_fails(self, store, when, size, shape):
+        store.fail("write", when=when)
+        with pytest.raises(StoreUnavailableError, match="injected fault"):
+            store.write(shape(bytes(size)))
+        assert payloads(store) == {}
 
-    with pytest.raises(StoreUnavailableError, match="injected fault"):
-        store.write(shape(bytes(size)))
+        store.heal()
+        pointer = store.write(bytes(size))
+        store.fail("read", when=when)
+        with pytest.raises(StoreUnavailableError):
+            store.read(pointer)
+        with store.open(pointer) as file, pytest.raises(StoreUnavailableError):
+            file.read()
 
-    assert payloads(store) == {}
-
-
-@pytest.mark.parametrize("when", MOMENTS)
-def test_failed_rollback_of_a_failed_write_is_a_note(store, when):
-    store.fail("write", when="after")
-    store.fail("rollback", when=when, error=RuntimeError("second"))
-
-    with pytest.raises(StoreUnavailableError, match="injected fault") as caught:
-        store.write(b"payload")
-
-    assert any("RuntimeError" in note for note in caught.value.__notes__)
-    assert len(payloads(store)) == (when != "after")
-
-
-@pytest.mark.parametrize("when", MOMENTS)
-@pytest.mark.parametrize("size", [0, 5 << 20])
-def test_failed_read(store, when, size):
-    pointer = store.write(bytes(size))
-    store.fail("read", when=when)
-
-    with pytest.raises(StoreUnavailableError):
-        store.read(pointer)
-    with store.open(pointer) as file, pytest.raises(StoreUnavailableError):
-        file.read()
-
-
-@pytest.mark.parametrize("when", MOMENTS)
-def test_failed_rollback_may_be_repeated(store, when):
-    pointer = store.write(b"payload")
-    store.fail("rollback", when=when, times=1)
-
-    with pytest.raises(StoreUnavailableError):
+    def test_a_rollback_may_be_repeated_and_of_a_failed_write_is_a_note(self, store, when):
+        pointer = store.write(b"payload")
+        store.fail("rollback", when=when, times=1)
+        with pytest.raises(StoreUnavailableError):
+            store.rollback(pointer)
         store.rollback(pointer)
-    store.rollback(pointer)
+        assert payloads(store) == {}
 
-    assert payloads(store) == {}
+        store.fail("write", when="after")
+        store.fail("rollback", when=when, error=RuntimeError("second"))
+        with pytest.raises(StoreUnavailableError, match="injected fault") as caught:
+            store.write(b"payload")
+        assert any("RuntimeError" in note for note in caught.value.__notes__)
+        assert len(payloads(store)) == (when != "after")
 
 
 @pytest.mark.parametrize(
