@@ -40,7 +40,7 @@ class TestRedisStore(RedisConformance):
             yield {"type": "redis", "url": redis_url, "ttl_seconds": 600}
 
 
-class TestRedisStoreOnFake(RedisConformance):
+class TestRedisStoreOnFake(FewerPayloads, RedisConformance):
     skip: ClassVar = {"test_large_payload_in_bounded_memory": "the fake server keeps its payloads in this process"}
 
     @pytest.fixture

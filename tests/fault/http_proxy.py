@@ -168,7 +168,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         try:
             self._ask(upstream, body)
             if fault.break_request is not None:
-                upstream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)  # see `s3_rig.BareLine`
+                upstream.sock.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, _RESET
+                )  # see `test_s3_lines.TestBareLine`
                 self._break(fault)
                 return
             self._answer(upstream.getresponse(), fault)

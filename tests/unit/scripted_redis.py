@@ -81,7 +81,8 @@ class Medium:
         for (name, end), answers in self._odd.items():
             if name == command[0] and any(part.endswith(end) for part in command[1:3]):
                 for odd in answers:
-                    return odd(conversation, self._usual(*command)) if callable(odd) else odd
+                    answer: bytes | None = odd(conversation, self._usual(*command)) if callable(odd) else odd
+                    return answer
         return self._usual(*command)
 
     def _usual(self, name: bytes, *arguments: bytes) -> bytes:
