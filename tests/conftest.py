@@ -351,21 +351,6 @@ def moto_url() -> Iterator[str]:
     server.stop()
 
 
-@pytest.fixture(scope="module")
-def mocked_s3() -> Iterator[Any]:
-    """One mock for the module: botocore reads its service description once per session, which takes 0.1 s."""
-    import boto3
-    from moto import mock_aws
-
-    from claimcheck.stores.s3 import _client as s3_client
-
-    s3_client.session.cache_clear()  # the mock registers itself with sessions that are created while it is active
-    mock = mock_aws()
-    with mock:
-        yield mock, boto3.resource("s3")
-    s3_client.session.cache_clear()
-
-
 # Pulsar --------------------------------------------------------------------------------------------------------
 
 

@@ -40,6 +40,15 @@ class TestRedisStore(RedisConformance):
             yield {"type": "redis", "url": redis_url, "ttl_seconds": 600}
 
 
+class TestRedisStoreOnFake(FewerPayloads, RedisConformance):
+    skip: ClassVar = {"test_large_payload_in_bounded_memory": "the fake server keeps its payloads in this process"}
+
+    @pytest.fixture
+    def options(self, fake_redis_url):
+        with redis.Redis.from_url(fake_redis_url) as self.redis:
+            yield {"type": "redis", "url": fake_redis_url, "ttl_seconds": 600, "segment_bytes": 100_000}
+
+
 @only(
     *REACH_THE_SERVER,
     "test_damaged_payload_is_an_error",
@@ -55,88 +64,33 @@ class TestRedisStoreVersion1(FewerPayloads, TestRedisStore):
             yield {"type": "redis", "url": redis_url, "ttl_seconds": 600, "pointer_version": 1}
 
 
-class TestRedisStoreOnFake(RedisConformance):
-    skip: ClassVar = {"test_large_payload_in_bounded_memory": "the fake server keeps its payloads in this process"}
+VARIANTS: dict[str, tuple[str, str, dict[str, int]]] = {
+    "TLS": ("redis_tls_url", "", {}),
+    "a unix socket": ("redis_unix_url", "", {}),
+    "a user with few rights in database 3": ("redis_acl_url", "", {}),
+    "protocol 3": ("redis_url", "?protocol=3", {}),
+    "protocol 2": ("redis_url", "?protocol=2", {}),  # redis-py's default is one of the two, depending on its version
+    "a cluster": ("redis_cluster", "", {}),
+    "a cluster, version 1": ("redis_cluster", "", {"pointer_version": 1}),  # no hash tags: segments on all nodes
+    "sentinel": ("redis_sentinel", "", {}),
+}
+"""The fixture of each variant's server, the query of its URL, and more options."""
 
-    @pytest.fixture
-    def options(self, fake_redis_url):
-        with redis.Redis.from_url(fake_redis_url) as self.redis:
-            yield {"type": "redis", "url": fake_redis_url, "ttl_seconds": 600, "segment_bytes": 100_000}
 
-
+@pytest.mark.redis
 @only(*REACH_THE_SERVER)
-class RedisVariant(FewerPayloads, RedisConformance):
-    """Reads the server through the same URL as the store; `url` comes from the fixtures of tests/conftest.py."""
-
-    @pytest.fixture
-    def client(self, url):
-        return redis.Redis.from_url(url)
-
-    @pytest.fixture
-    def options(self, url, client):
+class TestVariants(FewerPayloads, RedisConformance):
+    @pytest.fixture(params=VARIANTS)
+    def options(self, request):
+        fixture, query, more = VARIANTS[request.param]
+        server = request.getfixturevalue(fixture)
+        url = f"{getattr(server, 'url', server)}{query}"
+        if fixture == "redis_cluster":
+            client = redis.cluster.RedisCluster("127.0.0.1", server.nodes[0].port)
+        else:
+            client = redis.Redis(port=server.master.port) if fixture == "redis_sentinel" else redis.Redis.from_url(url)
         with contextlib.closing(client) as self.redis:
-            yield {"type": "redis", "url": url, "ttl_seconds": 600}
-
-
-class TestEncrypted(RedisVariant):
-    @pytest.fixture
-    def url(self, redis_tls_url):
-        return redis_tls_url
-
-
-class TestUnixSocket(RedisVariant):
-    @pytest.fixture
-    def url(self, redis_unix_url):
-        return redis_unix_url
-
-
-class TestUserWithFewRightsInDatabase3(RedisVariant):
-    @pytest.fixture
-    def url(self, redis_acl_url):
-        return redis_acl_url
-
-
-class TestProtocol3(RedisVariant):
-    @pytest.fixture
-    def url(self, redis_url):
-        return f"{redis_url}?protocol=3"
-
-
-class TestProtocol2(RedisVariant):
-    """redis-py's default is one of the two, depending on its version."""
-
-    @pytest.fixture
-    def url(self, redis_url):
-        return f"{redis_url}?protocol=2"
-
-
-class TestCluster(RedisVariant):
-    @pytest.fixture
-    def url(self, redis_cluster_url):
-        return redis_cluster_url
-
-    @pytest.fixture
-    def client(self, redis_cluster):
-        return redis.cluster.RedisCluster("127.0.0.1", redis_cluster.nodes[0].port)
-
-
-class TestSentinel(RedisVariant):
-    @pytest.fixture
-    def url(self, redis_sentinel):
-        return redis_sentinel.url
-
-    @pytest.fixture
-    def client(self, redis_sentinel):
-        return redis.Redis(port=redis_sentinel.master.port)
-
-
-class TestClusterVersion1(TestCluster):
-    """Version 1 has no hash tags: its segments lie on all nodes."""
-
-    @pytest.fixture
-    def options(self, url, client):
-        with contextlib.closing(client) as self.redis:
-            yield {"type": "redis", "url": url, "ttl_seconds": 600, "pointer_version": 1}
+            yield {"type": "redis", "url": url, "ttl_seconds": 600, **more}
 
 
 # Without hiredis ---------------------------------------------------------------------------------------------------

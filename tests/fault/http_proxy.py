@@ -167,8 +167,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         upstream = http.client.HTTPConnection(*self.server.proxy.target, timeout=60)
         try:
             self._ask(upstream, body)
-            if fault.break_request is not None:
-                upstream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)  # see `s3_rig.BareLine`
+            if fault.break_request is not None:  # with a reset: see `test_s3_lines.TestBareLine`
+                upstream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 self._break(fault)
                 return
             self._answer(upstream.getresponse(), fault)

@@ -12,8 +12,7 @@ from tests.fault.redis_rig import PAYLOAD, SEGMENT, SIZE, RedisLine, keys
 from tests.fault.rig import READINGS, TriggerFile, assert_unavailable, content
 from tests.real.process import wait_until
 
-SEEDS = pytest.mark.parametrize("seed", range(24))
-OK = len(b"+OK\r\n")
+SEEDS = pytest.mark.parametrize("seed", range(8))
 
 
 class Lines(RedisLine):
@@ -72,17 +71,6 @@ class TestBroken(Lines):
         assert_unavailable(lambda: chance.read(store, pointer))
         assert proxy.connections == before + 1
 
-    @pytest.mark.parametrize("heard", [0, 1, 2, 5])
-    @pytest.mark.parametrize("more", [0, 3])
-    def test_an_answer_that_is_lost_is_asked_for_again(self, store, proxy, server, heard, more):
-        proxy.answers.break_after(heard * OK + more)
-        pointer = store.write(PAYLOAD)
-        assert store.read(pointer) == PAYLOAD
-
-        proxy.answers.break_after(0)
-        store.rollback(pointer)
-        assert keys(server, store) == []
-
     def test_answers_lost_for_ever_are_an_unknown_outcome(self, store, proxy, server):
         pointer = store.write(PAYLOAD)
         proxy.lose_answers()
@@ -105,15 +93,9 @@ class TestBroken(Lines):
         assert store.read_range(pointer, SEGMENT // 2, 2 * SEGMENT) == PAYLOAD[SEGMENT // 2 :][: 2 * SEGMENT]
         assert store.read(store.write(TriggerFile(PAYLOAD, proxy.reset))) == PAYLOAD
 
-    def test_a_reader_that_stops_early_costs_no_connection(self, store, proxy):
-        pointer = store.write(PAYLOAD)
-        for _ in range(3):
-            with store.open(pointer) as file:
-                assert file.read(10) == PAYLOAD[:10]
-
 
 class TestBrokenOften(Lines):
-    @pytest.mark.parametrize("seed", range(8))
+    @pytest.mark.parametrize("seed", range(3))
     def test_in_several_segments_is_made_again_every_time(self, store, proxy, seed):
         """Cut far enough from each other to be in different segments; a reset would discard what is not read yet."""
         chance = Chance(seed)
@@ -132,7 +114,7 @@ class TestBrokenOften(Lines):
 
 
 class TestDead(Lines):
-    @pytest.mark.parametrize("seed", range(8))
+    @pytest.mark.parametrize("seed", range(5))
     def test_at_any_byte(self, store, proxy, server, seed):
         chance = Chance(seed)
         pointer = store.write(PAYLOAD)
@@ -165,7 +147,7 @@ class TestSlow(Lines):
         assert store.read(pointer) == PAYLOAD
         assert time.monotonic() - began > self.options["timeout_seconds"]
 
-    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize("seed", range(2))
     def test_silence_is_waited_for_once(self, store, proxy, seed):
         chance = Chance(seed)
         pointer, before = store.write(PAYLOAD), proxy.connections
@@ -221,20 +203,11 @@ class TestLying(RedisLine):
 
 
 class TestBrokenPayload(Lines):
-    """The payload's own fault: a definite failure, after which nothing may be left, not even a moment later."""
-
-    @pytest.mark.parametrize("at", [SEGMENT // 2, SEGMENT, 3 * SEGMENT, 5 * SEGMENT + 1])
-    def test_leaves_nothing(self, store, server, at):
-        def fail():
-            raise OSError("the disk is on fire")
-
-        with pytest.raises(Exception, match="on fire"):
-            store.write(TriggerFile(PAYLOAD, fail, at=at))
-
-        assert keys(server, store) == []
-
     def test_leaves_nothing_of_what_was_still_on_its_way(self, store, proxy, server):
-        """The last segments travel slower than the request to remove them, which has another connection."""
+        """A definite failure, after which nothing may be left, not even a moment later.
+
+        The last segments travel slower than the request to remove them, which has another connection.
+        """
 
         def fail():
             threading.Timer(0.2, go.set).start()

@@ -3,33 +3,37 @@
 Both engines pass the same tests; what one of them does in its own way is said where it differs.
 """
 
+from __future__ import annotations
+
 import contextlib
+import gc
 import random
 import threading
 import time
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import pytest
 
+from claimcheck._store.contract import StoreContext
 from claimcheck.errors import IntegrityError, PayloadNotFoundError, StoreError, StoreUnavailableError
 from claimcheck.stores.obstore import ObstoreStore
 from claimcheck.stores.s3 import S3Store
-from tests.fault.rig import MIB, READINGS, TriggerFile, assert_unavailable, content
-from tests.fault.s3_rig import (
-    ALL_READINGS,
-    LARGE,
-    NOTHING,
-    PART,
-    SMALL,
-    BareLine,
-    DamagedReads,
-    Reads,
-    S3Line,
-    left,
-    written,
-)
+from tests.fault.http_proxy import HttpProxy
+from tests.fault.proxy import Proxy
+from tests.fault.rig import MIB, READINGS, TriggerFile, assert_healthy, assert_unavailable, content
+from tests.parts import divided
+from tests.real.process import ServerError, wait_until
 
-SEEDS = pytest.mark.parametrize("seed", range(16))
+PART = 5 * MIB
+SMALL = content(3 * MIB)  # goes in one request
+LARGE = content(2 * PART + 2 * MIB)  # goes in three parts
+NOTHING: tuple[list[str], list[str]] = ([], [])  # of what is `left`
+
+SEEDS = pytest.mark.parametrize("seed", range(6))
+TWO_READINGS = pytest.mark.parametrize("read", [READINGS["read"], READINGS["stream"]], ids=["read", "stream"])
 REQUESTS = {"put": SMALL, "begin": LARGE, "part": LARGE, "complete": LARGE}
 ALL_REQUESTS = pytest.mark.parametrize(("request_", "payload"), REQUESTS.items(), ids=REQUESTS)
 WITH_BODY = pytest.mark.parametrize(("request_", "payload"), [("put", SMALL), ("part", LARGE)], ids=["put", "part"])
@@ -39,21 +43,82 @@ ENGINES = {
 }
 
 
-class BothEngines:
-    @pytest.fixture(autouse=True, params=ENGINES)
+class S3Line:
+    """Fixtures; whatever the tests leave in the bucket that no test speaks of fails them.
+
+    Attributes:
+        options: Of the store.
+    """
+
+    options: ClassVar[dict[str, Any]] = {"part": PART, "single": PART, "timeout_seconds": 5}
+
+    @pytest.fixture(params=ENGINES)
     def engine_name(self, request):
-        self.engine = ENGINES[request.param]
         return request.param
 
+    @pytest.fixture
+    def engine(self, engine_name, s3_bucket):
+        return partial(ENGINES[engine_name], s3_bucket)
 
-class TestWriting(BothEngines, S3Line):
-    @ALL_REQUESTS
-    @pytest.mark.parametrize("status", [500, 503])
-    def test_refused_twice_is_sent_again(self, store, proxy, request_, payload, status):
-        proxy.fail(request_, status=status, times=2)
+    @pytest.fixture
+    def bucket(self, s3_resource, s3_bucket):
+        """The back door."""
+        return s3_resource.Bucket(s3_bucket)
 
-        assert store.read(store.write(payload)) == payload
+    @pytest.fixture
+    def proxy(self, s3_server):
+        place = urlsplit(s3_server.endpoint_url)
+        with HttpProxy(place.hostname, place.port) as proxy:
+            yield proxy
 
+    @pytest.fixture
+    def store(self, proxy, engine, monkeypatch):
+        monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda seconds: None))  # between tries
+        store = divided(engine, endpoint_url=proxy.url, **self.options)
+        store.context = StoreContext(name="cold")
+        yield store
+        proxy.free()
+        assert_healthy(store)
+        assert proxy.live <= 8, "one, and a few for parts that were sent side by side"
+        store.close()
+        if not hung_up(proxy, within=0.05):
+            gc.collect()  # a vendor's pool leaves when it is known no more, even to an error's traceback
+        # If a client leaves in the middle of a part, the proxy may notice only after its timeout of a minute.
+        assert hung_up(proxy, within=150), "closing leaves no connection"
+
+
+def hung_up(proxy, within):
+    """Whether all clients leave the line in time."""
+    with contextlib.suppress(ServerError):
+        wait_until(lambda: proxy.live == 0, "all clients have left", within)
+    return proxy.live == 0
+
+
+def written(store, payload, bucket):
+    """Write a payload, and check that the server holds the same bytes: then an error of a reader is its own."""
+    pointer = store.write(payload)
+    held, step = bucket.Object(pointer.key).get()["Body"].read(), 1 << 16
+    places = range(0, max(len(held), len(payload)), step)
+    wrong = [place for place in places if held[place : place + step] != payload[place : place + step]]
+    assert not wrong, f"the server holds {len(held)} bytes; they differ from the payload in the 64 KiB from {wrong}"
+    return pointer
+
+
+def left(bucket):
+    """What is in a bucket: keys of objects, and uploads that were never finished."""
+    return [found.key for found in bucket.objects.all()], [upload.id for upload in bucket.multipart_uploads.all()]
+
+
+def notes(error):
+    """Of an error and of all that caused it."""
+    found = ""
+    while error is not None:
+        found += " ".join(getattr(error, "__notes__", []))
+        error = error.__cause__
+    return found
+
+
+class TestWriting(S3Line):
     @ALL_REQUESTS
     @pytest.mark.parametrize("status", [503, 403])
     def test_refused_for_ever_is_an_error_and_leaves_nothing(
@@ -139,16 +204,7 @@ class TestWriting(BothEngines, S3Line):
 
         assert left(bucket) == ([pointer.key], [])
 
-    def test_a_payload_that_fails_leaves_nothing(self, store, bucket):
-        def fail():
-            raise OSError("the disk is on fire")
-
-        with pytest.raises(Exception, match="on fire"):
-            store.write(TriggerFile(LARGE, fail, at=2 * PART))
-
-        assert left(bucket) == NOTHING
-
-    @pytest.mark.parametrize("how", [{"status": 503}, {"status": 403}, {"lose_answer": True}, {"break_request": 0}])
+    @pytest.mark.parametrize("how", [{"status": 503}, {"lose_answer": True}])
     def test_an_abort_that_fails_is_logged(self, store, proxy, caplog, engine_name, how):
         """The first error is that of the part, with a note; obstore aborts by itself, and may raise that error."""
         proxy.fail("part", status=403, after=1)
@@ -162,16 +218,16 @@ class TestWriting(BothEngines, S3Line):
             assert "AccessDenied" in str(caught.value)
             assert "lifecycle rule" in notes(caught.value)
 
-    def test_a_late_answer_is_an_error(self, proxy, bucket, s3_bucket, store):
-        late = proxy.fail("put", hold_answer=0, times=None)
-        with self.engine(s3_bucket, endpoint_url=proxy.url, timeout_seconds=0.3) as hasty:
-            assert_unavailable(lambda: hasty.write(b"payload"))
 
-        late.go.set()
-        assert left(bucket) == NOTHING
+class TestReading(S3Line):
+    """One request after the other; the payload was written in one, which is sooner, and is read in no other way."""
 
+    options: ClassVar[dict[str, Any]] = {**S3Line.options, "single": 64 * MIB}
 
-class Reading(BothEngines, Reads):
+    @pytest.fixture
+    def pointer(self, store):
+        return store.write(LARGE)
+
     @SEEDS
     def test_torn_once_is_whole_or_can_be_read_again(self, store, proxy, pointer, engine_name, seed):
         rng = random.Random(seed)
@@ -184,28 +240,31 @@ class Reading(BothEngines, Reads):
             assert engine_name == "s3", "obstore goes on where the answer ended"
             assert read(store, pointer) == LARGE
 
-    @ALL_READINGS
-    @pytest.mark.parametrize("how", [{"status": 500, "times": 2}, {"status": 503, "times": 2}, {"lose_answer": True}])
-    def test_refused_or_unanswered_is_asked_again(self, store, proxy, pointer, read, how):
-        proxy.fail("get", **how)
-
-        assert read(store, pointer) == LARGE
-
-    @ALL_READINGS
-    @pytest.mark.parametrize("place", [0, 1000])
-    def test_torn_for_ever_is_an_error(self, store, proxy, pointer, read, engine_name, place):
-        proxy.fail("get", break_answer=0 if engine_name == "obstore" else place, times=None)
+    @TWO_READINGS
+    @pytest.mark.parametrize("how", [{"status": 503}, {"break_answer": 0}, {"break_answer": 1000}])
+    def test_refused_or_torn_for_ever_is_an_error(self, store, proxy, pointer, read, engine_name, how):
+        """The engine obstore goes on where each answer ended, as long as there was more in each."""
+        proxy.fail(
+            "get", times=None, **({"break_answer": 0} if engine_name == "obstore" and "status" not in how else how)
+        )
 
         assert_unavailable(lambda: read(store, pointer))
 
-    def test_for_want_of_rights_is_not_tried_again(self, store, proxy, pointer):
-        proxy.fail("get", status=403, times=None)
+    @TWO_READINGS
+    def test_changed_on_the_way_is_noticed(self, store, proxy, pointer, read):
+        proxy.fail("get", flip_answer=MIB)
 
-        with pytest.raises(StoreError) as caught:
-            store.read(pointer)
+        with pytest.raises(IntegrityError):
+            read(store, pointer)
 
-        assert not caught.value.retryable
-        assert not isinstance(caught.value, PayloadNotFoundError)
+        assert read(store, pointer) == LARGE
+
+    def test_gone_while_it_is_read_is_whole_or_gone(self, store, bucket, pointer):
+        with store.open(pointer) as file:
+            got = file.read(MIB)
+            bucket.Object(pointer.key).delete()
+            with contextlib.suppress(PayloadNotFoundError):
+                assert got + file.read() == LARGE
 
     def test_replaced_while_a_torn_line_is_made_again(self, store, proxy, bucket, pointer):
         """What is fetched to go on with must not be of another object without anybody noticing."""
@@ -224,21 +283,16 @@ class Reading(BothEngines, Reads):
         assert not [thread.name for thread in set(threading.enumerate()) - before if "claimcheck" in thread.name]
 
 
-class TestReading(Reading, DamagedReads):
-    """One request after the other."""
-
-
-class TestReadingSideBySide(Reading, DamagedReads):
+class TestReadingSideBySide(TestReading):
     """Several parts at once, and with little patience."""
 
-    options: ClassVar[dict[str, Any]] = {**Reads.options, "gets": 3, "timeout_seconds": 1}
+    options: ClassVar[dict[str, Any]] = {**TestReading.options, "gets": 3, "timeout_seconds": 1}
 
-    def test_goes_well(self, store, proxy, pointer):
-        assert store.read(pointer) == LARGE
-        assert proxy.seen.count("get") >= 3
-
-    @ALL_READINGS
+    @TWO_READINGS
     def test_silence_is_waited_for_and_no_longer(self, store, proxy, pointer, read):
+        assert read(store, pointer) == LARGE
+        assert proxy.seen.count("get") >= 3
+        proxy.seen.clear()
         late = proxy.fail("get", hold_answer=2 * MIB, times=None)
 
         assert_unavailable(lambda: read(store, pointer))
@@ -247,10 +301,25 @@ class TestReadingSideBySide(Reading, DamagedReads):
         late.go.set()
 
 
-class TestBareLine(BothEngines, BareLine):
-    """A line that is cut in the middle of several requests."""
+class TestBareLine(S3Line):
+    """A line that knows nothing of requests, and is cut in the middle of several of them.
 
-    far_options: ClassVar[dict[str, Any]] = {"timeout_seconds": 2}
+    The server's side of a broken line is reset: versitygw 1.8.0 takes a part that ends early without a reset for
+    complete, and may store it, with zeros at its end, in place of the one that was sent again.
+    """
+
+    @pytest.fixture
+    def line(self, s3_server):
+        place = urlsplit(s3_server.endpoint_url)
+        with Proxy(place.hostname, place.port, resets_server=True) as line:
+            yield line
+
+    @pytest.fixture
+    def far(self, line, engine, store):
+        place = f"http://127.0.0.1:{line.port}"
+        with divided(engine, endpoint_url=place, **{**self.options, "timeout_seconds": 2}) as far:
+            far.context = store.context
+            yield far
 
     @SEEDS
     def test_cut_at_any_byte(self, far, line, bucket, engine_name, seed):
@@ -267,7 +336,7 @@ class TestBareLine(BothEngines, BareLine):
             assert engine_name == "s3"
             assert read(far, pointer) == LARGE
 
-    @ALL_READINGS
+    @TWO_READINGS
     def test_dead_at_any_time(self, far, line, bucket, read):
         pointer = far.write(LARGE)
         for when in (0, 5 * MIB):
@@ -308,20 +377,3 @@ class TestBareLine(BothEngines, BareLine):
                 assert far.read(pointer) == LARGE
             line.free()
         assert far.read(pointer) == LARGE
-
-
-def test_no_bucket_is_no_reason_to_try_again(s3_server):
-    with S3Store(bucket="nobody-made-this-one", endpoint_url=s3_server.endpoint_url) as store:
-        for payload in (SMALL, TriggerFile(SMALL, lambda: None)):
-            with pytest.raises(StoreError) as caught:
-                store.write(payload)
-            assert not isinstance(caught.value, StoreUnavailableError)
-
-
-def notes(error):
-    """Of an error and of all that caused it."""
-    found = ""
-    while error is not None:
-        found += " ".join(getattr(error, "__notes__", []))
-        error = error.__cause__
-    return found

@@ -1,11 +1,13 @@
-"""A Redis whose every answer a test can write, byte by byte; to everything that is not scripted it says OK."""
+"""A Redis that answers as a real one until a test writes an answer itself, byte by byte."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from claimcheck._store.contract import StoreContext
 from claimcheck.stores.redis import RedisStore
@@ -42,6 +44,7 @@ class ScriptedRedis(socketserver.ThreadingTCPServer):
 
     allow_reuse_address = True
     daemon_threads = True
+    request_queue_size = 50
 
     def __init__(self, script: Script) -> None:
         super().__init__(("127.0.0.1", 0), Conversation)
@@ -58,6 +61,44 @@ class ScriptedRedis(socketserver.ThreadingTCPServer):
             return b"+OK\r\n"
         self.asked.append(command)
         return self.script(conversation, command)
+
+
+class Medium:
+    """The script of a Redis with these values, until told otherwise for a command with a key or value that ends so."""
+
+    def __init__(self, values: dict[bytes, bytes]) -> None:
+        self.values = values
+        self._odd: dict[tuple[bytes, bytes], Iterator[Any]] = {}
+
+    def answers(self, name: bytes, end: bytes, *odd: Any) -> None:
+        """Give these answers in turn, and then the usual ones; ``None`` hangs up, a function gets the usual answer."""
+        self._odd[name, end] = iter(odd)
+
+    def always(self, name: bytes, end: bytes, odd: Any) -> None:
+        self._odd[name, end] = itertools.repeat(odd)
+
+    def __call__(self, conversation: Conversation, command: Command) -> bytes | None:
+        for (name, end), answers in self._odd.items():
+            if name == command[0] and any(part.endswith(end) for part in command[1:3]):
+                for odd in answers:
+                    answer: bytes | None = odd(conversation, self._usual(*command)) if callable(odd) else odd
+                    return answer
+        return self._usual(*command)
+
+    def _usual(self, name: bytes, *arguments: bytes) -> bytes:
+        found = self.values.get(arguments[0])
+        match name:
+            case b"SET":
+                self.values[arguments[0]] = arguments[1]
+                return b"+OK\r\n"
+            case b"EXISTS":
+                return b":%d\r\n" % sum(key in self.values for key in arguments)
+            case b"STRLEN":
+                return b":%d\r\n" % len(found or b"")
+            case b"GETRANGE":
+                return bulk((found or b"")[int(arguments[1]) : int(arguments[2]) + 1])
+            case _:
+                return b"$-1\r\n" if found is None else bulk(found)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Stores for an event loop: it goes on meanwhile, and a task that is cancelled leaves nothing behind."""
 
 import asyncio
+import contextlib
 import io
 import os
 import threading
@@ -8,7 +9,8 @@ import threading
 import pytest
 
 from claimcheck import _threads
-from claimcheck._threads import IoThreads
+from claimcheck._receive.messages import Work, _Window
+from claimcheck._threads import IoThreads, Pipelined
 from claimcheck.errors import StoreUnavailableError
 from claimcheck.stores.filesystem import FilesystemStore
 from tests.produce_rig import BIG, Rig
@@ -52,30 +54,19 @@ def test_resolve_asks_stores_in_a_thread_and_has_all_else_at_hand(monkeypatch):
     rig.publisher()("t", BIG)
     rig.publisher()("t", b"small")
     held = HeldUp(monkeypatch, rig.cc.store("hot"), "read")
-    held.go_on.set()
     (_, pointer, _, _), (_, plain, _, _) = rig.sent
 
     async def main():
-        assert await rig.cc.aresolve(pointer) == BIG
+        resolving = asyncio.create_task(rig.cc.aresolve(pointer))
+        await asyncio.to_thread(held.reached.wait, 10)
+        held.go_on.set()  # nobody could, if the loop stood still
+        assert await resolving == BIG
         assert await rig.cc.aresolve(plain) is plain
         assert await rig.cc.aresolve(None) is None
 
     asyncio.run(main())
     assert len(held.threads) == 1
     assert held.threads[0] is not threading.main_thread()
-
-
-def test_the_loop_goes_on_meanwhile(store, monkeypatch):
-    pointer = store.write(BIG)
-    held = HeldUp(monkeypatch, store, "_open")
-
-    async def main():
-        reading = asyncio.create_task(store.aread(pointer))
-        await asyncio.to_thread(held.reached.wait, 10)
-        held.go_on.set()  # nobody could, if the loop stood still
-        assert await reading == BIG
-
-    asyncio.run(main())
 
 
 def test_a_cancelled_write_stops_at_the_next_piece(store, monkeypatch):
@@ -112,6 +103,9 @@ def test_a_cancelled_read_stops_at_the_next_piece_and_closes_what_it_opened(stor
     assert [(reader.reads <= 1, reader.closed) for reader in opened] == [(True, True)]
 
 
+# Threads for calls -----------------------------------------------------------------------------------------------
+
+
 class Calls:
     """Calls that wait until they may end; remembers which began, and how many bytes ran together."""
 
@@ -145,11 +139,13 @@ class Calls:
             return sorted(self.begun) == sorted(names)
 
 
-def test_the_oldest_call_is_next():
+def test_the_oldest_call_is_next_and_one_that_is_cancelled_meanwhile_is_not_made():
     calls = Calls(threads=1)
     futures = [calls.submit(name) for name in "abcd"]
-    calls.end(*"abcd")
-    assert [future.result(10) for future in futures] == calls.begun == list("abcd")
+    assert calls.began("a")
+    assert futures[1].cancel()
+    calls.end(*"acd")
+    assert [futures[n].result(10) for n in (0, 2, 3)] == calls.begun == list("acd")
 
 
 def test_calls_wait_for_bytes_and_a_larger_one_is_not_passed_by():
@@ -173,16 +169,6 @@ def test_calls_without_a_size_do_not_wait_for_bytes():
     assert calls.began("huge", "none")
     calls.end("huge", "none")
     assert [future.result(10) for future in futures] == ["huge", "none"]
-
-
-def test_a_call_that_is_cancelled_while_it_waits_is_not_made():
-    calls = Calls(threads=1)
-    futures = [calls.submit(name) for name in "abc"]
-    assert calls.began("a")
-    assert futures[1].cancel()
-    calls.end("a", "c")
-    assert futures[2].result(10) == "c"
-    assert calls.begun == ["a", "c"]
 
 
 @pytest.mark.parametrize("error", [StoreUnavailableError("down", store="s"), _threads.Interrupted()])
@@ -235,13 +221,13 @@ class TestTasks:
         assert 1 <= len(threads) <= 3
         assert rig.stored == 100
 
-    def test_reads_count_the_declared_bytes(self, monkeypatch):
-        sizes, pool = [], IoThreads(4)
-        submit = pool.submit
+    def test_reads_count_the_declared_bytes(self, calls, monkeypatch):
+        sizes, submit = [], calls.pool.submit
         monkeypatch.setattr(
-            pool, "submit", lambda work, *, size=0, **more: (sizes.append(size), submit(work, size=size, **more))[1]
+            calls.pool,
+            "submit",
+            lambda work, *, size=0, **more: (sizes.append(size), submit(work, size=size, **more))[1],
         )
-        monkeypatch.setattr(_threads, "_io", [pool])
         rig = Rig()
         pointer = rig.cc.store("hot").write(BIG)
 
@@ -275,3 +261,101 @@ class TestTasks:
 
         asyncio.run(main())
         assert made == (["read"] if cancelled == "aread" else ["rollback", "read"])
+
+
+# Requests that are sent together: each call has its own result and error ---------------------------------------------
+
+
+class Server:
+    """Answers requests that were sent together with the requests themselves, and others with nothing."""
+
+    def __init__(self):
+        self.sent, self.closed, self.open = [], 0, ()
+
+    @contextlib.contextmanager
+    def send(self, requests):
+        self.sent.append(list(requests))
+        self.open = list(requests)
+        yield
+        self.open = ()
+        self.closed += 1
+
+    def reply(self, request):
+        return request if request in self.open else None
+
+    def submit(self, pool, *requests, size=1):
+        return [
+            pool.submit(lambda request=request: self.reply(request), size=size, pipelined=Pipelined(self.send, request))
+            for request in requests
+        ]
+
+
+@pytest.fixture
+def pool(monkeypatch):
+    """One thread, which is busy until `go` is called, so that all calls wait at the same time."""
+    pool, busy = IoThreads(1), threading.Event()
+    monkeypatch.setattr(_threads, "_PIPELINED_THREADS", 1)
+    pool.submit(lambda: busy.wait(10))
+    pool.go = busy.set
+    yield pool
+    busy.set()
+    pool._executor.shutdown()
+
+
+def test_calls_that_wait_are_sent_together_without_those_that_were_cancelled(pool):
+    server, requests = Server(), [b"%d" % n for n in range(9)]
+    futures = server.submit(pool, *requests)
+    assert futures[1].cancel()
+    pool.go()
+    assert [future.result(10) for n, future in enumerate(futures) if n != 1] == requests[:1] + requests[2:]
+    assert server.sent == [requests[:1] + requests[2:]]
+    pool.submit(lambda: None).result(10)
+    assert server.closed == 1
+
+
+def test_other_calls_between_them_keep_their_turn_and_one_alone_is_not_sent_before_it_runs(pool):
+    server, order = Server(), []
+    futures = server.submit(pool, b"a", b"b")
+    futures.append(pool.submit(lambda: order.append(len(server.sent))))
+    futures += server.submit(pool, b"c")
+    pool.go()
+    assert [future.result(10) for future in futures] == [b"a", b"b", None, None]
+    assert (server.sent, order) == ([[b"a", b"b"]], [1])
+
+
+def test_bytes_that_are_sent_together_are_bounded(pool):
+    server = Server()
+    futures = server.submit(pool, *(b"%d" % n for n in range(8)), size=300 << 10)
+    pool.go()
+    assert all(future.result(10) is not None for future in futures[:6])
+    assert max(map(len, server.sent)) == 4
+
+
+def test_an_error_of_one_call_is_not_that_of_the_next(pool):
+    server = Server()
+    failing = pool.submit(lambda: server.nothing, pipelined=Pipelined(server.send, b"fails"))
+    [good] = server.submit(pool, b"good")
+    pool.go()
+    assert isinstance(failing.exception(10), AttributeError)
+    assert good.result(10) == b"good"
+
+
+@pytest.mark.parametrize(("is_pipelined", "taken"), [(True, 4), (False, 1)])
+def test_a_full_window_is_refilled_with_as_many_as_are_requested_together(pool, monkeypatch, is_pipelined, taken):
+    monkeypatch.setattr(_threads, "_io", [pool])
+    server = Server()
+
+    def prepare(value, headers):
+        pipelined = Pipelined(server.send, value) if is_pipelined else None
+        return Work(lambda: server.reply(value), blocks=True, size=1, pipelined=pipelined)
+
+    window = _Window(prepare, 8, 100)
+    pool.go()
+    for n in range(8):
+        assert not window.is_full
+        window.add(b"%d" % n)
+    assert window.is_full
+    for _ in range(taken):
+        assert window.is_full
+        window.take()
+    assert not window.is_full

@@ -136,21 +136,9 @@ def test_a_failed_write(cc, monkeypatch):
     assert secrets_in(caught(lambda: store.write(PAYLOAD, destination="o")), b"PLAINTEXT-SECRET") == []
 
 
+# What was read is not held -------------------------------------------------------------------------------------------
+
 SIZE = 8 << 20
-
-
-@pytest.fixture(params=["memory", "filesystem"])
-def damaged(request, tmp_path):
-    """A store, and the pointer of a payload that is not what it was."""
-    entry = {"type": request.param} | ({"path": str(tmp_path)} if request.param == "filesystem" else {})
-    with claimcheck.from_dict({"strategy": "external", "stores": {"m": entry}}) as cc:
-        store = cc.store("m")
-        pointer = store.write(bytes(SIZE))
-        if request.param == "filesystem":
-            (tmp_path / pointer.key).write_bytes(b"x" * SIZE)
-        else:
-            store._payloads[pointer.key] = b"x" * SIZE
-        yield cc, store, pointer
 
 
 def held_by(work):
@@ -166,28 +154,26 @@ def held_by(work):
         gc.enable()
 
 
-def integrity_error(call):
-    try:
-        call()
-    except IntegrityError as error:
-        return error
-    raise AssertionError("no error")
-
-
-def test_of_a_store(damaged):
-    _, store, pointer = damaged
-    for read in (lambda: store.read(pointer), lambda: store.open(pointer).read()):
-        held, errors = held_by(lambda read=read: [integrity_error(read) for _ in range(3)])
-        assert held < SIZE // 4
-        assert errors[0].__traceback__ is not None
-
-
-def test_of_a_resolver(damaged):
-    cc, _, pointer = damaged
-    resolver, message = cc.resolver(), cc.seal(pointer)
-    held, outcomes = held_by(lambda: [resolver.feed("t", i, message)[0] for i in range(3)])
-    assert held < SIZE // 4
-    assert {type(outcome.error) for outcome in outcomes} == {IntegrityError}
+@pytest.mark.parametrize("kind", ["memory", "filesystem"])
+def test_of_a_damaged_payload(tmp_path, kind):
+    entry = {"type": kind} | ({"path": str(tmp_path)} if kind == "filesystem" else {})
+    with claimcheck.from_dict({"strategy": "external", "stores": {"m": entry}}) as cc:
+        store, resolver = cc.store("m"), cc.resolver()
+        pointer = store.write(bytes(SIZE))
+        if kind == "filesystem":
+            (tmp_path / pointer.key).write_bytes(b"x" * SIZE)
+        else:
+            store._payloads[pointer.key] = b"x" * SIZE
+        message = cc.seal(pointer)
+        for read in (
+            lambda: caught(lambda: store.read(pointer)),
+            lambda: caught(lambda: store.open(pointer).read()),
+            lambda: resolver.feed("t", 0, message)[0].error,
+        ):
+            held, errors = held_by(lambda read=read: [read() for _ in range(3)])
+            assert held < SIZE // 4
+            assert {type(error) for error in errors} == {IntegrityError}
+            assert errors[0].__traceback__ is not None
 
 
 def test_of_chunks():
@@ -212,18 +198,16 @@ def test_what_an_error_came_from_lets_go_too():
         large = bytes(SIZE)
         raise ValueError(len(large))
 
-    def outer():
-        try:
-            inner()
-        except ValueError as error:
-            raise KeyError from error
-
     def work():
         try:
-            outer()
+            try:
+                inner()
+            except ValueError as error:
+                raise KeyError from error
         except KeyError as error:
             clear_frames(error)
             return error
 
-    held, _ = held_by(work)
+    held, error = held_by(work)
     assert held < SIZE // 4
+    assert isinstance(error.__cause__, ValueError)

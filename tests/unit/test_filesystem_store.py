@@ -1,10 +1,12 @@
-"""What only files can do wrong; tests/conformance and tests/fault have the rest."""
+"""What only files and disks can do wrong; tests/conformance has the rest."""
 
 import contextlib
 import errno
-import multiprocessing
 import os
-from concurrent.futures import ProcessPoolExecutor
+import resource
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -13,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import claimcheck
 from claimcheck._content.source import Source
 from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import (
@@ -23,8 +26,11 @@ from claimcheck.errors import (
     StoreUnavailableError,
 )
 from claimcheck.stores import filesystem
-from claimcheck.stores._files import link_new
+from claimcheck.stores._files import PARTIAL_SUFFIX, link_new
 from claimcheck.stores.filesystem import FilesystemStore
+from tests.fault.rig import MIB, READINGS, TriggerFile, assert_healthy, content
+
+PAYLOAD = content(5 * MIB + 1000)
 
 
 @pytest.fixture
@@ -83,7 +89,7 @@ def test_home_and_relative_paths(tmp_path, monkeypatch):
     assert repr(FilesystemStore(path="claims/../x")) == f"<FilesystemStore 'store' at {tmp_path}/x>"
 
 
-def test_a_link_is_not_followed(store, tmp_path):
+def test_a_link_is_not_followed_unless_it_is_the_directory_itself(store, tmp_path):
     secret = tmp_path.parent / f"{tmp_path.name}-secret"
     secret.write_bytes(b"secret")
     (tmp_path / "link").symlink_to(secret)
@@ -93,14 +99,10 @@ def test_a_link_is_not_followed(store, tmp_path):
     store.rollback(pointer_to("link"))
 
     assert secret.read_bytes() == b"secret"
-
-
-def test_the_directory_itself_may_be_a_link(tmp_path):
     (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    store = FilesystemStore(path=str(tmp_path / "link"))
-
-    assert store.read(store.write(b"payload")) == b"payload"
+    (tmp_path / "folder").symlink_to(tmp_path / "real")
+    other = FilesystemStore(path=str(tmp_path / "folder"))
+    assert other.read(other.write(b"payload")) == b"payload"
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
@@ -173,27 +175,32 @@ def test_a_key_that_no_file_name_can_be_is_refused_before_any_io(store, monkeypa
         store.read(pointer_to(key))
 
 
-def test_a_file_system_with_shorter_names_refuses_one_message(store, monkeypatch):
-    def too_long(*_):
-        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+def refusing(error):
+    def refuse(*_, **__):
+        raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr(os, "open", too_long)
-
-    with pytest.raises(PointerRejectedError, match="regular file"):
-        store.read(pointer_to("a" * 200))
+    return refuse
 
 
-def test_a_lost_volume_is_worth_trying_again(store, monkeypatch):
+@pytest.mark.parametrize(
+    ("call", "error", "expected"),
+    [
+        ("open", errno.ENAMETOOLONG, PointerRejectedError),  # a file system with shorter names
+        ("open", errno.ESTALE, StoreUnavailableError),
+        ("fstat", errno.ESTALE, StoreUnavailableError),  # a network file system whose server is away
+        ("fstat", errno.EIO, StoreError),  # a worn disk
+    ],
+)
+def test_what_the_system_refuses_is_no_payload_that_is_gone(store, monkeypatch, call, error, expected):
     pointer = store.write(b"payload")
-
-    def stale(*_):
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
     monkeypatch.setattr(filesystem, "open_without_links", lambda *_: None)
-    monkeypatch.setattr(os, "open", stale)
+    monkeypatch.setattr(os, call, refusing(error))
 
-    with pytest.raises(StoreUnavailableError):
-        store.read(pointer)
+    for read in READINGS.values():
+        with pytest.raises(expected) as caught:
+            read(store, pointer)
+        assert type(caught.value) is expected
+    monkeypatch.undo()
 
 
 def test_size_is_compared_before_anything_is_read(store, tmp_path, monkeypatch):
@@ -203,16 +210,6 @@ def test_size_is_compared_before_anything_is_read(store, tmp_path, monkeypatch):
 
     with pytest.raises(IntegrityError, match="expected 7, found 16"):
         store.read(pointer)
-
-
-def test_truncated_while_it_is_read(store, tmp_path):
-    pointer = store.write(bytes(5 << 20))
-
-    with store.open(pointer) as file:
-        file.read(1 << 20)
-        os.truncate(tmp_path / pointer.key, 2 << 20)
-        with pytest.raises(IntegrityError):
-            file.read()
 
 
 def test_a_path_that_leads_through_a_file_leaves_nothing_to_tell_of(tmp_path, caplog):
@@ -230,10 +227,7 @@ def test_what_cannot_be_removed_is_said_unless_it_is_gone(store, monkeypatch, re
     there, gone = store.write(b"there"), store.write(b"gone")
     store.rollback(gone)
 
-    def refuse(*_, **__):
-        raise OSError(refused, os.strerror(refused))
-
-    monkeypatch.setattr(os, "unlink", refuse)
+    monkeypatch.setattr(os, "unlink", refusing(refused))
     store.rollback(gone)
     with pytest.raises(StoreError):
         store.rollback(there)
@@ -241,10 +235,7 @@ def test_what_cannot_be_removed_is_said_unless_it_is_gone(store, monkeypatch, re
 
 @pytest.mark.parametrize("refused", [errno.EOPNOTSUPP, errno.EINVAL])
 def test_disks_that_cannot_reserve(store, monkeypatch, refused):
-    def cannot(*_):
-        raise OSError(refused, os.strerror(refused))
-
-    monkeypatch.setattr(os, "posix_fallocate", cannot)
+    monkeypatch.setattr(os, "posix_fallocate", refusing(refused))
 
     assert store.read(store.write(bytes(1 << 20))) == bytes(1 << 20)
 
@@ -290,13 +281,10 @@ def test_a_file_that_grew_after_it_was_opened_is_refused(store, tmp_path, monkey
 
 @pytest.mark.parametrize("refused", [None, errno.EPERM, errno.EOPNOTSUPP])
 def test_a_name_that_is_taken_stays_as_it_is_unless_there_are_no_links(tmp_path, monkeypatch, refused):
-    def refuse(*_, **__):
-        raise OSError(refused, os.strerror(refused))
-
     if refused is not None:
-        monkeypatch.setattr(os, "link", refuse)
-    for name, content in (("partial", b"new"), ("other", b"newer"), ("name", b"old")):
-        (tmp_path / name).write_bytes(content)
+        monkeypatch.setattr(os, "link", refusing(refused))
+    for name, text in (("partial", b"new"), ("other", b"newer"), ("name", b"old")):
+        (tmp_path / name).write_bytes(text)
 
     link_new(str(tmp_path / "partial"), str(tmp_path / "free"))
     with contextlib.suppress(FileExistsError):
@@ -315,26 +303,13 @@ def test_fsync_is_for_the_file_and_then_for_its_name(tmp_path, monkeypatch):
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", spy)
-    pointer = FilesystemStore(path=str(tmp_path), fsync=True).write(b"payload")
+    store = FilesystemStore(path=str(tmp_path), fsync=True)
+    pointer = store.write(b"payload")
 
+    assert store.read(pointer) == b"payload"
     date, folder, name = pointer.key.split("/")
     assert synced[0].startswith(f".{name}.")
     assert synced[1:] == [folder, date, tmp_path.name]
-
-
-def test_processes_share_a_directory(tmp_path):
-    context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(4, mp_context=context) as processes:
-        pointers = [p for some in processes.map(write_some, [str(tmp_path)] * 4) for p in some]
-
-    store = FilesystemStore(path=str(tmp_path))
-    assert len({pointer.key for pointer in pointers}) == len(pointers) == 40
-    assert all(store.read(pointer) == bytes([i % 10]) * 50_000 for i, pointer in enumerate(pointers))
-
-
-def write_some(path):
-    store = FilesystemStore(path=path)
-    return [store.write(bytes([i]) * 50_000, destination="orders") for i in range(10)]
 
 
 def test_a_directory_that_the_first_write_creates_is_empty_until_then(tmp_path):
@@ -343,3 +318,150 @@ def test_a_directory_that_the_first_write_creates_is_empty_until_then(tmp_path):
     with pytest.raises(StoreUnavailableError, match="Is its volume mounted"):
         list(FilesystemStore(path=str(tmp_path / "new")).scan())
     assert not (tmp_path / "new").exists()
+
+
+# Disks that are full, read-only, gone or worn, and writers that are killed --------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path
+
+
+@pytest.fixture
+def works_again(store):
+    """After the test the store works, and has no more files open than before."""
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    assert_healthy(store)
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def of_unknown_size(size):
+    return TriggerFile(bytes(size), lambda: None)
+
+
+@pytest.mark.usefixtures("works_again")
+class TestFullDisk:
+    def assert_refused(self, store, folder, payload, text):
+        with pytest.raises(StoreError, match=text) as caught:
+            store.write(payload)
+        assert type(caught.value) is StoreError
+        assert list(folder.iterdir()) == []
+
+    def test_as_the_kernel_says_it(self, store, folder):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MIB + 5, hard))
+        try:
+            self.assert_refused(store, folder, bytes(4 * MIB), "File too large")
+            self.assert_refused(store, folder, of_unknown_size(4 * MIB), "File too large")
+            assert store.write(bytes(MIB)).size == MIB
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    def test_on_a_real_small_disk(self, store, folder):
+        with mounted(folder, "size=3m"):
+            self.assert_refused(store, folder, bytes(4 * MIB), "No space left")
+            self.assert_refused(store, folder, of_unknown_size(4 * MIB), "No space left")
+            assert_healthy(store)
+
+    def test_leaves_the_first_error_when_tidying_up_fails_too(self, store, monkeypatch):
+        monkeypatch.setattr(os, "posix_fallocate", refusing(errno.EROFS))
+        monkeypatch.setattr(os, "unlink", refusing(errno.EROFS))
+
+        with pytest.raises(StoreError, match="Read-only"):
+            store.write(bytes(MIB))
+        monkeypatch.undo()
+
+
+def test_killed_writer_leaves_no_payload_but_a_name_that_tells(tmp_path):
+    program = """
+import os, sys
+from claimcheck._registry import build_store
+from claimcheck.config import StoreConfig
+class Deadly:
+    left = 3
+    def read(self, size):
+        Deadly.left -= 1
+        if not Deadly.left:
+            os.kill(os.getpid(), 9)
+        return bytes(size)
+build_store(StoreConfig("filesystem", {"path": sys.argv[1]}), path="disk").write(Deadly(), destination="orders")
+"""
+    root = Path(claimcheck.__path__[0]).parent
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+
+    done = subprocess.run([sys.executable, "-P", "-c", program, str(tmp_path), str(root)], env=environment, check=False)
+
+    assert done.returncode == -9
+    (left,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert left.name.startswith(".orders-")
+    assert left.name.endswith(PARTIAL_SUFFIX)
+
+
+@pytest.mark.usefixtures("works_again")
+class TestChangesMeanwhile:
+    def test_a_disk_that_becomes_read_only(self, store, folder):
+        with mounted(folder, "size=20m"):
+            pointer = store.write(PAYLOAD)
+            subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+
+            for work in (lambda: store.write(b"payload"), lambda: store.rollback(pointer)):
+                with pytest.raises(StoreError, match="Read-only"):
+                    work()
+            assert all(read(store, pointer) == PAYLOAD for read in READINGS.values())
+
+    def test_a_folder_that_is_removed_while_a_payload_is_written(self, store, folder):
+        with pytest.raises(StoreError):
+            store.write(TriggerFile(PAYLOAD, lambda: shutil.rmtree(folder)))
+
+        assert not folder.exists()
+        folder.mkdir()
+
+    def test_a_payload_that_is_removed_while_it_is_read_is_still_whole(self, store):
+        pointer = store.write(PAYLOAD)
+        with store.open(pointer) as file:
+            got = file.read(MIB)
+            store.rollback(pointer)
+            assert got + file.read() == PAYLOAD
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda file: file.truncate(0),
+            lambda file: file.truncate(len(PAYLOAD) - 1),
+            lambda file: os.pwrite(file.fileno(), b"changed", 4 * MIB),
+        ],
+        ids=["emptied", "truncated", "changed"],
+    )
+    def test_a_payload_that_is_damaged_while_it_is_read_is_an_error(self, store, folder, change):
+        pointer = store.write(PAYLOAD)
+        with store.open(pointer) as file:
+            file.read(10)
+            with (folder / pointer.key).open("r+b") as other:
+                change(other)
+            with pytest.raises(IntegrityError):
+                file.read()
+
+    def test_a_payload_that_becomes_longer_while_it_is_read_is_not_harmed(self, store, folder):
+        """What comes behind the payload's end is not the payload."""
+        pointer = store.write(PAYLOAD)
+        with store.open(pointer) as file:
+            got = file.read(10)
+            with (folder / pointer.key).open("ab") as other:
+                other.write(b"more")
+            with contextlib.suppress(IntegrityError):
+                assert got + file.read() == PAYLOAD
+
+
+@contextlib.contextmanager
+def mounted(folder, options):
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip("only root may mount a small disk")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)

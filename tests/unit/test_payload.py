@@ -49,14 +49,6 @@ def closed(file):
     return file
 
 
-def test_bytes_are_never_copied():
-    payload = bytearray(10_000)
-    pieces = list(Source(payload, limit=LIMIT).pieces(4000))
-
-    assert [len(piece) for piece in pieces] == [4000, 4000, 2000]
-    assert all(piece.obj is payload for piece in pieces)
-
-
 def test_views_of_any_format_become_flat_bytes():
     assert as_view(memoryview(b"abcdefgh").cast("I")).nbytes == 8
     assert len(as_view(memoryview(b"abcdefgh").cast("I"))) == 8
@@ -95,7 +87,12 @@ def test_the_checksum_covers_every_piece_that_was_handed_out_so_far():
     assert source.checksum == digest_of(b"abcdef")
 
 
-def test_pieces_of_a_raw_file_are_full():
+def test_bytes_are_never_copied_and_pieces_of_a_raw_file_are_full():
+    payload = bytearray(10_000)
+    pieces = list(Source(payload, limit=LIMIT).pieces(4000))
+
+    assert [len(piece) for piece in pieces] == [4000, 4000, 2000]
+    assert all(piece.obj is payload for piece in pieces)
     assert [len(piece) for piece in Source(Pipe(bytes(25)), limit=LIMIT).pieces(10)] == [10, 10, 5]
 
 

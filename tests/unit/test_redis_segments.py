@@ -1,68 +1,45 @@
 """How segments come and go, against a server that answers what no real one would on demand."""
 
-import itertools
+import asyncio
+import io
 import os
 import threading
 import time
-import zlib
 from dataclasses import replace
 
 import pytest
 
+from claimcheck import _threads
 from claimcheck._store.contract import StoreContext
+from claimcheck._threads import IoThreads
 from claimcheck._wire.digest import digest_of
 from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import (
+    ClaimCheckError,
     IntegrityError,
     PayloadNotFoundError,
+    PointerRejectedError,
     StoreError,
     StoreUnavailableError,
 )
 from claimcheck.stores.redis import RedisStore
 from claimcheck.stores.redis import _segments as redis_segments
 from claimcheck.stores.redis._server import Borrowed, Replies
-from tests.unit.scripted_redis import bulk, opened, scripted_redis
+from tests.unit.scripted_redis import Medium, bulk, opened, scripted_redis
 
-PAYLOAD = bytes(range(95))
-
-
-POINTER = Pointer(
-    key="claimcheck:x", store="hot", size=95, segments=10, segment_bytes=10, checksum=f"crc32:{zlib.crc32(PAYLOAD):08x}"
-)
-
-
-class Medium:
-    """Answers as Redis would for the segments of PAYLOAD, unless told otherwise for one of them."""
-
-    def __init__(self):
-        self.odd = {}  # (command, segment) -> answers, in turn; then as usual
-
-    def __call__(self, conversation, command):
-        name, key = command[0].decode(), command[1]
-        i = int(key.rpartition(b"-")[2])
-        segment = PAYLOAD[10 * i : 10 * i + 10]
-        usual = {
-            "GET": lambda: bulk(segment),
-            "GETRANGE": lambda: bulk(segment[int(command[2]) : int(command[3]) + 1]),
-            "STRLEN": lambda: b":%d\r\n" % len(segment),
-            "SET": lambda: b"+OK\r\n",
-            "EXISTS": lambda: b":%d\r\n" % (len(command) - 1),
-        }
-        odd = next(self.odd.get((name, i), iter(())), "as usual")
-        if callable(odd):
-            return odd(conversation, usual[name]())
-        return usual[name]() if odd == "as usual" else odd
-
-    def answers(self, name, i, *odd):
-        self.odd[name, i] = iter(odd)
-
-    def always(self, name, i, odd):
-        self.odd[name, i] = itertools.repeat(odd)
+PAYLOAD = bytes(range(95))  # in ten segments
+POINTER = Pointer(key="claimcheck:x", store="hot", size=95, segments=10, segment_bytes=10, checksum=digest_of(PAYLOAD))
+SMALL = [b"payload %d" % n for n in range(6)]
+POINTERS = [
+    Pointer(key=f"claimcheck:{n}", store="hot", size=len(payload), checksum=digest_of(payload))
+    for n, payload in enumerate(SMALL)
+]
 
 
 @pytest.fixture
 def medium():
-    return Medium()
+    segments = {b"claimcheck:x-%d" % i: PAYLOAD[10 * i : 10 * i + 10] for i in range(10)}
+    return Medium(segments | {b"claimcheck:%d-0" % n: payload for n, payload in enumerate(SMALL)})
 
 
 @pytest.fixture
@@ -72,30 +49,38 @@ def server(medium):
 
 
 @pytest.fixture
-def store(server, monkeypatch):
+def open_store(server, monkeypatch):
     monkeypatch.setattr(redis_segments, "TRUSTED_BYTES", 50)
-    store = RedisStore(url=server.url, segment_bytes=10, timeout_seconds=0.5)
-    store.context = StoreContext(name="hot")
-    yield store
-    store.close()
+    made = []
+
+    def build(**options):
+        made.append(RedisStore(url=server.url, **{"segment_bytes": 10, "timeout_seconds": 10, **options}))
+        made[-1].context = StoreContext(name="hot")
+        return made[-1]
+
+    yield build
+    for store in made:
+        store.close()
 
 
-def read_stream(store, pointer=POINTER):
+@pytest.fixture
+def store(open_store):
+    return open_store()
+
+
+@pytest.fixture
+def hasty(open_store):
+    return open_store(timeout_seconds=0.3)
+
+
+def stream(store, pointer=POINTER):
     with store.open(pointer) as file:
         return b"".join(iter(lambda: file.read(7), b""))
 
 
-def read_into(store, pointer=POINTER):
-    buffer = bytearray(100)
-    return bytes(buffer[: store.read_into(pointer, buffer)])
-
-
-READS = {"read": lambda store: store.read(POINTER), "stream": read_stream, "into": read_into}
-
-
-@pytest.fixture(params=READS)
+@pytest.fixture(params=["whole", "stream"])
 def read(request, store):
-    return lambda: READS[request.param](store)
+    return lambda: store.read(POINTER) if request.param == "whole" else stream(store)
 
 
 def slowly(conversation, answer):
@@ -106,19 +91,34 @@ def slowly(conversation, answer):
     return b""
 
 
+def late(conversation, answer):
+    time.sleep(1.5)
+    return answer
+
+
 def half(conversation, answer):
     conversation.wfile.write(answer[: len(answer) // 2])
-    return
+
+
+def names(server):
+    return [command[0] for command in server.asked]
+
+
+NOISE = [b">2\r\n+a\r\n+b\r\n", b"+OK\r\n", b":7\r\n", b"\r\n", b"\0" * 50]
 
 
 class TestReading:
-    def test_asks_for_the_last_one_first_and_for_each_once(self, store, server):
-        assert store.read(POINTER) == PAYLOAD
+    @pytest.mark.parametrize(("trusted", "first"), [(50, [b"STRLEN"]), (95, [])])
+    def test_each_segment_is_requested_once_and_the_last_one_checked_first_if_there_are_many(
+        self, store, server, monkeypatch, trusted, first
+    ):
+        monkeypatch.setattr(redis_segments, "TRUSTED_BYTES", trusted)
 
-        assert [command[0] for command in server.asked] == [b"STRLEN", *[b"GET"] * 10]
+        assert store.read(POINTER) == PAYLOAD
+        assert names(server) == [*first, *[b"GET"] * 10]
         assert server.connections == 1
 
-    def test_has_two_in_flight(self, store, server, medium):
+    def test_two_are_in_flight(self, store, server, medium):
         """The next is asked for when one has begun to come, so that the server never waits for a question."""
         seen = []
 
@@ -128,94 +128,78 @@ class TestReading:
             return answer[7:]
 
         for i in range(9):
-            medium.answers("GET", i, wait)
+            medium.answers(b"GET", b"-%d" % i, wait)
         assert store.read(POINTER) == PAYLOAD
         assert seen == [b"*2\r"] * 9
 
-    def test_of_a_small_payload_asks_for_nothing_first(self, store, server, monkeypatch):
-        monkeypatch.setattr(redis_segments, "TRUSTED_BYTES", 95)
-
-        assert store.read(POINTER) == PAYLOAD
-        assert [command[0] for command in server.asked] == [b"GET"] * 10
-
-    def test_byte_by_byte(self, read, medium):
-        for i in range(10):
-            medium.always("GET", i, slowly)
-        assert read() == PAYLOAD
-
-    def test_left_early_keeps_no_half_answer(self, store, server):
+    def test_a_reader_that_stops_early_keeps_no_half_answer(self, store, server):
         with store.open(POINTER) as file:
             file.raw.readinto(bytearray(3))
 
         assert store.read(POINTER) == PAYLOAD
         assert server.connections == 2
 
-    @pytest.mark.parametrize("i", [0, 1, 4, 9])
-    @pytest.mark.parametrize("odd", [None, half])
-    def test_goes_on_where_a_connection_was_lost(self, read, server, medium, i, odd):
-        medium.answers("GET", i, odd)
+    @pytest.mark.parametrize("i", [0, 9])
+    @pytest.mark.parametrize(
+        ("odd", "connections"), [(slowly, 1), (None, 2), (half, 2), *((each, 2) for each in NOISE)]
+    )
+    def test_an_answer_that_is_lost_or_not_expected_never_becomes_payload(
+        self, read, server, medium, i, odd, connections
+    ):
+        medium.answers(b"GET", b"-%d" % i, odd)
 
         assert read() == PAYLOAD
-        assert server.connections == 2
+        assert server.connections >= connections
 
-    @pytest.mark.parametrize("i", [0, 4, 9])
-    def test_gives_up_when_the_same_one_is_lost_again(self, read, medium, i):
-        medium.always("GET", i, half)
-        medium.always("GETRANGE", i, None)
+    @pytest.mark.parametrize("i", [0, 9])
+    def test_the_same_one_lost_again_is_unavailable(self, read, medium, i):
+        medium.always(b"GET", b"-%d" % i, half)
+        medium.always(b"GETRANGE", b"-%d" % i, None)
 
         with pytest.raises(StoreUnavailableError):
             read()
 
-    def test_asks_only_for_the_rest_of_one(self, store, server, medium):
-        medium.answers("GET", 0, lambda conversation, answer: conversation.wfile.write(answer[:9]) and None)
-        pointer = replace(POINTER, size=10, segments=1, segment_bytes=None, checksum=digest_of(PAYLOAD[:10]))
+    def test_only_the_rest_of_a_lost_one_is_requested(self, store, server, medium):
+        medium.answers(b"GETRANGE", b":0-0", None)
+        medium.answers(b"GET", b":x-0", lambda conversation, answer: conversation.wfile.write(answer[:9]) and None)
+        pointer = replace(POINTER, size=20, segments=2, checksum=digest_of(PAYLOAD[:20]))
 
         with store.open(pointer) as file:
             first = bytearray(4)
             file.raw.readinto(first)
-            assert bytes(first) + file.read() == PAYLOAD[:10]
+            assert bytes(first) + file.read() == PAYLOAD[:20]
 
-        assert server.asked[-1][0] == b"GETRANGE"
+        assert [command[1:] for command in server.asked if command[0] == b"GETRANGE"] == [
+            [b"claimcheck:x-0", b"4", b"9"]
+        ]
 
-    def test_does_not_wait_for_ever(self, read, medium, server):
-        medium.always("GET", 4, lambda conversation, answer: time.sleep(2) or answer)
+    def test_a_late_answer_is_waited_for_once(self, hasty, server, medium):
+        medium.always(b"GET", b"-4", late)
 
         with pytest.raises(StoreUnavailableError):
-            read()
-        asked = [command for command in server.asked if command[1].endswith(b"-4")]
-        assert len(asked) == 1, "one time-out, not one for every try"
+            hasty.read(POINTER)
+        assert [command[1] for command in server.asked].count(b"claimcheck:x-4") == 1
 
-    @pytest.mark.parametrize("i", [0, 5, 9])
+    @pytest.mark.parametrize("i", [0, 9])
     @pytest.mark.parametrize("gone", [b"$-1\r\n", b"_\r\n"])
-    def test_gone(self, read, medium, i, gone):
-        medium.always("GET", i, gone)
-        medium.always("STRLEN", 9, b":0\r\n" if i == 9 else b":5\r\n")
-        medium.always("EXISTS", i, b":0\r\n")
-        if gone.startswith(b"_"):
-            medium.answers("GET", i, gone, b"$-1\r\n")  # RESP3's way, then as redis-py asks with RESP2
+    def test_one_that_is_gone_is_named(self, read, medium, i, gone):
+        del medium.values[b"claimcheck:x-%d" % i]
+        medium.answers(b"GET", b"-%d" % i, gone)  # RESP3's way may be the second
 
         with pytest.raises(PayloadNotFoundError, match=f"segment {i} of 10"):
             read()
 
-    @pytest.mark.parametrize("i", [0, 5, 9])
-    @pytest.mark.parametrize("wrong", [b"", b"short", b"a longer segment", b"x" * 1000])
-    def test_of_another_size(self, read, medium, i, wrong):
-        medium.always("GET", i, bulk(wrong))
-        if i == 9:
-            medium.always("STRLEN", 9, b":%d\r\n" % len(wrong))
+    @pytest.mark.parametrize("i", [0, 9])
+    @pytest.mark.parametrize("wrong", [b"", b"bad", b"x" * 1000])
+    def test_another_size_is_an_error_before_more_is_transferred(self, read, server, medium, i, wrong):
+        medium.values[b"claimcheck:x-%d" % i] = wrong
 
-        with pytest.raises(IntegrityError) as caught:
+        with pytest.raises(IntegrityError, match=f"{len(wrong)} bytes, not") as caught:
             read()
         assert caught.value.key == POINTER.key
-
-    @pytest.mark.parametrize("i", [0, 5])
-    def test_that_is_larger_than_declared_is_not_transferred(self, read, server, medium, i):
-        medium.always("GET", i, bulk(b"x" * 1000))
-        medium.always("STRLEN", i, b":1000\r\n")
-
-        with pytest.raises(IntegrityError, match="1000 bytes, not 10"):
-            read()
-        assert server.asked.count([b"GET", f"claimcheck:x-{i}".encode()]) == 1, "whose answer was not read"
+        assert [command for command in server.asked if command[0] == b"GET"].count(
+            [b"GET", b"claimcheck:x-%d" % i]
+        ) <= 1
 
     @pytest.mark.parametrize(
         ("refusal", "expected"),
@@ -226,98 +210,239 @@ class TestReading:
             (b"-WRONGTYPE Operation against a key\r\n", IntegrityError),
         ],
     )
-    def test_refused(self, read, medium, refusal, expected):
-        medium.always("GET", 3, refusal)
+    def test_a_refusal_has_its_type(self, read, medium, refusal, expected):
+        medium.always(b"GET", b"-3", refusal)
 
         with pytest.raises(StoreError) as caught:
             read()
         assert type(caught.value) is expected
 
-    @pytest.mark.parametrize("i", [0, 4, 9])
-    @pytest.mark.parametrize("noise", [b">2\r\n+a\r\n+b\r\n", b"+OK\r\n", b":7\r\n", b"\r\n", b"\0" * 50])
-    def test_what_nobody_expects_never_becomes_payload(self, read, server, medium, i, noise):
-        medium.answers("GET", i, noise)
-
-        assert read() == PAYLOAD  # redis-py asked again
-        assert server.connections > 1
-
-    def test_without_a_socket_is_left_to_redis_py(self, read, server, monkeypatch):
+    def test_without_a_socket_all_is_left_to_redis_py(self, read, server, monkeypatch):
         monkeypatch.setattr(Borrowed, "socket", None)
 
         assert read() == PAYLOAD
-        asked = [command[0] for command in server.asked]
-        assert asked == [b"STRLEN", *[b"STRLEN", b"GET"] * 10]
+        assert names(server) == [b"STRLEN", *[b"STRLEN", b"GET"] * 10]
 
-    def test_of_a_range_asks_for_no_more(self, store, server):
+    def test_no_more_than_a_range_is_requested(self, store, server):
         assert store.read_range(POINTER, 17, 20) == PAYLOAD[17:37]
 
-        asked = [[part.decode() for part in command] for command in server.asked]
-        assert asked == [
-            ["GETRANGE", "claimcheck:x-1", "7", "9"],
-            ["GET", "claimcheck:x-2"],
-            ["GETRANGE", "claimcheck:x-3", "0", "6"],
+        assert [b" ".join(command) for command in server.asked] == [
+            b"GETRANGE claimcheck:x-1 7 9",
+            b"GET claimcheck:x-2",
+            b"GETRANGE claimcheck:x-3 0 6",
         ]
 
 
-class TestOfOneSmallSegment:
-    """It is read with one request and one system call, and as any other segment if that does not work."""
+class TestWriting:
+    @pytest.mark.parametrize("i", [0, 4, 9])
+    def test_what_had_no_answer_is_sent_again(self, store, server, medium, i):
+        medium.answers(b"SET", b"-%d" % i, None)
 
-    POINTER = replace(POINTER, size=10, segments=1, segment_bytes=None, checksum=digest_of(PAYLOAD[:10]))
+        pointer = store.write(PAYLOAD)
 
-    @pytest.mark.parametrize("odd", [None, half, b">2\r\n+a\r\n+b\r\n", b"+OK\r\n", b"\0" * 50, bulk(PAYLOAD[:9])])
-    def test_an_unexpected_reply_never_becomes_payload(self, store, server, medium, odd):
-        medium.answers("GETRANGE", 0, odd)
-
-        assert store.read(self.POINTER) == PAYLOAD[:10]
+        sent = [int(command[1].rpartition(b"-")[2]) for command in server.asked if command[0] == b"SET"]
+        assert (sorted(set(sent)), sent.count(i)) == ([*range(10)], 2)
         assert server.connections == 2
+        assert b"".join(medium.values[f"{pointer.key}-{n}".encode()] for n in range(10)) == PAYLOAD
 
-    def test_that_is_gone_costs_one_request_and_no_connection(self, store, server, medium):
-        medium.answers("GETRANGE", 0, bulk(b""))
+    @pytest.mark.parametrize("i", [0, 9])
+    def test_the_same_one_lost_again_is_unavailable(self, store, medium, i):
+        medium.always(b"SET", b"-%d" % i, None)
 
-        with pytest.raises(PayloadNotFoundError, match="segment 0 of 1"):
-            store.read(self.POINTER)
-        assert store.read(self.POINTER) == PAYLOAD[:10]
-        assert (server.connections, len(server.asked)) == (1, 2)
+        with pytest.raises(StoreUnavailableError):
+            store.write(PAYLOAD)
 
-    @pytest.mark.parametrize("wrong", [b"short", b"a longer segment"])
-    def test_of_another_size(self, store, medium, wrong):
-        medium.always("GETRANGE", 0, bulk(wrong))
-        medium.always("STRLEN", 0, b":%d\r\n" % len(wrong))
+    def test_a_server_that_came_back_empty_is_no_success(self, store, medium):
+        medium.answers(b"SET", b"-4", lambda *_: [medium.values.pop(key) for key in [*medium.values][-2:]] and None)
 
-        with pytest.raises(IntegrityError):
-            store.read(self.POINTER)
+        with pytest.raises(StoreUnavailableError, match="lost segments"):
+            store.write(PAYLOAD)
 
-    def test_that_is_much_larger_is_never_transferred(self, store, server, medium):
+    def test_a_large_segment_that_broke_off_has_the_checksum_of_the_whole(self, open_store, medium):
+        payload = bytes(range(256)) * 20_000
+        medium.answers(b"SET", b"-1", None)
+
+        assert open_store(segment_bytes=1_000_000).write(payload).checksum == digest_of(payload)
+
+    @pytest.mark.parametrize("i", [0, 9])
+    @pytest.mark.parametrize(
+        ("refusal", "text"),
+        [
+            (b"-OOM command not allowed when used memory > 'maxmemory'.\r\n", "maxmemory"),
+            (b"-ERR syntax error\r\n", r"6\.2 or newer"),
+        ],
+    )
+    def test_a_refusal_ends_it_and_never_quotes_the_payload(self, store, medium, i, refusal, text):
+        medium.answers(b"SET", b"-%d" % i, refusal)
+
+        with pytest.raises(StoreError, match=text) as caught:
+            store.write(b"top secret" * 10)
+
+        assert "secret" not in f"{caught.value}{caught.value.__cause__}"
+        assert store.write(PAYLOAD).size == 95
+
+
+# Small payloads ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pool(monkeypatch):
+    """One thread, which is busy until `go` is called, so that all calls wait at the same time."""
+    pool, busy = IoThreads(1), threading.Event()
+    monkeypatch.setattr(_threads, "_io", [pool])
+    monkeypatch.setattr(_threads, "_PIPELINED_THREADS", 1)
+    pool.submit(lambda: busy.wait(10))
+    pool.go = busy.set
+    yield pool
+    busy.set()
+    pool._executor.shutdown()
+
+
+def together(pool, *coroutines, cancel=None):
+    """Run coroutines whose calls wait at the same time; returns their results and errors."""
+
+    async def main():
+        tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+        await asyncio.sleep(0)
+        pool.go()
+        if cancel is not None:
+            await asyncio.to_thread(cancel[1].wait, 10)
+            tasks[cancel[0]].cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    results = asyncio.run(main())
+    pool.submit(lambda: None).result(10)  # the connection was given back
+    return results
+
+
+def outcome(call, argument):
+    try:
+        return call(argument)
+    except ClaimCheckError as error:
+        return error
+
+
+class Small:
+    """Payloads of one segment, each with one request and one system call, or several with one of both."""
+
+    @pytest.fixture
+    def store(self, open_store):
+        return open_store(segment_bytes=1 << 20)
+
+    @pytest.fixture
+    def hasty(self, open_store):
+        return open_store(segment_bytes=1 << 20, timeout_seconds=0.3)
+
+    @pytest.fixture(params=["alone", "together"])
+    def each(self, request):
+        """A function that calls a method of a store with each of many arguments; returns results and errors."""
+        if request.param == "alone":
+            return lambda store, name, arguments: [outcome(getattr(store, name), each) for each in arguments]
+        pool = request.getfixturevalue("pool")
+        return lambda store, name, arguments: together(pool, *map(getattr(store, f"a{name}"), arguments))
+
+
+class TestReadingSmall(Small):
+    def test_is_one_request_each_and_one_connection(self, each, store, server):
+        """A byte more than there should be would show that one is larger."""
+        assert each(store, "read", POINTERS) == SMALL
+        assert store.read(POINTERS[0]) == SMALL[0]
+        assert server.connections == 1
+        assert [b" ".join(command) for command in server.asked] == [
+            b"GETRANGE claimcheck:%d-0 0 9" % n for n in (*range(6), 0)
+        ]
+
+    @pytest.mark.parametrize("odd", [None, half, *NOISE, b"-LOADING\r\n", bulk(b"short"), b"$9\r\npay" * 4])
+    def test_an_unexpected_reply_never_becomes_payload(self, each, store, medium, odd):
+        medium.answers(b"GETRANGE", b":2-0", odd)
+
+        assert each(store, "read", POINTERS) == SMALL
+
+    @pytest.mark.parametrize(
+        ("value", "expected"),
+        [
+            (b"", PayloadNotFoundError),
+            (SMALL[1], IntegrityError),
+            (b"short", IntegrityError),
+            (b"a longer segment", IntegrityError),
+        ],
+    )
+    def test_one_that_is_gone_or_damaged_is_an_error_of_its_own(self, each, store, server, medium, value, expected):
+        medium.values[b"claimcheck:2-0"] = value
+        found = each(store, "read", POINTERS)
+
+        assert (type(found[2]), found[2].key) == (expected, "claimcheck:2")
+        assert found[:2] + found[3:] == SMALL[:2] + SMALL[3:]
+        assert value or (server.connections, len(server.asked)) == (1, 6)
+
+    def test_one_that_is_much_larger_is_never_transferred(self, store, server, medium):
         """Whoever can write to the server could otherwise have readers fetch a large entry with a small pointer."""
         sent = []
 
-        def ranged(conversation, command):
-            medium.answers("STRLEN", 0, b":%d\r\n" % (8 << 20))
-            entry = bytes(8 << 20)
-            reply = bulk(entry[int(command[2]) : int(command[3]) + 1] if command[0] == b"GETRANGE" else entry)
-            reply = medium(conversation, command) if command[0] == b"STRLEN" else reply
-            sent.append(len(reply))
+        def measured(conversation, command):
+            sent.append(len(reply := medium(conversation, command)))
             return reply
 
-        server.script = ranged
+        medium.values[b"claimcheck:0-0"] = bytes(8 << 20)
+        server.script = measured
         with pytest.raises(IntegrityError, match=str(8 << 20)):
-            store.read(self.POINTER)
+            store.read(POINTERS[0])
         assert sum(sent) < 200
 
-    def test_does_not_wait_twice(self, store, server, medium):
-        medium.always("GETRANGE", 0, lambda conversation, answer: time.sleep(2) or answer)
+    def test_a_server_that_is_too_slow_is_waited_for_once(self, each, hasty, server, medium):
+        medium.always(b"GETRANGE", b":0-0", late)
+        found = each(hasty, "read", [POINTERS[0]] * 2)
 
-        with pytest.raises(StoreUnavailableError):
-            store.read(self.POINTER)
-        assert len(server.asked) == 1
+        assert {type(each) for each in found} == {StoreUnavailableError}
+        assert len(server.asked) <= 2, "nothing was repeated"
 
-    def test_is_written_again_after_a_lost_connection(self, store, server, medium):
-        medium.answers("SET", 0, None)
+    def test_no_server(self, each):
+        with opened("redis://127.0.0.1:1/0") as store:
+            found = each(store, "read", POINTERS)
 
-        pointer = store.write(PAYLOAD[:10])
+        assert [error.key for error in found] == [pointer.key for pointer in POINTERS]
+        assert {type(error) for error in found} == {StoreUnavailableError}
 
-        assert [command[1] for command in server.asked] == [f"{pointer.key}-0".encode()] * 2
-        assert server.connections == 2
+    def test_nothing_is_requested_for_a_rejected_pointer(self, each, store, server):
+        found = each(store, "read", [replace(POINTERS[0], key="elsewhere:0"), POINTERS[1], POINTERS[1]])
+
+        assert isinstance(found[0], PointerRejectedError)
+        assert found[1:] == [SMALL[1]] * 2
+        assert {command[1] for command in server.asked} == {b"claimcheck:1-0"}
+
+
+class TestWritingSmall(Small):
+    def stored(self, medium, pointers):
+        return [medium.values[f"{pointer.key}-0".encode()] for pointer in pointers]
+
+    def test_is_one_request_each_and_one_connection(self, each, store, server, medium):
+        pointers = each(store, "write", SMALL)
+
+        assert [pointer.checksum for pointer in pointers] == [pointer.checksum for pointer in POINTERS]
+        assert self.stored(medium, pointers) == SMALL
+        assert (server.connections, len(server.asked)) == (1, 6)
+        assert [command[3:] for command in server.asked] == [
+            [b"PXAT", b"%d" % pointer.expires_ms] for pointer in pointers
+        ]
+
+    @pytest.mark.parametrize("odd", [None, b"-LOADING\r\n", b"$9\r\npay"])
+    def test_after_an_unexpected_reply_the_rest_is_sent_again(self, each, store, medium, odd):
+        medium.answers(b"SET", b"payload 2", odd)
+
+        assert self.stored(medium, each(store, "write", SMALL)) == SMALL
+
+    @pytest.mark.parametrize("odd", [late, None])
+    def test_one_whose_outcome_is_unknown_is_deleted(self, each, hasty, medium, monkeypatch, odd):
+        """It may have arrived, unlike one for which there never was a connection."""
+        deleted = []
+        monkeypatch.setattr(hasty, "_delete", deleted.append)
+        medium.always(b"SET", b"payload 1", odd)
+
+        found = each(hasty, "write", SMALL[:3])
+
+        failed = [error for error in found if isinstance(error, StoreUnavailableError)]
+        assert found[1] in failed
+        assert sorted(pointer.key for pointer in deleted) == sorted(error.key for error in failed)
 
     def test_an_interrupted_wait_ends_before_the_deletion(self, store, monkeypatch):
         """Otherwise the server could store it afterwards."""
@@ -333,167 +458,82 @@ class TestOfOneSmallSegment:
         monkeypatch.setattr(store, "_delete", lambda pointer: calls.append("delete"))
 
         with pytest.raises(KeyboardInterrupt):
-            store.write(PAYLOAD[:10])
+            store.write(SMALL[0])
         assert calls == ["receive", "receive", "delete"]
 
-    def test_whose_connection_is_lost_each_time_is_deleted(self, store, medium, monkeypatch):
-        """It may have arrived, unlike one for which there never was a connection."""
-        deleted = []
-        monkeypatch.setattr(store, "_delete", deleted.append)
-        medium.always("SET", 0, None)
+    def test_one_that_is_cancelled_leaves_nothing(self, pool, store, medium, monkeypatch):
+        """Its request was sent: what it stored is deleted after the reply."""
+        asked, go_on, deleted = threading.Event(), threading.Event(), []
 
-        with pytest.raises(StoreUnavailableError):
-            store.write(PAYLOAD[:10])
+        def held(conversation, usual):
+            asked.set()
+            go_on.wait(10)
+            return usual
+
+        before = set(medium.values)
+        medium.answers(b"SET", b"payload 0", held)
+        monkeypatch.setattr(store, "_delete", lambda pointer: deleted.append(f"{pointer.key}-0".encode()))
+
+        async def release():
+            await asyncio.to_thread(asked.wait, 10)
+            await asyncio.sleep(0.01)
+            go_on.set()
+
+        found = together(pool, *map(store.awrite, SMALL), release(), cancel=(3, asked))
+        assert isinstance(found.pop(3), asyncio.CancelledError)
+        kept = {f"{pointer.key}-0".encode() for pointer in found[:5]}
+        assert set(deleted) == set(medium.values) - before - kept
         assert len(deleted) == 1
 
+    def test_one_that_its_store_would_not_read_is_not_sent(self, each, store, server):
+        store.max_key_bytes = 20
 
-class TestWriting:
-    @pytest.mark.parametrize("i", [0, 1, 4, 9])
-    def test_sends_again_what_had_no_answer(self, store, server, medium, i):
-        medium.answers("SET", i, None)
+        assert {type(error) for error in each(store, "write", SMALL[:2])} == {StoreError}
+        assert server.asked == []
 
-        store.write(PAYLOAD)
+    def test_large_ones_and_files_go_alone(self, pool, store):
+        payloads = [b"0" * (1 << 20), SMALL[0], io.BytesIO(SMALL[1])]
+        found = together(pool, *map(store.awrite, payloads))
 
-        sent = [int(command[1].rpartition(b"-")[2]) for command in server.asked if command[0] == b"SET"]
-        assert sorted(set(sent)) == list(range(10))
-        assert sent.count(i) == 2
+        assert [pointer.size for pointer in found] == [1 << 20, 9, 9]
+
+
+class TestKeptConnections(Small):
+    def test_after_a_lost_one_the_others_are_not_trusted(self, store, medium):
+        """All of them are lost if the server was restarted: each command is repeated once, and would meet the next."""
+        barrier = threading.Barrier(3)
+
+        def at_the_same_time():
+            borrowed = store._server.borrow_kept()
+            barrier.wait(10)
+            borrowed.give_back()
+
+        threads = [threading.Thread(target=at_the_same_time) for _ in range(3)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert len(store._server._kept) == 3
+        medium.answers(b"GETRANGE", b":0-0", None)
+
+        assert store.read(POINTERS[0]) == SMALL[0]
+        assert not store._server._kept
+
+    @pytest.mark.parametrize("event", ["close", "fork"])
+    def test_none_is_kept_after(self, event, store, server, monkeypatch):
+        store.read(POINTERS[0])
+        if event == "close":
+            store.close()
+        else:
+            child = os.getpid() + 1
+            monkeypatch.setattr(os, "getpid", lambda: child)
+
+        assert store.read(POINTERS[0]) == SMALL[0]
         assert server.connections == 2
 
-    @pytest.mark.parametrize("i", [0, 4, 9])
-    def test_gives_up_when_the_same_one_is_lost_again(self, store, medium, i):
-        medium.always("SET", i, None)
+    def test_a_small_pool_is_not_used_up(self, server):
+        with opened(f"{server.url}&max_connections=1") as store:
+            store.write(SMALL[0])
 
-        with pytest.raises(StoreUnavailableError):
-            store.write(PAYLOAD)
-
-    def test_of_a_server_that_came_back_empty_is_no_success(self, store, medium):
-        medium.answers("SET", 4, None)
-        medium.answers("EXISTS", 9, b":6\r\n")
-        medium.answers("EXISTS", 0, b":6\r\n")
-
-        with pytest.raises(StoreUnavailableError, match="lost segments"):
-            store.write(PAYLOAD)
-
-    def test_that_fails_has_its_large_segments_checksummed_all_the_same(self, server, medium):
-        """Sending breaks off in the middle of one; what is sent again has the checksum of the whole."""
-        payload = bytes(range(256)) * 20_000
-        medium.answers("SET", 1, None)
-        with RedisStore(url=server.url, segment_bytes=1_000_000) as store:
-            assert store.write(payload).checksum == digest_of(payload)
-
-    @pytest.mark.parametrize("i", [0, 4, 9])
-    def test_a_refusal_ends_it(self, store, server, medium, i):
-        medium.answers("SET", i, b"-OOM command not allowed when used memory > 'maxmemory'.\r\n")
-
-        with pytest.raises(StoreError, match="maxmemory"):
-            store.write(PAYLOAD)
-
-        assert store.write(PAYLOAD).size == 95
-
-    def test_old_server_is_named(self, store, medium):
-        medium.answers("SET", 0, b"-ERR syntax error\r\n")
-
-        with pytest.raises(StoreError, match=r"6\.2 or newer"):
-            store.write(PAYLOAD)
-
-    def test_never_quotes_the_payload(self, store, medium):
-        medium.always("SET", 0, b"-OOM command not allowed when used memory > 'maxmemory'.\r\n")
-
-        with pytest.raises(StoreError) as caught:
-            store.write(b"top secret")
-
-        assert "top secret" not in f"{caught.value}{caught.value.__cause__}"
-
-
-SMALL = b"small"
-
-
-class Entries:
-    """A Redis with SET and GET. It closes the connection in place of the answers numbered in ``closes``, from 0."""
-
-    def __init__(self):
-        self.values, self.answered, self.closes = {}, 0, set()
-
-    def __call__(self, conversation, command):
-        number, self.answered = self.answered, self.answered + 1
-        if number in self.closes:
-            return None
-        if command[0] == b"SET":
-            self.values[command[1]] = command[2]
-            return b"+OK\r\n"
-        return bulk(self.values[command[1]])
-
-
-@pytest.fixture
-def entries():
-    return Entries()
-
-
-@pytest.fixture
-def entries_server(entries):
-    with scripted_redis(entries) as entries_server:
-        yield entries_server
-
-
-@pytest.fixture
-def kept_store(entries_server):
-    with opened(entries_server.url) as kept_store:
-        yield kept_store
-
-
-def test_small_payloads_share_one_connection(kept_store, entries_server):
-    for pointer in [kept_store.write(SMALL) for _ in range(3)]:
-        assert kept_store.read(pointer) == SMALL
-
-    assert entries_server.connections == 1
-
-
-@pytest.mark.parametrize("closes", [{1}, {2}], ids=["write", "read"])
-def test_a_command_on_a_lost_connection_is_repeated(kept_store, entries_server, entries, closes):
-    entries.closes = closes
-    kept_store.write(SMALL)
-
-    assert kept_store.read(kept_store.write(SMALL)) == SMALL
-    assert entries_server.connections == 2
-
-
-def test_after_a_lost_connection_the_others_are_not_trusted(kept_store, entries):
-    """All of them are lost if the server was restarted: each command is repeated once, and would meet the next one."""
-    pointer, together = kept_store.write(SMALL), threading.Barrier(3)
-
-    def at_the_same_time():
-        borrowed = kept_store._server.borrow_kept()
-        together.wait(10)
-        borrowed.give_back()
-
-    threads = [threading.Thread(target=at_the_same_time) for _ in range(3)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert len(kept_store._server._kept) == 3
-    entries.closes = {entries.answered}
-
-    assert kept_store.read(pointer) == SMALL
-    assert not kept_store._server._kept
-
-
-@pytest.mark.parametrize("event", ["close", "fork"])
-def test_nothing_is_kept_after(event, kept_store, entries_server, monkeypatch):
-    pointer = kept_store.write(SMALL)
-    if event == "close":
-        kept_store.close()
-    else:
-        child = os.getpid() + 1
-        monkeypatch.setattr(os, "getpid", lambda: child)
-
-    assert kept_store.read(pointer) == SMALL
-    assert entries_server.connections == 2
-
-
-def test_a_small_pool_is_not_used_up(entries_server):
-    with opened(f"{entries_server.url}&max_connections=1") as kept_store:
-        kept_store.write(SMALL)
-
-        kept_store._server.borrow("").give_back()
-        assert not kept_store._server._kept
+            store._server.borrow("").give_back()
+            assert not store._server._kept

@@ -47,7 +47,7 @@ def failing_with(error):
 @pytest.mark.parametrize(
     ("raised", "expected"),
     [
-        (OSError("no such tape"), StoreError),
+        (OSError("no such tape at ftp://me:hunter2@host"), StoreError),
         (ConnectionError("down"), StoreUnavailableError),
         (TimeoutError("slow"), StoreUnavailableError),
         (ValueError("there is no drive 9"), ConfigError),
@@ -60,17 +60,10 @@ def test_what_a_constructor_raises_is_ours_and_names_the_store(use, raised, expe
 
     assert type(caught.value) is expected
     assert caught.value.__cause__ is raised
-    assert str(raised) in str(caught.value)
+    assert str(raised).replace("me:hunter2", "***") in str(caught.value)
     assert getattr(caught.value, "store", "hot") == "hot"
     assert getattr(caught.value, "path", "stores.hot") == "stores.hot"
     pickle.loads(pickle.dumps(caught.value))
-
-
-def test_what_a_constructor_raises_loses_its_password(use):
-    with pytest.raises(StoreError) as caught:
-        build_store(use(failing_with(OSError("cannot reach ftp://me:hunter2@host"))), path="stores.hot")
-
-    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize("raised", [MissingDependencyError("no driver"), StoreError("ours already")])

@@ -1,16 +1,20 @@
-"""What goes over the line to S3, and what comes of it when the line is bad; tests/conformance has the rest."""
+"""How the S3 store uses boto3: checksums, connections, the reader's own way to the socket, and listings.
+
+tests/unit/test_object_stores.py has what both engines promise.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import sys
+import os
+import socket
 import threading
 import uuid
+import zlib
 from dataclasses import replace
 
 import pytest
-from botocore.awsrequest import AWSResponse
 from botocore.exceptions import (
     ClientError,
     EndpointConnectionError,
@@ -19,87 +23,76 @@ from botocore.exceptions import (
     ReadTimeoutError,
 )
 
-from claimcheck._content.source import Source
 from claimcheck._operate.sweep import Sweep
 from claimcheck._store.contract import StoreContext
-from claimcheck._wire.pointer import Pointer
-from claimcheck.errors import (
-    ConfigError,
-    KeyTakenError,
-    MissingDependencyError,
-    PayloadNotFoundError,
-    StoreError,
-    StoreUnavailableError,
-)
+from claimcheck._threads import Interrupted, interruptible
+from claimcheck.errors import IntegrityError, StoreError, StoreUnavailableError
+from claimcheck.stores import s3 as s3_store
 from claimcheck.stores.s3 import S3Store
-from claimcheck.stores.s3 import _client as s3_client
-from tests.parts import divided
+from claimcheck.stores.s3._client import ViewFile
+from claimcheck.testing._store_kit import Unseekable
+from tests.unit.tiny_s3 import Answer, TinyS3, crc32_of, opened
 
-PART = 5 << 20
-
-
-UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
-
-
-NOW = 1_700_000_000.0
-
-
-KEY = f"orders-20231114T221320Z-never.{UUID}"
+MIB = 1 << 20
+PART = 5 * MIB
+PAYLOAD = os.urandom(3 * MIB + 17)
+LARGE = os.urandom(21 * MIB + 1000)
 
 
 @pytest.fixture
-def bucket(mocked_s3):
-    mock, s3 = mocked_s3
-    mock.reset()
-    return s3.create_bucket(Bucket="payloads")
+def server():
+    with TinyS3() as server:
+        yield server
 
 
 @pytest.fixture
-def open_store(bucket):
-    with contextlib.ExitStack() as stores:
-
-        def build(**options):
-            store = stores.enter_context(
-                divided(S3Store, **{"bucket": "payloads", "part": PART, "single": PART, **options})
-            )
-            store.context = StoreContext(name="cold", new_uuid=lambda: UUID, clock=lambda: NOW)
-            return store
-
+def open_store(server, monkeypatch):
+    with opened("s3", server, monkeypatch) as build:
         yield build
 
 
-class Line:
-    """Between client and server: counts requests, and answers some of them itself, before or instead of the server."""
-
-    def __init__(self, client, *answers, operation="PutObject", deliver=False):
-        self.answers, self.deliver, self.bodies, self.requests = list(answers), deliver, [], []
-        self.client = client
-        client.meta.events.register_last("before-send.s3", self)
-        self.operation = operation
-
-    def __call__(self, request, event_name, **_):
-        self.requests.append(request)
-        body = request.body
-        self.bodies.append(bytes(body.read()) if hasattr(body, "read") else body)
-        if hasattr(body, "seek"):
-            body.seek(0)
-        if event_name.endswith(self.operation) and self.answers:
-            status, code = self.answers.pop(0)
-            return answer(request, status, code)
-        return None
+@pytest.fixture
+def store(open_store):
+    return open_store()
 
 
-def answer(request, status, code):
-    text = f"<Error><Code>{code}</Code><Message>from the test</Message></Error>".encode()
-    raw = io.BytesIO(text)
-    raw.stream = lambda *_, **__: iter([text])
-    return AWSResponse(request.url, status, {"content-type": "application/xml"}, raw)
+@pytest.fixture
+def in_parts(open_store):
+    return open_store(part=PART, single=PART)
 
 
-class TestSinglePut:
-    def test_body_is_the_callers_own_memory(self, open_store):
+@pytest.fixture
+def pointer(server, store):
+    pointer = store.write(PAYLOAD)
+    server.requests.clear()
+    return pointer
+
+
+@pytest.fixture(params=[True, False], ids=["direct", "by the SDK"])
+def direct(request, monkeypatch):
+    """Everything is as good, only slower, where the response is not the one that we know."""
+    if not request.param:
+        monkeypatch.setattr(s3_store, "_direct", lambda body: None)
+
+
+# Writing -------------------------------------------------------------------------------------------------------------
+
+
+class TestOneRequest:
+    @pytest.mark.parametrize("shape", [bytes, memoryview, io.BytesIO])
+    @pytest.mark.parametrize(("size", "asks"), [(0, None), (MIB - 1, None), (MIB, "100-continue")])
+    def test_has_the_checksum_in_its_header_and_asks_before_much_is_sent(self, server, store, shape, size, asks):
+        payload = os.urandom(size)
+
+        pointer = store.write(shape(payload))
+
+        (request,) = server.requests
+        assert (request.body, request.headers["x-amz-checksum-crc32"]) == (payload, crc32_of(payload))
+        assert server.said("expect") == [asks]
+        assert (pointer.size, pointer.checksum) == (size, f"crc32:{zlib.crc32(payload):08x}")
+
+    def test_has_the_callers_own_memory_as_body(self, store):
         seen, payload = [], bytearray(b"payload" * 1000)
-        store = open_store()
 
         def look(request, **_):
             seen.append(request.body.read(10).obj)
@@ -110,259 +103,364 @@ class TestSinglePut:
 
         assert seen[0] is payload
 
-    def test_only_a_record_must_be_the_first_one(self, open_store, bucket):
-        bucket.Object(KEY).put(Body=b"somebody else's")
-        record = Pointer(key=KEY, size=1)
+    def test_goes_over_the_line_in_large_pieces(self):
+        assert [len(piece) for piece in ViewFile(memoryview(bytes(9 * MIB))).pieces()] == [4 * MIB, 4 * MIB, MIB]
 
-        with pytest.raises(KeyTakenError):
-            open_store()._write(record, Source(b"x", limit=1))
+    def test_is_sent_again_from_its_beginning_by_the_sdk(self, server, store):
+        server.answers += [Answer(), Answer(503, "SlowDown")]
 
-        assert bucket.Object(KEY).get()["Body"].read() == b"somebody else's"
-        open_store()._write(replace(record, created_ms=1), Source(b"y", limit=1))
-        assert bucket.Object(KEY).get()["Body"].read() == b"y"
+        store.write(PAYLOAD)
 
-    def test_does_without_the_condition_where_the_server_knows_none(self, open_store, bucket, caplog):
-        store = open_store()
-        line = Line(store._s3(), (501, "NotImplemented"))
+        assert [request.body == PAYLOAD for request in server.requests] == [True] * 3
 
-        store._write(Pointer(key=KEY, size=1), Source(b"x", limit=1))
+    def test_is_verified_by_the_server(self, server, store, monkeypatch):
+        monkeypatch.setattr("claimcheck.stores.s3._client.checksum.crc32", lambda piece, before=0: 4711)
 
-        assert [request.headers.get("If-None-Match") for request in line.requests] == [b"*", None]
-        assert bucket.Object(KEY).get()["Body"].read() == b"x"
-        assert "If-None-Match" in caplog.text
+        with pytest.raises(StoreError, match="BadDigest"):
+            store.write(PAYLOAD)
+
+        assert server.objects == {}
+
+    def test_ends_at_the_next_piece_when_it_is_interrupted_and_leaves_nothing(self, server, open_store, monkeypatch):
+        stop, pieces = threading.Event(), ViewFile.pieces
+        store, payload = open_store(single=64 * MIB, gets=1), bytes(20 * MIB)
+
+        def stopping(self):
+            for piece in pieces(self):
+                yield piece
+                stop.set()
+
+        monkeypatch.setattr(ViewFile, "pieces", stopping)
+        with pytest.raises(Interrupted):
+            interruptible(stop, store.write, payload)
+
+        monkeypatch.undo()
+        assert server.objects == {}
+        assert store.read(store.write(payload)) == payload
+        assert server.connections == 2, "the line with half a payload on it is gone"
 
 
-class TestMultipart:
-    def test_is_aborted_when_a_part_fails(self, open_store, bucket):
-        store = open_store()
-        Line(store._s3(), (403, "AccessDenied"), operation="UploadPart")
-
-        with pytest.raises(StoreError, match="AccessDenied"):
-            store.write(bytes(3 * PART))
-
-        assert list(bucket.multipart_uploads.all()) == []
-        assert list(bucket.objects.all()) == []
-
-    def test_is_aborted_when_it_cannot_be_completed(self, open_store, bucket):
-        store = open_store()
-        Line(store._s3(), (400, "InvalidPart"), operation="CompleteMultipartUpload")
-
-        with pytest.raises(StoreError, match="InvalidPart"):
-            store.write(bytes(2 * PART))
-
-        assert list(bucket.multipart_uploads.all()) == []
-
-    def test_says_so_when_it_cannot_be_aborted(self, open_store, bucket):
-        store = open_store()
-        Line(store._s3(), (403, "AccessDenied"), operation="UploadPart")
-        Line(store._s3(), *[(403, "AccessDenied")] * 3, operation="AbortMultipartUpload")
-
-        with pytest.raises(StoreError) as caught:
-            store.write(bytes(3 * PART))
-
-        assert any("lifecycle rule" in note for note in caught.value.__cause__.__notes__)
-
-    def test_is_aborted_again_when_a_part_was_lost(self, open_store, bucket):
-        """The server may have gone on with it, and so may have stored it after the first abort."""
-        store = open_store()
-        Line(store._s3(), (403, "AccessDenied"), operation="UploadPart")
-        line = Line(store._s3(), (500, "InternalError"), operation="AbortMultipartUpload")
-
-        with pytest.raises(StoreError) as caught:
-            store.write(bytes(3 * PART))
-
-        assert [request.method for request in line.requests].count("DELETE") > 2
-        assert not hasattr(caught.value.__cause__, "__notes__")
-        assert list(bucket.multipart_uploads.all()) == []
-
-    def test_is_not_used_for_a_short_file_of_unknown_size(self, open_store):
-        class Pipe(io.BytesIO):
-            def seekable(self):
-                return False
-
-        store = open_store()
-        line = Line(store._s3())
-
-        for data in (b"", b"short"):
-            store.context = replace(store.context, new_uuid=uuid.uuid4)
-            assert store.read(store.write(Pipe(data))) == data
-        assert [request.method for request in line.requests] == ["PUT", "GET"] * 2
-
-    def test_leaves_no_thread_behind(self, open_store):
+class TestParts:
+    def test_have_their_checksums_in_the_header(self, server, in_parts):
+        server.answers += [
+            Answer(200, body=b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"),
+            Answer(503, "SlowDown"),
+            Answer(),
+        ]
         before = threading.active_count()
-        open_store(puts=3).write(bytes(4 * PART))
 
-        assert threading.active_count() == before
+        pointer = in_parts.write(LARGE[: 12 * MIB])
 
+        puts = {r.query["partNumber"]: r for r in server.requests if r.method == "PUT"}  # the last of each
+        assert [len(puts[number].body) for number in "123"] == [PART, PART, 2 * MIB]
+        assert all(put.headers["x-amz-checksum-crc32"] == crc32_of(put.body) for put in puts.values())
+        assert {put.headers.get("expect") for put in puts.values()} == {None}, "it agreed to the upload already"
+        assert pointer.checksum == f"crc32:{zlib.crc32(LARGE[: 12 * MIB]):08x}"
+        assert list(server.objects.values()) == [LARGE[: 12 * MIB]]
+        assert threading.active_count() <= before + server.connections, "only the server's threads are new"
 
-class TestErrors:
-    @pytest.mark.parametrize(
-        ("code", "expected"),
-        [
-            ("NoSuchKey", PayloadNotFoundError),
-            ("404", PayloadNotFoundError),
-            ("NoSuchBucket", StoreError),
-            ("AccessDenied", StoreError),
-            ("InvalidAccessKeyId", StoreError),
-            ("SlowDown", StoreUnavailableError),
-            ("InternalError", StoreUnavailableError),
-            ("503", StoreUnavailableError),
-            ("ConditionalRequestConflict", StoreUnavailableError),
-        ],
-    )
-    def test_codes(self, open_store, code, expected):
-        error = ClientError({"Error": {"Code": code}}, "GetObject")
+    def test_are_aborted_again_when_one_of_them_was_lost(self, server, in_parts):
+        """The server may have gone on with it, and so may have stored it after the first abort."""
+        answer = server.answer
 
-        assert raised_by_read(open_store(), error) is expected
+        def torn(request):
+            return Answer() if "partNumber" in request.query else answer(request)
 
-    @pytest.mark.parametrize(
-        "error",
-        [
-            EndpointConnectionError(endpoint_url="http://host"),
-            ReadTimeoutError(endpoint_url="http://host"),
-            IncompleteReadError(actual_bytes=1, expected_bytes=2),
-            ConnectionResetError(),
-        ],
-    )
-    def test_lines(self, open_store, error):
-        assert raised_by_read(open_store(), error) is StoreUnavailableError
-
-    @pytest.mark.parametrize(
-        ("error", "undone"),
-        [
-            (EndpointConnectionError(endpoint_url="http://host"), 0),
-            (NoCredentialsError(), 0),
-            (ClientError({"Error": {"Code": "InvalidAccessKeyId"}}, "PutObject"), 0),
-            (ClientError({"Error": {"Code": "InternalError"}}, "PutObject"), 1),
-            (ReadTimeoutError(endpoint_url="http://host"), 1),
-        ],
-    )
-    def test_nothing_is_undone_where_nothing_was_admitted(self, open_store, monkeypatch, error, undone):
-        store, deleted = open_store(), []
-        monkeypatch.setattr(S3Store, "_delete", lambda _, pointer: deleted.append(pointer))
-
-        def fail(**_):
-            raise error
-
-        store._s3().put_object = fail
+        server.answer = torn
         with pytest.raises(StoreError) as caught:
-            store.write(b"payload")
+            in_parts.write(LARGE)
 
-        assert len(deleted) == undone
-        assert not hasattr(caught.value, "__notes__")
+        assert [request.query.get("uploadId") for request in server.requests if request.method == "DELETE"].count(
+            "u"
+        ) > 2
+        assert not hasattr(caught.value.__cause__, "__notes__")
 
-    def test_missing_driver_is_not_undone(self, monkeypatch):
-        for name in ("boto3", "botocore.exceptions", "botocore.config"):
-            monkeypatch.setitem(sys.modules, name, None)
-        s3_client.session.cache_clear()
+    def test_are_not_used_for_a_short_file_of_unknown_size(self, server, in_parts):
+        for data in (b"", b"short"):
+            assert in_parts.read(in_parts.write(Unseekable(io.BytesIO(data)))) == data
 
-        with pytest.raises(MissingDependencyError) as caught:
-            S3Store(bucket="b").write(b"payload")
-
-        assert not hasattr(caught.value, "__notes__")
-
-    def test_unreachable_server(self):
-        store = S3Store(bucket="b", endpoint_url="http://me:hunter2@127.0.0.1:1")
-
-        with pytest.raises(StoreUnavailableError) as caught:
-            store.write(b"payload")
-        store.close()
-
-        assert "hunter2" not in str(caught.value) + repr(store)
-        assert not hasattr(caught.value, "__notes__")
+        assert [request.method for request in server.requests] == ["PUT", "GET"] * 2
 
 
-def raised_by_read(store, error):
-    pointer = store.write(b"payload")
+@pytest.mark.parametrize(
+    ("error", "expected", "undone"),
+    [
+        (EndpointConnectionError(endpoint_url="http://host"), StoreUnavailableError, 0),
+        (NoCredentialsError(), StoreError, 0),
+        (ClientError({"Error": {"Code": "InvalidAccessKeyId"}}, "PutObject"), StoreError, 0),
+        (ClientError({"Error": {"Code": "ConditionalRequestConflict"}}, "PutObject"), StoreUnavailableError, 1),
+        (ReadTimeoutError(endpoint_url="http://host"), StoreUnavailableError, 1),
+        (IncompleteReadError(actual_bytes=1, expected_bytes=2), StoreUnavailableError, 1),
+        (ConnectionResetError(), StoreUnavailableError, 1),
+    ],
+)
+def test_errors_of_the_sdk_and_what_is_undone(store, monkeypatch, error, expected, undone):
+    deleted = []
+    monkeypatch.setattr(S3Store, "_delete", lambda _, pointer: deleted.append(pointer))
 
     def fail(**_):
         raise error
 
-    store._s3().get_object = fail
+    store._s3().put_object = fail
     with pytest.raises(StoreError) as caught:
-        store.read(pointer)
-    return type(caught.value)
+        store.write(b"payload")
+
+    assert (type(caught.value), len(deleted)) == (expected, undone)
+    assert not hasattr(caught.value, "__notes__")
 
 
-class TestOptions:
+def test_the_client_is_made_anew_in_a_forked_process(store, monkeypatch):
+    first = store._s3()
+    assert store._s3() is first
+
+    monkeypatch.setattr("claimcheck.stores.s3.os.getpid", lambda: 1)
+
+    assert store._s3() is not first
+
+
+def test_an_empty_endpoint_from_the_environment_is_none():
+    assert S3Store(bucket="b", endpoint_url="")._place["endpoint_url"] is None
+
+
+# Reading -------------------------------------------------------------------------------------------------------------
+
+
+class Recording:
+    """A response that tells where it was asked to read to."""
+
+    def __init__(self, response, seen):
+        self.response, self.seen = response, seen
+
+    def readinto(self, buffer):
+        self.seen.append(memoryview(buffer).obj)
+        return self.response.readinto(buffer)
+
+
+class TestReading:
+    def test_is_one_request_without_a_range_and_one_connection(self, server, store, pointer, direct):
+        for _ in range(3):
+            assert store.read(pointer) == PAYLOAD
+            with store.open(pointer) as file:
+                assert file.read() == PAYLOAD
+        store.read(store.write(b""))
+
+        assert server.said("range") == [None] * 8
+        assert server.connections == 1
+
+    def test_goes_straight_into_the_callers_memory(self, store, pointer, monkeypatch):
+        """Else the fast way is gone, and only the clock would tell."""
+        seen, find = [], s3_store._direct
+        monkeypatch.setattr(s3_store, "_direct", lambda body: Recording(find(body), seen))
+        room = bytearray(len(PAYLOAD))
+
+        store.read_into(pointer, room)
+
+        assert room == PAYLOAD
+        assert len(seen) > 1
+        assert all(buffer is room for buffer in seen)
+
+    def test_a_reader_that_stops_early_closes_its_connection(self, server, store, pointer, direct):
+        with store.open(pointer) as file:
+            file.read(1000)
+        assert store.read(pointer) == PAYLOAD
+
+        assert server.connections == 2, "what was left over is on no line that is used again"
+
+    def test_a_payload_that_is_not_the_right_one_closes_it_too(self, server, store, pointer, direct):
+        server.objects = dict.fromkeys(server.objects, PAYLOAD[:-1])
+
+        for _ in range(3):
+            with pytest.raises(IntegrityError):
+                store.read(pointer)
+
+        assert server.connections == 3, "the writer's, which the first one takes, and a new one each time"
+
+    def test_it_stays_open_as_long_as_it_is_read(self, store, pointer, direct):
+        """The vendor closes what nobody refers to any more."""
+        reader = store._open(pointer, 0, pointer.size)
+        room = memoryview(bytearray(len(PAYLOAD)))
+        done = 0
+        while done < len(PAYLOAD):
+            done += reader.readinto(room[done : done + 100_000])
+        reader.close()
+        reader.close()
+
+        assert room == PAYLOAD
+
     @pytest.mark.parametrize(
-        "url", ["localhost:7070", "me:hunter2@host", "ftp://host", "http://", "http://[x", "http://h:x"]
+        ("start", "length", "asked"),
+        [
+            (0, 1, ["bytes=0-0"]),
+            (2 * MIB, 5 * MIB, [f"bytes={2 * MIB}-{len(PAYLOAD) - 1}"]),
+            (0, 10 * MIB, [None]),
+            (5, 0, []),
+        ],
     )
-    def test_endpoint_needs_a_scheme_and_a_host(self, url):
-        with pytest.raises(ConfigError, match="endpoint_url: found text") as caught:
-            S3Store(bucket="b", endpoint_url=url)
+    def test_only_what_is_wanted_is_asked_for(self, server, store, pointer, direct, start, length, asked):
+        assert store.read_range(pointer, start, length) == PAYLOAD[start : start + length]
+        assert server.said("range") == asked
 
-        assert "hunter2" not in str(caught.value)
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            Answer(200, body=PAYLOAD),
+            Answer(206, headers={"Content-Range": f"bytes 2-11/{len(PAYLOAD)}"}, body=PAYLOAD[2:12]),
+            Answer(206, headers={"Content-Range": f"bytes 1-9/{len(PAYLOAD)}"}, body=PAYLOAD[1:10]),
+        ],
+        ids=["the whole", "from elsewhere", "too little"],
+    )
+    def test_a_server_that_sends_something_else_is_no_server_for_ranges(self, server, store, pointer, answer):
+        server.answers += [answer]
 
-    def test_empty_endpoint_from_the_environment_is_none(self):
-        assert S3Store(bucket="b", endpoint_url="")._place["endpoint_url"] is None
+        with pytest.raises(StoreError, match="a different part"):
+            store.read_range(pointer, 1, 10)
 
 
-class TestClient:
-    def test_is_made_anew_in_a_forked_process(self, open_store, monkeypatch):
-        store = open_store()
-        first = store._s3()
-        assert store._s3() is first
+class TestTornLines:
+    @pytest.mark.parametrize("after", [0, 1, len(PAYLOAD) - 1])
+    def test_are_unavailable_and_not_short(self, server, store, pointer, direct, after):
+        server.answers += [Answer(200, body=PAYLOAD, hang_up_after=after)]
 
-        monkeypatch.setattr("claimcheck.stores.s3.os.getpid", lambda: 1)
+        with pytest.raises(StoreUnavailableError):
+            store.read(pointer)
 
-        assert store._s3() is not first
+        assert store.read(pointer) == PAYLOAD
+
+    def test_also_where_they_break_instead_of_ending(self, store, pointer, direct, monkeypatch):
+        reader = store._open(pointer, 0, pointer.size)
+        monkeypatch.setattr(socket.SocketIO, "readinto", lambda *_: (_ for _ in ()).throw(ConnectionResetError()))
+        with pytest.raises(Exception) as caught:
+            reader.readinto(memoryview(bytearray(MIB)))
+        reader.close()
+
+        assert store._translate(caught.value) is StoreUnavailableError
+
+    @pytest.mark.parametrize("headers", [b"Content-Le", b"Content-Length: 31"])
+    def test_amid_the_headers(self, open_store, pointer, headers):
+        """A number that was cut is not taken for the size of what is stored."""
+        with cutting_server(b"HTTP/1.1 200 OK\r\n" + headers) as url, pytest.raises(StoreUnavailableError):
+            open_store(endpoint_url=url).read(pointer)
+
+
+@contextlib.contextmanager
+def cutting_server(words):
+    """Says the same to everybody and hangs up."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def run():
+        while True:
+            line, _ = listener.accept()
+            with line:
+                if not line.recv(65536):
+                    return
+                line.sendall(words)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    socket.create_connection(listener.getsockname()).close()
+    thread.join()
+    listener.close()
+
+
+class TestSideBySide:
+    """As many connections as the store found to be good."""
+
+    @pytest.fixture(params=[1, 2, 8])
+    def far(self, store, request):
+        transfers = store._transfers.gets
+        transfers.connections, transfers.is_fast = request.param, False
+        yield store
+        assert transfers.active == 0, "memory is bounded and given back"
+
+    @pytest.fixture
+    def large(self, server, store):
+        pointer = store.write(LARGE)
+        server.requests.clear()
+        return pointer
+
+    def test_a_payload_is_whole_however_many_there_are(self, server, far, large):
+        assert far.read(large) == LARGE
+        assert len(server.said("range")) == {1: 1, 2: 3, 8: 6}[far._transfers.gets.connections]
+
+        with far.open(large) as file:
+            assert b"".join(iter(lambda: file.read(65536), b"")) == LARGE
+            file.seek(5 * MIB)
+            assert file.read(12 * MIB) == LARGE[5 * MIB : 17 * MIB]
+        assert far.read_range(large, 7, 20 * MIB) == LARGE[7 : 7 + 20 * MIB]
+
+    def test_reading_a_little_is_one_request(self, server, far, large):
+        with far.open(large) as file:
+            assert file.read(1000) == LARGE[:1000]
+            begun = len(server.said("range"))
+
+        assert begun <= 2
+
+    @pytest.mark.parametrize("how", ["replaced", "torn"])
+    def test_parts_are_never_joined_with_what_is_not_theirs(self, server, store, large, how):
+        store._transfers.gets.connections, store._transfers.gets.is_fast = 2, False
+        answer = server.answer
+
+        def other(request):
+            whole = answer(request)
+            if request.headers.get("range", "").startswith("bytes=0-"):
+                return whole
+            changed = {"headers": {**whole.headers, "ETag": '"other"'}} if how == "replaced" else {"hang_up_after": MIB}
+            return replace(whole, **changed)
+
+        server.answer = other
+        with pytest.raises(StoreUnavailableError, match="replaced" if how == "replaced" else "failed"):
+            store.read_range(large, 0, len(LARGE) - 1)
+        assert store._transfers.gets.active == 0
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("claimcheck-read")]
+
+        server.answer = answer
+        assert store.read(large) == LARGE
+
+
+# Listing -------------------------------------------------------------------------------------------------------------
 
 
 DAY = 86_400
 
 
-OTHER = {"ID": "logs", "Status": "Enabled", "Filter": {"Prefix": "logs/"}, "Expiration": {"Days": 3}}
-
-
-@pytest.fixture
-def open_listed(bucket):
-    with contextlib.ExitStack() as stores:
-
-        def build(name="cold", **options):
-            store = stores.enter_context(
-                S3Store(**{"bucket": bucket.name, "prefix": "claims", "ttl_seconds": DAY, **options})
-            )
-            store.context = StoreContext(name=name)
-            return store
-
-        yield build
-
-
 class TestListing:
-    def test_has_only_the_stores_own_objects(self, open_listed, bucket):
-        pointer = open_listed().write(b"payload", destination="orders")
-        for key in ("claims/notes.txt", f"claims/team/orders-{UUID}", f"orders-{UUID}", "claims/"):
-            bucket.put_object(Key=key, Body=b"of others")
+    @pytest.fixture
+    def listed(self, open_store):
+        return open_store(ttl_seconds=DAY)
 
-        assert [entry.key for entry in open_listed().scan()] == [pointer.key]
+    def test_has_only_the_stores_own_objects(self, server, listed):
+        key = f"orders-{uuid.uuid4()}"
+        for other in ("claims/notes.txt", f"claims/team/{key}", key, "claims/", "data.csv"):
+            server.objects[f"/b/{other}"] = b"of others"
+        pointer = listed.write(b"payload", destination="orders")
+        listed.prefix = ""
+        other = listed.write(b"of a store without a prefix", destination="orders")
 
-    def test_parts_divide_days_into_hours_and_keys_without_a_time_by_uuids(self, open_listed, bucket):
-        store = open_listed()
+        assert sorted(entry.key for entry in listed.scan()) == sorted([other.key, key])
+        listed.prefix = "claims/"
+        assert [entry.key for entry in listed.scan()] == [pointer.key]
+
+    def test_parts_divide_days_into_hours_and_keys_without_a_time_by_uuids(self, server, listed):
         for hour in range(48):
-            store.context = StoreContext(clock=lambda hour=hour: 1_700_006_400 + 3600 * hour)  # midnight
-            store.write(b"payload", destination="orders")
-            bucket.put_object(Key=f"claims/orders-60s_{uuid.uuid4()}", Body=b"of an earlier release")
-        bucket.put_object(Key="claims/zz-of-others", Body=b"")
+            listed.context = StoreContext(clock=lambda hour=hour: 1_700_006_400 + 3600 * hour)  # midnight
+            listed.write(b"payload", destination="orders")
+            server.objects[f"/b/claims/orders-60s_{uuid.uuid4()}"] = b"of an earlier release"
+        server.objects["/b/claims/zz-of-others"] = b""
 
-        parts = [[entry.key for entry in store.scan(partition=part)] for part in store.partitions(24)]
+        parts = [[entry.key for entry in listed.scan(partition=part)] for part in listed.partitions(24)]
 
-        assert sorted(key for part in parts for key in part) == sorted(entry.key for entry in store.scan())
+        assert sorted(key for part in parts for key in part) == sorted(entry.key for entry in listed.scan())
         assert len(parts) == 24
         assert max(map(len, parts)) <= 24, "no part has a quarter of all"
 
-    def test_of_a_store_without_a_prefix_has_nothing_else_of_the_bucket(self, open_listed, bucket):
-        open_listed().write(b"of the other store")
-        bucket.put_object(Key="data.csv", Body=b"of others")
-        pointer = open_listed(prefix="").write(b"payload", destination="orders")
-
-        assert [entry.key for entry in open_listed(prefix="").scan()] == [pointer.key]
-
-    def test_goes_on_after_a_thousand_objects(self, open_listed, bucket):
-        store = open_listed(ttl_seconds=0)
-        keys = [store._key("orders", uuid.uuid4(), created_ms=0, expires_ms=DAY * 1000) for _ in range(1001)]
-        for key in keys:
-            bucket.put_object(Key=key, Body=b"")
+    def test_goes_on_after_a_page_and_deletes_a_thousand_in_a_request(self, server, open_store):
+        store, server.page_keys = open_store(ttl_seconds=0), 400
+        for _ in range(1001):
+            key = store._key("orders", uuid.uuid4(), created_ms=0, expires_ms=DAY * 1000)
+            server.objects[f"/b/{key}"] = b""
 
         assert Sweep(dry_run=False).run(store).deleted == 1001
-        assert list(bucket.objects.all()) == []
+        assert server.objects == {}
+        deletions = [request.body.count(b"<Key>") for request in server.requests if "delete" in request.query]
+        assert deletions == [1000, 1]

@@ -1,5 +1,8 @@
 """What the base class promises for every store, shown on the smallest one; tests/conformance shows it for each."""
 
+from __future__ import annotations
+
+import io
 import logging
 import uuid
 from dataclasses import replace
@@ -8,26 +11,29 @@ import pytest
 
 from claimcheck._store.contract import StoreContext
 from claimcheck._store.store import Store
+from claimcheck._wire.digest import digest_of
 from claimcheck._wire.pointer import Pointer, slug
 from claimcheck.errors import (
     ConfigError,
     IntegrityError,
     KeyTakenError,
     MissingDependencyError,
+    PayloadError,
     PayloadNotFoundError,
     PayloadTooLargeError,
+    PayloadTypeError,
     PointerRejectedError,
     StoreError,
     StoreUnavailableError,
 )
+from claimcheck.hooks import Hooks
 from claimcheck.stores.filesystem import FilesystemStore
 from claimcheck.stores.memory import MemoryStore
 from claimcheck.testing import FaultyStore
+from claimcheck.testing._store_kit import HARMS, MIB, SHAPES, Unseekable, content, forbid_io, read_in_pieces
 from tests.clocks import Clock
 
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
-
-
 NOW = 1_700_000_000.5
 
 
@@ -55,6 +61,11 @@ class DictStore(Store):
         return PayloadNotFoundError if isinstance(error, KeyError) else super()._translate(error)
 
 
+@pytest.fixture
+def store():
+    return DictStore()
+
+
 def failing(error):
     def fail(*_):
         raise error
@@ -62,13 +73,20 @@ def failing(error):
     return fail
 
 
-def test_pointer_is_made_by_the_base():
-    store = DictStore()
+def failing_at_its_end(store, error):
+    """Return a `_write` that stores everything, and fails then."""
+
+    def write(pointer, source):
+        store.payloads[pointer.key] = b"".join(source)
+        raise error
+
+    return write
+
+
+def test_pointer_is_made_by_the_base(store):
     store.ttl_seconds = 60
 
-    pointer = store.write(b"payload", destination="orders")
-
-    assert pointer == Pointer(
+    assert store.write(b"payload", destination="orders") == Pointer(
         key=f"p/orders-20231114T221320Z-60s.{UUID}",
         store="mine",
         size=7,
@@ -78,66 +96,66 @@ def test_pointer_is_made_by_the_base():
     )
 
 
-def test_segments_are_counted():
-    store = DictStore()
+def test_segments_are_counted_and_no_more_written_than_a_reader_would_follow(store):
     store.segment_bytes = 10
+    written = [store.write(bytes(n)) for n in (0, 10, 11, 20, 21)]
 
-    assert [store.write(bytes(n)).segments for n in (0, 1, 10, 11, 20, 21)] == [1, 1, 1, 2, 2, 3]
-    assert [store.write(bytes(n)).segment_bytes for n in (0, 10, 11)] == [None, None, 10]
-
-
-def test_more_segments_than_a_reader_would_follow_are_not_written():
-    store = DictStore()
+    assert [(each.segments, each.segment_bytes) for each in written] == [
+        (1, None),
+        (1, None),
+        (2, 10),
+        (2, 10),
+        (3, 10),
+    ]
+    store.payloads.clear()
     store.segment_bytes = 1
-
     with pytest.raises(PayloadTooLargeError, match="1000000 segments of 1 bytes"):
         store.write(bytes(1_000_001))
-
     assert store.payloads == {}
 
 
 @pytest.mark.parametrize(
     ("destination", "expected"),
     [
-        ("orders", "orders"),
         ("persistent://a/b", "persistent_a_b"),
         ("", "_"),
         ("..", "_"),
         ("...a", "a"),
         ("ünï", "_n_"),
         ("x" * 99, "x" * 64),
-        ("." * 5 + "x", "x"),
-        ("nul\0nul", "nul_nul"),
     ],
 )
 def test_slug(destination, expected):
     assert slug(destination) == expected
 
 
+def test_what_is_no_payload_is_refused_before_anything_begins(store):
+    """tests/unit/test_payload.py has more of them."""
+    events, closed = [], io.BytesIO(b"payload")
+    closed.close()
+    store.context = replace(store.context, hooks=Hooks((events.append,)))
+
+    for payload, error in (("text", PayloadTypeError), (None, PayloadTypeError), (closed, PayloadError)):
+        with pytest.raises(error):
+            store.write(payload)
+
+    assert (events, store.deleted) == ([], [])
+
+
 class TestFailedWrite:
-    def test_is_undone_with_the_pointer_that_it_would_have_had(self):
-        store = DictStore()
+    def test_is_undone_with_the_pointer_that_it_would_have_had(self, store):
         store.segment_bytes = 10
-        written = store._write
+        store._write = failing_at_its_end(store, ConnectionResetError("gone"))
 
-        def write(pointer, source):
-            written(pointer, source)
-            raise ConnectionResetError("gone")
-
-        store._write = write
         with pytest.raises(StoreUnavailableError, match="mine.*ConnectionResetError"):
             store.write(bytes(25))
 
         assert [(p.size, p.segments) for p in store.deleted] == [(25, 3)]
         assert store.payloads == {}
 
-    @pytest.mark.parametrize("payload", [b"payload", b""])
-    @pytest.mark.parametrize(
-        "error", [ConnectionRefusedError("down"), TimeoutError(), OSError("full"), KeyboardInterrupt()]
-    )
-    def test_is_undone_even_when_nothing_was_taken(self, payload, error):
+    @pytest.mark.parametrize("error", [ConnectionRefusedError("down"), KeyboardInterrupt()])
+    def test_is_undone_even_when_nothing_was_taken(self, store, error):
         """Its place may have been opened already."""
-        store = DictStore()
 
         def write(pointer, source):
             store.payloads[pointer.key] = b""
@@ -145,52 +163,33 @@ class TestFailedWrite:
 
         store._write = write
         with pytest.raises((StoreError, KeyboardInterrupt)):
-            store.write(payload)
-
-        assert store.payloads == {}
-
-    @pytest.mark.parametrize("error", [MissingDependencyError("no driver"), ConfigError("wrong")])
-    def test_is_not_undone_when_the_medium_was_never_asked(self, error):
-        store = DictStore()
-        store._write = failing(error)
-
-        with pytest.raises(type(error)):
-            store.write(b"payload")
-
-        assert store.deleted == []
-
-    def test_never_begins_where_the_medium_cannot_be_reached(self):
-        store = DictStore()
-        store._reach = failing(ConnectionRefusedError("down"))
-
-        with pytest.raises(StoreUnavailableError, match="write of .* failed: ConnectionRefusedError") as caught:
             store.write(b"payload")
 
         assert store.payloads == {}
+
+    @pytest.mark.parametrize(
+        ("method", "error", "raised"),
+        [
+            ("_write", MissingDependencyError, MissingDependencyError),
+            ("_write", ConfigError, ConfigError),
+            ("_write", KeyTakenError, KeyTakenError),
+            ("_reach", ConnectionRefusedError, StoreUnavailableError),
+        ],
+    )
+    def test_is_not_undone_where_nothing_of_it_can_be(self, store, method, error, raised):
+        setattr(store, method, failing(error("as the test wants it")))
+
+        with pytest.raises(raised) as caught:
+            store.write(b"payload")
+
         assert store.deleted == getattr(caught.value, "__notes__", []) == []
+        if isinstance(caught.value, StoreError):
+            assert (caught.value.store, caught.value.key) == ("mine", f"p/_-20231114T221320Z-never.{UUID}")
 
-    def test_leaves_a_taken_key_alone(self):
-        store = DictStore()
+    def test_keeps_its_error_when_undoing_fails_too(self, store, caplog):
+        store._write = failing_at_its_end(store, OSError(28, "No space left on device"))
+        store._delete = failing(RuntimeError("second"))
 
-        def write(pointer, source):
-            list(source)
-            raise KeyTakenError("there is one already")
-
-        store._write = write
-        with pytest.raises(KeyTakenError) as caught:
-            store.write(b"payload")
-
-        assert store.deleted == []
-        assert (caught.value.store, caught.value.key) == ("mine", f"p/_-20231114T221320Z-never.{UUID}")
-
-    def test_keeps_its_error_when_undoing_fails_too(self, caplog):
-        store = DictStore()
-
-        def write(pointer, source):
-            list(source)
-            raise OSError(28, "No space left on device")
-
-        store._write, store._delete = write, failing(RuntimeError("second"))
         with caplog.at_level(logging.WARNING), pytest.raises(StoreError, match="No space left") as caught:
             store.write(b"payload")
 
@@ -198,8 +197,7 @@ class TestFailedWrite:
         assert any("RuntimeError" in note for note in caught.value.__notes__)
         assert "could not delete" in caplog.text
 
-    def test_is_an_error_when_the_author_forgot_a_part(self):
-        store = DictStore()
+    def test_is_an_error_when_the_author_forgot_a_part(self, store):
         store._write = lambda pointer, source: next(iter(source))
 
         with pytest.raises(StoreError, match="DictStore._write is broken"):
@@ -209,26 +207,19 @@ class TestFailedWrite:
 
 
 class TestOwnPointers:
-    @pytest.mark.parametrize("prefix", ["/p/", "../p", "p\t", "x" * 1000])
-    def test_that_would_not_be_followed_are_not_written(self, prefix):
-        store = DictStore()
-        store.prefix = prefix
+    @pytest.mark.parametrize(
+        ("name", "value"), [*(("prefix", each) for each in ("/p/", "../p", "p\t", "x" * 1000)), ("pointer_version", 1)]
+    )
+    def test_that_would_not_be_followed_are_not_written(self, store, name, value):
+        setattr(store, name, value)
 
         with pytest.raises(StoreError, match="would reject its own pointer, so nothing was written"):
             store.write(b"payload")
 
         assert store.payloads == {}
 
-    def test_of_a_version_that_is_not_read_are_not_written(self):
-        store = DictStore()
-        store.pointer_version = 1
-
-        with pytest.raises(StoreError, match="nothing was written"):
-            store.write(b"payload")
-
-    @pytest.mark.parametrize("ttl", [float("inf"), float("nan"), 1e300, -1])
-    def test_that_would_live_for_no_time_that_can_be_written_down(self, ttl):
-        store = DictStore()
+    @pytest.mark.parametrize("ttl", [float("inf"), float("nan"), -1])
+    def test_that_would_live_for_no_time_that_can_be_written_down(self, store, ttl):
         store.ttl_seconds = ttl
 
         with pytest.raises(ConfigError) as caught:
@@ -237,26 +228,43 @@ class TestOwnPointers:
         assert caught.value.path == "stores.mine.ttl_seconds"
         assert store.payloads == {}
 
+    @pytest.mark.parametrize(("shortest", "lifetime"), [(None, 60), (30, 60), (90, 90)])
+    def test_may_live_longer_than_others(self, store, shortest, lifetime):
+        store.ttl_seconds = 60
+        pointer = store.write(b"payload", min_ttl_seconds=shortest)
+
+        assert pointer.expires_ms - pointer.created_ms == lifetime * 1000
+        assert f"-{lifetime}s." in pointer.key
+
+    @pytest.mark.parametrize("seconds", [-1, float("nan"), "7d"])
+    def test_have_no_lifetime_that_is_none(self, store, seconds):
+        store.ttl_seconds = 60
+        with pytest.raises(ConfigError, match="ttl_seconds"):
+            store.write(b"payload", min_ttl_seconds=seconds)
+
 
 class TestLimit:
     @pytest.fixture
-    def store(self):
-        store = DictStore()
-        store.context = StoreContext(name="mine", max_payload_bytes=10)
+    def store(self, store):
+        store.context = replace(store.context, max_payload_bytes=10)
         return store
 
-    def test_of_one_write_may_be_lower(self, store):
+    @pytest.mark.parametrize(("size", "limit", "lowest"), [(6, 5, 5), (11, 20, 10), (11, None, 10)])
+    @pytest.mark.parametrize("shape", ["bytes", "file at an offset", "unseekable file"])
+    def test_of_one_write_may_be_lower_and_never_above_what_the_store_reads(self, store, size, limit, lowest, shape):
         with pytest.raises(PayloadTooLargeError) as caught:
-            store.write(bytes(6), limit=5)
+            store.write(SHAPES[shape](bytes(size)), limit=limit)
 
-        assert caught.value.limit == 5
+        assert (caught.value.size, caught.value.limit) == (size, lowest)
         assert store.payloads == {}
-        assert store.write(bytes(5), limit=5).size == 5
-        assert store.write(bytes(10)).size == 10
+        assert store.write(SHAPES[shape](bytes(lowest)), limit=limit).size == lowest
 
-    def test_of_one_write_is_never_above_what_the_store_reads(self, store):
-        with pytest.raises(PayloadTooLargeError):
-            store.write(bytes(11), limit=20)
+    def test_of_the_reader_applies_whatever_the_writers_was(self, store, monkeypatch):
+        pointer = replace(store.write(b"payload"), size=11)
+        forbid_io(store, monkeypatch)
+
+        with pytest.raises(PointerRejectedError):
+            store.read(pointer)
 
 
 class TestErrors:
@@ -271,8 +279,7 @@ class TestErrors:
             (RuntimeError("x"), StoreError),
         ],
     )
-    def test_vendors_errors_are_mapped_and_chained(self, raised, expected):
-        store = DictStore()
+    def test_vendors_errors_are_mapped_and_chained(self, store, raised, expected):
         pointer = store.write(b"payload")
         store._read = failing(raised)
 
@@ -283,8 +290,7 @@ class TestErrors:
         assert caught.value.__cause__ is raised
         assert (caught.value.store, caught.value.key) == ("mine", pointer.key)
 
-    def test_a_missing_file_while_writing_is_not_a_missing_payload(self):
-        store = DictStore()
+    def test_a_missing_file_while_writing_is_not_a_missing_payload(self, store):
         store._write = failing(FileNotFoundError("no such directory"))
 
         with pytest.raises(StoreError) as caught:
@@ -292,8 +298,7 @@ class TestErrors:
 
         assert type(caught.value) is StoreError
 
-    def test_addresses_lose_their_passwords(self):
-        store = DictStore()
+    def test_addresses_lose_their_passwords(self, store):
         store._write = failing(RuntimeError("cannot reach http://me:hunter2@host/ today"))
 
         with pytest.raises(StoreError, match=r"//\*\*\*@host") as caught:
@@ -301,24 +306,43 @@ class TestErrors:
 
         assert "hunter2" not in str(caught.value)
 
-    def test_missing_payload_says_since_when(self):
-        store = DictStore()
-        store.ttl_seconds = 60
-        pointer = store.write(b"payload")
-        store.payloads.clear()
+    def test_missing_payload_of_any_year(self, store):
+        assert "written 9223372036854775808 ms" in str(store.missing(Pointer(key="k", created_ms=2**63 - 1)))
 
-        with pytest.raises(PayloadNotFoundError, match="written 2023-11-14T22:13:20") as caught:
-            store.read(pointer)
+    @pytest.mark.parametrize(
+        ("after", "changes", "text"),
+        [
+            (
+                900,
+                {},
+                "(written 1970-01-01T00:16:40+00:00): it expired 5 minutes ago, at 1970-01-01T00:26:40+00:00",
+            ),
+            (
+                300,
+                {},
+                "it should be readable until 1970-01-01T00:26:40+00:00: it was evicted, rolled back or deleted",
+            ),
+            (300, {"expires_ms": None}, ": it expired, was evicted, was rolled back or was deleted"),
+            (1, {"expires_ms": 10**18}, "deleted"),
+            (1, {"expires_ms": -(10**18)}, "ago, at -1"),
+        ],
+    )
+    def test_a_payload_that_is_gone_says_what_the_pointer_and_the_clock_tell(self, after, changes, text):
+        clock, store = Clock(), MemoryStore(space=str(uuid.uuid4()), ttl_seconds=600)
+        store.context = StoreContext(clock=clock)
+        pointer = store.write(b"payload", destination="orders")
+        store.rollback(pointer)
+        clock.sleep(after)
 
-        assert (caught.value.created_ms, caught.value.expires_ms) == (1_700_000_000_500, 1_700_000_060_500)
+        with pytest.raises(PayloadNotFoundError) as caught:
+            store.read(replace(pointer, **changes))
 
-    def test_missing_payload_of_any_year(self):
-        assert "written 9223372036854775808 ms" in str(DictStore().missing(Pointer(key="k", created_ms=2**63 - 1)))
+        assert text in str(caught.value)
+        assert (caught.value.created_ms, caught.value.expires_ms) == (1_000_000, changes.get("expires_ms", 1_600_000))
 
 
 class TestCheck:
-    def test_version_1_is_refused_unless_the_store_reads_it(self):
-        store = DictStore()
+    def test_version_1_is_refused_unless_the_store_reads_it(self, store):
         pointer = Pointer(key="p/x", version=1)
 
         with pytest.raises(PointerRejectedError, match="version 1") as caught:
@@ -342,114 +366,114 @@ class TestCheck:
             ("feature", {"checksum": "md5:00"}),
         ],
     )
-    def test_reason_is_one_word(self, reason, changes):
-        with pytest.raises(PointerRejectedError) as caught:
-            DictStore().check(Pointer(**{"key": "p/x", "store": "mine", "size": 7} | changes))
+    def test_reason_is_one_word_whatever_is_done(self, store, reason, changes):
+        pointer = Pointer(**{"key": "p/x", "store": "mine", "size": 7} | changes)
 
-        assert caught.value.reason == reason
+        for use in (
+            store.check,
+            lambda each: store.read_range(each, 0, 1),
+            lambda each: store.read_into(each, bytearray(9)),
+        ):
+            with pytest.raises(PointerRejectedError) as caught:
+                use(pointer)
+            assert caught.value.reason == reason
 
-    def test_authors_can_compare_sizes_before_reading(self):
+    @pytest.mark.parametrize("wrong", [None, "key", b"an envelope"])
+    def test_what_is_no_pointer_is_refused_with_the_way_out(self, store, wrong):
+        for use in (store.read, store.open, store.rollback):
+            with pytest.raises(PointerRejectedError, match="resolve") as caught:
+                use(wrong)
+            assert caught.value.reason == "type"
+
+    def test_authors_can_compare_sizes_before_reading(self, store):
         with pytest.raises(IntegrityError) as caught:
-            DictStore().check_size(Pointer(key="p/x", size=7), 6)
+            store.check_size(Pointer(key="p/x", size=7), 6)
 
         assert (caught.value.expected, caught.value.actual) == (7, 6)
 
 
-@pytest.mark.parametrize("wrong", [None, "key", b"an envelope"])
-def test_what_is_no_pointer_is_refused_with_the_way_out(wrong):
-    store = MemoryStore()
-    for use in (store.read, store.open, store.rollback):
-        with pytest.raises(PointerRejectedError, match="resolve") as caught:
-            use(wrong)
-        assert caught.value.reason == "type"
+class TestReading:
+    """Of a medium that is read from anywhere, and of one that is read in sequence."""
+
+    @pytest.fixture(params=[True, False], ids=["anywhere", "in sequence"])
+    def store(self, request):
+        memory = MemoryStore(space=f"reading-{uuid.uuid4()}")
+        store = memory if request.param else FaultyStore(store=memory)
+        self.entries = memory._payloads
+        return store
+
+    def test_into_too_small_a_buffer_or_none_or_of_a_range_that_is_none(self, store):
+        """A payload is never truncated; the error has its size."""
+        pointer, buffer = store.write(b"payload"), bytearray(6)
+
+        with pytest.raises(PayloadTooLargeError) as caught:
+            store.read_into(pointer, buffer)
+        assert (caught.value.limit, caught.value.size, buffer) == (6, 7, bytes(6))
+        for wrong in (bytes(7), memoryview(bytes(7)), "payload", None, io.BytesIO()):
+            with pytest.raises(PayloadTypeError):
+                store.read_into(pointer, wrong)
+        for start, length in ((-1, 1), (0, -1)):
+            with pytest.raises(ValueError, match="cannot read"):
+                store.read_range(pointer, start, length)
+
+    @pytest.mark.parametrize("harm", HARMS)
+    @pytest.mark.parametrize("size", [1000, 2 * MIB + 1000])
+    def test_of_a_damaged_payload_into_a_buffer_is_an_error(self, store, harm, size):
+        expected = content(size)
+        pointer = store.write(expected)
+        self.entries[pointer.key] = HARMS[harm](expected)
+
+        with pytest.raises(IntegrityError):
+            store.read_into(pointer, bytearray(2 * size))
+
+    def test_a_file_says_whether_it_can_seek(self, store):
+        with store.open(store.write(b"payload")) as file:
+            assert file.seekable() is store.is_seekable
+            if not store.is_seekable:
+                with pytest.raises(io.UnsupportedOperation):
+                    file.seek(3)
+
+    @pytest.mark.parametrize("algorithm", ["sha256", "xxh3-128"])
+    def test_verifies_by_the_algorithm_that_the_pointer_names(self, store, algorithm):
+        if algorithm == "xxh3-128":
+            pytest.importorskip("xxhash")
+        expected, crc32 = content(6 * MIB), store.context
+        store.context = replace(crc32, checksum=algorithm)
+        pointer, small = store.write(expected), store.write(Unseekable(io.BytesIO(b"small")))
+        store.context = crc32
+
+        assert pointer.checksum == digest_of(expected, algorithm=algorithm)
+        assert small.checksum == digest_of(b"small", algorithm=algorithm)
+        assert store.read(pointer) == read_in_pieces(store, pointer) == expected
+        self.entries[small.key] = b"smalL"
+        with pytest.raises(IntegrityError, match="checksum"):
+            store.read(small)
 
 
-class TestWhyAPayloadIsGone:
-    """The error says what the pointer and the clock tell."""
-
+class TestCopies:
     @pytest.fixture
-    def gone(self):
-        clock = Clock()
-        store = MemoryStore(space=str(uuid.uuid4()), ttl_seconds=600)
-        store.context = StoreContext(clock=clock)
-        pointer = store.write(b"payload", destination="orders")
-        store.rollback(pointer)
+    def archive(self, tmp_path):
+        archive = FilesystemStore(path=tmp_path / "archive", create=True)
+        archive.context = StoreContext(name="archive")
+        return archive
 
-        def gone(after: float, **changes) -> str:
-            clock.sleep(after)
-            with pytest.raises(PayloadNotFoundError) as caught:
-                store.read(replace(pointer, **changes))
-            return str(caught.value).partition(" is gone ")[2]
+    @pytest.mark.parametrize("size", [1000, 9 * MIB])
+    def test_of_a_damaged_payload_there_is_none(self, archive, tmp_path, size):
+        source = MemoryStore(space=f"copied-{uuid.uuid4()}")
+        pointer = source.write(content(size))
+        source._payloads[pointer.key] = bytes(size)
 
-        return gone
+        with pytest.raises(IntegrityError):
+            source.copy(pointer, to=archive)
 
-    def test_it_has_expired(self, gone):
-        ends = "it expired 5 minutes ago, at 1970-01-01T00:26:40+00:00"
-        assert gone(900) == f"(written 1970-01-01T00:16:40+00:00): {ends}"
+        assert [path for path in (tmp_path / "archive").rglob("*") if path.is_file()] == []
 
-    def test_it_should_be_there(self, gone):
-        text = "it should be readable until 1970-01-01T00:26:40+00:00: it was evicted, rolled back or deleted"
-        assert gone(300).endswith(text)
-
-    def test_it_has_no_lifetime(self, gone):
-        assert gone(300, expires_ms=None).endswith(": it expired, was evicted, was rolled back or was deleted")
-
-    def test_any_time_that_a_pointer_claims_has_a_text(self, gone):
-        assert gone(1, expires_ms=10**18).endswith("deleted")
-        assert "ago, at -1" in gone(1, expires_ms=-(10**18))
-
-
-LARGE = bytes(range(256)) * (9 << 12)
-
-
-@pytest.fixture
-def copied_store(tmp_path):
-    return FilesystemStore(path=tmp_path / "source", create=True, ttl_seconds=60)
-
-
-@pytest.fixture
-def archive(tmp_path):
-    copied_store = FilesystemStore(path=tmp_path / "archive", create=True)
-    copied_store.context = StoreContext(name="archive")
-    return copied_store
-
-
-def files(tmp_path, folder="archive"):
-    return [path for path in (tmp_path / folder).rglob("*") if path.is_file()]
-
-
-@pytest.mark.parametrize("size", [1000, len(LARGE)])
-def test_a_damaged_payload_leaves_no_copy(copied_store, archive, tmp_path, size):
-    pointer = copied_store.write(LARGE[:size])
-    (path,) = files(tmp_path, "source")
-    path.write_bytes(bytes(size))
-
-    with pytest.raises(IntegrityError):
-        copied_store.copy(pointer, to=archive)
-
-    assert files(tmp_path) == []
-
-
-def test_errors_of_either_store_are_its_own(archive):
-    source = FaultyStore(store=MemoryStore(space="copies"))
-    target = FaultyStore(store=archive)
-    pointer = source.write(b"payload")
-    for store in (source, target):
-        store.fail("read" if store is source else "write")
-        with pytest.raises(StoreUnavailableError):
-            source.copy(pointer, to=target)
-        store.heal()
-
-
-@pytest.mark.parametrize(("shortest", "lifetime"), [(None, 60), (30, 60), (90, 90)])
-def test_a_payload_may_live_longer_than_others(copied_store, shortest, lifetime):
-    pointer = copied_store.write(b"payload", min_ttl_seconds=shortest)
-
-    assert pointer.expires_ms - pointer.created_ms == lifetime * 1000
-    assert f"-{lifetime}s." in pointer.key
-
-
-@pytest.mark.parametrize("seconds", [-1, float("nan"), "7d"])
-def test_no_lifetime(copied_store, seconds):
-    with pytest.raises(ConfigError, match="ttl_seconds"):
-        copied_store.write(b"payload", min_ttl_seconds=seconds)
+    def test_errors_of_either_store_are_its_own(self, archive):
+        source = FaultyStore(store=MemoryStore(space="copies"))
+        target = FaultyStore(store=archive)
+        pointer = source.write(b"payload")
+        for store in (source, target):
+            store.fail("read" if store is source else "write")
+            with pytest.raises(StoreUnavailableError):
+                source.copy(pointer, to=target)
+            store.heal()

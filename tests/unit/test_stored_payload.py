@@ -61,13 +61,18 @@ class EndsWhenWaitedFor(Executor):
         return result
 
 
-def test_it_is_read_once_and_when_it_is_asked_for():
-    source = Source()
-    payload = StoredPayload(source, size=7)
+def test_it_is_read_once_and_when_it_is_asked_for_and_its_repr_has_no_bytes():
+    payload = StoredPayload(source := Source(outage()), size=7)
     assert (source.reads, payload.is_read) == (0, False)
+    assert repr(payload) == "<StoredPayload of 7 bytes, not read>"
+    with pytest.raises(StoreUnavailableError):
+        payload.get()
+    assert repr(payload) == "<StoredPayload of 7 bytes, StoreUnavailableError>"
+    source.error = None
 
     assert (payload.get(), payload.get()) == (b"payload", b"payload")
-    assert (source.reads, payload.is_read) == (1, True)
+    assert (source.reads, payload.is_read) == (2, True)
+    assert repr(payload) == "<StoredPayload of 7 bytes, read>"
 
 
 class TestRetryableErrors:
@@ -96,9 +101,7 @@ class TestRetryableErrors:
         pool.run()
         assert source.reads == 1
 
-
-class TestOnAnEventLoop:
-    def test_what_was_read_for_it_is_raised_there_and_read_again_in_a_thread(self):
+    def test_what_was_read_for_an_event_loop_is_raised_there_and_read_again_in_a_thread(self):
         payload = StoredPayload(source := Source(outage()))
 
         async def main():
@@ -113,7 +116,7 @@ class TestOnAnEventLoop:
 
         asyncio.run(main())
 
-    def test_a_blocking_caller_reads_again_there_too(self):
+    def test_a_blocking_caller_reads_again_on_a_loop_too(self):
         """A notebook runs everything on a loop."""
         payload = StoredPayload(source := Source(outage()))
 
@@ -126,158 +129,16 @@ class TestOnAnEventLoop:
         asyncio.run(main())
 
 
-def test_repr_tells_the_state_and_no_bytes():
-    payload = StoredPayload(source := Source(outage()), size=7)
-    assert repr(payload) == "<StoredPayload of 7 bytes, not read>"
+def test_a_request_is_reported_once_whether_it_fails_or_not():
+    """Whether the application requests payloads decides whether the next ones are read ahead."""
+    payload, requests = StoredPayload(source := Source(outage())), []
+    payload.watch(lambda: requests.append(True))
+    assert requests == []
     with pytest.raises(StoreUnavailableError):
         payload.get()
-    assert repr(payload) == "<StoredPayload of 7 bytes, StoreUnavailableError>"
     source.error = None
-    payload.get()
-    assert repr(payload) == "<StoredPayload of 7 bytes, read>"
-
-
-class Message:
-    """A message whose size may be known only later; it is also its own stored payload."""
-
-    def __init__(self, held_bytes):
-        self.held_bytes = self.size = held_bytes
-        self.stored, self.started = self, False
-
-    def prefetch(self, threads):
-        self.started = True
-
-
-class TestPrefetch:
-    def test_a_size_that_is_learned_later_does_not_change_what_was_counted(self):
-        prefetch, message = Prefetch(100, threads=1), Message(0)
-        prefetch.add(message)
-        message.held_bytes = 1000
-
-        prefetch.remove(message)
-        prefetch.add(large := Message(101))
-
-        assert not large.started
-        prefetch.forget()
-
-
-class Arriving(Message):
-    """A message with a stored payload, which the application may request."""
-
-    def __init__(self, size=10):
-        super().__init__(size)
-        self.on_get = lambda: None
-
-    def watch(self, on_get):
-        self.on_get = on_get
-
-
-class Consumer:
-    """Receives like the transports: one message, and then as many ahead as there is room for."""
-
-    def __init__(self, prefetch):
-        self.prefetch, self.waiting = prefetch, []
-
-    def receive(self, kind=Arriving, **arguments):
-        self.prefetch.begin_receive()
-        if not self.waiting:
-            self._take(kind(**arguments))
-        message = self.waiting.pop(0)
-        self.prefetch.deliver(message)
-        while self.prefetch.room:
-            self._take(kind(**arguments))
-        return message
-
-    def _take(self, message):
-        self.waiting.append(message)
-        self.prefetch.add(message)
-
-    def ahead_after(self, count, *, requests=True, **arguments):
-        """Receive so many, with or without a request for each payload; return how many were ahead each time."""
-        ahead = []
-        for _ in range(count):
-            message = self.receive(**arguments)
-            ahead.append(len(self.waiting))
-            if requests:
-                message.on_get()
-        return ahead
-
-
-class Plain(Message):
-    """A message that is its own payload."""
-
-    def __init__(self):
-        super().__init__(0)
-
-
-class TestPrefetchByDefault:
-    def test_it_begins_with_the_first_payload_that_is_requested(self):
-        consumer = Consumer(Prefetch(None, threads=1))
-        assert consumer.ahead_after(4) == [0, 64, 64, 64]
-        assert all(message.started for message in consumer.waiting)
-
-    def test_a_message_that_is_delivered_at_once_is_read_by_the_application(self):
-        consumer = Consumer(prefetch := Prefetch(None, threads=1))
-        consumer.ahead_after(2)
-        consumer.waiting.clear()  # the topic has no more for now
-        prefetch.forget()
-        message = consumer.receive()
-        assert not message.started
-        assert [each.started for each in consumer.waiting] == [True] * 64
-        assert prefetch._held == 640
-
-    def test_it_stops_while_no_payload_is_requested(self):
-        consumer = Consumer(Prefetch(None, threads=1))
-        consumer.ahead_after(4)
-        consumer.ahead_after(100, requests=False)
-        assert consumer.waiting == []
-        assert consumer.ahead_after(3) == [0, 64, 64]
-
-    def test_it_is_bounded_in_bytes(self, monkeypatch):
-        monkeypatch.setattr("claimcheck.transports._common.received.DEFAULT_BYTES", 100)
-        consumer = Consumer(Prefetch(None, threads=1))
-        consumer.ahead_after(20, size=30)
-        consumer.receive(size=30)
-        assert sum(each.held_bytes for each in consumer.waiting if each.started) <= 100
-        assert [each.started for each in consumer.waiting] == [True, True, True, False]
-        prefetch = consumer.prefetch
-        prefetch.forget()
-        assert prefetch._held == 0
-
-    def test_topics_without_pointers_start_nothing(self):
-        prefetch = Prefetch(None, threads=1)
-        consumer = Consumer(prefetch)
-        for _ in range(100):
-            consumer.receive(Plain)
-        assert (consumer.waiting, prefetch._pool) == ([], None)
-
-    def test_after_a_plain_message_nothing_is_received_ahead(self):
-        """Otherwise a topic that had a pointer once would take the slow path for ever."""
-        consumer = Consumer(Prefetch(None, threads=1))
-        consumer.ahead_after(3)
-        consumer.waiting.clear()
-        for _ in range(3):
-            consumer.receive(Plain)
-        assert consumer.waiting == []
-
-
-class TestWatch:
-    """Whether the application requests payloads decides whether the next ones are read ahead."""
-
-    def test_a_request_is_reported_once(self):
-        payload, requests = StoredPayload(Source()), []
-        payload.watch(lambda: requests.append(True))
-        assert requests == []
-        payload.get(), payload.get()
-        assert requests == [True]
-
-    def test_a_request_that_fails_is_a_request(self):
-        payload, requests = StoredPayload(Source(outage())), []
-        payload.watch(lambda: requests.append(True))
-        for _ in range(2):
-            with pytest.raises(StoreUnavailableError):
-                payload.get()
-        assert requests == [True]
+    payload.get(), payload.get()
+    assert requests == [True]
 
 
 def test_reading_ahead_of_a_pointer_to_an_unknown_store_is_the_error_of_that_message_alone():
@@ -288,3 +149,110 @@ def test_reading_ahead_of_a_pointer_to_an_unknown_store_is_the_error_of_that_mes
         pool.run()
         with pytest.raises(claimcheck.PointerRejectedError, match="names the store 'hot'"):
             payload.get()
+
+
+# Reading ahead -------------------------------------------------------------------------------------------------------
+
+
+class Message:
+    """A message with a stored payload, which the application may request; it is its own payload."""
+
+    def __init__(self, size=10):
+        self.held_bytes = self.size = size
+        self.stored, self.started = self, False
+        self.watch(lambda: None)
+
+    def prefetch(self, threads):
+        self.started = True
+
+    def watch(self, on_get):
+        self.on_get = on_get
+
+
+class Plain:
+    held_bytes, stored = 0, None
+
+
+def test_a_size_that_is_learned_later_does_not_change_what_was_counted():
+    prefetch, message = Prefetch(100, threads=1), Message(0)
+    prefetch.add(message)
+    message.held_bytes = 1000
+
+    prefetch.remove(message)
+    prefetch.add(large := Message(101))
+
+    assert not large.started
+    prefetch.forget()
+
+
+class Consumer:
+    """Receives like the transports: one message, and then as many ahead as there is room for."""
+
+    def __init__(self):
+        self.prefetch, self.waiting = Prefetch(None, threads=1), []
+
+    def receive(self, make=Message):
+        self.prefetch.begin_receive()
+        if not self.waiting:
+            self._take(make())
+        message = self.waiting.pop(0)
+        self.prefetch.deliver(message)
+        while self.prefetch.room:
+            self._take(make())
+        return message
+
+    def _take(self, message):
+        self.waiting.append(message)
+        self.prefetch.add(message)
+
+    def ahead_after(self, count, *, requests=True, make=Message):
+        """Receive so many, with or without a request for each payload; return how many were ahead each time."""
+        ahead = []
+        for _ in range(count):
+            message = self.receive(make)
+            ahead.append(len(self.waiting))
+            if requests:
+                message.on_get()
+        return ahead
+
+
+class TestPrefetchByDefault:
+    @pytest.fixture
+    def consumer(self):
+        return Consumer()
+
+    def test_it_begins_with_the_first_payload_that_is_requested_and_stops_while_none_is(self, consumer):
+        assert consumer.ahead_after(4) == [0, 64, 64, 64]
+        assert all(message.started for message in consumer.waiting)
+        consumer.ahead_after(100, requests=False)
+        assert consumer.waiting == []
+        assert consumer.ahead_after(3) == [0, 64, 64]
+
+    def test_a_message_that_is_delivered_at_once_is_read_by_the_application(self, consumer):
+        consumer.ahead_after(2)
+        consumer.waiting.clear()  # the topic has no more for now
+        consumer.prefetch.forget()
+        message = consumer.receive()
+        assert not message.started
+        assert [each.started for each in consumer.waiting] == [True] * 64
+        assert consumer.prefetch._held == 640
+
+    def test_it_is_bounded_in_bytes(self, monkeypatch):
+        monkeypatch.setattr("claimcheck.transports._common.received.DEFAULT_BYTES", 100)
+        consumer = Consumer()
+        consumer.ahead_after(20, make=lambda: Message(30))
+        consumer.receive(lambda: Message(30))
+        assert [each.started for each in consumer.waiting] == [True, True, True, False]
+        consumer.prefetch.forget()
+        assert consumer.prefetch._held == 0
+
+    def test_topics_without_pointers_start_nothing(self, consumer):
+        consumer.ahead_after(100, requests=False, make=Plain)
+        assert (consumer.waiting, consumer.prefetch._pool) == ([], None)
+
+    def test_after_a_plain_message_nothing_is_received_ahead(self, consumer):
+        """Otherwise a topic that had a pointer once would take the slow path for ever."""
+        consumer.ahead_after(3)
+        consumer.waiting.clear()
+        consumer.ahead_after(3, requests=False, make=Plain)
+        assert consumer.waiting == []

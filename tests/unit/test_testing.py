@@ -55,15 +55,14 @@ def test_the_broker_records_messages_and_resolves_their_payloads(broker, strateg
     assert broker.payloads(cc) == []
 
 
-def test_a_payload_that_cannot_be_resolved_is_its_error(broker):
+def test_payloads_that_cannot_be_resolved_are_errors(broker):
     cc, publish = publisher(broker)
     publish("orders", LARGE, key="k")
     cc.store("memory").rollback(cc.pointer(broker.messages[0].value))
-    with pytest.raises(claimcheck.PayloadNotFoundError):
+    with pytest.raises(PayloadNotFoundError):
         broker.payloads(cc)
 
-
-def test_missing_chunks_are_an_error(broker):
+    broker.messages.clear()
     cc, publish = publisher(broker, "chunking")
     publish("orders", LARGE, key="k")
     del broker.messages[-1]
@@ -93,13 +92,6 @@ def test_assertions_about_chunks(broker):
         assert_inline(broker.messages[0])
 
 
-def test_an_encrypted_payload_in_its_message_is_inline():
-    message = HEADER + b"\x04content"
-    assert_inline(message)
-    with pytest.raises(AssertionError, match="of type Encoded"):
-        assert_offloaded(message)
-
-
 @pytest.mark.parametrize("payload", [b"small", b"", None, HEADER + b"\x02looks like a pointer"])
 def test_assertions_about_inline_payloads(broker, payload):
     _, publish = publisher(broker)
@@ -109,11 +101,14 @@ def test_assertions_about_inline_payloads(broker, payload):
         assert_offloaded(broker.messages[0])
 
 
-def test_an_abort_marker_is_neither():
-    marker = encode_abort("c588ed27-7265-4f4d-9d42-64e1de14b8c6")
-    for check in (assert_inline, assert_offloaded):
-        with pytest.raises(AssertionError, match="of type Abort"):
-            check(marker)
+def test_encrypted_payloads_are_inline_and_abort_markers_neither():
+    message, marker = HEADER + b"\x04content", encode_abort("c588ed27-7265-4f4d-9d42-64e1de14b8c6")
+    assert_inline(message)
+    for check, value, kind in ((assert_offloaded, message, "Encoded"), (assert_inline, marker, "Abort")):
+        with pytest.raises(AssertionError, match=f"of type {kind}"):
+            check(value)
+    with pytest.raises(AssertionError, match="of type Abort"):
+        assert_offloaded(marker)
 
 
 def test_another_header_needs_the_configuration(broker):
@@ -174,9 +169,6 @@ def test_helpers_need_no_pytest():
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
-MOMENTS = ["before", "during", "after"]
-
-
 @pytest.fixture
 def store(request):
     faulty = FaultyStore(store=MemoryStore(space=request.node.nodeid))
@@ -200,68 +192,45 @@ def test_without_faults_it_is_the_inner_store(store):
     assert store.calls == {"write": 1, "read": 2, "rollback": 1}
 
 
-@pytest.mark.parametrize("when", MOMENTS)
-@pytest.mark.parametrize("size", [0, 1, 3 << 20])
-@pytest.mark.parametrize("shape", [bytes, io.BytesIO])
-def test_failed_write_leaves_nothing(store, when, size, shape):
-    store.fail("write", when=when)
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+class TestFaults:
+    @pytest.mark.parametrize("size", [0, 5 << 20])
+    @pytest.mark.parametrize("shape", [bytes, io.BytesIO])
+    def test_a_write_leaves_nothing_and_a_read_fails(self, store, when, size, shape):
+        store.fail("write", when=when)
+        with pytest.raises(StoreUnavailableError, match="injected fault"):
+            store.write(shape(bytes(size)))
+        assert payloads(store) == {}
 
-    with pytest.raises(StoreUnavailableError, match="injected fault"):
-        store.write(shape(bytes(size)))
+        store.heal()
+        pointer = store.write(bytes(size))
+        store.fail("read", when=when)
+        with pytest.raises(StoreUnavailableError):
+            store.read(pointer)
+        with store.open(pointer) as file, pytest.raises(StoreUnavailableError):
+            file.read()
 
-    assert payloads(store) == {}
-
-
-@pytest.mark.parametrize("when", MOMENTS)
-def test_failed_rollback_of_a_failed_write_is_a_note(store, when):
-    store.fail("write", when="after")
-    store.fail("rollback", when=when, error=RuntimeError("second"))
-
-    with pytest.raises(StoreUnavailableError, match="injected fault") as caught:
-        store.write(b"payload")
-
-    assert any("RuntimeError" in note for note in caught.value.__notes__)
-    assert len(payloads(store)) == (when != "after")
-
-
-@pytest.mark.parametrize("when", MOMENTS)
-@pytest.mark.parametrize("size", [0, 1, 5 << 20])
-def test_failed_read(store, when, size):
-    pointer = store.write(bytes(size))
-    store.fail("read", when=when)
-
-    with pytest.raises(StoreUnavailableError):
-        store.read(pointer)
-    with store.open(pointer) as file, pytest.raises(StoreUnavailableError):
-        file.read()
-
-
-@pytest.mark.parametrize("when", MOMENTS)
-def test_failed_rollback_may_be_repeated(store, when):
-    pointer = store.write(b"payload")
-    store.fail("rollback", when=when, times=1)
-
-    with pytest.raises(StoreUnavailableError):
+    def test_a_rollback_may_be_repeated_and_of_a_failed_write_is_a_note(self, store, when):
+        pointer = store.write(b"payload")
+        store.fail("rollback", when=when, times=1)
+        with pytest.raises(StoreUnavailableError):
+            store.rollback(pointer)
         store.rollback(pointer)
-    store.rollback(pointer)
+        assert payloads(store) == {}
 
-    assert payloads(store) == {}
-
-
-def test_faults_are_healed(store):
-    store.fail("write")
-    with pytest.raises(StoreUnavailableError):
-        store.write(b"payload")
-    store.heal()
-
-    store.write(b"payload")
+        store.fail("write", when="after")
+        store.fail("rollback", when=when, error=RuntimeError("second"))
+        with pytest.raises(StoreUnavailableError, match="injected fault") as caught:
+            store.write(b"payload")
+        assert any("RuntimeError" in note for note in caught.value.__notes__)
+        assert len(payloads(store)) == (when != "after")
 
 
 @pytest.mark.parametrize(
     ("error", "expected"),
     [(TimeoutError(), StoreUnavailableError), (OSError("full"), StoreError), (KeyError(), StoreError)],
 )
-def test_any_error_may_be_injected(store, error, expected):
+def test_any_error_may_be_injected_and_healed(store, error, expected):
     store.fail("write", error=error)
 
     with pytest.raises(StoreError) as caught:
@@ -269,6 +238,8 @@ def test_any_error_may_be_injected(store, error, expected):
 
     assert type(caught.value) is expected
     assert caught.value.__cause__ is error
+    store.heal()
+    assert store.write(b"payload").size == 7
 
 
 def test_it_is_made_from_yaml():

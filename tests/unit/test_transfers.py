@@ -1,11 +1,12 @@
 """How many connections are used, on lines that are computed; and payloads that come in parts.
 
-tests/unit/test_s3_reading.py has parts over HTTP.
+tests/unit/test_s3_store.py has parts over HTTP.
 """
 
 import os
 import threading
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 
@@ -63,19 +64,18 @@ def read_once(policy, clock, requests, size=24 * MIB):
     return len(requests)
 
 
-def test_parts_come_over_several_connections_where_one_is_slow(monkeypatch, requests):
-    policy, clock = TransferPolicy(64 * MIB), Clock(monkeypatch, 90e6)
+@pytest.mark.parametrize(
+    ("rates", "taken"), [([90e6, 90e6], [6, 6]), ([900e6, 900e6, 900e6], [2, 1, 1]), ([900e6, 90e6, 90e6], [2, 1, 6])]
+)
+def test_parts_come_over_several_connections_where_one_is_slow(monkeypatch, requests, rates, taken):
+    """A fast one stays alone until it becomes slow, which is noticed."""
+    policy, clock = TransferPolicy(64 * MIB), Clock(monkeypatch, rates[0])
+    counts = []
+    for clock.rate in rates:
+        counts.append(read_once(policy, clock, requests))
 
-    assert [read_once(policy, clock, requests) for _ in range(2)] == [6, 6]
+    assert counts == taken
     assert read_once(policy, clock, requests, size=8 * MIB - 1) == 1
-
-
-def test_a_fast_connection_that_becomes_slow_is_noticed(monkeypatch, requests):
-    policy, clock = TransferPolicy(64 * MIB), Clock(monkeypatch, 900e6)
-    read_once(policy, clock, requests)
-    clock.rate = 90e6
-
-    assert [read_once(policy, clock, requests) for _ in range(2)] == [1, 6]
 
 
 def test_connections_are_shared_but_each_payload_has_one():
@@ -112,23 +112,6 @@ class Part:
         self.closed = True
 
 
-class Opener:
-    """Opens parts and remembers them."""
-
-    def __init__(self):
-        self.parts = []
-
-    def __call__(self, start, stop):
-        part = Part(start, len(PAYLOAD) if stop is None else stop)
-        self.parts.append((start, stop, part))
-        return part
-
-
-@pytest.fixture
-def opener():
-    return Opener()
-
-
 def reader_of(opened, start, stop, *, connections, memory=10_000, part_bytes=1000):
     slots = Slots(memory, connections=connections)
     slots.is_fast = False
@@ -137,41 +120,21 @@ def reader_of(opened, start, stop, *, connections, memory=10_000, part_bytes=100
     return reader
 
 
-def assert_idle(slots):
-    assert slots.active == 0
-
-
-@pytest.mark.parametrize("lent", [True, False])
-@pytest.mark.parametrize("connections", [1, 2, 3, 50])
-@pytest.mark.parametrize(("start", "stop"), [(0, len(PAYLOAD)), (1, 2), (999, 10_001), (0, 1000)])
-def test_parts_make_the_whole_in_order(opener, start, stop, connections, lent):
-    reader = reader_of(opener, start, stop, connections=connections)
+@pytest.mark.parametrize("lent", [0, 700, 5500, len(PAYLOAD)])
+@pytest.mark.parametrize("connections", [1, 3, 50])
+@pytest.mark.parametrize(("start", "stop"), [(0, len(PAYLOAD)), (1, 2), (999, 10_001)])
+def test_parts_make_the_whole_in_order(start, stop, connections, lent):
+    parts = []
+    reader = reader_of(lambda *place: parts.append(Part(*place)) or parts[-1], start, stop, connections=connections)
     room = memoryview(bytearray(stop - start))
-    if lent:
-        lend_to(reader, room)
-    done = 0
-    while count := reader.readinto(room[done : done + 900] if done < len(room) else memoryview(bytearray(1))):
-        done += count
+    lend_to(reader, room[:lent])
+    assert fill(reader, room[:lent]) + fill(reader, room[lent:]) == stop - start
+    assert not reader.readinto(memoryview(bytearray(1)))
     reader.close()
 
     assert room == PAYLOAD[start:stop]
-    assert all(part.closed for _, _, part in opener.parts)
-    assert_idle(reader._slots)
-
-
-@pytest.mark.parametrize("lent", [700, 5000, 5500])
-def test_only_a_part_of_the_payload_is_read_into_lent_memory(opener, lent):
-    reader = reader_of(opener, 0, len(PAYLOAD), connections=3)
-    room, rest = memoryview(bytearray(lent)), memoryview(bytearray(len(PAYLOAD) - lent))
-    assert fill_lent(reader, room) + fill(reader, rest) == len(PAYLOAD)
-    reader.close()
-
-    assert bytes(room) + bytes(rest) == PAYLOAD
-
-
-def fill_lent(reader, room):
-    lend_to(reader, room)
-    return fill(reader, room)
+    assert all(part.closed for part in parts)
+    assert reader._slots.active == 0
 
 
 def test_without_memory_everything_is_read_in_this_thread():
@@ -218,7 +181,7 @@ def test_an_error_comes_where_it_belongs():
         fill(reader, memoryview(bytearray(10)))
     reader.close()
     reader.close()
-    assert_idle(reader._slots)
+    assert reader._slots.active == 0
 
 
 def test_a_cancelled_caller_does_not_wait_for_a_part():
@@ -264,7 +227,7 @@ def test_closing_stops_what_is_under_way():
     closing_thread.join(10)
 
     assert not begun.acquire(blocking=False), "a part went on after the close"
-    assert_idle(reader._slots)
+    assert reader._slots.active == 0
 
 
 def test_a_forked_process_begins_with_no_connection_in_use(monkeypatch):
@@ -287,15 +250,9 @@ def test_parts_of_two_versions_are_never_joined():
         version.check('"b"')
 
 
-@pytest.mark.parametrize(("size", "expected"), [(0, 16), (100, 16), (160_000, 16), (160_001, 17)])
+@pytest.mark.parametrize(("size", "expected"), [(0, 16), (160_000, 16), (160_001, 17)])
 def test_parts_grow_where_ten_thousand_are_not_enough(size, expected):
-    class Sized:
-        pass
-
-    source = Sized()
-    source.size = size
-
-    assert part_size(source, 1000, part=16) == expected
+    assert part_size(SimpleNamespace(size=size), 1000, part=16) == expected
 
 
 @pytest.mark.parametrize(("given", "prefix"), [("", ""), ("/", ""), ("a", "a/"), ("a/", "a/"), ("/a/b/", "a/b/")])
@@ -308,9 +265,3 @@ def test_a_short_part_is_the_end():
 
     assert fill(reader, memoryview(bytearray(3000))) == 995
     reader.close()
-
-
-def test_a_fast_connection_stays_alone(monkeypatch, requests):
-    policy, clock = TransferPolicy(64 * MIB), Clock(monkeypatch, 900e6)
-
-    assert [read_once(policy, clock, requests) for _ in range(3)] == [2, 1, 1]

@@ -3,19 +3,47 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.server
 import re
 import socket
 import struct
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-__all__ = ["Answer", "Request", "TinyS3"]
+import pytest
+
+from claimcheck._store.contract import StoreContext
+from claimcheck.stores.obstore import ObstoreStore
+from claimcheck.stores.s3 import S3Store
+from tests.parts import divided
+
+__all__ = ["ENGINES", "Answer", "Request", "TinyS3", "crc32_of", "opened"]
+
+ENGINES = {
+    "s3": lambda **options: S3Store(bucket="b", prefix="claims", **options),
+    "obstore": lambda **options: ObstoreStore(url="s3://b/claims", **options),
+}
+
+
+@contextlib.contextmanager
+def opened(engine: str, server: TinyS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """A function that opens a store on this server, without the SDK's pauses between tries."""
+    monkeypatch.setattr("botocore.endpoint.time.sleep", lambda seconds: None)
+    with contextlib.ExitStack() as stores:
+
+        def open_store(**options: Any) -> Any:
+            place = {"endpoint_url": server.url, "region_name": "eu-west-1"}
+            store = stores.enter_context(divided(ENGINES[engine], **{**place, **options}))
+            store.context = StoreContext(name="cold")
+            return store
+
+        yield open_store
 
 
 @dataclass
@@ -57,6 +85,7 @@ class TinyS3:
         self.parts: dict[int, bytes] = {}
         self.answers: list[Answer] = []
         self.connections = 0
+        self.page_keys = 1000
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.daemon_threads = True
         self._server.tiny = self  # type: ignore[attr-defined]
@@ -86,8 +115,7 @@ class TinyS3:
         if request.headers.get("if-none-match") == "*" and request.path in self.objects:
             return Answer(412, "PreconditionFailed")
         body, headers = request.body, {"ETag": '"e"'}
-        said = request.headers.get("x-amz-checksum-crc32")
-        if said is not None and said != _checksum(body):
+        if request.headers.get("x-amz-checksum-crc32") not in (None, crc32_of(body)):
             return Answer(400, "BadDigest")
         if "partNumber" in request.query:
             self.parts[int(request.query["partNumber"])] = body
@@ -96,6 +124,10 @@ class TinyS3:
         return Answer(200, headers=headers)
 
     def _post(self, request: Request) -> Answer:
+        if "delete" in request.query:
+            for key in re.findall(b"<Key>([^<]+)</Key>", request.body):
+                self.objects.pop(f"{request.path}/{key.decode()}", None)
+            return Answer(200, body=b"<DeleteResult/>")
         if "uploads" in request.query:
             return Answer(
                 200, body=b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
@@ -103,7 +135,23 @@ class TinyS3:
         self.objects[request.path] = b"".join(part for _, part in sorted(self.parts.items()))
         return Answer(200, body=b"<CompleteMultipartUploadResult><ETag>e</ETag></CompleteMultipartUploadResult>")
 
+    def _list(self, request: Request) -> Answer:
+        """Pages as S3 has them; there are no unfinished uploads."""
+        after = max(request.query.get("start-after", ""), request.query.get("continuation-token", ""))
+        keys = sorted(path.removeprefix(f"{request.path}/") for path in self.objects)
+        keys = [key for key in keys if key.startswith(request.query.get("prefix", "")) and key > after]
+        page = keys[: int(request.query.get("max-keys", self.page_keys))]
+        found = "".join(
+            f"<Contents><Key>{key}</Key><Size>1</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+            for key in page
+        )
+        if page != keys:
+            found += f"<IsTruncated>true</IsTruncated><NextContinuationToken>{page[-1]}</NextContinuationToken>"
+        return Answer(200, body=f"<L>{found}</L>".encode())
+
     def _get(self, request: Request) -> Answer:
+        if "uploads" in request.query or "list-type" in request.query:
+            return self._list(request) if "list-type" in request.query else Answer(200, body=b"<L/>")
         if request.path not in self.objects:
             return Answer(404, "NoSuchKey")
         body = self.objects[request.path]
@@ -175,6 +223,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def _checksum(body: bytes) -> str:
-    """As S3 writes it."""
+def crc32_of(body: bytes) -> str:
+    """The checksum as S3 writes it."""
     return base64.b64encode(zlib.crc32(body).to_bytes(4, "big")).decode()

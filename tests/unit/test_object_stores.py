@@ -1,0 +1,468 @@
+"""What is sent to an object store by both engines, and what becomes of its answers; tests/conformance has the rest."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import claimcheck
+from claimcheck._content.source import Source
+from claimcheck._wire.pointer import Pointer
+from claimcheck.errors import (
+    ConfigError,
+    IntegrityError,
+    KeyTakenError,
+    MissingDependencyError,
+    PayloadError,
+    PayloadNotFoundError,
+    PointerRejectedError,
+    StoreError,
+    StoreUnavailableError,
+)
+from claimcheck.stores.obstore import ObstoreStore
+from claimcheck.stores.s3 import S3Store
+from claimcheck.stores.s3 import _client as s3_client
+from claimcheck.testing._store_kit import Breaking, Unseekable, Zeros
+from tests.unit.tiny_s3 import ENGINES, Answer, TinyS3, opened
+
+MIB = 1 << 20
+PART = 5 * MIB
+PAYLOAD = os.urandom(2 * MIB + 17)
+LARGE = os.urandom(3 * PART + 1000)
+BOTH = pytest.mark.parametrize("engine", ENGINES)
+SIZES = pytest.mark.parametrize("payload", [PAYLOAD, LARGE], ids=["one request", "parts"])
+
+
+@pytest.fixture
+def engine():
+    return "obstore"  # for the tests that name none
+
+
+@pytest.fixture
+def server():
+    with TinyS3() as server:
+        yield server
+
+
+@pytest.fixture
+def open_store(server, engine, monkeypatch):
+    with opened(engine, server, monkeypatch) as build:
+        yield lambda **options: build(**{"part": PART, "single": PART, **options})
+
+
+@pytest.fixture
+def store(open_store):
+    return open_store()
+
+
+def refuse(server, condition):
+    answer = server.answer
+    server.answer = lambda request: Answer(403, "AccessDenied") if condition(request) else answer(request)
+
+
+@BOTH
+class TestRequests:
+    def test_of_a_payload_in_one_piece(self, server, store):
+        pointer = store.write(PAYLOAD, destination="orders")
+
+        (request,) = server.requests
+        assert (request.method, request.path, request.body) == ("PUT", f"/b/{pointer.key}", PAYLOAD)
+        assert request.headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
+        assert "/eu-west-1/s3/" in request.headers["authorization"]
+        assert pointer.key.startswith("claims/orders-")
+        assert pointer.checksum == f"crc32:{zlib.crc32(PAYLOAD):08x}"
+
+    @pytest.mark.parametrize("make", [lambda: LARGE, lambda: Unseekable(Zeros(len(LARGE)))], ids=["bytes", "pipe"])
+    def test_of_a_payload_in_parts(self, server, store, make):
+        pointer = store.write(make())
+
+        assert [request.method for request in server.requests] == ["POST", *["PUT"] * 4, "POST"]
+        assert sorted(len(request.body) for request in server.requests)[-4:] == [1000, PART, PART, PART]
+        assert store.read(pointer) == server.objects[f"/b/{pointer.key}"]
+        assert pointer.size == len(LARGE)
+
+    def test_of_parts_that_are_read_side_by_side(self, server, open_store):
+        store = open_store(gets=3)
+        pointer = store.write(LARGE)
+        server.requests.clear()
+
+        assert store.read(pointer) == LARGE
+        assert sorted(server.said("range")) == sorted(
+            f"bytes={start}-{min(start + PART, len(LARGE)) - 1}" for start in range(0, len(LARGE), PART)
+        )
+
+    def test_only_a_record_must_be_the_first_of_its_key(self, server, store):
+        server.answers += [Answer(412, "PreconditionFailed")]
+        record = Pointer(key="claims/record", store=store.name, size=1)
+
+        with pytest.raises(Exception, match=r"PreconditionFailed|already in use") as caught:
+            store._write(record, Source(b"x", limit=1))
+        store._write(replace(record, created_ms=1), Source(b"y", limit=1))
+
+        assert KeyTakenError in (type(caught.value), store._translate(caught.value))
+        assert server.said("if-none-match") == ["*", None]
+
+    def test_do_without_that_condition_where_the_server_knows_none(self, server, store):
+        answer = server.answer
+        server.answer = lambda request: (
+            Answer(501, "NotImplemented") if "if-none-match" in request.headers else answer(request)
+        )
+
+        store._write(Pointer(key="claims/record", store=store.name, size=1), Source(b"x", limit=1))
+
+        assert set(server.said("if-none-match")) == {"*", None}
+        assert server.objects == {"/b/claims/record": b"x"}
+
+    @SIZES
+    @pytest.mark.parametrize("first", [Answer(503, "SlowDown"), Answer(500, "InternalError")])
+    def test_are_repeated_after_a_refusal(self, server, store, payload, first):
+        server.answers += [first, first]
+        pointer = store.write(payload)
+        server.answers += [first, first]
+
+        assert store.read(pointer) == payload
+
+
+@BOTH
+class TestEndpoint:
+    """What has an address of its own never goes anywhere else, whatever environment and server say."""
+
+    @pytest.fixture
+    def elsewhere(self, monkeypatch):
+        with TinyS3() as server:
+            for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
+                monkeypatch.setenv(name, server.url)
+            monkeypatch.setenv("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "true")
+            yield server
+
+    @SIZES
+    def test_everything_goes_there(self, server, elsewhere, store, payload):
+        pointer = store.write(payload)
+
+        assert store.read(pointer) == payload
+        assert store.read_range(pointer, 1, 5) == payload[1:6]
+        store.rollback(pointer)
+        assert server.objects == {}
+        assert {request.path.split("/")[1] for request in server.requests} == {"b"}
+        assert elsewhere.connections == 0
+
+    @SIZES
+    @pytest.mark.parametrize(
+        ("status", "code"),
+        [
+            (301, "PermanentRedirect"),
+            (307, "TemporaryRedirect"),
+            (308, ""),
+            (400, "AuthorizationHeaderMalformed"),
+            (404, "NoSuchBucket"),
+        ],
+    )
+    def test_no_redirect_takes_a_payload_elsewhere(
+        self, server, elsewhere, store, engine, monkeypatch, payload, status, code
+    ):
+        """Without an address of its own the SDK would ask each region for the bucket."""
+        places, find = [], socket.getaddrinfo
+        monkeypatch.setattr(
+            socket, "getaddrinfo", lambda *place, **more: places.append(place[:2]) or find(*place, **more)
+        )
+        begun = [Answer(200, body=b"<X><UploadId>u</UploadId></X>")] if payload is LARGE else []
+        headers = {"Location": f"{elsewhere.url}/b/x", "x-amz-bucket-region": "us-west-2"}
+        server.answers += begun + [Answer(status, code, headers)] * 20
+
+        with pytest.raises(StoreError):
+            store.write(payload)
+        with pytest.raises(StoreError):
+            store.read(Pointer(key="claims/x", store="cold", size=7))
+
+        assert not [request for request in elsewhere.requests if request.body or "authorization" in request.headers]
+        assert engine == "obstore" or (elsewhere.connections == 0)
+        assert {f"http://{host}:{port}" for host, port in places} <= {server.url}
+
+
+@BOTH
+class TestUploads:
+    @pytest.mark.parametrize("error", [OSError("the disk is on fire"), KeyboardInterrupt(), None])
+    def test_leave_nothing_when_the_payload_fails(self, server, store, error):
+        with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else PayloadError):
+            store.write(Breaking(5 * PART, error))
+
+        assert server.requests[-1].method == "DELETE"
+        assert server.objects == {}
+
+    @pytest.mark.parametrize("method", ["PUT", "POST"])
+    def test_are_aborted_when_the_server_refuses_a_part_or_the_end(self, server, store, method):
+        refuse(server, lambda request: request.method == method and "uploads" not in request.query)
+
+        with pytest.raises(StoreError, match=r"403|AccessDenied"):
+            store.write(LARGE)
+
+        assert "u" in [request.query.get("uploadId") for request in server.requests if request.method == "DELETE"]
+        assert server.objects == {}
+
+    def test_that_cannot_be_aborted_are_named(self, server, store):
+        refuse(server, lambda request: request.method in ("PUT", "DELETE"))
+
+        with pytest.raises(StoreError) as caught:
+            store.write(LARGE)
+
+        assert any("lifecycle rule" in note for note in caught.value.__cause__.__notes__)
+
+
+@BOTH
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("answer", "expected"),
+        [
+            (Answer(404, "NoSuchKey"), PayloadNotFoundError),
+            (Answer(404), PayloadNotFoundError),
+            (Answer(404, "NoSuchBucket"), StoreError),
+            (Answer(404, "XAdminUserNotFound"), StoreError),
+            (Answer(403, "AccessDenied"), StoreError),
+            (Answer(401, "Unauthorized"), StoreError),
+            (Answer(400, "Whatever"), StoreError),
+            (Answer(503, "SlowDown"), StoreUnavailableError),
+            (Answer(500), StoreUnavailableError),
+            (Answer(429, "TooManyRequests"), StoreUnavailableError),
+            (Answer(), StoreUnavailableError),
+            (Answer(reset=True), StoreUnavailableError),
+        ],
+    )
+    @pytest.mark.parametrize("payload", [b"small", PAYLOAD], ids=["small", "large"])
+    def test_of_reading(self, server, store, answer, expected, payload):
+        pointer = store.write(payload)
+        server.answers += [answer] * 5
+
+        with pytest.raises(StoreError) as caught:
+            store.read(pointer)
+
+        assert type(caught.value) is expected
+        assert caught.value.key == pointer.key
+
+    @pytest.mark.parametrize(
+        ("answer", "expected", "undone"),
+        [
+            (Answer(403, "AccessDenied"), StoreError, 0),
+            (Answer(404, "NoSuchBucket"), StoreError, 0),
+            (Answer(400, "Whatever"), StoreError, 1),
+            (Answer(503, "SlowDown"), StoreUnavailableError, 1),
+            (Answer(), StoreUnavailableError, 1),
+        ],
+    )
+    def test_of_writing_and_what_is_undone(self, server, store, answer, expected, undone):
+        """Nothing is, where nothing was admitted."""
+        keep, refused = server.answer, answer
+        server.answer = lambda request: refused if request.method == "PUT" else keep(request)
+
+        with pytest.raises(StoreError) as caught:
+            store.write(b"payload")
+
+        assert type(caught.value) is expected
+        assert [request.method for request in server.requests].count("DELETE") == undone
+        assert not hasattr(caught.value, "__notes__")
+
+    @pytest.mark.parametrize("after", [0, 1, MIB, len(PAYLOAD) - 1])
+    def test_a_torn_download_is_whole_or_unavailable(self, server, store, after):
+        pointer = store.write(PAYLOAD)
+        headers = {"ETag": '"e"', "Last-Modified": "Wed, 01 Jan 2025 00:00:00 GMT"}
+        server.answers += [Answer(200, headers=headers, body=PAYLOAD, hang_up_after=after)]
+        try:
+            assert store.read(pointer) == PAYLOAD
+        except StoreUnavailableError:
+            assert store.read(pointer) == PAYLOAD
+
+    def test_server_that_says_nothing(self, open_store):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            place = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            store = open_store(endpoint_url=place, timeout_seconds=0.2)
+            begin = time.monotonic()
+
+            with pytest.raises(StoreUnavailableError):
+                store.write(b"payload")
+
+        assert time.monotonic() - begin < 25
+
+    def test_server_that_is_not_there_is_not_waited_for_and_nothing_is_undone(self, open_store, monkeypatch):
+        pauses = []
+        monkeypatch.setattr("claimcheck.stores.obstore.time", SimpleNamespace(sleep=pauses.append))
+        store = open_store(endpoint_url="http://me:hunter2@127.0.0.1:1")
+
+        with pytest.raises(StoreUnavailableError) as caught:
+            store.write(b"payload")
+
+        assert pauses == getattr(caught.value, "__notes__", []) == []
+        assert "hunter2" not in str(caught.value) + repr(store)
+
+
+@pytest.mark.parametrize(
+    ("extra", "modules"), [("s3", ["boto3", "botocore.config"]), ("obstore", ["obstore", "obstore.store"])]
+)
+def test_a_missing_driver_is_named_and_nothing_is_undone(monkeypatch, extra, modules):
+    for name in modules:
+        monkeypatch.setitem(sys.modules, name, None)
+    s3_client.session.cache_clear()
+
+    with pytest.raises(MissingDependencyError, match=rf"claimcheck-messaging\[{extra}\]") as caught:
+        ENGINES[extra]().write(b"payload")
+
+    assert not hasattr(caught.value, "__notes__")
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:7070", "me:hunter2@host", "ftp://host", "http://", "http://[x", "http://h:x"]
+)
+def test_an_endpoint_needs_a_scheme_and_a_host(url):
+    with pytest.raises(ConfigError, match="endpoint_url: found text") as caught:
+        S3Store(bucket="b", endpoint_url=url)
+
+    assert "hunter2" not in str(caught.value)
+
+
+# The engine of obstore -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["claims/a//b", "claims/a/", f"claims/{chr(0x6F22) * 340}"])
+def test_keys_that_no_object_can_have_are_refused_before_any_io(store, server, key):
+    with pytest.raises(PointerRejectedError):
+        store.read(Pointer(key=key, store="cold", size=7))
+
+    assert server.connections == 0
+
+
+def test_a_small_payload_is_one_request_for_it_and_a_byte_more(server, store):
+    pointer = store.write(b"payload")
+
+    assert store.read(pointer) == b"payload"
+    assert server.requests[-1].headers["range"] == "bytes=0-7"
+    server.objects[f"/b/{pointer.key}"] = b"payload and more"
+    with pytest.raises(IntegrityError):
+        store.read(pointer)
+
+
+def test_an_upload_whose_payload_fails_is_completed_and_removed(server, store):
+    """An abort would overtake the parts that are on their way, and a real server would keep them."""
+    with pytest.raises(PayloadError):
+        store.write(Breaking(5 * PART, None))
+
+    assert [request.method for request in server.requests][-2:] == ["POST", "DELETE"]
+
+
+def test_what_was_heard_is_undone_though_the_line_was_reset(server, store, monkeypatch):
+    """A line that breaks has been a line; the server is given time to come to an end with what it brought."""
+    answer, pauses = server.answer, []
+    monkeypatch.setattr("claimcheck.stores.obstore.time", SimpleNamespace(sleep=pauses.append))
+
+    def reset(request):
+        answered = answer(request)
+        return Answer(reset=True) if request.method == "PUT" else answered
+
+    server.answer = reset
+    with pytest.raises(StoreUnavailableError):
+        store.write(PAYLOAD)
+
+    assert server.requests[-1].method == "DELETE"
+    assert server.objects == {}
+    assert len(pauses) == 1
+
+
+def test_removing_what_is_not_there_is_fine_but_not_in_the_wrong_bucket(server, store):
+    pointer = store.write(b"payload")
+    server.answers += [Answer(404, "NoSuchKey"), Answer(404, "NoSuchBucket")]
+
+    store.rollback(pointer)
+    with pytest.raises(StoreError, match="NoSuchBucket"):
+        store.rollback(pointer)
+
+
+def test_no_credentials_anywhere(open_store, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
+
+    with pytest.raises(StoreError):
+        open_store(timeout_seconds=1).write(b"payload")
+
+
+FORKING = """
+import os, sys
+from claimcheck.errors import StoreError
+from claimcheck.stores.obstore import ObstoreStore
+used = ObstoreStore(url="memory:///")
+if sys.argv[2] == "used":
+    pointer = used.write(b"payload")
+child = os.fork()
+if not child:
+    try:
+        print(used.read(used.write(b"of the child")), flush=True)
+    except StoreError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(used.read(used.write(b"of the parent")))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [("used", "use the store in the new processes only"), ("", "b'of the child'")],
+)
+def test_a_forked_process_does_not_wait_for_ever(before, expected):
+    root = str(Path(claimcheck.__path__[0]).parent)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", FORKING, root, before],
+        env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, check=True, timeout=30,
+    )  # fmt: skip
+
+    first, second = done.stdout.splitlines()
+    assert expected in first
+    assert second == "b'of the parent'"
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("url", "prefix", "text"),
+        [
+            ("s3://b", "", "s3://b/"),
+            ("s3://b/a/b/", "a/b/", "s3://b/a/b/"),
+            ("gs://b/a", "a/", "gs://b/a/"),
+            ("az://container/a", "a/", "az://container/a/"),
+            ("memory:///", "", "memory:///"),
+            ("memory:///space", "space/", "memory:///space/"),
+        ],
+    )
+    def test_places(self, url, prefix, text):
+        store = ObstoreStore(url=url)
+
+        assert store.prefix == prefix
+        assert repr(store) == f"<ObstoreStore 'store' at {text}>"
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            *("bucket", "http://host/bucket", "s3://", "s3:///prefix", "file:///tmp/claims", "memory://space"),
+            *("s3://me:hunter2@b/x", "s3://b/a/../b", "s3://b/a//b", "s3://b/a?x=hunter2", "s3://[x"),
+        ],
+    )
+    def test_what_is_no_place_is_refused(self, url):
+        with pytest.raises(ConfigError, match="url: found text") as caught:
+            ObstoreStore(url=url)
+
+        assert "hunter2" not in str(caught.value)
+
+    @pytest.mark.parametrize("url", ["gs://b/p", "az://c/p"])
+    def test_other_vendors_are_made(self, url, monkeypatch):
+        """As far as that goes without them: the engine takes what it is given."""
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+        store = ObstoreStore(url=url, endpoint_url="http://127.0.0.1:1")
+
+        assert store._objects() is store._objects()
+
+    def test_an_endpoint_needs_a_server(self):
+        with pytest.raises(ConfigError, match="endpoint_url"):
+            ObstoreStore(url="memory:///", endpoint_url="http://localhost:7070")
