@@ -217,7 +217,7 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"compression": {"codec": "gzip"}}, "compression.codec", "found 'gzip', .*'zstd' or 'lz4'"),
 ]
 BEYOND_THE_SCHEMA: list[tuple[Any, str, str]] = [
-    ({"stores": {"hot": {"type": "memory"}, 1: {"type": "memory"}}}, "stores.1", "found 1, expected text"),
+    ({"stores": {"hot": {"type": "memory"}, 1: {"type": "memory"}}}, "stores.1", "found the name 1, expected a name as text"),
     ({"store": "hto"}, "store", "found 'hto', .*; did you mean 'hot'"),
     ({"reads_from": ["hot", "cold"]}, "reads_from", "found 'cold', .*names below stores \\(hot\\)"),
     ({"destinations": {"a": {"reads_from": ["x"]}}}, "destinations.a.reads_from", "found 'x', .*below stores"),
@@ -557,7 +557,8 @@ def test_arguments_are_checked_under_their_own_names(count, rate, even):
     values = {"count": count, "rate": rate, "even": even}
     if all(valid.values()):
         assert build(Sample, values, "") == Sample(**values)
-        return check_arguments(Sample, **values)
+        check_arguments(Sample, **values)
+        return
     with pytest.raises(ConfigError) as caught:
         build(Sample, values, "x")
     wrong = [name for name, holds in valid.items() if not holds]
