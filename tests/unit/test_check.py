@@ -234,7 +234,7 @@ def test_open_finds_a_missing_package_of_a_setting(monkeypatch, package, change,
 
 
 @pytest.mark.parametrize(
-    ("encryption", "id", "words"),  # noqa: PT006 - the name of the field
+    ("encryption", "id", "words"),
     [
         ({"key_id": "k1", "keys": {"k1": "${KEY}"}}, "encryption-works", "wrapped and unwrapped a data key"),
         ({"key_id": "k", "keys": {"k": "x"}, "provider": SERVICE}, "encryption-works", f"provider {SERVICE}"),

@@ -21,8 +21,16 @@ from jsonschema import Draft202012Validator
 import claimcheck
 from claimcheck import config as configuration
 from claimcheck._config_file import from_dict, read_yaml
-from claimcheck._validation import Check, Range, build, check_arguments, check_cc, check_int, check_seconds
-from claimcheck._validation import without_secrets
+from claimcheck._validation import (
+    Check,
+    Range,
+    build,
+    check_arguments,
+    check_cc,
+    check_int,
+    check_seconds,
+    without_secrets,
+)
 from claimcheck.config import ChunkingConfig, CompressionConfig, StoreConfig, expand, signing_key
 from claimcheck.errors import ConfigError
 from tests.config_schema import schema
@@ -217,7 +225,7 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"compression": {"codec": "gzip"}}, "compression.codec", "found 'gzip', .*'zstd' or 'lz4'"),
 ]
 BEYOND_THE_SCHEMA: list[tuple[Any, str, str]] = [
-    ({"stores": {"hot": {"type": "memory"}, 1: {"type": "memory"}}}, "stores.1", "found the name 1, expected a name as text"),
+    ({"stores": {"hot": {"type": "memory"}, 1: {"type": "memory"}}}, "stores.1", "found the name 1, expected a name"),
     ({"store": "hto"}, "store", "found 'hto', .*; did you mean 'hot'"),
     ({"reads_from": ["hot", "cold"]}, "reads_from", "found 'cold', .*names below stores \\(hot\\)"),
     ({"destinations": {"a": {"reads_from": ["x"]}}}, "destinations.a.reads_from", "found 'x', .*below stores"),
