@@ -63,14 +63,6 @@ BROKEN = {
 """,
         ["test_no_acknowledgement_passes_an_incomplete_payload"],
     ),
-    "gives the first chunk back only": (
-        """
-    def give_back(self, consumer, message):
-        del message.outcome.slots[1:]
-        consumer.nack(message)
-""",
-        ["test_what_is_given_back_comes_again_whole[chunking]"],
-    ),
     "hands hints out": (
         """
     def facts_of(self, topic, message):
@@ -78,14 +70,6 @@ BROKEN = {
         return Facts(topic, first.partition, first.offset, message.key, first.headers)
 """,
         ["test_keys_and_headers_come_back[external]", "test_keys_and_headers_come_back[chunking]"],
-    ),
-    "hands the key of a chunk out": (
-        """
-    def facts_of(self, topic, message):
-        first = self.native.fetch(topic, message.partition, message.offset, 1)[0]
-        return Facts(topic, first.partition, first.offset, first.key, message.headers)
-""",
-        ["test_keys_and_headers_come_back[chunking]"],
     ),
     "mixes chunks across a seek": (
         "def seek(self, consumer, topic, position): consumer._next[topic, 0] = position",
@@ -101,15 +85,6 @@ BROKEN = {
 """,
         ["test_a_bad_message_is_an_error_of_its_own", "test_a_payload_that_is_not_what_was_declared_is_an_error"],
     ),
-    "drops bad messages": (
-        """
-    def receive(self, consumer, seconds):
-        while (message := consumer.receive(timeout=seconds)) is not None and message.error is not None:
-            consumer.ack(message)
-        return message
-""",
-        ["test_a_bad_message_is_an_error_of_its_own", "test_an_incomplete_payload_is_reported_on_a_busy_topic[last]"],
-    ),
     "deletes what was stored after an unknown outcome": (
         """
     @pytest.fixture(autouse=True)
@@ -117,14 +92,6 @@ BROKEN = {
         monkeypatch.setattr(producer, "classify", lambda error: "failed")
 """,
         ["test_an_unknown_outcome_deletes_nothing"],
-    ),
-    "keeps what was stored after a refusal": (
-        """
-    @pytest.fixture(autouse=True)
-    def _unsure(self, monkeypatch):
-        monkeypatch.setattr(producer, "classify", lambda error: "unknown")
-""",
-        ["test_a_refused_message_leaves_nothing_in_the_store[False]"],
     ),
     "never expires chunks": (
         """

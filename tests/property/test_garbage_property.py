@@ -398,13 +398,14 @@ class SweptLife(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.clock.sleep(seconds)
 
-    @rule(target=pointers, script=st.lists(st.sampled_from("----wwtk"), max_size=12), lifetime=LIFETIMES)
+    @rule(target=pointers, script=st.lists(st.sampled_from("----wwrrtk"), max_size=12), lifetime=LIFETIMES)
     def sweep(self, script: list[str], lifetime: int | None) -> object:
-        """Sweep while others write (w), sweep (t) or kill it (k)."""
+        """Sweep while others write (w), roll back (r), sweep (t) or kill it (k)."""
         written: list[Pointer] = []
         steps = {
             "-": lambda: None,
             "w": lambda: written.append(self.written(lifetime, b"meanwhile")),
+            "r": lambda: self.readable and self.store.rollback(self.readable.pop(min(self.readable))[0]),
             "t": self.sweep_to_the_end,
             "k": self.die,
         }

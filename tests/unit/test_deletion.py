@@ -274,17 +274,6 @@ def test_leftovers_and_empty_folders_go_after_the_grace(disk, tmp_path):
     assert sorted(left) == sorted([kept, partials[1]])
 
 
-def test_a_folder_that_disappears_meanwhile_is_not_an_error(disk):
-    pointers = {each.key: each for each in (disk.write(b"payload"), disk.write(b"payload"))}
-    entries = disk.scan()
-    seen = pointers.pop(next(entries).key)
-
-    disk.rollback(*pointers.values())
-
-    assert list(entries) == []
-    assert disk.read(seen) == b"payload"
-
-
 # The lifetime in a key ---------------------------------------------------------------------------------------------
 
 NOW = 1_700_000_000_500

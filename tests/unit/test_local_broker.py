@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import sqlite3
@@ -104,7 +103,7 @@ def test_fetch_begins_at_the_offset_and_stops_at_the_limit(broker):
     assert [broker.fetch("single", 0, *args) for args in ((5, 3), (2**62, 3), (0, 0))] == [[], [], []]
 
 
-NAMES = ["", "x" * 250, "x" * 100_000, "a\n", "\ud800", None]
+NAMES = ["x" * 100_000, "a\n", "\ud800", None]
 HEADERS = ["ab", [("a", 1)], {"a": None}, [("\ud800", b"")]]
 
 
@@ -176,16 +175,12 @@ def test_the_limit_counts_value_key_headers_and_overhead_and_so_do_statistics(pa
         with pytest.raises(MessageTooLargeError) as caught:
             broker.append("t", b"12345", key="ä1", headers=[("h", b"12"), ("ä", "1")])
         assert broker.stats("t") == TopicStats(messages=3, bytes=3 * limit)
+    for refused in (0, 1 << 30):
+        with pytest.raises(ConfigError, match="max_message_bytes"):
+            LocalBroker(path, max_message_bytes=refused)
     assert (caught.value.size, caught.value.limit, caught.value.destination) == (limit + 1, limit, "t")
     assert str(limit) in str(caught.value)
     assert not caught.value.retryable
-
-
-@pytest.mark.parametrize("limit", [0, 1 << 30])
-def test_limits_that_are_refused(path, limit):
-    with pytest.raises(ConfigError, match="max_message_bytes"):
-        LocalBroker(path, max_message_bytes=limit)
-    assert not path.exists()
 
 
 # Lifetime and failures ---------------------------------------------------------------------------------------------
@@ -202,16 +197,10 @@ def test_the_file_is_opened_at_first_use_and_closing_keeps_it_and_refuses_furthe
     broker.close()
     with pytest.raises(BrokerClosedError, match="was closed"):
         broker.stats("t")
-    with LocalBroker(tmp_path / "b.sqlite") as again:
-        assert again.fetch("t", 0, 0, 1)[0].value == b"kept"
-
-
-def test_an_abandoned_broker_closes_its_file(path):
-    broker = LocalBroker(path)
-    broker.create_topic("t")
-    connection = broker.database._connection
-    del broker
-    assert connection is not None
+    abandoned = LocalBroker(tmp_path / "b.sqlite")
+    assert abandoned.fetch("t", 0, 0, 1)[0].value == b"kept"
+    connection = abandoned.database._connection
+    del abandoned
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         connection.execute("SELECT 1")
 
@@ -295,44 +284,30 @@ def test_an_error_before_the_commit_undoes_a_change_and_one_of_the_commit_is_unk
 # Several threads and processes -------------------------------------------------------------------------------------
 
 
-def test_threads_with_a_broker_each_make_one_file(tmp_path):
+def test_writers_that_open_a_new_file_at_the_same_moment_lose_and_mix_nothing(tmp_path):
+    """Each with a broker of its own, as processes have; an older version mistook one in eight new files for others'."""
     start = threading.Barrier(4)
 
-    def make(path: Path) -> None:
+    def write(path: Path, writer: int) -> None:
         start.wait()
         with LocalBroker(path) as broker:
-            broker.create_topic("orders", partitions=2)
+            broker.create_topic("busy", partitions=2)
+            for number in range(10):
+                broker.append("busy", b"%d:%d" % (writer, number))
 
     with ThreadPoolExecutor(4) as pool:
-        for number in range(40):  # an older version mistook one in eight new files for those of other applications
-            for made in [pool.submit(make, tmp_path / f"{number}.sqlite") for _ in range(4)]:
-                made.result()
-
-
-def _append_many(path: Path, name: str) -> None:
-    with LocalBroker(path) as broker:
-        broker.create_topic("busy", partitions=2)
-        for number in range(100):
-            broker.append("busy", f"{name}:{number}".encode())
-
-
-def test_processes_that_open_a_new_file_at_the_same_moment_and_write_at_once(path):
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_append_many, args=(path, str(index))) for index in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0, 0]
-    everything = set()
-    with LocalBroker(path) as broker:
-        for partition in range(2):
-            messages = broker.fetch("busy", partition, 0, 1000)
-            assert [message.offset for message in messages] == list(range(100))
-            pairs = [tuple(map(int, (message.value or b"").split(b":"))) for message in messages]
-            assert sorted(pairs) == sorted(pairs, key=lambda pair: pair[0]), "each writer's order is kept"
-            everything.update(pairs)
-    assert everything == {(writer, number) for writer in range(2) for number in range(100)}
+        for path in [tmp_path / f"{number}.sqlite" for number in range(30)]:
+            for written in [pool.submit(write, path, writer) for writer in range(4)]:
+                written.result()
+            everything = set()
+            with LocalBroker(path) as broker:
+                for partition in range(2):
+                    messages = broker.fetch("busy", partition, 0, 1000)
+                    assert [message.offset for message in messages] == list(range(20))
+                    pairs = [tuple(map(int, (message.value or b"").split(b":"))) for message in messages]
+                    assert sorted(pairs) == sorted(pairs, key=lambda pair: pair[0]), "each writer's order is kept"
+                    everything.update(pairs)
+            assert everything == {(writer, number) for writer in range(4) for number in range(10)}
 
 
 def test_a_forked_child_uses_the_broker_of_its_parent(broker):
@@ -479,7 +454,9 @@ def test_names_that_are_refused(broker, group, topics):
         LocalConsumer(broker, claimcheck.from_dict({"strategy": "inline"}), topics=topics, group=group)
 
 
-_VERDICTS = st.just(["ack"] * 9) | st.lists(st.sampled_from(["ack", "ack", "nack", "keep"]), min_size=9, max_size=9)
+_VERDICTS = st.just(["ack"] * 9) | st.lists(
+    st.sampled_from(["ack", "ack", "twice", "nack", "both", "keep"]), min_size=9, max_size=9
+)
 
 
 class GroupMachine(RuleBasedStateMachine):
@@ -535,14 +512,16 @@ class GroupMachine(RuleBasedStateMachine):
         judged = list(zip(self.held, verdicts, strict=False))
         self.held = [message for message in self.held if (message, "keep") in judged or message not in dict(judged)]
         for message, verdict in judged:
-            if verdict == "ack":
+            if verdict in ("nack", "both"):  # what was given back can still be acknowledged
+                self.consumer.nack(message)
+                self.nacks[_place(message)] = self.nacks.get(_place(message), 0) + 1
+            if verdict in ("ack", "both", "twice"):
                 self.consumer.ack(message)
                 self.acked.add(_place(message))
                 while (message.partition, self.position[message.partition]) in self.acked:
                     self.position[message.partition] += 1
-            elif verdict == "nack":
-                self.consumer.nack(message)
-                self.nacks[_place(message)] = self.nacks.get(_place(message), 0) + 1
+            if verdict == "twice":
+                self.consumer.ack(message)  # again: harmless
         self.check_positions()
 
     @rule(partition=st.integers(0, 1), back=st.integers(0, 8))
@@ -580,18 +559,3 @@ def _place(message: ReceivedMessage) -> tuple[int, int]:
 
 TestGroupMachine = GroupMachine.TestCase
 TestGroupMachine.settings = examples(100, stateful_step_count=50)
-
-
-def test_a_message_that_was_given_back_can_still_be_acknowledged(broker, join):
-    fill(broker, 2)
-    consumer = join()
-    first, second = take(consumer)
-    consumer.nack(first)
-    consumer.ack(second)
-    again = consumer.receive(timeout=0)
-    assert (again.offset, again.redelivery_count, broker.consumed_offset("single", 0)) == (0, 1, 0)
-    consumer.nack(again)
-    consumer.ack(again)
-    consumer.ack(again)  # again: harmless
-    assert broker.consumed_offset("single", 0) == 2
-    assert consumer.receive(timeout=0) is None
