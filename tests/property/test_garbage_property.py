@@ -394,6 +394,10 @@ class SweptLife(RuleBasedStateMachine):
         self.readable.pop(pointer.key, None)
         self.store.rollback(pointer)
 
+    def roll_back_the_first(self) -> None:
+        if self.readable:
+            self.store.rollback(self.readable.pop(min(self.readable))[0])
+
     @rule(seconds=st.sampled_from([0.4, 1, GRACE - 1, GRACE, GRACE + 1, 50, 200]))
     def wait(self, seconds: float) -> None:
         self.clock.sleep(seconds)
@@ -402,10 +406,10 @@ class SweptLife(RuleBasedStateMachine):
     def sweep(self, script: list[str], lifetime: int | None) -> object:
         """Sweep while others write (w), roll back (r), sweep (t) or kill it (k)."""
         written: list[Pointer] = []
-        steps = {
+        steps: dict[str, Callable[[], object]] = {
             "-": lambda: None,
             "w": lambda: written.append(self.written(lifetime, b"meanwhile")),
-            "r": lambda: self.readable and self.store.rollback(self.readable.pop(min(self.readable))[0]),
+            "r": self.roll_back_the_first,
             "t": self.sweep_to_the_end,
             "k": self.die,
         }
