@@ -40,7 +40,7 @@ def test_warnings_fail_only_if_strict_and_errors_unless_they_are_ignored(warned)
     (warned / "claimcheck.yaml").write_text(CONFIG.replace("create: true", "create: false"))
     result = run("check", "--servers")
     assert result.exit_code == 6
-    assert result.stdout.splitlines()[-1].startswith("claimcheck.yaml: 2 errors, ")
+    assert result.stdout.splitlines()[-1] == "claimcheck.yaml: 1 error, 1 warning"
     ok("check", "--servers", "--ignore", "store-failed")
 
 
@@ -59,6 +59,7 @@ def test_every_problem_of_a_configuration_is_a_finding(here, text, paths, words)
     assert (result.exit_code, result.stderr) == (3, "")
     assert words in result.stdout
     assert result.stdout.count("error    config-invalid  ") == len(paths)
+    assert result.stdout.splitlines()[-1] == f"bad.yaml: {'1 error' if len(paths) == 1 else '2 errors'}"
     report = json.loads(run("--config", "bad.yaml", "check", "--json").stdout)
     assert (report["ok"], len(report["findings"])) == (False, len(paths))
     assert len(paths) == 1 or [each["path"] for each in report["findings"]] == paths
