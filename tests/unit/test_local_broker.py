@@ -87,7 +87,7 @@ def test_creating_a_topic_again_changes_nothing_and_never_its_partitions(broker)
 def test_a_message_comes_back_as_it_was_appended_and_does_not_show_its_contents(value, key, headers):
     """Tombstones, empty values and empty keys stay apart, and so do headers of one name."""
     with tempfile.TemporaryDirectory() as folder, LocalBroker(Path(folder) / "b", clock=lambda: 1000.5) as broker:
-        broker.create_topic("persistent://tenant/ns/t-1_" + "x" * 220)
+        broker.create_topic("persistent://tenant/ns/t-1_".ljust(249, "x"))
         (topic,) = broker.topics()
         assert broker.append(topic, value, key=key, headers=headers) == MessageId(topic, 0, 0)
         (message,) = broker.fetch(topic, 0, 0, 10)
@@ -103,7 +103,7 @@ def test_fetch_begins_at_the_offset_and_stops_at_the_limit(broker):
     assert [broker.fetch("single", 0, *args) for args in ((5, 3), (2**62, 3), (0, 0))] == [[], [], []]
 
 
-NAMES = ["x" * 100_000, "a\n", "\ud800", None]
+NAMES = ["", "x" * 250, "x" * 100_000, "a\n", "\ud800", None]
 HEADERS = ["ab", [("a", 1)], {"a": None}, [("\ud800", b"")]]
 
 

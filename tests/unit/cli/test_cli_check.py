@@ -160,11 +160,13 @@ def test_no_secret_is_printed(here, monkeypatch, capfd, options, settings, found
     monkeypatch.setenv("CLAIMCHECK_PULSAR_TOKEN", "pw-SECRET\nof a file")
     (here / "claimcheck.yaml").write_text(LEAKY)
     (here / "client").write_text(settings)
+    text = run("check", "--servers", *options, "--topic", "t")
     result = run("check", "--servers", *options, "--topic", "t", "--json")
     printed = capfd.readouterr()  # the clients' own
+    assert found in text.stdout
     findings = json.loads(result.stdout)["findings"]
     assert found in [each["id"] for each in findings]
-    assert "SECRET" not in result.output + printed.out + printed.err
+    assert "SECRET" not in text.output + result.output + printed.out + printed.err
     if "@" in options[1]:
         assert f"{options[0]} contains a user name or password" in result.stdout
     broker = [each["message"] for each in findings if each["path"].startswith(("pulsar", "kafka", "topic"))]

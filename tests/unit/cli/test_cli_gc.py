@@ -8,16 +8,20 @@ import re
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from confluent_kafka import admin as vendor
 
 import claimcheck
-from claimcheck._operate.gc import Collection, LocalTopics
+from claimcheck._operate.gc import Collection, KafkaTopics, LocalTopics, PulsarTopics
 from claimcheck._store.contract import StoreContext
 from claimcheck._wire.envelope import encode_pointer
 from claimcheck.transports._common.topics import is_dead_letter_topic, topics_not_read, topics_to_read
+from claimcheck.transports.kafka._queries import KafkaTarget
 from claimcheck.transports.local import LocalBroker
 from claimcheck.transports.local._broker import local_cluster
+from claimcheck.transports.pulsar._queries import PulsarTarget
 from tests.local_rig import acknowledge
 from tests.unit.cli.rig import ok, run
 
@@ -140,6 +144,17 @@ def test_a_clock_that_is_ahead_of_the_stores_deletes_nothing(lab):
     assert recent.key in lab.stored
 
 
+def test_a_failed_listing_names_the_store_and_no_key(lab, monkeypatch):
+    def fail(self):
+        raise OSError("broken")
+
+    lab.write()
+    monkeypatch.setattr(type(lab.store), "_scan", fail)
+    result = run(*GC)
+    assert result.exit_code != 0
+    assert "store 'disk': scan failed: OSError: broken" in result.stderr
+
+
 @pytest.mark.parametrize("days", [2, 0.5])
 def test_nothing_is_deleted_if_the_topics_point_at_no_payload_at_all(lab, days):
     orphan, foreign = lab.write(), lab.write(days=days)
@@ -258,6 +273,26 @@ def test_topics_with_copies_of_messages_are_read_and_similar_ones_are_named(lab)
     place = "persistent://orders/default/"  # the namespace is not compared
     known = [f"{place}{name}" for name in ("orders", "my-orders", "payments")]
     assert topics_not_read(known[:1], known) == known[1:2]
+
+
+def test_kafka_and_pulsar_read_all_partitions_of_the_topic_of_a_dead_letter_topic(monkeypatch):
+    known = {name: SimpleNamespace(error=None, partitions=(0, 1)) for name in ("orders", "orders.dlq", "x")}
+    admin = SimpleNamespace(list_topics=lambda timeout: SimpleNamespace(topics=known))
+    monkeypatch.setattr(vendor, "AdminClient", lambda *_, logger: admin)
+    kafka = KafkaTopics(KafkaTarget("localhost:9092", ("orders.dlq",)))
+    assert kafka._partitions() == [(name, number) for name in ("orders", "orders.dlq") for number in (0, 1)]
+
+    place = "persistent://public/default/"
+    answers = {
+        "persistent/public/default/partitioned": [f"{place}orders"],
+        "persistent/public/default": [f"{place}{name}" for name in ("orders-partition-0", "orders-s-DLQ", "x")],
+        "persistent/public/default/orders/partitions": {"partitions": 2},
+    }
+    monkeypatch.setattr(PulsarTarget, "admin", lambda _: answers)
+    pulsar = PulsarTopics(PulsarTarget("pulsar://localhost", "http://localhost", ("orders-s-DLQ",)))
+    expected = [f"{place}orders-partition-0", f"{place}orders-partition-1", f"{place}orders-s-DLQ"]
+    assert pulsar._partitions() == expected
+    assert [pulsar._place(name) for name in expected[1:]] == [(f"{place}orders", "partition 1, "), (expected[2], "")]
 
 
 def test_topics_whose_payloads_have_the_same_keys_have_to_be_named_together(lab):
