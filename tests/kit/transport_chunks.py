@@ -124,8 +124,7 @@ class ChunkConformance(TransportKit):
 
     # Contradictions --------------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("what", ["other bytes", "another count"])
-    @pytest.mark.parametrize("acknowledged", [False, True])
+    @pytest.mark.parametrize(("what", "acknowledged"), [("other bytes", False), ("another count", True)])
     def test_a_late_chunk_that_contradicts_a_payload_is_reported(
         self, harness: Harness, what: str, acknowledged: bool
     ) -> None:

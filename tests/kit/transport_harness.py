@@ -90,9 +90,6 @@ class TransportKit:
         has_seek: Whether consumers can seek.
         has_look_ahead: Whether consumers can read stored payloads ahead.
         has_lazy_payloads: Whether a stored payload is read when the application requests it, not when it is received.
-        has_tombstones: Whether a message can have no value.
-        has_refusals: Whether `send_refused` is implemented.
-        has_unknown_outcomes: Whether `send_unknown` is implemented.
         has_open_producers: Whether producers must be closed, and send in the background.
         closed: The exceptions that a closed producer raises.
     """
@@ -111,9 +108,6 @@ class TransportKit:
     has_seek: ClassVar[bool] = True
     has_look_ahead: ClassVar[bool] = True
     has_lazy_payloads: ClassVar[bool] = True
-    has_tombstones: ClassVar[bool] = True
-    has_refusals: ClassVar[bool] = True
-    has_unknown_outcomes: ClassVar[bool] = True
     has_open_producers: ClassVar[bool] = True
     closed: ClassVar[type[BaseException] | tuple[type[BaseException], ...]] = RuntimeError
 

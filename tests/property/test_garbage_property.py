@@ -1,29 +1,42 @@
-"""Garbage collection beside everything else that happens to payloads: nothing goes too early, and no orphan stays."""
+"""Sweeps and garbage collections beside everything else that happens to payloads: nothing goes too early or stays."""
 
 from __future__ import annotations
 
 import contextlib
+import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
 import hypothesis
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
 
 from claimcheck._operate.garbage import Candidates
-from claimcheck._operate.gc import Collection, Run
+from claimcheck._operate.gc import Collection, Run, Topics
 from claimcheck._operate.sweep import Sweep
 from claimcheck._store.contract import StoreContext
 from claimcheck._wire.envelope import encode_pointer
 from claimcheck._wire.pointer import Pointer, decode, encode
 from claimcheck.config import HEADER
+from claimcheck.stores.filesystem import FilesystemStore
 from claimcheck.stores.memory import MemoryStore
-from claimcheck.transports._common.topics import IncompleteReadError
+from claimcheck.transports._common.topics import IncompleteReadError, TopicMessage, topics_to_read
 from tests.clocks import Clock
 from tests.hypothesis_examples import examples
-from tests.property.model_topics import Broker, Message, ModelTopics
 
 GRACE = 10
 TOPICS = ("orders", "orders.dlq")
@@ -37,10 +50,10 @@ class Killed(BaseException):
     """The process of a collection or a sweep ended here."""
 
 
-class InterleavedStore(MemoryStore):
+class Interleaved:
     """Something else happens before each listed entry is returned, and before each one is deleted."""
 
-    pause: Callable[[], None] = staticmethod(lambda: None)
+    pause: Callable[[], object] = staticmethod(lambda: None)
 
     def _scan(self):
         for entry in super()._scan():
@@ -51,6 +64,110 @@ class InterleavedStore(MemoryStore):
         for entry in entries:
             self.pause()
             yield from super()._discard([entry])
+
+
+class InMemory(Interleaved, MemoryStore):
+    pass
+
+
+class InFolder(Interleaved, FilesystemStore):
+    pass
+
+
+# A model of topics: transactions, groups, retention, messages that move, and a reader for garbage collection -----
+
+Place = tuple[str, int]
+GROUPS = ("fast", "slow")
+
+
+@dataclass(eq=False)
+class Message:
+    value: bytes
+    state: Literal["open", "committed", "aborted"] = "committed"
+
+
+@dataclass
+class Log:
+    """One partition; any message can be deleted, as compaction, retention and acknowledgements do together."""
+
+    messages: dict[int, Message] = field(default_factory=dict)
+    end: int = 0
+    committed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(GROUPS, 0))
+
+    def append(self, message: Message) -> None:
+        self.messages[self.end] = message
+        self.end += 1
+
+    def consume(self, group: str) -> None:
+        waiting = [offset for offset, message in self.messages.items() if message.state == "open"]
+        self.committed[group] = max(self.committed[group], min(waiting, default=self.end))
+
+    @property
+    def floor(self) -> int:
+        """Below it, every group has read everything."""
+        return min(self.committed.values(), default=0)
+
+
+class Broker:
+    """Topics with partitions."""
+
+    def __init__(self, **topics: int) -> None:
+        self.logs = {(topic, number): Log() for topic, count in topics.items() for number in range(count)}
+
+    def readable(self, *, consumed: bool) -> Iterator[bytes]:
+        """Yield what a group can still read, or if not ``consumed``, any reader."""
+        for log in self.logs.values():
+            for offset, message in log.messages.items():
+                if message.state == "committed" and (not consumed or offset >= log.floor):
+                    yield message.value
+
+    def move(self, origin: str, to: str) -> None:
+        """Append a copy of the oldest message that the groups have not read, then delete the original."""
+        for (topic, _), log in self.logs.items():
+            left = [each for each in log.messages if each >= log.floor and log.messages[each].state == "committed"]
+            if topic == origin and left:
+                self.logs[to, 0].append(Message(log.messages[left[0]].value))
+                del log.messages[left[0]]
+                return
+
+
+class ModelTopics(Topics):
+    """Reads a model broker for a garbage collection; something else happens before each partition and message."""
+
+    checks_tail = True
+
+    def __init__(self, broker: Broker, topics: tuple[str, ...], *, consumed: bool, pause: Callable[[], None]) -> None:
+        self.topics = topics
+        self._broker, self._pause = broker, pause
+        self._floors = {place: log.floor if consumed else 0 for place, log in broker.logs.items()}
+        self._next: dict[Place, int] = {}
+
+    def cluster(self) -> str:
+        return "model"
+
+    def known(self) -> list[str]:
+        return sorted({topic for topic, _ in self._broker.logs})
+
+    def names(self, topic: str) -> list[str]:
+        return [topic]
+
+    def read(self) -> Iterator[TopicMessage]:
+        read = topics_to_read(self.topics, self.known())
+        logs = {place: log for place, log in self._broker.logs.items() if place[0] in read}
+        starts, ends = self._next, {place: log.end for place, log in logs.items()}
+        for place, log in logs.items():
+            self._pause()
+            for offset in range(starts.get(place, self._floors[place]), ends[place]):
+                self._pause()
+                message = log.messages.get(offset)
+                if message is not None:
+                    yield TopicMessage(place[0], f"offset {offset}", message.value)
+                elif starts and self.checks_tail:
+                    raise IncompleteReadError(f"{place}: offset {offset} was deleted before it was read")
+        self._next = ends
+
+
+# Garbage collections ---------------------------------------------------------------------------------------------
 
 
 class Life(RuleBasedStateMachine):
@@ -69,7 +186,7 @@ class Life(RuleBasedStateMachine):
     def open(self) -> None:
         self.clock = Clock()
         self.broker = Broker(**PARTITIONS)
-        self.store = InterleavedStore(space=str(uuid.uuid4()))
+        self.store = InMemory(space=str(uuid.uuid4()))
         self.store.context = StoreContext(clock=self.clock)
         self.store.pause = self.pause
         self.events: Iterator[str] = iter(())
@@ -242,12 +359,103 @@ class LifeOfDeadLetters(Life):
     topics = ("orders.dlq",)
 
 
+# Sweeps of a folder ----------------------------------------------------------------------------------------------
+
+
+class SweptLife(RuleBasedStateMachine):
+    """A folder and its clock. Every pointer that was returned and not rolled back is readable while it has to be."""
+
+    pointers = Bundle("pointers")
+
+    @initialize()
+    def open(self) -> None:
+        self.clock = Clock()
+        self.readable: dict[str, tuple[Pointer, bytes]] = {}
+        self.folder = Path(tempfile.mkdtemp(prefix="claimcheck-sweep-"))
+        self.store = InFolder(path=str(self.folder))
+        self.store.context = StoreContext(clock=self.clock)
+
+    def teardown(self) -> None:
+        if hasattr(self, "folder"):
+            shutil.rmtree(self.folder)
+
+    @rule(target=pointers, lifetime=LIFETIMES, payload=st.binary(max_size=3))
+    def write(self, lifetime: int | None, payload: bytes) -> Pointer:
+        return self.written(lifetime, payload)
+
+    def written(self, lifetime: int | None, payload: bytes) -> Pointer:
+        self.store.ttl_seconds = lifetime
+        pointer = self.store.write(payload, destination="orders-20010101T000000Z")
+        self.readable[pointer.key] = pointer, payload
+        return pointer
+
+    @rule(pointer=consumes(pointers))
+    def roll_back(self, pointer: Pointer) -> None:
+        self.readable.pop(pointer.key, None)
+        self.store.rollback(pointer)
+
+    def roll_back_the_first(self) -> None:
+        if self.readable:
+            self.store.rollback(self.readable.pop(min(self.readable))[0])
+
+    @rule(seconds=st.sampled_from([0.4, 1, GRACE - 1, GRACE, GRACE + 1, 50, 200]))
+    def wait(self, seconds: float) -> None:
+        self.clock.sleep(seconds)
+
+    @rule(target=pointers, script=st.lists(st.sampled_from("----wwrrtk"), max_size=12), lifetime=LIFETIMES)
+    def sweep(self, script: list[str], lifetime: int | None) -> object:
+        """Sweep while others write (w), roll back (r), sweep (t) or kill it (k)."""
+        written: list[Pointer] = []
+        steps: dict[str, Callable[[], object]] = {
+            "-": lambda: None,
+            "w": lambda: written.append(self.written(lifetime, b"meanwhile")),
+            "r": self.roll_back_the_first,
+            "t": self.sweep_to_the_end,
+            "k": self.die,
+        }
+        events = iter(script)
+        self.store.pause = lambda: steps[next(events, "-")]()
+        with contextlib.suppress(Killed):
+            Sweep(grace_seconds=GRACE, dry_run=False, clock=self.clock).run(self.store)
+        self.store.pause = lambda: None
+        return multiple(*written)
+
+    def sweep_to_the_end(self) -> None:
+        pause, self.store.pause = self.store.pause, lambda: None
+        Sweep(grace_seconds=GRACE, dry_run=False, clock=self.clock).run(self.store)
+        self.store.pause = pause
+
+    def die(self) -> None:
+        raise Killed
+
+    @invariant()
+    def nothing_went_too_early(self) -> None:
+        for key, (pointer, payload) in list(self.readable.items()):
+            ends = None if pointer.expires_ms is None else pointer.expires_ms + GRACE * 1000
+            if ends is None or self.clock() * 1000 < ends:
+                assert self.store.read(pointer) == payload
+            else:
+                del self.readable[key]
+
+    @rule()
+    def nothing_stays(self) -> None:
+        """After all lifetimes, one sweep leaves only payloads without one."""
+        self.clock.sleep(1000)
+        self.sweep_to_the_end()
+        left = list(self.store.scan())
+        assert all(entry.expires_ms is None and entry.has_lifetime for entry in left)
+
+
 TestLife = Life.TestCase
 TestLife.settings = examples(600, stateful_step_count=30)
 TestLifeOfConsumed = LifeOfConsumed.TestCase
 TestLifeOfConsumed.settings = examples(400, stateful_step_count=30)
 TestLifeOfDeadLetters = LifeOfDeadLetters.TestCase
 TestLifeOfDeadLetters.settings = examples(300, stateful_step_count=30)
+
+
+TestSweptLife = SweptLife.TestCase
+TestSweptLife.settings = examples(600, stateful_step_count=30)
 
 
 # Faults that the machine has to find ---------------------------------------------------------------------------

@@ -28,78 +28,65 @@ from tests.structure import calls
 OFFSETS = st.integers(0, 2**63 - 1)
 
 
-class TestMarks:
-    @given(OFFSETS, st.frozensets(OFFSETS, max_size=20))
-    def test_come_back_as_they_were(self, upto, owed):
-        mark = CommitMetadata(upto, owed)
+@given(OFFSETS, st.frozensets(OFFSETS, max_size=20))
+def test_commit_metadata_comes_back_as_it_was(upto, owed):
+    mark = CommitMetadata(upto, owed)
 
-        assert CommitMetadata.decode(mark.encode()) == mark
-        assert CommitMetadata.decode(mark.encode() + "\0") == mark  # as other clients read it
+    assert CommitMetadata.decode(mark.encode()) == mark
+    assert CommitMetadata.decode(mark.encode() + "\0") == mark  # as other clients read it
 
-    @pytest.mark.parametrize("text", [None, "", "mine", "claimcheck:1", "claimcheck:1;x;", "claimcheck:2;5;", "\0"])
-    def test_what_is_not_ours_is_none(self, text):
+
+def test_metadata_of_others_is_none_and_what_the_broker_would_refuse_is_left_out():
+    for text in (None, "", "mine", "claimcheck:1", "claimcheck:1;x;", "claimcheck:2;5;", "\0"):
         assert CommitMetadata.decode(text) is None
-
-    def test_one_that_the_broker_would_refuse_is_left_out(self):
-        assert CommitMetadata(10**18, frozenset(range(10**18, 10**18 + 300))).encode() == ""
-        assert len(CommitMetadata(10**18, frozenset(range(10**18, 10**18 + 190))).encode()) < 4096
+    assert CommitMetadata(10**18, frozenset(range(10**18, 10**18 + 300))).encode() == ""
+    assert len(CommitMetadata(10**18, frozenset(range(10**18, 10**18 + 190))).encode()) < 4096
 
 
-class TestOffsets:
-    def test_where_nobody_commits_memory_is_bounded_and_errs_on_the_side_of_twice(self):
-        offsets = Offsets(start=0, read=10**9)
-        for n in range(MAX_SPANS + 500):
-            offsets.delivered(10 * n, 10 * n + 5)
+def test_where_nobody_commits_memory_is_bounded_and_errs_on_the_side_of_twice():
+    offsets = Offsets(start=0, read=10**9)
+    for n in range(MAX_SPANS + 500):
+        offsets.delivered(10 * n, 10 * n + 5)
 
-        assert len(offsets.spans) == MAX_SPANS
-        assert offsets.safe(10 * 300, None) == 0
-        last = 10 * (MAX_SPANS + 400)
-        assert offsets.safe(last + 5, None) == last
+    assert len(offsets.spans) == MAX_SPANS
+    assert offsets.safe(10 * 300, None) == 0
+    last = 10 * (MAX_SPANS + 400)
+    assert offsets.safe(last + 5, None) == last
 
 
-class TestMessages:
-    def native(self):
-        return kafka.Message(topic="t", partition=1, offset=5, key=b"k", value=b"envelope", timestamp=(1, 1000))
+def message(payload):
+    native = kafka.Message(topic="t", partition=1, offset=5, key=b"k", value=b"envelope", timestamp=(1, 1000))
+    return message_of(native, payload)
 
-    def test_a_stored_payload_is_read_once_and_when_it_is_asked_for(self):
-        reads = []
-        message = message_of(self.native(), StoredPayload(lambda: reads.append(1) or b"payload", size=7))
-        assert (len(message), reads) == (7, [])
 
-        assert (message.value(), message.value(), len(message), reads) == (b"payload", b"payload", 7, [1])
-        assert isinstance(message, kafka.Message)
-        assert isinstance(message, KafkaMessage)
-        assert repr(message) == "<KafkaMessage t[1] at 5>"
+def test_a_stored_payload_is_read_once_and_when_it_is_asked_for():
+    reads = []
+    stored = message(StoredPayload(lambda: reads.append(1) or b"payload", size=7))
+    assert (len(stored), reads, repr(stored)) == (7, [], "<KafkaMessage t[1] at 5>")
+    assert (stored.value(), stored.value(), len(stored), reads) == (b"payload", b"payload", 7, [1])
+    assert isinstance(stored, kafka.Message)
+    assert isinstance(stored, KafkaMessage)
+    again = pickle.loads(pickle.dumps(stored))  # with its payload, and not as a tombstone
+    assert (again.value(), again.topic(), again.offset(), again.key()) == (b"payload", "t", 5, b"k")
 
-    def test_a_bad_one_has_everything_but_its_value(self):
-        error = TransportError("no")
-        message = message_of(self.native(), error)
 
+def test_a_bad_message_has_everything_but_its_value():
+    error = TransportError("no")
+    bad = message(error)
+
+    assert (bad.topic(), bad.partition(), bad.offset(), bad.key()) == ("t", 1, 5, b"k")
+    assert (bad.error(), bad.payload_error, bad.timestamp()) == (None, error, (1, 1000))
+    for use in (KafkaMessage.value, pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TransportError):
-            message.value()
-        assert (message.topic(), message.partition(), message.offset(), message.key()) == ("t", 1, 5, b"k")
-        assert (message.error(), message.payload_error, message.timestamp()) == (None, error, (1, 1000))
+            use(bad)
+    assert bad, "`if message:` must not skip an error"
+    assert message(StoredPayload(lambda: b"payload", size=0))
 
-    def test_every_one_is_true_even_without_bytes(self):
-        """``if message:`` must not skip an error."""
-        assert message_of(self.native(), TransportError("no"))
-        assert message_of(self.native(), StoredPayload(lambda: b"payload", size=0))
 
-    def test_a_value_that_the_user_sets_takes_the_place_of_the_payload(self):
-        message = message_of(self.native(), StoredPayload(lambda: pytest.fail("it was read"), size=7))
-        message.set_value(b"other")
-
-        assert (message.value(), len(message), stored_of(message)) == (b"other", 5, None)
-
-    def test_it_pickles_with_its_payload_and_not_as_a_tombstone(self):
-        message = message_of(self.native(), StoredPayload(lambda: b"payload", size=7))
-
-        again = pickle.loads(pickle.dumps(message))
-
-        assert (again.value(), again.topic(), again.offset(), again.key()) == (b"payload", "t", 5, b"k")
-        for copying in (pickle.dumps, copy.copy, copy.deepcopy):
-            with pytest.raises(TransportError):
-                copying(message_of(self.native(), TransportError("no")))
+def test_a_value_that_the_user_sets_takes_the_place_of_the_payload():
+    changed = message(StoredPayload(lambda: pytest.fail("it was read"), size=7))
+    changed.set_value(b"other")
+    assert (changed.value(), len(changed), stored_of(changed)) == (b"other", 5, None)
 
 
 @pytest.mark.parametrize("error", [BufferError("full"), RuntimeError("closed"), TypeError("key"), ValueError("topic")])
@@ -186,8 +173,11 @@ def committed(servers):
         return sorted(each.offset for each in consumer.committed(PARTITIONS, timeout=10) if each.offset >= 0)
 
 
-@pytest.mark.parametrize("way", ["with", "finally", "async with", "cancelled"])
-@pytest.mark.parametrize("payload", [b"small", b"z" * 3_000_000], ids=["plain", "stored"])
+@pytest.mark.parametrize(
+    ("way", "payload"),
+    [("with", b"z" * 3_000_000), ("finally", b"small"), ("async with", b"z" * 3_000_000), ("cancelled", b"small")],
+    ids=["with", "finally", "async with", "cancelled"],
+)
 def test_a_message_on_which_the_application_failed_is_not_committed_by_close(way, payload, servers):
     with claimcheck.from_dict({"stores": {"m": {"type": "memory"}}}) as cc:
         with KafkaProducer(kafka.Producer(servers), cc) as producer:

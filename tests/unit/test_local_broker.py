@@ -1,8 +1,7 @@
-"""The embedded broker: topics, messages, limits and failures. Groups are in test_local_groups.py."""
+"""The embedded broker: topics, messages, limits and failures, and its groups with one open consumer each."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import sqlite3
@@ -15,7 +14,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+import claimcheck
 from claimcheck.errors import ConfigError, PayloadTypeError
 from claimcheck.transports.local import (
     MESSAGE_OVERHEAD_BYTES,
@@ -23,14 +24,21 @@ from claimcheck.transports.local import (
     BrokerClosedError,
     BrokerCommitError,
     BrokerStorageError,
+    GroupTakenOverError,
     LocalBroker,
+    LocalConsumer,
     MessageId,
     MessageTooLargeError,
+    ReceivedMessage,
     TopicStats,
     UnknownPartitionError,
     UnknownTopicError,
 )
 from claimcheck.transports.local import _broker as database
+from tests.clocks import Clock
+from tests.hypothesis_examples import examples
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
 
 @pytest.fixture
@@ -39,13 +47,19 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def broker(path: Path):
-    with LocalBroker(path, clock=lambda: 1000.5) as broker:
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def broker(path: Path, clock: Clock):
+    with LocalBroker(path, clock=clock, sleep=clock.sleep) as broker:
         broker.create_topic("orders", partitions=2)
+        broker.create_topic("single")
         yield broker
 
 
-# Topics
+# Topics and messages -----------------------------------------------------------------------------------------------
 
 
 def test_only_the_owner_may_read_a_new_file(path):
@@ -61,76 +75,36 @@ def test_only_the_owner_may_read_a_new_file(path):
     assert modes == dict.fromkeys(["broker.sqlite", "broker.sqlite-shm", "broker.sqlite-wal"], "0o600")
 
 
-def test_creating_a_topic_again_with_the_same_partitions_changes_nothing(broker):
+def test_creating_a_topic_again_changes_nothing_and_never_its_partitions(broker):
     broker.append("orders", b"a", partition=1)
     broker.create_topic("orders", partitions=2)
-    assert broker.partitions("orders") == 2
-    assert broker.end_offset("orders", 1) == 1
-
-
-def test_creating_a_topic_again_with_other_partitions_is_refused(broker):
     with pytest.raises(ConfigError, match="partitions: found 3, expected 2, which topic orders has"):
         broker.create_topic("orders", partitions=3)
-    assert broker.partitions("orders") == 2
+    assert (broker.partitions("orders"), broker.end_offset("orders", 1)) == (2, 1)
 
 
-@pytest.mark.parametrize("name", ["persistent://tenant/ns/t-1", "a.b_c", "x" * 249])
-def test_topic_names_that_are_allowed(broker, name):
-    broker.create_topic(name)
-    assert broker.append(name, b"x") == MessageId(name, 0, 0)
-
-
-def test_an_unknown_topic_is_named_with_the_way_to_create_it(broker):
-    calls = [
-        lambda: broker.append("other", b"x"),
-        lambda: broker.fetch("other", 0, 0, 1),
-        lambda: broker.partitions("other"),
-        lambda: broker.end_offset("other", 0),
-        lambda: broker.stats("other"),
-    ]
-    for call in calls:
-        with pytest.raises(UnknownTopicError, match="create_topic") as caught:
-            call()
-        assert caught.value.destination == "other"
-
-
-# Messages
-
-
-def test_a_message_comes_back_as_it_was_appended(broker):
-    headers = [("h", b"1"), ("h", "zwei ä"), ("", b"")]
-    where = broker.append("orders", b"value", key=b"k", headers=headers, partition=1)
-    (message,) = broker.fetch("orders", 1, 0, 10)
-    assert where == MessageId("orders", 1, 0)
-    assert (message.value, message.key, message.timestamp) == (b"value", b"k", 1000.5)
-    assert message.headers == [("h", b"1"), ("h", "zwei ä".encode()), ("", b"")]
-
-
-def test_tombstones_and_empty_values_and_keys_stay_apart(broker):
-    broker.append("orders", None, partition=0)
-    broker.append("orders", b"", key=b"", partition=0)
-    assert [(m.value, m.key, m.headers) for m in broker.fetch("orders", 0, 0, 9)] == [(None, None, []), (b"", b"", [])]
-
-
-@given(st.lists(st.tuples(st.text(st.characters(exclude_categories=["Cs"])), st.binary())))
-def test_headers_survive_storage(pairs):
-    with tempfile.TemporaryDirectory() as folder, LocalBroker(Path(folder) / "b") as broker:
-        broker.create_topic("t")
-        broker.append("t", b"", headers=pairs)
-        assert broker.fetch("t", 0, 0, 1)[0].headers == pairs
+@given(st.none() | st.binary(), st.none() | st.binary(), st.lists(st.tuples(TEXT, st.binary() | TEXT)))
+def test_a_message_comes_back_as_it_was_appended_and_does_not_show_its_contents(value, key, headers):
+    """Tombstones, empty values and empty keys stay apart, and so do headers of one name."""
+    with tempfile.TemporaryDirectory() as folder, LocalBroker(Path(folder) / "b", clock=lambda: 1000.5) as broker:
+        broker.create_topic("persistent://tenant/ns/t-1_".ljust(249, "x"))
+        (topic,) = broker.topics()
+        assert broker.append(topic, value, key=key, headers=headers) == MessageId(topic, 0, 0)
+        (message,) = broker.fetch(topic, 0, 0, 10)
+    assert (message.value, message.key, message.timestamp) == (value, key, 1000.5)
+    assert message.headers == [(name, each.encode() if isinstance(each, str) else each) for name, each in headers]
+    assert repr(message) == f"LocalMessage(topic={topic!r}, partition=0, offset=0, timestamp=1000.5)"
 
 
 def test_fetch_begins_at_the_offset_and_stops_at_the_limit(broker):
     for number in range(5):
-        broker.append("orders", b"%d" % number, partition=0)
-    assert [m.offset for m in broker.fetch("orders", 0, 1, 3)] == [1, 2, 3]
-    assert (
-        broker.fetch("orders", 0, 5, 3) == broker.fetch("orders", 0, 2**62, 3) == broker.fetch("orders", 0, 0, 0) == []
-    )
+        broker.append("single", b"%d" % number)
+    assert [m.offset for m in broker.fetch("single", 0, 1, 3)] == [1, 2, 3]
+    assert [broker.fetch("single", 0, *args) for args in ((5, 3), (2**62, 3), (0, 0))] == [[], [], []]
 
 
-NAMES = ["", "x" * 250, "x" * 100_000, "a\0b", "ä", "a b", "a\n", "\ud800", None, b"orders", 7]
-HEADERS = [5, "ab", [("a",)], [("a", 1)], [(b"a", b"")], {"a": None}, [("\ud800", b"")]]
+NAMES = ["", "x" * 250, "x" * 100_000, "a\n", "\ud800", None]
+HEADERS = ["ab", [("a", 1)], {"a": None}, [("\ud800", b"")]]
 
 
 @pytest.mark.parametrize(
@@ -138,10 +112,9 @@ HEADERS = [5, "ab", [("a",)], [("a", 1)], [(b"a", b"")], {"a": None}, [("\ud800"
     [
         *(({"topic": name}, ConfigError, "topic: found") for name in NAMES),
         *(({"headers": headers}, ConfigError, "header") for headers in HEADERS),
-        *(({"value": value}, PayloadTypeError, "bytes-like or None") for value in ("text", 5, [b"x"])),
+        *(({"value": value}, PayloadTypeError, "bytes-like or None") for value in ("text", [b"x"])),
         *(({"key": key}, ConfigError, "key") for key in (5, "\ud800")),
         *(({"partition": number}, UnknownPartitionError, "only 0 to 1") for number in (-1, 2, "0")),
-        ({"value": bytes(1 << 20)}, MessageTooLargeError, "1048576"),
         ({"value": memoryview(bytes(1 << 20)).cast("I")}, MessageTooLargeError, "1048576"),
     ],
 )
@@ -149,169 +122,120 @@ def test_a_message_that_is_refused_leaves_nothing(broker, arguments, error, text
     with pytest.raises(error, match=text) as caught:
         broker.append(**({"topic": "orders", "value": b"x"} | arguments))
     assert len(str(caught.value)) < 250
-    assert broker.stats("orders") == TopicStats(messages=0, bytes=0)
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (type(copy), str(copy)) == (error, str(caught.value))
+    assert broker.stats("orders") == TopicStats(messages=0, bytes=0)
+    assert broker.append("orders", b"x", partition=1).offset == 0
 
 
 @pytest.mark.parametrize(
-    ("call", "error"),
+    ("method", "arguments", "error"),
     [
-        *((lambda broker, name=name: broker.create_topic(name), ConfigError) for name in NAMES),
-        *((lambda broker, n=n: broker.create_topic("new", partitions=n), ConfigError) for n in (0, -1, 10_001)),
-        (lambda broker: broker.fetch("", 0, 0, 1), ConfigError),
-        (lambda broker: broker.partitions(""), ConfigError),
-        (lambda broker: broker.stats(""), ConfigError),
-        (lambda broker: broker.fetch("orders", 0, -1, 1), ConfigError),
-        (lambda broker: broker.fetch("orders", 0, 0, -1), ConfigError),
-        (lambda broker: broker.fetch("orders", 2, 0, 1), UnknownPartitionError),
-        (lambda broker: broker.end_offset("orders", -1), UnknownPartitionError),
+        *(("create_topic", [name], ConfigError) for name in NAMES),
+        *(("create_topic", ["new", number], ConfigError) for number in (0, 10_001)),
+        *((name, [""], ConfigError) for name in ("partitions", "stats", "delete_group")),
+        *(("fetch", ["orders", *args], ConfigError) for args in ((0, -1, 1), (0, 0, -1))),
+        ("fetch", ["", 0, 0, 1], ConfigError),
+        ("fetch", ["orders", 2, 0, 1], UnknownPartitionError),
+        ("end_offset", ["orders", -1], UnknownPartitionError),
+        *((name, ["no"], UnknownTopicError) for name in ("partitions", "stats")),
+        ("append", ["no", b"x"], UnknownTopicError),
+        ("fetch", ["no", 0, 0, 1], UnknownTopicError),
+        ("end_offset", ["no", 0], UnknownTopicError),
     ],
 )
-def test_other_calls_that_are_refused(broker, call, error):
-    with pytest.raises(error):
-        call(broker)
-    assert broker.topics() == ["orders"]
+def test_other_calls_that_are_refused(broker, method, arguments, error):
+    with pytest.raises(error) as caught:
+        getattr(broker, method)(*arguments)
+    assert broker.topics() == ["orders", "single"]
+    if error is UnknownTopicError:
+        assert "create_topic('no')" in str(caught.value)
+        assert caught.value.destination == "no"
 
 
-def test_a_message_does_not_show_its_contents(broker):
-    broker.append("orders", b"secret", key=b"secret", headers={"h": "secret"}, partition=0)
-    assert "secret" not in repr(broker.fetch("orders", 0, 0, 1))
-
-
-# Partitions
-
-
-def test_a_key_decides_on_the_partition_for_ever(broker):
+def test_the_partition_is_that_of_the_key_or_else_the_one_with_the_fewest_messages(broker, path):
     broker.create_topic("many", partitions=7)
-    for key in (b"", b"k", b"key-2"):
-        assert broker.append("many", b"", key=key).partition == zlib.crc32(key) % 7
-    assert broker.append("many", b"", key="k").partition == zlib.crc32(b"k") % 7
-
-
-def test_without_a_key_partitions_are_taken_by_turns_across_processes_and_restarts(broker, path):
+    for key in (b"", b"k", b"key-2", "k"):
+        stored = key.encode() if isinstance(key, str) else key
+        assert broker.append("many", b"", key=key).partition == zlib.crc32(stored) % 7
+    broker.append("orders", b"", partition=0)
     with LocalBroker(path) as other:
         turns = [appender.append("orders", b"").partition for appender in (broker, other, other, broker)]
-        assert [*turns, other.append("orders", b"").partition] == [0, 1, 0, 1, 0]
+    assert turns == [1, 0, 1, 0]
 
 
-def test_without_a_key_the_partition_with_the_fewest_messages_is_taken(broker):
-    for _ in range(2):
-        broker.append("orders", b"", partition=0)
-    assert [broker.append("orders", b"").partition for _ in range(3)] == [1, 1, 0]
-
-
-def test_offsets_are_dense_in_each_partition_after_refusals_too(broker):
-    broker.append("orders", b"", partition=1)
-    with pytest.raises(MessageTooLargeError):
-        broker.append("orders", bytes(2 << 20), partition=1)
-    assert broker.append("orders", b"", partition=1).offset == 1
-    assert broker.append("orders", b"", partition=0).offset == 0
-
-
-# The size limit
-
-
-def test_the_limit_counts_value_key_headers_and_overhead(path):
+def test_the_limit_counts_value_key_headers_and_overhead_and_so_do_statistics(path):
     limit = 4 + 3 + (1 + 2) + (2 + 1) + MESSAGE_OVERHEAD_BYTES
     with LocalBroker(path, max_message_bytes=limit) as broker:
-        broker.create_topic("t")
-        broker.append("t", b"1234", key="ä1", headers=[("h", b"12"), ("ä", "1")])
+        broker.create_topic("t", partitions=2)
+        broker.create_topic("other")
+        broker.append("other", b"x")
+        for partition in (0, 0, 1):
+            broker.append("t", b"1234", key="ä1", headers=[("h", b"12"), ("ä", "1")], partition=partition)
         with pytest.raises(MessageTooLargeError) as caught:
             broker.append("t", b"12345", key="ä1", headers=[("h", b"12"), ("ä", "1")])
+        assert broker.stats("t") == TopicStats(messages=3, bytes=3 * limit)
+    for refused in (0, 1 << 30):
+        with pytest.raises(ConfigError, match="max_message_bytes"):
+            LocalBroker(path, max_message_bytes=refused)
     assert (caught.value.size, caught.value.limit, caught.value.destination) == (limit + 1, limit, "t")
     assert str(limit) in str(caught.value)
     assert not caught.value.retryable
 
 
-@pytest.mark.parametrize("limit", [0, -1, 1 << 30])
-def test_limits_that_are_refused(path, limit):
-    with pytest.raises(ConfigError, match="max_message_bytes"):
-        LocalBroker(path, max_message_bytes=limit)
-    assert not path.exists()
+# Lifetime and failures ---------------------------------------------------------------------------------------------
 
 
-def test_statistics_count_all_partitions_of_one_topic(broker):
-    broker.create_topic("other")
-    broker.append("other", b"x")
-    for _ in range(3):
-        broker.append("orders", b"12345")
-    assert broker.stats("orders") == TopicStats(messages=3, bytes=3 * (5 + MESSAGE_OVERHEAD_BYTES))
-
-
-# Lifetime
-
-
-def test_nothing_is_opened_before_the_first_use(path):
-    broker = LocalBroker(path)
-    assert not path.exists()
+def test_the_file_is_opened_at_first_use_and_closing_keeps_it_and_refuses_further_use(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    broker = LocalBroker("b.sqlite")
+    monkeypatch.chdir("/")  # the path is fixed when the broker is made
+    assert list(tmp_path.iterdir()) == []
     broker.create_topic("t")
-    assert path.exists()
-    broker.close()
-
-
-def test_closing_keeps_the_data_and_refuses_further_use(broker, path):
-    broker.append("orders", b"kept", partition=0)
+    broker.append("t", b"kept")
     broker.close()
     broker.close()
     with pytest.raises(BrokerClosedError, match="was closed"):
-        broker.stats("orders")
-    with LocalBroker(path) as again:
-        assert again.fetch("orders", 0, 0, 1)[0].value == b"kept"
+        broker.stats("t")
+    abandoned = LocalBroker(tmp_path / "b.sqlite")
+    assert abandoned.fetch("t", 0, 0, 1)[0].value == b"kept"
+    connection = abandoned.database._connection
+    del abandoned
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("SELECT 1")
 
 
-def test_a_relative_path_is_fixed_when_the_broker_is_made(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with LocalBroker("b.sqlite") as broker:
-        monkeypatch.chdir("/")
-        broker.create_topic("t")
-    assert (tmp_path / "b.sqlite").exists()
-
-
-# Failures
-
-
-def test_a_folder_that_is_missing_is_said(tmp_path):
-    broker = LocalBroker(tmp_path / "missing" / "b.sqlite")
-    with pytest.raises(BrokerStorageError, match="folder has to exist") as caught:
-        broker.create_topic("t")
-    assert caught.value.path == str(tmp_path / "missing" / "b.sqlite")
-    assert isinstance(caught.value.__cause__, sqlite3.Error)
-
-
-def test_a_file_that_is_no_database_is_refused_and_left_alone(path):
-    path.write_bytes(b"my diary" * 1000)
-    with pytest.raises(BrokerStorageError, match="cannot be used as the file of a broker: file is not a database"):
-        LocalBroker(path).create_topic("t")
-    assert path.read_bytes() == b"my diary" * 1000
-
-
-def test_a_file_that_cannot_be_written_is_reported(broker):
-    with broker.database.read() as db:
-        db.execute("PRAGMA query_only=ON")
-    with pytest.raises(
-        BrokerStorageError, match="readonly database; its folder has to exist, and both have to be writable"
-    ):
-        broker.create_topic("t")
-
-
-def test_somebody_elses_database_is_refused_and_left_alone(path):
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE diary (entry TEXT)")
-    connection.close()
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"my diary" * 1000, "cannot be used as the file of a broker: file is not a database"),
+        ("CREATE TABLE diary (entry TEXT)", "of another application"),
+        (f"CREATE TABLE x (x); PRAGMA application_id={database._APPLICATION_ID + 1}", "another version of claimcheck"),
+    ],
+)
+def test_a_file_that_is_not_a_brokers_is_refused_and_left_alone(path, content, text):
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        connection = sqlite3.connect(path)
+        connection.executescript(content)
+        connection.close()
     before = path.read_bytes()
-    with pytest.raises(BrokerStorageError, match="of another application"):
+    with pytest.raises(BrokerStorageError, match=text):
         LocalBroker(path).create_topic("t")
     assert path.read_bytes() == before
 
 
-def test_a_newer_format_is_refused(broker, path):
-    broker.close()
-    connection = sqlite3.connect(path)
-    connection.execute(f"PRAGMA application_id={database._APPLICATION_ID + 1}")
-    connection.close()
-    with pytest.raises(BrokerStorageError, match="of another version of claimcheck"):
-        LocalBroker(path).topics()
+def test_a_missing_folder_and_a_file_that_cannot_be_written_are_named(broker, tmp_path):
+    lost = LocalBroker(tmp_path / "missing" / "b.sqlite")
+    with pytest.raises(BrokerStorageError, match="folder has to exist") as caught:
+        lost.create_topic("t")
+    assert caught.value.path == str(tmp_path / "missing" / "b.sqlite")
+    assert isinstance(caught.value.__cause__, sqlite3.Error)
+    with broker.database.read() as db:
+        db.execute("PRAGMA query_only=ON")
+    with pytest.raises(BrokerStorageError, match="readonly database; its folder has to exist, and both .* writable"):
+        broker.create_topic("t")
 
 
 def test_a_locked_file_is_retryable_and_changes_nothing(broker, path, monkeypatch):
@@ -327,7 +251,7 @@ def test_a_locked_file_is_retryable_and_changes_nothing(broker, path, monkeypatc
         hasty.append("orders", b"x")
 
 
-def test_a_full_disk_is_said_and_nothing_is_half_done(broker):
+def test_a_full_disk_is_reported_and_nothing_is_half_done(broker):
     with broker.database.read() as connection:
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count={pages + 4}")
@@ -337,7 +261,15 @@ def test_a_full_disk_is_said_and_nothing_is_half_done(broker):
     assert broker.append("orders", b"small", partition=0).offset == 0
 
 
-def test_a_failure_at_the_very_end_is_told_apart(broker):
+def test_an_error_before_the_commit_undoes_a_change_and_one_of_the_commit_is_unknown(broker):
+    def change() -> None:
+        with broker.database.write() as connection:
+            connection.execute("DELETE FROM partitions")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        change()
+    assert broker.topics() == ["orders", "single"]
     with broker.database.write() as connection:
         connection.execute("CREATE TABLE parent (id INTEGER PRIMARY KEY)")
         connection.execute("CREATE TABLE child (id REFERENCES parent DEFERRABLE INITIALLY DEFERRED)")
@@ -349,65 +281,33 @@ def test_a_failure_at_the_very_end_is_told_apart(broker):
     broker.append("orders", b"goes on")
 
 
-def test_an_error_inside_a_change_undoes_it(broker):
-    def change() -> None:
-        with broker.database.write() as connection:
-            connection.execute("DELETE FROM partitions")
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        change()
-    assert broker.topics() == ["orders"]
+# Several threads and processes -------------------------------------------------------------------------------------
 
 
-# Several threads and processes
-
-
-def _append_many(path: Path, name: str, count: int) -> None:
-    with LocalBroker(path) as broker:
-        broker.create_topic("busy", partitions=2)
-        for number in range(count):
-            broker.append("busy", f"{name}:{number}".encode())
-
-
-def _assert_complete(broker: LocalBroker, writers: int, count: int) -> None:
-    messages = [m for partition in range(2) for m in broker.fetch("busy", partition, 0, writers * count)]
-    values = [(message.value or b"").decode().split(":") for message in messages]
-    assert len(messages) == writers * count == len({message.value for message in messages})
-    for partition in range(2):
-        offsets = [m.offset for m in messages if m.partition == partition]
-        assert offsets == list(range(writers * count // 2))
-        for name in {name for name, _ in values}:  # each writer's order is kept in each partition
-            mine = [
-                int(v[1]) for v, m in zip(values, messages, strict=True) if v[0] == name and m.partition == partition
-            ]
-            assert mine == sorted(mine)
-
-
-def test_threads_with_a_broker_each_make_one_file(tmp_path):
+def test_writers_that_open_a_new_file_at_the_same_moment_lose_and_mix_nothing(tmp_path):
+    """Each with a broker of its own, as processes have; an older version mistook one in eight new files for others'."""
     start = threading.Barrier(4)
 
-    def make(path: Path) -> None:
+    def write(path: Path, writer: int) -> None:
         start.wait()
         with LocalBroker(path) as broker:
-            broker.create_topic("orders", partitions=2)
+            broker.create_topic("busy", partitions=2)
+            for number in range(10):
+                broker.append("busy", b"%d:%d" % (writer, number))
 
     with ThreadPoolExecutor(4) as pool:
-        for number in range(40):  # an older version mistook one in eight new files for those of other applications
-            for made in [pool.submit(make, tmp_path / f"{number}.sqlite") for _ in range(4)]:
-                made.result()
-
-
-def test_processes_that_open_a_new_file_at_the_same_moment_and_write_at_once(path):
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_append_many, args=(path, str(index), 100)) for index in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0, 0, 0]
-    with LocalBroker(path) as broker:
-        _assert_complete(broker, 3, 100)
+        for path in [tmp_path / f"{number}.sqlite" for number in range(30)]:
+            for written in [pool.submit(write, path, writer) for writer in range(4)]:
+                written.result()
+            everything = set()
+            with LocalBroker(path) as broker:
+                for partition in range(2):
+                    messages = broker.fetch("busy", partition, 0, 1000)
+                    assert [message.offset for message in messages] == list(range(20))
+                    pairs = [tuple(map(int, (message.value or b"").split(b":"))) for message in messages]
+                    assert sorted(pairs) == sorted(pairs, key=lambda pair: pair[0]), "each writer's order is kept"
+                    everything.update(pairs)
+            assert everything == {(writer, number) for writer in range(4) for number in range(10)}
 
 
 def test_a_forked_child_uses_the_broker_of_its_parent(broker):
@@ -426,11 +326,236 @@ def test_a_forked_child_uses_the_broker_of_its_parent(broker):
     assert [m.value for m in broker.fetch("orders", 0, 0, 9)] == [b"parent", b"child", b"parent again"]
 
 
-def test_an_abandoned_broker_closes_its_file(path):
-    broker = LocalBroker(path)
-    broker.create_topic("t")
-    connection = broker.database._connection
-    del broker
-    assert connection is not None
-    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
-        connection.execute("SELECT 1")
+# Groups ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def join(broker: LocalBroker):
+    def join(*topics: str, group: str = "g") -> LocalConsumer:
+        cc = claimcheck.from_dict({"strategy": "inline"})
+        return LocalConsumer(broker, cc, topics=topics or ["single"], group=group, redelivery_delay_seconds=0)
+
+    return join
+
+
+def fill(broker: LocalBroker, count: int, topic: str = "single") -> None:
+    for number in range(count):
+        broker.append(topic, b"%d" % number)
+
+
+def take(consumer: LocalConsumer, limit: int = 10_000) -> list[ReceivedMessage]:
+    found: list[ReceivedMessage] = []
+    while len(found) < limit and (message := consumer.receive(timeout=0)) is not None:
+        found.append(message)
+    return found
+
+
+def offsets(messages: list[ReceivedMessage]) -> list[int]:
+    return [message.offset for message in messages]
+
+
+def test_neither_a_busy_partition_nor_a_message_that_is_always_rejected_keeps_others_waiting(broker, join):
+    for partition in (0, 0, 0, 0, 1):
+        broker.append("orders", b"", partition=partition)
+    assert 1 in [message.partition for message in take(join("orders"), 2)]
+
+    fill(broker, 3)
+    consumer, found = join(), set()
+    for _ in range(6):
+        (message,) = take(consumer, 1)
+        found.add(message.offset)
+        consumer.nack(message)
+    assert found == {0, 1, 2}
+
+
+def test_waiting_ends_as_soon_as_something_comes(broker, join, clock):
+    consumer, before = join(), clock.now
+
+    def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        broker.append("single", b"x")
+
+    broker.sleep = sleep
+    assert consumer.receive(timeout=60) is not None
+    assert clock.now - before < 0.1
+
+
+def test_consumed_is_what_all_groups_have_acknowledged_and_a_deleted_group_begins_again(broker, join):
+    fill(broker, 3)
+    assert broker.consumed_offset("single", 0) == 0
+    consumers = {group: join(group=group) for group in ("a", "b")}
+    for group, count in (("a", 3), ("b", 2)):
+        for message in take(consumers[group], count):
+            consumers[group].ack(message)
+    assert broker.consumed_offset("single", 0) == 2
+    broker.delete_group("b")
+    broker.delete_group("b")
+    with pytest.raises(GroupTakenOverError, match="or the group was deleted"):
+        consumers["b"].receive(timeout=0)
+    assert broker.consumed_offset("single", 0) == 3
+    assert offsets(take(join(group="b"))) == [0, 1, 2]
+
+
+def test_the_next_consumer_of_a_topic_takes_over_and_the_first_can_change_nothing(broker, join):
+    fill(broker, 3)
+    fill(broker, 1, "orders")
+    first, elsewhere = join(), join("orders")  # another topic: takes nothing over
+    messages = take(first)
+    first.ack(messages[0])
+    assert len(take(elsewhere)) == 1
+    second = join("single", "orders")
+    for call in (
+        first.receive,
+        elsewhere.receive,
+        lambda: first.ack(messages[1]),
+        lambda: first.seek("single", 0, 3),
+    ):
+        with pytest.raises(GroupTakenOverError, match="another consumer of group g was opened"):
+            call()
+    assert broker.consumed_offset("single", 0) == 1
+    assert sorted(offsets(take(second))) == [0, 1, 2]
+    first.close()
+    assert offsets(take(join())) == [1, 2]
+
+
+def test_places_that_cannot_be_sought(broker, join):
+    fill(broker, 2)
+    consumer = join()
+    for offset in (-1, 3, "0"):
+        with pytest.raises(ConfigError, match="offset: found"):
+            consumer.seek("single", 0, offset)
+    with pytest.raises(UnknownPartitionError):
+        consumer.seek("single", 1, 0)
+    with pytest.raises(ConfigError, match="one of this consumer's: single"):
+        consumer.seek("orders", 0, 0)
+    assert offsets(take(consumer)) == [0, 1]
+
+
+def test_a_closed_consumer_refuses_everything_but_closing(broker, join):
+    fill(broker, 1)
+    consumer = join()
+    (message,) = take(consumer)
+    consumer.close()
+    consumer.close()
+    for call in (
+        consumer.receive,
+        lambda: consumer.ack(message),
+        lambda: consumer.nack(message),
+        lambda: consumer.seek("single", 0, 0),
+    ):
+        with pytest.raises(BrokerClosedError, match="group g was closed"):
+            call()
+    assert repr(consumer) == "<LocalConsumer of g on single: closed>"
+
+
+@pytest.mark.parametrize(("group", "topics"), [("a b", ["single"]), ("g", []), ("g", "single"), ("g", ["a\0"])])
+def test_names_that_are_refused(broker, group, topics):
+    with pytest.raises(ConfigError):
+        LocalConsumer(broker, claimcheck.from_dict({"strategy": "inline"}), topics=topics, group=group)
+
+
+_VERDICTS = st.just(["ack"] * 9) | st.lists(
+    st.sampled_from(["ack", "ack", "twice", "nack", "both", "keep"]), min_size=9, max_size=9
+)
+
+
+class GroupMachine(RuleBasedStateMachine):
+    """Consumers replace each other, die, receive, ack, nack and seek at random.
+
+    The position is that of the oldest message that this consumer has not acknowledged, and no consumer receives again
+    what it has acknowledged.
+    """
+
+    @initialize(partitions=st.integers(1, 2))
+    def start(self, partitions: int) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.clock = Clock()
+        self.cc = claimcheck.from_dict({"strategy": "inline"})
+        self.broker = LocalBroker(Path(self.folder.name) / "b.sqlite", clock=self.clock, sleep=self.clock.sleep)
+        self.broker.create_topic("t", partitions=partitions)
+        fill(self.broker, 6, "t")
+        self.position = dict.fromkeys(range(partitions), 0)
+        self.open()
+
+    def open(self) -> None:
+        self.consumer = LocalConsumer(self.broker, self.cc, topics=["t"], group="g", redelivery_delay_seconds=1)
+        self.held: list[ReceivedMessage] = []
+        self.acked: set[tuple[int, int]] = set()
+        self.nacks: dict[tuple[int, int], int] = {}
+
+    @rule(count=st.integers(1, 5))
+    def append(self, count: int) -> None:
+        fill(self.broker, count, "t")
+
+    @rule(leave=st.booleans())
+    def replace(self, leave: bool) -> None:
+        old, held = self.consumer, self.held
+        if leave:
+            old.close()
+        self.open()
+        if not leave and held:
+            with pytest.raises(GroupTakenOverError):
+                old.ack(held[0])
+
+    @rule(limit=st.integers(1, 6), verdicts=_VERDICTS)
+    def receive(self, limit: int, verdicts: list[str]) -> None:
+        for message in take(self.consumer, limit):
+            assert _place(message) not in self.acked
+            assert _place(message) not in map(_place, self.held)
+            assert message.redelivery_count == self.nacks.get(_place(message), 0)
+            self.held.append(message)
+        self.judge(verdicts)
+
+    @rule(verdicts=_VERDICTS)
+    def judge(self, verdicts: list[str]) -> None:
+        """Ack, nack or keep what was received, oldest first."""
+        judged = list(zip(self.held, verdicts, strict=False))
+        self.held = [message for message in self.held if (message, "keep") in judged or message not in dict(judged)]
+        for message, verdict in judged:
+            if verdict in ("nack", "both"):  # what was given back can still be acknowledged
+                self.consumer.nack(message)
+                self.nacks[_place(message)] = self.nacks.get(_place(message), 0) + 1
+            if verdict in ("ack", "both", "twice"):
+                self.consumer.ack(message)
+                self.acked.add(_place(message))
+                while (message.partition, self.position[message.partition]) in self.acked:
+                    self.position[message.partition] += 1
+            if verdict == "twice":
+                self.consumer.ack(message)  # again: harmless
+        self.check_positions()
+
+    @rule(partition=st.integers(0, 1), back=st.integers(0, 8))
+    def seek(self, partition: int, back: int) -> None:
+        partition %= self.broker.partitions("t")
+        self.position[partition] = max(self.broker.end_offset("t", partition) - back, 0)
+        self.consumer.seek("t", partition, self.position[partition])
+        self.held = [message for message in self.held if message.partition != partition]
+        self.acked = {place for place in self.acked if place[0] != partition}
+        self.nacks = {place: count for place, count in self.nacks.items() if place[0] != partition}
+
+    @rule(seconds=st.sampled_from([0.5, 1, 20]))
+    def wait(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+    def check_positions(self) -> None:
+        assert {number: self.broker.consumed_offset("t", number) for number in self.position} == self.position
+
+    def teardown(self) -> None:
+        if hasattr(self, "broker"):
+            self.check_positions()
+            self.open()
+            ends = {number: self.broker.end_offset("t", number) for number in self.position}
+            rest = {(number, at) for number, end in ends.items() for at in range(self.position[number], end)}
+            assert set(map(_place, take(self.consumer))) == rest
+            self.consumer.close()
+            self.broker.close()
+            self.cc.close()
+            self.folder.cleanup()
+
+
+def _place(message: ReceivedMessage) -> tuple[int, int]:
+    return message.partition, message.offset
+
+
+TestGroupMachine = GroupMachine.TestCase
+TestGroupMachine.settings = examples(100, stateful_step_count=50)

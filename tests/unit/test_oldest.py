@@ -8,21 +8,10 @@ import pytest
 
 from tests.oldest import ROOT, lower_bounds
 
-PROJECT = {
-    "name": "other",
-    "dependencies": ["PyYAML>=6.0.1"],
-    "optional-dependencies": {
-        "s3": ["boto3>=1.30"],
-        "aws-kms": ["other[s3]", "Boto3>=1.36,<2"],
-        "test": ["x~=1.2"],
-    },
-}
 
-
-@pytest.mark.parametrize("requirement", ["redis", "redis<9", "redis!=5", "redis[hiredis]"])
-@pytest.mark.parametrize("extra", ["redis", "test", "spark"])
+@pytest.mark.parametrize(("requirement", "extra"), [("redis<9", "test"), ("redis!=5", "redis"), ("redis[x]", "spark")])
 def test_a_requirement_without_a_lower_bound_is_an_error(requirement, extra):
-    changed = {**PROJECT, "optional-dependencies": {extra: [requirement]}}
+    changed = {"name": "other", "dependencies": ["PyYAML>=6.0.1"], "optional-dependencies": {extra: [requirement]}}
     with pytest.raises(ValueError, match=f"redis.* in {extra} has no lower bound"):
         lower_bounds(changed)
 

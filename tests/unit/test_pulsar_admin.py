@@ -81,67 +81,48 @@ def certificate(tmp_path_factory):
     return folder
 
 
-class TestRedirects:
-    def test_a_token_does_not_follow_to_another_host(self, serve):
-        other = serve("127.0.0.2")
-        first = serve(redirect_to=other.url)
+@pytest.mark.parametrize("way", ["another host", "another port", "back again"])
+def test_a_token_follows_no_redirect(serve, way):
+    last = serve("127.0.0.2" if way == "another host" else "127.0.0.1")
+    there = serve("127.0.0.2", redirect_to=last.url) if way == "back again" else last
+    first = serve(redirect_to=there.url)
 
-        assert ask_limit(first.url, "t", headers=TOKEN) == 4000
+    assert ask_limit(first.url, "t", headers=TOKEN) == 4000
 
-        assert {token for _, token in first.requests} == {TOKEN["Authorization"]}
-        assert {token for _, token in other.requests} == {None}
+    assert {token for _, token in first.requests} == {TOKEN["Authorization"]}
+    assert {token for _, token in last.requests} == {None}
 
-    def test_nor_to_another_port(self, serve):
-        other = serve()
+
+def test_a_host_that_wants_it_gets_its_own_token_or_is_named_in_an_error_without_it(serve):
+    other = serve("127.0.0.2")
+    other.required = True
+    assert ask_limit(other.url, "t", headers=TOKEN) == 4000
+    with pytest.raises(AdminError, match=r"\(401\).*redirected to 127.0.0.2") as caught:
         AdminClient(serve(redirect_to=other.url).url, headers=TOKEN).get("x")
-        assert other.requests == [("/admin/v2/x", None)]
-
-    def test_nor_back_again(self, serve):
-        last = serve()
-        first = serve(redirect_to=serve("127.0.0.2", redirect_to=last.url).url)
-        AdminClient(first.url, headers=TOKEN).get("x")
-        assert last.requests == [("/admin/v2/x", None)]
-
-    def test_a_host_that_wants_it_is_named_in_the_error_and_no_secret_is(self, serve):
-        other = serve("127.0.0.2")
-        other.required = True
-        with pytest.raises(AdminError, match=r"\(401\).*redirected to 127.0.0.2") as caught:
-            AdminClient(serve(redirect_to=other.url).url, headers=TOKEN).get("x")
-        assert caught.value.status == 401
-        assert "secret" not in str(caught.value)
-
-    def test_it_stays_with_its_own_host(self, serve):
-        service = serve()
-        service.required = True
-        assert ask_limit(service.url, "t", headers=TOKEN) == 4000
-
-    @pytest.mark.parametrize("elsewhere", ["http://127.0.0.1:1", "ftp://127.0.0.1:1", "file:///etc"])
-    def test_none_leads_out_of_tls(self, serve, certificate, elsewhere):
-        service = serve(certificate=certificate, redirect_to=elsewhere)
-        with pytest.raises(TransportError, match="307"):
-            ask_limit(service.url, "t", headers=TOKEN, ca_file=str(certificate / "ca.crt"))
+    assert caught.value.status == 401
+    assert "secret" not in str(caught.value)
 
 
-class TestTls:
-    def test_an_authority_that_is_named(self, serve, certificate):
-        service = serve(certificate=certificate)
-        assert ask_limit(service.url, "t", ca_file=str(certificate / "ca.crt")) == 4000
+@pytest.mark.parametrize("elsewhere", ["http://127.0.0.1:1", "file:///etc"])
+def test_no_redirect_leads_out_of_tls(serve, certificate, elsewhere):
+    service = serve(certificate=certificate, redirect_to=elsewhere)
+    with pytest.raises(TransportError, match="307"):
+        ask_limit(service.url, "t", headers=TOKEN, ca_file=str(certificate / "ca.crt"))
 
-    def test_one_that_is_not(self, serve, certificate):
-        with pytest.raises(TransportError) as caught:
-            ask_limit(serve(certificate=certificate).url, "t")
-        assert isinstance(caught.value.__cause__.reason, ssl.SSLCertVerificationError)
 
-    def test_a_host_that_the_certificate_does_not_name(self, serve, certificate):
-        service = serve("127.0.0.2", certificate=certificate)
-        with pytest.raises(TransportError) as caught:
-            ask_limit(service.url, "t", ca_file=str(certificate / "ca.crt"))
-        assert "127.0.0.2" in str(caught.value.__cause__.reason)
-
-    def test_a_file_without_certificates(self, tmp_path):
-        for path in (tmp_path / "missing", tmp_path):
-            with pytest.raises(ConfigError, match="ca_file: found a file without readable certificates"):
-                ask_limit("https://127.0.0.1:1", "t", ca_file=str(path))
+def test_only_a_named_authority_and_the_host_of_the_certificate_are_trusted(serve, certificate, tmp_path):
+    authority = str(certificate / "ca.crt")
+    service, other = serve(certificate=certificate), serve("127.0.0.2", certificate=certificate)
+    assert ask_limit(service.url, "t", ca_file=authority) == 4000
+    with pytest.raises(TransportError) as unknown:
+        ask_limit(service.url, "t")
+    assert isinstance(unknown.value.__cause__.reason, ssl.SSLCertVerificationError)
+    with pytest.raises(TransportError) as wrong_host:
+        ask_limit(other.url, "t", ca_file=authority)
+    assert "127.0.0.2" in str(wrong_host.value.__cause__.reason)
+    for path in (tmp_path / "missing", tmp_path):
+        with pytest.raises(ConfigError, match="ca_file: found a file without readable certificates"):
+            ask_limit("https://127.0.0.1:1", "t", ca_file=str(path))
 
 
 def test_what_is_not_there_is_none(serve):
@@ -150,53 +131,34 @@ def test_what_is_not_there_is_none(serve):
     assert "secret" not in repr(admin)
 
 
-@pytest.mark.parametrize(
-    ("topic", "full"),
-    [
-        ("t", "persistent://public/default/t"),
-        ("a/b/t", "persistent://a/b/t"),
-        ("non-persistent://a/b/t", "non-persistent://a/b/t"),
-    ],
-)
-def test_full_names(topic, full):
-    assert full_name(topic) == full
-
-
-@pytest.mark.parametrize("url", ["file:///etc", "localhost:8080", "ftp://host"])
-def test_a_web_service_is_http(url):
-    with pytest.raises(ConfigError, match="admin_url"):
-        PulsarTopicStore(url="pulsar://host", topic="orders", admin_url=url)
-
-
-def test_a_file_for_addresses_without_tls_is_refused():
-    with pytest.raises(ConfigError, match="tls_ca_file"):
-        PulsarTopicStore(url="pulsar://host", topic="orders", tls_ca_file="ca.crt")
+def test_full_names():
+    assert full_name("t") == "persistent://public/default/t"
+    assert full_name("a/b/t") == "persistent://a/b/t"
+    assert full_name("non-persistent://a/b/t") == "non-persistent://a/b/t"
 
 
 @pytest.mark.parametrize(
-    "addresses",
+    ("options", "text"),
     [
-        {"url": "pulsar://u:hunter2@host:6650"},
-        {"url": "pulsar+ssl://host:6651/?x=u:hunter2@host"},
-        {"url": "pulsar://host", "admin_url": "http://u:hunter2@host"},
+        *(({"admin_url": url}, "admin_url") for url in ("file:///etc", "localhost:8080", "ftp://host")),
+        ({"tls_ca_file": "ca.crt"}, "tls_ca_file"),
+        ({"url": "pulsar://u:hunter2@host:6650"}, "without credentials"),
+        ({"url": "pulsar+ssl://host:6651/?x=u:hunter2@host"}, "without credentials"),
+        ({"admin_url": "http://u:hunter2@host"}, "without credentials"),
     ],
 )
-def test_credentials_in_an_address_are_rejected_and_not_quoted(addresses):
-    with pytest.raises(ConfigError, match="without credentials") as caught:
-        PulsarTopicStore(topic="payloads", **addresses)
+def test_addresses_of_a_store_that_are_refused_and_not_quoted(options, text):
+    with pytest.raises(ConfigError, match=text) as caught:
+        PulsarTopicStore(topic="payloads", **{"url": "pulsar://host", **options})
     assert "hunter2" not in str(caught.value)
 
 
-def test_an_address_that_the_client_rejects_is_not_quoted():
-    pytest.importorskip("pulsar")
+def test_an_address_that_the_client_or_the_web_service_rejects_is_not_quoted():
     store = PulsarTopicStore(url="pulsar://u:hunter2", topic="payloads")
     with pytest.raises(ConfigError, match="stores.store.url: found an address that the client cannot read") as caught:
         store.write(b"payload")
     error = caught.value
     assert "hunter2" not in f"{error} {error.__cause__} {error.__context__}"
-
-
-def test_the_web_service_takes_no_credentials_from_its_address():
-    with pytest.raises(AdminError, match="must have no credentials") as caught:
+    with pytest.raises(AdminError, match="must have no credentials") as refused:
         AdminClient("http://u:hunter2@host")
-    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in str(refused.value)

@@ -46,84 +46,66 @@ def message_id(partition=-1, ledger=1, entry=0, batch_index=-1):
     return pulsar.MessageId(partition, ledger, entry, batch_index)
 
 
-class TestIds:
-    @given(st.lists(PLACES, min_size=1, max_size=50), NAMES)
-    def test_serialized_and_back(self, places, topic):
-        whole = WholeMessageId(tuple(message_id(*place) for place in places), topic)
+@given(st.lists(PLACES, min_size=1, max_size=50), NAMES, st.binary(max_size=200))
+def test_ids_are_serialized_and_back_and_damaged_ones_are_refused(places, topic, tail):
+    whole = WholeMessageId(tuple(message_id(*place) for place in places), topic)
 
-        again = deserialize(whole.serialize())
+    again = deserialize(whole.serialize())
 
-        assert again == whole
-        assert again.topic == topic
-        assert list(map(position_of, again.ids)) == sorted(map(position_of, whole.ids))
-        assert pickle.loads(pickle.dumps(whole)) == whole
-
-    @given(st.binary(max_size=200))
-    def test_damaged_bytes_are_refused_with_a_typed_error(self, tail):
-        cut = tail if len(tail) % 24 else tail + b"x"
-        for damaged in (tail, b"\x00claimcheck-id\x01\x00\x01t" + cut):
-            with pytest.raises(TransportError):
-                WholeMessageId.deserialize(damaged)
-
-    def test_a_native_id_stays_one(self):
-        native = message_id(ledger=7, entry=8)
-        assert position_of(deserialize(native.serialize())) == position_of(native)
-        assert natives(native) == (native,)
-
-    def test_an_entry_comes_behind_each_of_its_messages(self):
-        assert position_of(message_id(batch_index=5)) < position_of(message_id()) < position_of(message_id(entry=1))
-
-    def test_before_an_entry(self):
-        found = before((7, 8, 3), 2, "t-partition-2")
-        assert (found.partition(), found.ledger_id(), found.entry_id(), found.batch_index()) == (2, 7, 7, -1)
-        assert before((7, 0, 0), -1, "t") is None
+    assert (again, again.topic) == (whole, topic)
+    assert list(map(position_of, again.ids)) == sorted(map(position_of, whole.ids))
+    assert pickle.loads(pickle.dumps(whole)) == whole
+    cut = tail if len(tail) % 24 else tail + b"x"
+    for damaged in (tail, b"\x00claimcheck-id\x01\x00\x01t" + cut):
+        with pytest.raises(TransportError):
+            WholeMessageId.deserialize(damaged)
 
 
-class TestLimit:
-    @given(
-        TEXTS,
-        st.dictionaries(TEXTS, TEXTS, max_size=8),
-    )
-    def test_metadata_is_counted_to_the_byte_but_for_the_fixed_fields(self, key, properties):
-        def field(payload):
-            return bytes([0]) + _varint(len(payload)) + payload
-
-        expected = len(field(key.encode())) if key else 0
-        for name, value in properties.items():
-            expected += len(field(field(name.encode()) + field(value.encode())))
-
-        assert metadata_bytes(key, properties) - metadata_bytes(None, None) == expected
-
-    def test_options_take_room(self):
-        bare = wire_limit(1000, producer_name="p", options={})
-        rich = wire_limit(1000, producer_name="p", options={"ordering_key": "o" * 10, "event_timestamp": 5})
-        assert bare.max_message_bytes - rich.max_message_bytes == 13 + 12
-        assert wire_limit(1000, producer_name="p" * 20, options={}).max_message_bytes < bare.max_message_bytes
+def test_a_native_id_stays_one_and_an_entry_comes_behind_each_of_its_messages():
+    native = message_id(ledger=7, entry=8)
+    assert position_of(deserialize(native.serialize())) == position_of(native)
+    assert natives(native) == (native,)
+    assert position_of(message_id(batch_index=5)) < position_of(message_id()) < position_of(message_id(entry=1))
+    found = before((7, 8, 3), 2, "t-partition-2")
+    assert (found.partition(), found.ledger_id(), found.entry_id(), found.batch_index()) == (2, 7, 7, -1)
+    assert before((7, 0, 0), -1, "t") is None
 
 
-class TestDelay:
-    @pytest.mark.parametrize(
-        ("options", "seconds"),
-        [
-            ({}, 0),
-            ({"deliver_after": timedelta(hours=2)}, 7200),
-            ({"deliver_at": 1_000_030_500}, 30.5),
-            ({"deliver_at": 5}, 0),
-            ({"deliver_after": timedelta(seconds=-1)}, 0),
-        ],
-    )
-    def test_is_how_long_the_broker_holds_a_message_back(self, options, seconds):
-        assert delay_seconds(options, clock=lambda: 1_000_000) == seconds
+@given(TEXTS, st.dictionaries(TEXTS, TEXTS, max_size=8))
+def test_metadata_is_counted_to_the_byte_but_for_the_fixed_fields(key, properties):
+    def field(payload):
+        return bytes([0]) + _varint(len(payload)) + payload
+
+    expected = len(field(key.encode())) if key else 0
+    for name, value in properties.items():
+        expected += len(field(field(name.encode()) + field(value.encode())))
+
+    assert metadata_bytes(key, properties) - metadata_bytes(None, None) == expected
 
 
-class TestOptions:
-    def test_an_unknown_option_is_an_error(self):
-        with pytest.raises(TypeError, match="orderingkey"):
-            checked_options({"orderingkey": None})
+def test_options_take_room_and_unknown_ones_are_refused():
+    bare = wire_limit(1000, producer_name="p", options={})
+    rich = wire_limit(1000, producer_name="p", options={"ordering_key": "o" * 10, "event_timestamp": 5})
+    assert bare.max_message_bytes - rich.max_message_bytes == 13 + 12
+    assert wire_limit(1000, producer_name="p" * 20, options={}).max_message_bytes < bare.max_message_bytes
+    options = {"ordering_key": None, "sequence_id": 0, "event_timestamp": 5, "disable_replication": False}
+    assert checked_options(options) == {"event_timestamp": 5}
+    with pytest.raises(TypeError, match="orderingkey"):
+        checked_options({"orderingkey": None})
 
-    def test_options_that_are_not_set_are_left_out(self):
-        options = {"ordering_key": None, "sequence_id": 0, "event_timestamp": 5, "disable_replication": False}
-        assert checked_options(options) == {"event_timestamp": 5}
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ({}, 0),
+        ({"deliver_after": timedelta(hours=2)}, 7200),
+        ({"deliver_at": 1_000_030_500}, 30.5),
+        ({"deliver_at": 5}, 0),
+        ({"deliver_after": timedelta(seconds=-1)}, 0),
+    ],
+)
+def test_the_delay_is_how_long_the_broker_holds_a_message_back(options, seconds):
+    assert delay_seconds(options, clock=lambda: 1_000_000) == seconds
 
 
 def _varint(number):
@@ -180,17 +162,19 @@ def window(client, window_bytes=30, deadline_seconds=5.0):
 
 
 class TestInFlightWindow:
-    def test_the_window_bounds_what_is_on_its_way(self):
-        client, seen = Client(), []
+    @pytest.mark.parametrize("room", [1, 1000])
+    def test_the_window_bounds_what_is_on_its_way_and_a_full_queue_is_tried_again(self, room):
+        client, seen = Client(room=room), []
         one, stop = window(client), client.answering()
-        for _ in range(50):
-            one.launch(Envelope(b"x" * 10))
+        for i in range(50):
+            one.launch(Envelope(b"%10d" % i))
             seen.append(sum(one._in_flight.values()))
         ids = one.wait()
         stop.set()
 
         assert max(seen) <= 30
         assert sorted(ids) == list(range(1, 51))
+        assert sorted(client.taken) == [b"%10d" % i for i in range(50)]
 
     def test_what_the_client_accepted_is_not_kept(self):
         """The client has its own copy, and the next chunk can use the memory."""
@@ -203,16 +187,6 @@ class TestInFlightWindow:
         one.launch(Envelope(b"x", None, key))
         del key
         assert (kept(), one._in_flight) == (None, {0: 1})
-
-    @pytest.mark.parametrize("room", [1, 2])
-    def test_a_full_queue_is_tried_again_when_there_is_room(self, room):
-        client = Client(room=room)
-        one, stop = window(client), client.answering()
-        for i in range(20):
-            one.launch(Envelope(b"%d" % i))
-        assert len(one.wait()) == 20
-        stop.set()
-        assert sorted(client.taken, key=int) == [b"%d" % i for i in range(20)]
 
     def test_a_queue_that_is_full_of_others_is_a_refusal(self):
         client = Client(room=0)
@@ -269,16 +243,12 @@ class Silent:
 
 
 class TestDeadlines:
-    def test_a_ticket_is_called_once(self):
+    def test_a_ticket_is_called_once_and_what_it_raises_is_logged(self, caplog):
         heard = []
-        ticket = Ticket(lambda *what: heard.append(what))
-        ticket(1, 2)
+        ticket = Ticket(lambda *what: heard.append(what) or 1 / 0)
+        ticket(OK, 2)
         ticket(3, 4)
-        assert heard == [(1, 2)]
-        assert not ticket.open
-
-    def test_what_a_callback_raises_is_logged(self, caplog):
-        Ticket(lambda *_: 1 / 0)(OK, None)
+        assert (heard, ticket.open) == ([(OK, 2)], False)
         assert "ZeroDivisionError" in caplog.text
 
     def test_a_callback_without_an_answer_is_called_after_the_deadline(self):

@@ -8,21 +8,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 from click.testing import CliRunner, Result
 
 import claimcheck
 from claimcheck.cli._commands import commands
 
 PAYLOAD = os.urandom(3_000_000)
-UUID = "c588ed27-7265-4f4d-9d42-64e1de14b8c6"
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = """
 store: disk
 stores:
   disk: {type: filesystem, path: claims, create: true, ttl_seconds: 604800}
-  other: {type: filesystem, path: elsewhere, create: true}
-  gone: {type: memory}
 """
 SIGNED = CONFIG + "signing: {key_id: k1, keys: {k1: '${TEST_KEY:-a secret of tests}'}, require: true}\n"
 
@@ -45,9 +41,6 @@ class Slow(io.RawIOBase):
         return b"x"
 claimcheck._receive.messages.MessageReader.open = lambda self, pointer: Slow()
 {CODE}"""
-
-proc = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="no /proc here")
-full_disk = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 
 
 def run(*arguments: object, stdin: bytes | None = None) -> Result:
@@ -77,8 +70,8 @@ def put(payload: Any = PAYLOAD) -> bytes:
         return cc.seal(cc.store("disk").write(payload, destination="cli"))
 
 
-def claims(here: Path, store: str = "claims") -> list[Path]:
-    return [path for path in (here / store).rglob("*") if path.is_file()]
+def claims(here: Path) -> list[Path]:
+    return [path for path in (here / "claims").rglob("*") if path.is_file()]
 
 
 def visible(here: Path) -> set[str]:
