@@ -34,7 +34,7 @@ PYTEST      := $(BIN)/pytest --dist loadfile --no-loadscope-reorder
 FAST        := $(PYTEST) -n 2 -m fast --hypothesis-profile=$(PROFILE) $(PYTEST_ARGS)
 
 # Touch every dependency: stores, brokers' clients, encryption, compression, checksums, command line, configuration.
-OLDEST      := tests/unit $(wildcard $(addprefix tests/conformance/test_,obstore.py redis_*.py s3_*.py))
+OLDEST      := tests/unit $(wildcard $(addprefix tests/conformance/test_,redis_*.py s3_*.py))
 
 .PHONY: simulate faults soak demo test test-fast test-all test-oldest lint docs structure spark-versions bench bench-line bench-many bench-pulsar bench-kafka bench-spark compare clean
 .DELETE_ON_ERROR:

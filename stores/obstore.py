@@ -40,6 +40,7 @@ __all__ = ["ObstoreStore"]
 
 # Error classes by a substring of the name and text of obstore's error, first match wins.
 _KINDS: tuple[tuple[str, type[StoreError]], ...] = (
+    ("ConditionalRequestConflict", StoreUnavailableError),  # another request was faster, and may have failed
     ("AlreadyExistsError", KeyTakenError),
     ("PermissionDeniedError", StoreError),
     ("UnauthenticatedError", StoreError),
@@ -79,7 +80,6 @@ _CLASSES = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore", "memory": "Me
 _PLACE = re.compile(r"(?P<scheme>s3|gs|az|memory)://(?P<bucket>[^/?#@:\[\]]*)(?P<path>/[^?#]*)?")
 # The environment may have an address, too, and the second of these has precedence over the first.
 _ENDPOINT_KEYS = {"s3": ("endpoint", "aws_endpoint_url_s3"), "gs": ("base_url",), "az": ("endpoint",)}
-_CONNECT_TIMEOUT = timedelta(seconds=5)
 # The default of ten retries in three minutes would hide an unreachable server for too long.
 _BACKOFF = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2}
 
@@ -314,7 +314,7 @@ class ObstoreStore(Store):
             config |= dict.fromkeys(_ENDPOINT_KEYS[self._scheme], self._endpoint_url)
         client: dict[str, Any] = {
             "allow_http": True,
-            "connect_timeout": _CONNECT_TIMEOUT,
+            "connect_timeout": timedelta(seconds=5),
             "read_timeout": self._timeout,
             "timeout": timedelta(days=1),  # for a whole request: a reader may be slow
             "user_agent": "claimcheck",

@@ -86,8 +86,7 @@ FIXTURE_MARKS = {
     "s3_server": "s3",
     "s3_tls": "s3",
     "s3_programs": "s3",
-    "google_emulator": "cloud",
-    "azure_emulator": "cloud",
+    "azure_emulator": "azure",
     "kafka_jars": "kafka",
     "pulsar_jars": "pulsar",
     "spark": "spark",
@@ -301,13 +300,6 @@ def s3_tls() -> Iterator[tuple[int, Path]]:
 def s3_programs() -> None:
     """Skips or fails a test that starts its own S3 server where the program is missing."""
     _require("versitygw")
-
-
-@pytest.fixture(scope="session")
-def google_emulator() -> Iterator[tuple[str, dict[str, str]]]:
-    """Address of an emulator of Google Cloud Storage, and the environment of its clients."""
-    with _started("fake-gcs-server", servers.google) as emulator:
-        yield emulator
 
 
 @pytest.fixture(scope="session")

@@ -21,8 +21,8 @@ from pathlib import Path
 if __name__ == "__main__":  # a script has its own folder on the path only
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tests.real.azurite import azure
 from tests.real.certificates import make_certificate
-from tests.real.cloud_emulators import azure, google
 from tests.real.kafka_broker import JARS as KAFKA_JARS
 from tests.real.kafka_broker import KafkaBroker, kafka
 from tests.real.process import Location, Server, ServerError, wait_until
@@ -43,7 +43,7 @@ SPARK_KAFKA_JARS = "CLAIMCHECK_TEST_SPARK_KAFKA_JARS"
 __all__ = [
     "make_certificate",
     "ACCESS_KEY", "SECRET_KEY", "S3Server", "s3", "s3_tls",
-    "azure", "google",
+    "azure",
     "KAFKA_JARS", "SPARK_KAFKA_JARS", "KafkaBroker", "kafka",
     "PULSAR_JARS", "PULSAR_MAX_MESSAGE_BYTES", "PulsarBroker", "pulsar",
     "SecurePulsar", "secure_pulsar",

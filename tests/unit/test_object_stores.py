@@ -228,6 +228,7 @@ class TestErrors:
             (Answer(401, "Unauthorized"), StoreError),
             (Answer(400, "Whatever"), StoreError),
             (Answer(503, "SlowDown"), StoreUnavailableError),
+            (Answer(409, "ConditionalRequestConflict"), StoreUnavailableError),
             (Answer(500), StoreUnavailableError),
             (Answer(429, "TooManyRequests"), StoreUnavailableError),
             (Answer(), StoreUnavailableError),
