@@ -1,4 +1,4 @@
-"""Reassembly: every incomplete payload ends, no writer ends another one's, contradictions are reported, memory is bounded.
+"""Reassembly: incomplete payloads end, no writer ends another one's, contradictions are reported, memory is bounded.
 
 That nothing is lost, mixed up or kept for ever in any order of events: see `tests/property/test_reader_property.py`.
 """
