@@ -13,6 +13,7 @@ import pytest
 
 from claimcheck._config_file import from_dict
 from claimcheck._receive import assembler as assembler_module
+from claimcheck._receive import chunk_rules
 from claimcheck._receive.resolver import Dropped, Failed, Resolved, Resolver
 from claimcheck._wire.digest import digest_of
 from claimcheck._wire.envelope import encode_abort, encode_chunk
@@ -204,6 +205,17 @@ def test_after_its_redeliveries_an_incomplete_payload_is_reported():
     ]
 
 
+def test_the_chunks_that_are_missing_are_named():
+    rig = Rig(on_expire="ack")
+    rig.chunks(A, (4, 1, 3), 9)
+    rig.chunks(B, range(0, 100, 2), 101)
+    few, many = rig.expire()
+    assert "0, 2, 5-8" in str(few.error)
+    assert " more" not in str(few.error)
+    ranges = ", ".join(str(number) for number in range(1, 2 * chunk_rules._RANGES, 2))
+    assert f"{ranges} and {51 - chunk_rules._RANGES} more" in str(many.error)
+
+
 def test_redeliveries_are_counted_by_payload_and_beyond_a_clear():
     rig = Rig(max_redeliveries=1)
     rig.chunk(A, 0, 2, at=0, writer="one")
@@ -320,7 +332,8 @@ def test_for_bytes_only_a_payload_that_holds_some_makes_room():
     rig = Rig(max_pending_bytes=10, max_payload_bytes=5)
     rig.chunk(A, 0, 9, b"x" * 6)
     rig.chunk(B, 0, 2, b"x" * 5)
-    [event] = rig.chunk(C, 0, 3, b"x" * 5) + rig.chunk(C, 1, 3, b"") + rig.chunk(other(1), 0, 2, b"x")
+    assert rig.chunk(C, 0, 3, b"x" * 5) == [] == rig.chunk(C, 1, 3, b""), "as many as allowed"
+    [event] = rig.chunk(other(1), 0, 2, b"x")
     assert (event.uuid, type(event)) == (B, Dropped)
 
 
@@ -392,7 +405,7 @@ def test_many_abort_envelopes_are_one_warning_in_a_minute(caplog):
     rig = Rig()
     for number in range(100):
         rig.abort(other(number))
-    rig.clock.now += 61
+    rig.clock.now += 60
     rig.abort(A)
     found = [record.getMessage().rpartition("; ")[2] for record in caplog.records]
     assert found == ["not logged: 0", "not logged: 99"]

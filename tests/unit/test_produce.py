@@ -216,15 +216,16 @@ def test_reserved_header_names_do_no_harm_and_similar_ones_arrive(strategy):
     assert (outcome.payload, outcome.headers) == (BIG, {"claimcheck-app": "mine"})
 
 
-def test_an_annotated_text_key_gets_the_uuid_as_text():
+@pytest.mark.parametrize(("annotation", "kind"), [("str | None", str), ("str | bytes | None", bytes), ("Any", bytes)])
+def test_an_annotated_text_key_gets_the_uuid_as_text(annotation, kind):
     rig = Rig("chunking")
 
-    @rig.cc.offload(payload="value", key="key")
-    def publish(value, key: str | None = None):
+    def publish(value, key=None):
         rig.sent.append(key)
 
-    publish(BIG)
-    assert {type(key) for key in rig.sent} == {str}
+    publish.__annotations__["key"] = annotation
+    rig.cc.offload(payload="value", key="key")(publish)(BIG)
+    assert {type(key) for key in rig.sent} == {kind}
 
 
 @pytest.mark.parametrize("maximum", [500, 5000])

@@ -91,17 +91,22 @@ def test_a_rollback_that_fails_is_noted_on_the_first_error_and_never_replaces_it
     assert "rollback failed" in caught.value.__notes__[0]
 
 
-def test_an_abort_that_cannot_be_sent_either_does_not_hide_the_error():
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_abort_that_cannot_be_sent_either_does_not_hide_the_error_and_is_logged(is_async, caplog):
     rig = Rig("chunking")
 
-    @rig.cc.offload(payload="value", key="key")
-    def publish(value, key=None):
+    def produce(value, key=None):
         if len(rig.sent) == 1:
             raise QueueFullError
         rig.sent.append(value)
 
+    async def produce_later(value, key=None):
+        produce(value, key)
+
+    publish = rig.cc.offload(payload="value", key="key")(produce_later if is_async else produce)
     with pytest.raises(PartialSendError):
-        publish(BIG)
+        asyncio.run(publish(BIG)) if is_async else publish(BIG)
+    assert "could not send the abort envelope: QueueFullError" in caplog.text
 
 
 def test_taking_every_envelope_is_not_sending_it(rig):

@@ -59,6 +59,7 @@ def test_one_bad_message_never_stops_the_others(cc):
     errors = [type(outcome.error) for outcome in outcomes if isinstance(outcome, Failed)]
     assert errors == [EnvelopeError, PointerRejectedError, PointerRejectedError, PayloadNotFoundError]
     assert outcomes[-1].payload is good, "a plain message is not copied"
+    assert "names the store 'ice', which is not configured here" in str(outcomes[1].error)
     assert [outcome.handles for outcome in outcomes] == [(0,), (1,), (2,), (3,), (4,)]
 
 
@@ -210,6 +211,8 @@ def test_the_last_chunk_has_the_checksum_and_all_say_that_their_key_was_null():
     assert [("claimcheck-checksum" in chunk.headers) for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     assert {chunk.headers["claimcheck-null-key"] for chunk in chunks} == {"1"}
     assert not any("claimcheck-null-key" in chunk.headers for chunk in sent_by("chunking", key=b"k"))
+    assert [chunk.headers["chunk_id"] for chunk in chunks] == [str(number) for number in range(len(chunks))]
+    assert not any("chunk_id" in chunk.headers for chunk in sent_by("chunking", headers={"uuid": "the sender's"}))
 
 
 # Stores and secrets of this process -------------------------------------------------------------------------------

@@ -206,6 +206,13 @@ class TestAge:
         assert error.reason == "age"
         assert "max_age_seconds is 60" in str(error)
 
+    def test_a_pointer_without_a_time_is_refused_where_the_age_is_limited(self):
+        cc, reader = configured(), configured(signing=SIGNING | {"max_age_seconds": 60})
+        timeless = replace(cc.store("hot").write(BIG, destination="orders"), created_ms=None)
+        with pytest.raises(PointerRejectedError, match="has no time in its signature") as caught:
+            reader.resolve(cc.seal(timeless), destination="orders")
+        assert caught.value.reason == "age"
+
 
 class TestChunks:
     def test_chunks_without_a_signature_are_refused_where_one_is_required(self):
