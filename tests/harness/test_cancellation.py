@@ -88,18 +88,6 @@ SUBJECTS["awrite of a file"] = subject(writing(lambda: io.BytesIO(PAYLOAD)))
 
 
 @subject
-async def aread(lab):
-    lab.gate.open()
-    pointer = lab.store.write(PAYLOAD, destination="t")
-    lab.gate.close()
-
-    async def finish(ending):
-        return [] if await lab.store.aread(pointer) == PAYLOAD else ["another payload"]
-
-    return Subject(lambda: lab.store.aread(pointer), finish)
-
-
-@subject
 async def arollback(lab):
     lab.gate.open()
     pointer = lab.store.write(PAYLOAD, destination="t")
