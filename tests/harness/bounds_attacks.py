@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -129,11 +129,6 @@ def options(folder: Path) -> dict[str, Any]:
     """Return the configuration of all readers."""
     store = {"type": "filesystem", "path": str(folder), "create": True}
     return {"strategy": "external", "stores": {"s": store}, "limits": {"max_payload_bytes": LIMIT}}
-
-
-def harmless() -> Iterator[str]:
-    """Yield the names of attacks, from the one that needs the most code to be imported."""
-    yield from ("more_than_declared", "many_that_decompress", "many_stored", "stored_larger_than_declared", "raised")
 
 
 def _id_of(message: bytes) -> str:

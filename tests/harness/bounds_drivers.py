@@ -9,9 +9,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -139,44 +137,16 @@ def kafka_consume(config: Config, messages: list[bytes], folder: Path) -> Iterat
 # Pulsar -----------------------------------------------------------------------------------------------------------
 
 
-class PulsarRecord:
-    """Stands for a `pulsar.Message`."""
-
-    def __init__(self, number: int, value: bytes) -> None:
-        import pulsar
-
-        self._value, self._id = value, pulsar.MessageId(-1, 1, number, -1)
-        self._message = SimpleNamespace(length=lambda: len(value), int_schema_version=int)
-
-    def data(self) -> bytes:
-        return self._value
-
-    def message_id(self) -> Any:
-        return self._id
-
-    def topic_name(self) -> str:
-        return "persistent://public/default/t"
-
-    def properties(self) -> dict[str, str]:
-        return {}
-
-    def has_null_value(self) -> bool:
-        return False
-
-    def __getattr__(self, name: str) -> Callable[[], Any]:
-        """Answer for the rest of the metadata."""
-        numbers = ("publish_timestamp", "event_timestamp", "redelivery_count")
-        return lambda: 0 if name in numbers else b"" if name == "schema_version" else ""
-
-
 class PulsarClient:
     """Stands for a `pulsar.Consumer` that has received some messages."""
 
     def __init__(self, values: Iterable[bytes]) -> None:
         import pulsar
 
+        from tests.harness.async_clients import pulsar_messages
+
         self._consumer, self._schema = None, pulsar.schema.BytesSchema()
-        self._records = [PulsarRecord(number, value) for number, value in enumerate(values)]
+        self._records: list[Any] = list(pulsar_messages(list(values)))
 
     def receive(self, timeout_millis: int | None = None) -> Any:
         import pulsar
@@ -295,28 +265,6 @@ def spark_resolve(config: Config, messages: list[bytes], folder: Path) -> Iterat
     return _rows(stage([_arrow(value=(messages, "binary"))]), 1, 2)
 
 
-def spark_map_payloads(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
-    """Drive the function of `claimcheck.spark.map_payloads`."""
-    from pyspark.sql.types import LongType, StructField, StructType
-
-    from claimcheck.spark._resolve import _MapStage
-
-    schema = StructType([StructField("n", LongType())])
-    stage = _MapStage(_reading(config), 0, ("value",), schema, len, as_file=False, with_row=False)
-    return _rows(stage([_arrow(value=(messages, "binary"))]), 1, 2)
-
-
-def spark_resolver(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
-    """Drive the function of `claimcheck.spark.resolver`, which raises errors: message by message."""
-    from claimcheck.spark._reading import resolver
-
-    made = resolver(config=config, max_inflight_bytes=LIMIT)
-    resolve = replace(made, reading=replace(made.reading, concurrency=4))
-    payloads = iter(resolve(messages))
-    for _ in messages:
-        yield result_of(lambda: next(payloads))
-
-
 def spark_reassemble_batch(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
     """Drive the function of `claimcheck.spark.reassemble` on a batch."""
     from claimcheck.spark._reassemble import _ReassembleStage
@@ -380,8 +328,6 @@ DRIVERS: dict[str, tuple[Driver, tuple[str, ...]]] = {
     "pulsar_batch_receive": (pulsar_batch_receive, WHOLE + CHUNKS),
     "local_consumer": (local_consumer, WHOLE + CHUNKS),
     "spark_resolve": (spark_resolve, WHOLE),
-    "spark_map_payloads": (spark_map_payloads, WHOLE),
-    "spark_resolver": (spark_resolver, ("many_that_decompress", "many_stored")),
     "spark_reassemble_batch": (spark_reassemble_batch, WHOLE + CHUNKS),
     "spark_reassemble_stream": (spark_reassemble_stream, CHUNKS),
 }

@@ -41,10 +41,8 @@ def decodes_chunks_at_once() -> None:
         return resolver
 
     from claimcheck.transports.kafka import _consumer
-    from claimcheck.transports.pulsar import _receiver
 
     _plant(_consumer, "resolver_of", eager)
-    _plant(_receiver, "resolver_of", eager)
 
 
 def trusts_declared_sizes() -> None:

@@ -27,11 +27,8 @@ def test_no_attack_needs_more_memory_than_the_bounds(reader: str, tmp_path: Path
     ("reader", "fault", "attack"),
     [
         ("resolve_many", "counts_bytes_on_the_wire", "many_that_decompress"),
-        ("aresolve_many", "counts_bytes_on_the_wire", "many_that_decompress"),
         ("kafka_consume", "decodes_at_once", "many_that_decompress"),
-        ("pulsar_batch_receive", "decodes_at_once", "many_that_decompress"),
         ("kafka_consume", "decodes_chunks_at_once", "many_chunks_that_decompress"),
-        ("pulsar_batch_receive", "decodes_chunks_at_once", "many_chunks_that_decompress"),
         ("resolve_many", "trusts_declared_sizes", "raised"),
         ("local_consumer", "ignores_the_end", "more_than_declared"),
         ("spark_resolve", "holds_all_rows", "many_that_decompress"),

@@ -88,18 +88,6 @@ SUBJECTS["awrite of a file"] = subject(writing(lambda: io.BytesIO(PAYLOAD)))
 
 
 @subject
-async def aread(lab):
-    lab.gate.open()
-    pointer = lab.store.write(PAYLOAD, destination="t")
-    lab.gate.close()
-
-    async def finish(ending):
-        return [] if await lab.store.aread(pointer) == PAYLOAD else ["another payload"]
-
-    return Subject(lambda: lab.store.aread(pointer), finish)
-
-
-@subject
 async def arollback(lab):
     lab.gate.open()
     pointer = lab.store.write(PAYLOAD, destination="t")
@@ -381,77 +369,48 @@ def test_cancelled_anywhere(name):
     assert list(faults(SUBJECTS[name])) == []
 
 
-class TestTheHarness:
-    """It reports faults that are planted in the library."""
+# Planted faults ----------------------------------------------------------------------------------------------------
 
-    @pytest.fixture(autouse=True)
-    def _quick(self, monkeypatch):
-        monkeypatch.setattr(cancellation, "HANGS_SECONDS", 1.0)
 
-    def reports(self, name, text):
-        return any(text in each for each in faults(SUBJECTS[name]))
+async def taken_before_the_last_suspension(self):
+    message = await _next(self)
+    await asyncio.sleep(0)
+    return message
 
-    def test_a_message_is_taken_before_the_last_suspension(self, monkeypatch):
-        take = AsyncPulsarConsumer._next
 
-        async def next_message(self):
-            message = await take(self)
-            await asyncio.sleep(0)
-            return message
+_next = AsyncPulsarConsumer._next
 
-        monkeypatch.setattr(AsyncPulsarConsumer, "_next", next_message)
-        assert self.reports("Pulsar receive", "a later call hangs")
 
-    def test_a_cancelled_call_keeps_the_lock(self, monkeypatch):
-        async def next_message(self):
-            await self._one_at_a_time.acquire()
-            self._calls += 1
-            while (message := self._blocking.take_read()) is None:
-                await self._step()
-            self._calls -= 1
-            self._one_at_a_time.release()
-            return message
+async def keeps_the_lock(self):
+    await self._one_at_a_time.acquire()
+    self._calls += 1
+    while (message := self._blocking.take_read()) is None:
+        await self._step()
+    self._calls -= 1
+    self._one_at_a_time.release()
+    return message
 
-        monkeypatch.setattr(AsyncPulsarConsumer, "_next", next_message)
-        assert self.reports("receive_of_the_only_message", "a later call hangs")
 
-    def test_a_future_stays_open(self, monkeypatch):
-        monkeypatch.setattr(DeliveryFutures, "close", lambda self, future: None)
-        assert self.reports("Kafka produce", "a later call hangs")
+async def broken_off(self, error):
+    await asyncio.sleep(0)
+    self.settle(error)
 
-    def test_a_write_that_completed_is_not_undone(self, monkeypatch):
-        monkeypatch.setattr(_store, "in_thread", lambda function, **_: in_thread(function))
-        assert self.reports("awrite", "an orphan")
 
-    def test_a_deletion_is_broken_off(self, monkeypatch):
-        async def settle(self, error):
-            await asyncio.sleep(0)
-            self.settle(error)
+async def served_forever(self):
+    await asyncio.Event().wait()
 
-        monkeypatch.setattr(Outbound, "settle_async", settle)
-        assert self.reports("offload that fails", "an orphan")
 
-    def test_messages_are_removed_before_the_last_suspension(self, monkeypatch):
-        receive = AsyncKafkaConsumer._receive
-
-        async def receive_and_wait(self, count, timeout):
-            messages = await receive(self, count, timeout)
-            await asyncio.sleep(0)
-            return messages
-
-        monkeypatch.setattr(AsyncKafkaConsumer, "_receive", receive_and_wait)
-        assert self.reports("Kafka poll", "received")
-
-    def test_close_does_not_end_a_call_that_waits(self, monkeypatch):
-        async def stop(self):
-            self._closed = True
-
-        monkeypatch.setattr(AsyncPulsarConsumer, "_stop", stop)
-        assert self.reports("Pulsar close of a consumer", "a later call hangs")
-
-    def test_a_task_is_left(self, monkeypatch):
-        async def serve_forever(self):
-            await asyncio.Event().wait()
-
-        monkeypatch.setattr(DeliveryFutures, "_serve_all", serve_forever)
-        assert self.reports("Kafka produce", "a task is left")
+@pytest.mark.parametrize(
+    ("owner", "name", "fault", "subject", "reported"),
+    [
+        (AsyncPulsarConsumer, "_next", taken_before_the_last_suspension, "Pulsar receive", "a later call hangs"),
+        (AsyncPulsarConsumer, "_next", keeps_the_lock, "receive_of_the_only_message", "a later call hangs"),
+        (_store, "in_thread", lambda function, **_: in_thread(function), "awrite", "an orphan"),
+        (Outbound, "settle_async", broken_off, "offload that fails", "an orphan"),
+        (DeliveryFutures, "_serve_all", served_forever, "Kafka produce", "a task is left"),
+    ],
+)
+def test_a_planted_fault_is_reported(monkeypatch, owner, name, fault, subject, reported):
+    monkeypatch.setattr(cancellation, "HANGS_SECONDS", 1.0)
+    monkeypatch.setattr(owner, name, fault)
+    assert any(reported in each for each in faults(SUBJECTS[subject]))

@@ -39,11 +39,6 @@ def without_codes(error):
     return "failed" if any(cls.__name__ in listed for cls in type(error).__mro__) else "unknown"
 
 
-def any_value_error(error):
-    """Arguments were refused, one might think, but so is a broken answer."""
-    return "failed" if isinstance(error, ValueError | TypeError) else _sending.classifier({})(error)
-
-
 def never_sure(_):
     return "unknown"
 
@@ -51,10 +46,8 @@ def never_sure(_):
 @pytest.mark.parametrize(
     ("fault", "client", "reported"),
     [
-        (by_words, "kafka-python", "NotEnoughReplicasAfterAppendError by_function: deleted"),
         (by_words, "httpx", "RemoteProtocolError by_coroutine: deleted"),
         (without_codes, "confluent-kafka", "KafkaException _MSG_TIMED_OUT by_future: deleted"),
-        (any_value_error, "python", "JSONDecodeError by_block: deleted"),
         (never_sure, "aiokafka", "MessageSizeTooLargeError by_function: kept"),
     ],
 )

@@ -6,8 +6,6 @@ import random
 
 import pytest
 
-from claimcheck.transports.kafka import KafkaConsumer
-from claimcheck.transports.kafka._partition import Offsets, ReadyMessage
 from claimcheck.transports.kafka._receiver import Receiver
 from tests.harness.kafka_callbacks import EVENTS, LAYOUTS, ON_REVOKE, Scenario, scripted
 
@@ -49,8 +47,9 @@ def faults(run, scenarios):
     return [(found[0], scenario) for scenario in scenarios if (found := run(scenario))]
 
 
-@pytest.mark.parametrize("receive", [1, 50])
-@pytest.mark.parametrize(("auto_offset_store", "auto_commit"), OPTIONS)
+@pytest.mark.parametrize(
+    ("auto_offset_store", "auto_commit", "receive"), [*((*options, 50) for options in OPTIONS), (True, True, 1)]
+)
 def test_a_commit_covers_only_what_an_earlier_call_returned(run, auto_offset_store, auto_commit, receive):
     assert faults(run, everywhere(auto_offset_store, auto_commit, receive)) == []
 
@@ -77,14 +76,14 @@ def test_a_payload_that_is_reported_while_its_chunks_are_read_again_is_not_repor
 
 
 class TestTheHarness:
-    """It reports faults that are planted in the library."""
+    """It reports faults that are planted in the library; others are planted in `tests/simulation/planted.py`."""
 
     @pytest.fixture
     def finds(self, run, monkeypatch):
         """Plants a fault; returns whether one with this beginning is reported."""
 
-        def finds(begin, name, replacement, owner=Receiver, **changes):
-            monkeypatch.setattr(owner, name, replacement)
+        def finds(begin, name, replacement, **changes):
+            monkeypatch.setattr(Receiver, name, replacement)
             scenarios = [*everywhere(True, True, 50), *everywhere(True, True, 1)]
             return any(
                 fault.startswith(begin) for each in scenarios for fault in run(dataclasses.replace(each, **changes))
@@ -102,18 +101,6 @@ class TestTheHarness:
 
         assert finds("a commit", "_add", add_as_delivered)
 
-    def test_plain_records_stay_delivered_although_the_client_is_called_again(self, finds):
-        def take(self, natives):
-            for native in natives:
-                offset = native.offset()
-                if (offsets := self.plain(native)) is not None:
-                    offsets.delivered_plain(offset)
-                    self._add(ReadyMessage(self.assignment.of(native), native, offset, offset))
-                else:
-                    self.take(native)
-
-        assert finds("a commit", "_take_plain", take)
-
     def test_it_looks_ahead_after_messages_count_as_delivered(self, finds):
         hand_out = Receiver.hand_out
 
@@ -123,19 +110,3 @@ class TestTheHarness:
             return messages
 
         assert finds("a commit", "hand_out", hand_out_first, prefetch_bytes=1000, layout="pointers")
-
-    def test_a_commit_passes_incomplete_payloads(self, finds):
-        assert finds("a commit", "safe", lambda self, upto, unsettled: upto, owner=Offsets)
-
-    def test_revoked_messages_stay_in_the_queue(self, finds):
-        assert finds("returned offset", "drop", lambda self, partitions: None)
-
-    def test_paused_messages_are_returned(self, finds):
-        assert finds("returned offset", "_is_paused", lambda self, ready: False)
-
-    def test_unsubscribe_forgets_offsets(self, finds):
-        def unsubscribe(self):
-            self._native.unsubscribe()
-            self._receiver.forget()
-
-        assert finds("returned twice", "unsubscribe", unsubscribe, owner=KafkaConsumer)

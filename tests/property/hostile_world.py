@@ -1,7 +1,8 @@
 """Payloads of several writers in stores and topics, and an attacker who changes everything but the keys.
 
 A reader returns the original bytes or raises an error of claimcheck. Writers differ in destination, store, encryption
-key and codec; some payloads have a size that was not known when they were written, and some have several segments.
+key and codec; some payloads have a size that was not known when they were written, and some have several segments. In
+one of the worlds nothing is encrypted, so that only signatures protect chunks, escaped payloads and what is stored.
 """
 
 from __future__ import annotations
@@ -71,14 +72,15 @@ class World:
     Args:
         seed: Of everything that the attacker does.
         signed: Whether writers sign, and the reader requires signatures.
+        encrypted: Whether writers encrypt, and the reader requires that.
     """
 
-    def __init__(self, seed: int, *, signed: bool) -> None:
+    def __init__(self, seed: int, *, signed: bool, encrypted: bool = True) -> None:
         self.random = random.Random(seed)
-        self.signed = signed
+        self.signed, self.encrypted = signed, encrypted
         self._stack = ExitStack()
         self._space = uuid.uuid4().hex
-        self.reader = self._opened("external", None, None)
+        self.reader = self._opened("external", None, None, writes=False)
         self.written = list(self._write_all())
         self._stored_ones = [each for each in self.written if each.store]
         self.objects = {name: _objects(self.reader.store(name)) for name in STORES}
@@ -93,23 +95,22 @@ class World:
     # Writing ---------------------------------------------------------------------------------------------------
 
     def _opened(self, strategy: str, key_id: str | None, codec: str | None, **options: Any) -> ClaimCheck:
-        signing = _SIGNING | ({"key_id": "s1"} if key_id else {})
+        writes = options.get("writes", True)
+        encryption = {"keys": _KEYS, "inline": options.get("inline", False), **({"key_id": key_id} if key_id else {})}
         stores = {name: {"type": "memory", "space": f"{self._space}{name}"} for name in STORES}
         config = {
             "strategy": strategy,
             "store": options.get("store", "a"),
             "stores": stores,
             "threshold_bytes": 1000 if strategy == "external" else 2000,
-            "encryption": {"key_id": key_id, "keys": _KEYS, "inline": options.get("inline", False)},
+            **({"encryption": encryption} if self.encrypted else {}),
             **({"compression": {"codec": codec, "min_bytes": 1}} if codec else {}),
-            **({"signing": signing} if self.signed else {}),
+            **({"signing": _SIGNING | ({"key_id": "s1"} if writes else {})} if self.signed else {}),
         }
-        if key_id is None:
-            config["encryption"].pop("key_id")
         return self._stack.enter_context(claimcheck.from_dict(config))
 
     def _write_all(self) -> Iterator[Written]:
-        for key_id in _KEYS:
+        for key_id in _KEYS if self.encrypted else [None]:
             for codec in (None, "zstd"):
                 stores = {name: self._opened("external", key_id, codec, store=name) for name in STORES}
                 chunks = self._opened("chunking", key_id, codec)
@@ -120,7 +121,7 @@ class World:
                         yield self._sent(cc, self._payload(1200), destination, name, unknown_size=True)
                     yield self._sent(chunks, self._payload(6000), destination)
                     yield self._sent(inline, self._payload(100), destination)
-                if key_id == "k1" and codec is None:
+                if key_id != "k2" and codec is None:
                     for unknown in (False, True):
                         payload = self._payload(3 * _SEGMENT + 99)
                         yield self._sent(stores["a"], payload, "orders", "a", unknown_size=unknown)
@@ -178,6 +179,8 @@ class World:
     def _check_one(self, message: Envelope, destination: str, allowed: set[bytes]) -> int:
         data, headers, way = message.data, message.headers, self.random.randrange(4)
         kind = decoded_kind(data)
+        if not self.encrypted:  # a range is not verified: the checksum is that of the whole
+            way //= 2
         if way == 0 or kind != Kind.POINTER:
             self._check_payload(self.reader.resolve(data, destination=destination, headers=headers), kind, allowed)
         elif way == 1:
@@ -233,6 +236,9 @@ class World:
         objects[target.key] = body
         fields = target.pointer | {"stored_bytes": len(body)}
         header, begin = header_of(body)
+        if not self.encrypted and "codec" not in fields:
+            del fields["stored_bytes"]
+            fields |= {"size": len(body), "checksum": f"sha256:{hashlib.sha256(body).hexdigest()}"}
         if header is not None and self.random.random() < 0.7:
             plain = len(body) - begin - 40 - 16 * -(-(len(body) - begin) // _SEGMENT)
             fields |= {"size": max(0, plain if "codec" not in fields else fields["size"])}

@@ -252,9 +252,8 @@ class ReaderMachine(RuleBasedStateMachine):
         chunks, payload = self.chunks_of(outcome), self.payloads[name]
         assert outcome.payload == b"".join(chunks[number] for number in sorted(chunks))
         assert payload.contradicted or outcome.payload == b"".join(payload.pieces)
-        for position, entry in enumerate(self.broker.history):
-            if entry.identity == name:
-                self.redelivered.pop(position, None)
+        for position in [at for at in self.redelivered if self.broker.history[at].identity == name]:
+            del self.redelivered[position]
 
     def seen_failed(self, outcome: Failed) -> None:
         payload, error = self.payloads[self.name_of(outcome)], outcome.error

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import array
+import copy
+import io
 import json
 from dataclasses import replace
 
@@ -14,6 +17,7 @@ from claimcheck._wire import pointer as pointers
 from claimcheck._wire.envelope import Chunk, decode
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import HEADER
+from tests.produce_rig import Unseekable
 
 uuids = st.uuids(version=4).map(str)
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)
@@ -56,23 +60,72 @@ def test_pointers_are_encoded_as_canonical_json(pointer):
         assert pointers.decode(data) == each
 
 
+STRATEGIES = st.sampled_from(["external", "chunking", "hybrid", "inline"])
+HEADERS = [None, {"a": "1", "uuid": "mine"}, [("a", b"1"), ("a", b"2"), ("chunk_id", b"x")], (("a", "1"),)]
+SHAPES = {
+    "bytes": bytes,
+    "bytearray": bytearray,
+    "array": lambda payload: array.array("B", payload),
+    "spread view": lambda payload: memoryview(bytes(b for byte in payload for b in (byte, 0)))[::2],
+    "file": io.BytesIO,
+    "file at 7": lambda payload: _at(io.BytesIO(b"skipped" + payload), 7),
+    "pipe": Unseekable,
+}
+
+
+def _at(file, position):
+    file.seek(position)
+    return file
+
+
 @given(
-    st.one_of(st.binary(max_size=2000), st.binary(max_size=100).map(lambda rest: HEADER + rest)),
-    st.sampled_from(["external", "chunking", "hybrid", "inline"]),
-    st.none() | st.binary(max_size=20),
+    st.one_of(
+        st.binary(max_size=2000),
+        st.binary(max_size=100).map(lambda rest: HEADER + rest),
+        st.builds(lambda size: HEADER + bytes(size), st.integers(590, 640)),  # escaped, it may be too large
+    ),
+    st.sampled_from([*SHAPES]),
+    STRATEGIES,
+    STRATEGIES,
+    st.none() | st.binary(max_size=20) | st.sampled_from(["k", "key"]),
+    st.sampled_from(HEADERS),
 )
-@example(HEADER, "hybrid", None)
-@example(HEADER + b"\x02", "external", b"k")
-@example(HEADER * 60, "chunking", None)
-def test_any_payload_comes_back_as_it_was_sent(payload, strategy, key):
-    cc = claimcheck.from_dict({"strategy": strategy, "threshold_bytes": 700, "stores": {"hot": {"type": "memory"}}})
-    sent = []
-    with cc.outbound(payload, destination="orders", key=key) as out:
+@example(HEADER, "bytes", "hybrid", "inline", None, HEADERS[1])
+@example(HEADER + b"\x02", "pipe", "external", "chunking", b"k", HEADERS[2])
+@example(HEADER * 60, "file", "chunking", "external", None, HEADERS[2])
+@example(HEADER * 60, "pipe", "hybrid", "inline", "k", HEADERS[1])
+@example(HEADER * 60, "spread view", "inline", "hybrid", b"k", HEADERS[3])
+@example(b"", "pipe", "chunking", "external", b"k", None)
+def test_any_payload_in_any_shape_comes_back_as_it_was_sent(payload, shape, writer, reader, key, headers):
+    stores, space = {"hot": {"type": "memory", "space": "test_wire_property"}}, {"threshold_bytes": 700}
+    cc = claimcheck.from_dict({"strategy": writer, "stores": stores, **space})
+    before, sent = copy.copy(headers), []
+    with cc.outbound(SHAPES[shape](payload), destination="orders", key=key, headers=headers) as out:
         out.send(sent.append)
-    resolver = cc.resolver()
+    resolver = claimcheck.from_dict({"strategy": reader, "stores": stores}).resolver()
     got = [
         outcome
         for offset, message in enumerate(sent)
         for outcome in resolver.feed("orders-0", offset, message.data, headers=message.headers, key=message.key)
     ]
-    assert [(outcome.payload, outcome.key) for outcome in got] == [(payload, key)]
+    assert [(bytes(outcome.payload), outcome.key, outcome.headers or None) for outcome in got] == [
+        (payload, key, headers)
+    ]
+    assert headers == before
+    limit = claimcheck.WireLimit()
+    if writer == "chunking":
+        assert all(len(each.data) + limit.overhead(each.key, each.headers) <= 700 for each in sent)
+
+
+@given(st.sampled_from([-1, 0, 1]), st.integers(0, 40), st.sampled_from(["external", "chunking"]))
+def test_the_threshold_counts_the_message_on_the_wire_to_the_byte(extra, more, strategy):
+    """What is larger becomes an envelope, what is not stays as it is; Kafka's framing, key and header count."""
+    stores = {"hot": {"type": "memory", "space": "test_wire_property"}}
+    cc = claimcheck.from_dict({"strategy": strategy, "threshold_bytes": 900, "stores": stores})
+    key, headers = b"k" * more, {"name": "välue" * more}
+    varint = 2 if 6 * more >= 64 else 1
+    framing = 72 + len(key) + 1 + (1 + 4) + (varint + 6 * more) - 1  # record, key without its length, name and value
+    payload = b"x" * (900 - framing + extra)
+    with cc.outbound(payload, destination="orders", key=key, headers=headers) as out:
+        first = next(iter(out.envelopes))
+    assert (first.data == payload) == (extra <= 0)

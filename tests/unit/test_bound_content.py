@@ -33,10 +33,8 @@ LARGE = (4 << 20) + 1  # of several segments, and hashed in a thread
 Opened = Callable[..., ClaimCheck]
 
 
-@pytest.fixture(params=["memory", "filesystem", "redis"])
+@pytest.fixture(params=["filesystem", "redis"])
 def medium(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
-    if request.param == "memory":
-        return {"type": "memory", "space": uuid.uuid4().hex}
     if request.param == "filesystem":
         return {"type": "filesystem", "path": str(tmp_path), "ttl_seconds": 1000}
     url, prefix = request.getfixturevalue("fake_redis_url"), f"{uuid.uuid4().hex}:"
@@ -86,7 +84,7 @@ def after_a_seek(file: BinaryIO) -> bytes:
         return file.read()
 
 
-@pytest.mark.parametrize(("size", "with_own_key"), [(5000, False), (5000, True), (LARGE, True)])
+@pytest.mark.parametrize(("size", "with_own_key"), [(5000, False), (LARGE, True)])
 def test_content_of_a_forger_is_refused(opened: Opened, size: int, with_own_key: bool) -> None:
     """The forger has the key of the encryption, and may write to the store."""
     writer, reader, forger = opened(), opened(), opened(signing=None)
@@ -112,9 +110,8 @@ def test_content_of_a_forger_is_refused(opened: Opened, size: int, with_own_key:
             read()
 
 
-@pytest.mark.parametrize("codec", [None, "zstd"])
-@pytest.mark.parametrize("size", [0, 1, (1 << 20) + 1])
-def test_what_is_written_can_be_read(opened: Opened, size: int, codec: str | None) -> None:
+@pytest.mark.parametrize(("size", "codec"), [(0, None), (1, "zstd"), ((1 << 20) + 1, None), ((1 << 20) + 1, "zstd")])
+def test_what_is_written_and_copied_can_be_read(opened: Opened, size: int, codec: str | None) -> None:
     if codec:
         pytest.importorskip("zstandard")
     cc = opened(**({"compression": {"codec": codec, "min_bytes": 1}} if codec else {}))
@@ -123,22 +120,13 @@ def test_what_is_written_can_be_read(opened: Opened, size: int, codec: str | Non
     unknown_size.seekable = lambda: False  # type: ignore[method-assign]
     for source in (payload, bytearray(payload), io.BytesIO(payload), unknown_size):
         pointer = store.write(source, destination="orders")
-        assert pointer.checksum is not None
-        assert pointer.checksum.startswith("hmac-sha256:")
-        assert cc.resolve(cc.seal(pointer), destination="orders") == payload
-        assert store.read_range(pointer, size // 2, 9) == payload[size // 2 :][:9]
-        with store.open(pointer) as file:
-            file.seek(size // 3)
-            assert file.read() == payload[size // 3 :]
-
-
-def test_copies_can_be_read(opened: Opened) -> None:
-    first, second = opened(), opened()
-    store, payload = first.store("s"), os.urandom((1 << 20) + 1000)
-    pointer = store.write(payload, destination="orders")
-    copied = store.copy(pointer, to=store)
-    assert second.resolve(first.seal(copied), destination="orders") == payload
-    assert "hmac-sha256:" in str(copied.checksum)
+        assert str(pointer.checksum).startswith("hmac-sha256:")
+        for each in (pointer, store.copy(pointer, to=store)):
+            assert opened().resolve(cc.seal(each), destination="orders") == payload
+            assert store.read_range(each, size // 2, 9) == payload[size // 2 :][:9]
+            with store.open(each) as file:
+                file.seek(size // 3)
+                assert file.read() == payload[size // 3 :]
 
 
 def test_a_checksum_tells_nothing_about_the_payload(opened: Opened) -> None:

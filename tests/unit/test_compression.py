@@ -14,7 +14,6 @@ from claimcheck import MissingDependencyError
 from claimcheck._content.compression import CODECS, Damaged, DecompressingReader, compress, sample_of, shrinks
 from claimcheck._wire.buffers import PieceReader
 from claimcheck._wire.digest import digest_of
-from claimcheck.errors import IntegrityError
 
 zstandard = pytest.importorskip("zstandard")
 lz4_frame = pytest.importorskip("lz4.frame")
@@ -184,9 +183,10 @@ def test_a_missing_library_names_the_extra(codec, monkeypatch):
 LARGE = JSON * 3000  # about 5 MiB: hashed in a thread where the checksum is slow
 
 
-@every_codec
-@pytest.mark.parametrize("checksum", ["crc32", "sha256"])
-@pytest.mark.parametrize("payload", [JSON * 20, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize(
+    ("codec", "checksum", "payload"),
+    [("zstd", "crc32", JSON * 20), ("lz4", "sha256", LARGE), ("zstd", "sha256", LARGE)],
+)
 def test_a_store_compresses_and_verifies_payloads(tmp_path, codec, checksum, payload):
     cc = compressing(tmp_path, codec, checksum=checksum)
     store = cc.store("disk")
@@ -200,21 +200,6 @@ def test_a_store_compresses_and_verifies_payloads(tmp_path, codec, checksum, pay
         with store.open(pointer) as file:
             file.seek(len(payload) // 2)
             assert file.read() == payload[len(payload) // 2 :]
-
-
-@every_codec
-def test_a_damaged_compressed_payload_is_an_error(tmp_path, codec):
-    store = compressing(tmp_path, codec).store("disk")
-    pointer = store.write(JSON * 20)
-    stored = (tmp_path / pointer.key).read_bytes()
-    for place in range(0, len(stored), 101):
-        damaged = bytearray(stored)
-        damaged[place] ^= 0xFF
-        (tmp_path / pointer.key).write_bytes(damaged)
-        try:
-            assert store.read(pointer) == JSON * 20, "in the padding of the header"
-        except IntegrityError:
-            continue
 
 
 @every_codec

@@ -17,7 +17,7 @@ import pytest
 import claimcheck
 from claimcheck._content import encryption as aead
 from claimcheck._content.coder import ContentReader, Encoding, Stream
-from claimcheck._content.header import AEAD, ContentHeader, Damaged, Expected, read_header
+from claimcheck._content.header import AEAD, ContentHeader, Damaged, read_header
 from claimcheck._content.source import Source
 from claimcheck._wire.buffers import PieceReader
 from claimcheck._wire.envelope import encode_chunk
@@ -30,11 +30,10 @@ from claimcheck.errors import (
     PointerRejectedError,
     StoreUnavailableError,
 )
-from claimcheck.stores.base import Store
 from claimcheck.transports._common.dispatch import dispatch
 from tests import tink_oracle
 from tests.conftest import IN_CI
-from tests.content_oracle import DATA_KEY, HEADER, KEY, PAYLOAD, UUID, VECTORS, SameKey, keyed_checksum
+from tests.content_oracle import DATA_KEY, HEADER, KEY, PAYLOAD, UUID, VECTORS, SameKey, canonical, keyed_checksum
 
 pytest.importorskip("cryptography")
 
@@ -139,13 +138,13 @@ def test_what_releases_before_0_2_encrypted_is_refused_with_the_reason(cc):
 
 
 def test_everything_but_the_data_key_and_its_key_id_is_authenticated():
-    header = ContentHeader(
-        id="1", size=3, store="s", stored_as="k" * 90, encryption="E", key_id="k1", wrapped_key=b"w" * 60
-    )
+    header = ContentHeader(id="1", size=3, store="s", stored_as="k" * 90, encryption="E", key_id="k1", wrapped_key=b"w")
     longer = replace(header, key_id="k" * 300, wrapped_key=b"w" * 90)
     assert read_header(PieceReader([longer.encode()])) == (longer, len(longer.encode()))
     assert longer.associated_data == header.associated_data
-    assert replace(header, stored_as="other").associated_data != header.associated_data
+    for field in ("id", "size", "destination", "store", "stored_as", "codec", "encryption"):
+        other = 2 if field == "size" else "other"
+        assert replace(header, **{field: other}).associated_data != header.associated_data
 
 
 def test_a_data_key_encrypts_for_its_own_topic_and_store_only(cc):
@@ -175,13 +174,6 @@ def test_a_copy_under_another_key_is_refused(cc):
         store._payloads[pointer.key + suffix] = store._payloads[pointer.key]
         with pytest.raises(IntegrityError, match="its stored_as differs"):
             store.read(replace(pointer, key=pointer.key + suffix))
-
-
-@pytest.mark.parametrize("field", ["id", "size", "destination", "store", "stored_as", "codec", "encryption"])
-def test_every_other_field_is_authenticated(field):
-    header = ContentHeader(id="1", size=1)
-    other = 2 if field == "size" else "other"
-    assert replace(header, **{field: other}).associated_data != header.associated_data
 
 
 @pytest.mark.parametrize(
@@ -214,7 +206,7 @@ def test_ranges_of_content_with_a_long_header(cc):
 # What is never believed --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", [-1, +1, +1000, -5000])
+@pytest.mark.parametrize("change", [-1, +1000])
 @pytest.mark.parametrize("field", ["size", "stored_bytes"])
 def test_a_pointer_with_another_size_is_an_integrity_error(cc, field, change):
     """The size of a file that cannot seek is not in the header, and nothing else in this pointer is signed."""
@@ -231,17 +223,6 @@ def test_a_pointer_with_another_size_is_an_integrity_error(cc, field, change):
         file.read()
 
 
-@pytest.mark.parametrize("wrong", ["id", "destination", "codec", "encryption", "store", "stored_as"])
-def test_the_header_must_agree_with_the_pointer(wrong):
-    header = ContentHeader(id="1", size=5, destination="d", store="s", stored_as="k", codec="c", encryption="e")
-    body = 40 + 5 + 16
-    fields = {"id": "1", "destination": "d", "codec": "c", "encryption": "e", "store": "s", "stored_as": "k"}
-    expected = Expected(0, 5, fields)
-    expected.check(header, body=body)
-    with pytest.raises(Damaged, match="another payload"):
-        expected.check(replace(header, **{wrong: "other"}), body=body)
-
-
 def test_a_decorated_function_sends_small_payloads_encrypted():
     with opened(threshold_bytes=5000, encryption={"key_id": "k1", "keys": KEYS, "inline": True}) as cc:
         publish = cc.offload(payload="value", destination="topic")(lambda topic, value: value)
@@ -250,18 +231,18 @@ def test_a_decorated_function_sends_small_payloads_encrypted():
         assert cc.resolve(message, destination="orders") == b"a small secret"
 
 
-@pytest.mark.parametrize("target", [None, "orders.dlq"])
-@pytest.mark.parametrize("topic", ["orders", "tenant/namespace/orders"])
-def test_copies_are_readable_where_the_payload_was(topic, target):
-    with opened() as cc:
+@pytest.mark.parametrize(("topic", "target"), [("orders", None), ("tenant/namespace/orders", "orders.dlq")])
+def test_copies_are_readable_where_the_payload_was_and_elsewhere_if_that_is_configured(topic, target):
+    accepts = {"accept_from": {"orders.dlq": [topic]}}
+    with opened(space="copies") as cc, opened(space="copies", signing=accepts) as reader:
         store = cc.store("s")
         pointer = store.write(b"x" * 1000, destination=topic)
         copied = store.copy(pointer, to=store, destination=target)
         assert copied.destination == pointer.destination == topic
-        assert store.read(copied) == b"x" * 1000
         assert cc.resolve(cc.seal(copied), destination=topic) == b"x" * 1000
-        with pytest.raises(PointerRejectedError):
+        with pytest.raises(PointerRejectedError, match="accept_from"):
             cc.resolve(cc.seal(copied), destination="orders.dlq")
+        assert reader.resolve(cc.seal(copied), destination="orders.dlq") == b"x" * 1000
 
 
 def test_a_copy_of_a_payload_that_was_not_encrypted():
@@ -270,6 +251,15 @@ def test_a_copy_of_a_payload_that_was_not_encrypted():
         copied = plain.copy(plain.write(b"x" * 1000, destination="orders"), to=encrypted)
         assert copied.encryption is not None
         assert encrypted.read(copied) == b"x" * 1000
+
+
+def test_a_key_that_was_removed_is_an_integrity_error_that_names_it_and_the_payload():
+    only_k2 = {"key_id": "k2", "keys": {"k2": KEYS["k2"]}}
+    with opened(space="shredded") as writer, opened(space="shredded", encryption=only_k2) as reader:
+        pointer = writer.store("s").write(b"x" * 1000, destination="o")
+        with pytest.raises(IntegrityError, match=r"'k1', which is not configured here.*encryption\.keys") as caught:
+            reader.store("s").read(pointer)
+    assert (caught.value.store, caught.value.key) == ("s", pointer.key)
 
 
 def test_no_message_is_made_that_no_reader_can_decrypt():
@@ -318,24 +308,6 @@ def test_a_message_is_decrypted_when_its_key_service_is_back(monkeypatch):
             content.get()
         monkeypatch.setattr(Service, "down", False)
         assert content.get() == b"small"
-
-
-def test_dead_letters_are_read_where_that_is_configured():
-    accepts = {"accept_from": {"orders.dlq": ["orders"]}}
-    with opened(space="dead letters") as strict, opened(space="dead letters", signing=accepts) as reader:
-        with strict.outbound(b"x" * 1000, destination="orders") as out:
-            (envelope,) = out.envelopes
-        with pytest.raises(PointerRejectedError, match="accept_from"):
-            strict.resolve(envelope.data, destination="orders.dlq")
-        assert reader.resolve(envelope.data, destination="orders.dlq") == b"x" * 1000
-
-
-def test_a_removed_key_is_an_integrity_error_that_names_it():
-    with opened(space="shredded") as writer:
-        pointer = writer.store("s").write(b"x" * 1000, destination="o")
-        only_k2 = {"key_id": "k2", "keys": {"k2": KEYS["k2"]}}
-        with opened(space="shredded", encryption=only_k2) as reader, pytest.raises(IntegrityError, match="'k1'"):
-            reader.store("s").read(pointer)
 
 
 @pytest.mark.parametrize("section", ["limits", "chunking"])
@@ -390,26 +362,9 @@ def test_bad_messages_leave_no_readers_for_the_garbage_collector(cc):
         gc.enable()
 
 
-STORED_KEY = base64.b64encode(os.urandom(32)).decode()
-
-
-@pytest.fixture
-def store() -> Store:
-    config = {
-        "stores": {"s": {"type": "memory", "space": uuid.uuid4().hex}},
-        "encryption": {"key_id": "k1", "keys": {"k1": STORED_KEY}},
-    }
-    return claimcheck.from_dict(config).store("s")
-
-
-def canonical(fields) -> bytes:
-    return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-
-
 @pytest.mark.skipif(not IN_CI and importlib.util.find_spec("tink") is None, reason="tink is not installed")
-@pytest.mark.parametrize("size", [1, 3_500_000])
-def test_tink_reads_a_stored_object_as_the_guide_describes(store, size):
-    payload = os.urandom(size)
+def test_tink_reads_a_stored_object_as_the_guide_describes(cc):
+    payload, store = os.urandom(2_500_000), cc.store("s")
     content = store._payloads[store.write(payload, destination="Straße/orders").key]
 
     end = 8 + int.from_bytes(content[4:8], "big")
@@ -417,20 +372,8 @@ def test_tink_reads_a_stored_object_as_the_guide_describes(store, size):
     wrapped, key_id = base64.b64decode(header.pop("key")), header.pop("key_id")
     bound = {"claimcheck": "2", "destination": header["destination"], "store": header["store"]}
     context = canonical({"context": bound, "key_id": key_id})
-    data_key = tink_oracle.aead(base64.b64decode(STORED_KEY)).decrypt(wrapped, context)
+    data_key = tink_oracle.aead(KEY).decrypt(wrapped, context)
 
     assert content[:4] == b"CCE2"
     associated_data = b"CCE2" + canonical(header)
     assert tink_oracle.decrypt(content[end:], key=data_key, associated_data=associated_data) == payload
-
-
-def test_an_error_of_a_data_key_names_the_payload():
-    medium = {"stores": {"s": {"type": "memory", "space": uuid.uuid4().hex}}}
-    sections = {name: {"key_id": name, "keys": {name: STORED_KEY}} for name in ("k1", "k2")}
-    writer, reader = (
-        claimcheck.from_dict(medium | {"encryption": section}).store("s") for section in sections.values()
-    )
-    pointer = writer.write(b"payload", destination="orders")
-    with pytest.raises(IntegrityError, match=r"'k1', which is not configured here.*encryption\.keys") as caught:
-        reader.read(pointer)
-    assert (caught.value.store, caught.value.key) == ("s", pointer.key)

@@ -20,6 +20,7 @@ from claimcheck._validation import Problems
 from claimcheck.config import EncryptionConfig
 from claimcheck.errors import ConfigError, IntegrityError, StoreUnavailableError
 from tests import tink_oracle
+from tests.clocks import Clock
 from tests.conftest import IN_CI
 
 K1, K2 = (base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2))
@@ -35,13 +36,6 @@ CONTEXT = {"claimcheck": "1"}
 
 
 needs_tink = pytest.mark.skipif(not IN_CI and importlib.util.find_spec("tink") is None, reason="tink is not installed")
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Service:
@@ -132,17 +126,6 @@ def test_no_changed_byte_of_a_wrapped_key_is_accepted():
             local().open("k1", cut, CONTEXT)
 
 
-def test_a_key_id_cannot_be_exchanged_even_for_the_same_key():
-    made = local("a", a=K1, b=K1).new(CONTEXT)
-    with pytest.raises(IntegrityError):
-        local("a", a=K1, b=K1).open("b", made.wrapped, CONTEXT)
-
-
-def test_an_unknown_key_id_is_named_with_what_to_do():
-    with pytest.raises(IntegrityError, match=r"'k3', which is not configured here.*encryption\.keys"):
-        local().open("k3", b"x", CONTEXT)
-
-
 def test_a_missing_variable_affects_only_its_own_key(monkeypatch):
     monkeypatch.setenv("KEY_TWO", K2 + "\n")
     keys = local("k2", k1="${KEY_ONE}", k2="${KEY_TWO}")
@@ -157,11 +140,8 @@ def test_a_key_from_the_environment_that_is_wrong_is_not_quoted(monkeypatch):
     with pytest.raises(ConfigError, match=r"encryption\.keys\.k1.*openssl") as caught:
         local("k1", k1="${KEY_ONE}").new(CONTEXT)
     assert "hunter2" not in str(caught.value)
-
-
-def test_a_process_that_only_reads_cannot_write():
     with pytest.raises(ConfigError, match=r"encryption\.key_id"):
-        local(None).new(CONTEXT)
+        local(None).new(CONTEXT)  # a process that only reads
 
 
 def test_no_text_has_a_key_and_nothing_can_be_pickled():
@@ -189,9 +169,9 @@ def test_an_opened_data_key_is_kept_until_it_is_too_old():
     assert Service.calls == ["wrap", "unwrap"]
 
     Service.deleted.add("one")
-    clock.now = 299.9
+    clock.now += 299.9
     assert keys.open("k1", made.wrapped, CONTEXT) == made.key
-    clock.now = 300
+    clock.now += 0.1
     with pytest.raises(IntegrityError):
         keys.open("k1", made.wrapped, CONTEXT)
 
@@ -206,32 +186,26 @@ def test_a_refusal_is_remembered_for_some_seconds_and_delays_no_key():
             keys.open("k1", b"forged|" + bytes(32), CONTEXT)
     assert Service.calls == ["wrap", "unwrap"]
     assert keys.open("k1", made.wrapped, CONTEXT) == made.key
-    clock.now = 10
+    clock.now += 10
     with pytest.raises(IntegrityError):
         keys.open("k1", b"forged|" + bytes(32), CONTEXT)
     assert Service.calls.count("unwrap") == 3
 
 
-def test_an_outage_of_the_service_is_not_remembered():
+def test_keys_in_use_are_kept_in_a_bounded_number_and_not_replaced_by_refusals():
     keys = service()
-    made = keys.new(CONTEXT)
-    Service.error = TimeoutError()
-    with pytest.raises(StoreUnavailableError):
-        keys.open("k1", made.wrapped, CONTEXT)
-    Service.error = None
-    assert keys.open("k1", made.wrapped, CONTEXT) == made.key
-
-
-def test_refusals_do_not_replace_keys_in_use():
-    keys = service()
-    made = keys.new(CONTEXT)
-    keys.open("k1", made.wrapped, CONTEXT)
+    made = [keys.new(CONTEXT) for _ in range(1100)]
+    for each in made:
+        keys.open("k1", each.wrapped, CONTEXT)
     for number in range(1100):
         with pytest.raises(IntegrityError):
             keys.open("k1", b"%d|" % number + bytes(32), CONTEXT)
     Service.calls.clear()
-    keys.open("k1", made.wrapped, CONTEXT)
+    keys.open("k1", made[-1].wrapped, CONTEXT)
     assert Service.calls == []
+    keys.open("k1", made[0].wrapped, CONTEXT)
+    assert Service.calls == ["unwrap"]
+    assert len(keys._opened) <= 1000
 
 
 def test_a_data_key_opens_in_its_own_context_only():
@@ -240,19 +214,6 @@ def test_a_data_key_opens_in_its_own_context_only():
         keys.open("k1", made.wrapped, {"claimcheck": "2", "destination": "orders"})
         with pytest.raises(IntegrityError):
             keys.open("k1", made.wrapped, {"claimcheck": "2", "destination": "salaries"})
-
-
-def test_the_number_of_kept_data_keys_is_bounded():
-    keys = service()
-    made = [keys.new(CONTEXT) for _ in range(1100)]
-    for each in made:
-        keys.open("k1", each.wrapped, CONTEXT)
-    Service.calls.clear()
-    keys.open("k1", made[-1].wrapped, CONTEXT)
-    assert Service.calls == []
-    keys.open("k1", made[0].wrapped, CONTEXT)
-    assert Service.calls == ["unwrap"]
-    assert len(keys._opened) <= 1000
 
 
 # Providers -----------------------------------------------------------------------------------------------------
@@ -280,9 +241,17 @@ def test_options_of_a_provider_are_checked_before_use(options, path):
     assert "many" not in str(caught.value)
 
 
-@pytest.mark.parametrize("provider", ["vault", f"{__name__}:Clock", f"{__name__}:Nothing", "no_such_module:Keys"])
-def test_a_provider_that_is_none_is_named(provider):
-    with pytest.raises(ConfigError, match=r"encryption\.provider"):
+@pytest.mark.parametrize(
+    ("provider", "why"),
+    [
+        ("vault", ""),
+        (f"{__name__}:Lacking", ".*Lacking', which has no wrap and no unwrap"),
+        (f"{__name__}:Nothing", ""),
+        ("no_such_module:Keys", ""),
+    ],
+)
+def test_a_provider_that_is_none_is_named(provider, why):
+    with pytest.raises(ConfigError, match=rf"encryption\.provider{why}"):
         DataKeys(EncryptionConfig(key_id="k1", keys={"k1": "x"}, provider=provider)).check()
 
 
@@ -290,10 +259,8 @@ def test_a_provider_that_is_none_is_named(provider):
     ("error", "when_writing", "when_reading"),
     [
         (ConnectionResetError("secret"), StoreUnavailableError, StoreUnavailableError),
-        (TimeoutError("secret"), StoreUnavailableError, StoreUnavailableError),
         (StoreUnavailableError("busy"), StoreUnavailableError, StoreUnavailableError),
         (PermissionError("secret"), ConfigError, IntegrityError),
-        (KeyError("secret"), ConfigError, IntegrityError),
     ],
 )
 def test_errors_of_a_provider_are_errors_of_claimcheck(error, when_writing, when_reading):
@@ -308,7 +275,7 @@ def test_errors_of_a_provider_are_errors_of_claimcheck(error, when_writing, when
     assert "secret" not in f"{written.value} {read.value}"
 
     Service.error = None
-    clock.now = 10 if when_reading is IntegrityError else 0  # what may succeed later is not remembered
+    clock.now += 10 if when_reading is IntegrityError else 0  # what may succeed later is not remembered
     assert keys.open("k1", made.wrapped, CONTEXT) == made.key
 
 
@@ -331,6 +298,10 @@ class Sized:
         return memoryview(wrapped)[:32] if self.answers else None
 
 
+class Lacking:
+    """A class with none of the methods of a provider."""
+
+
 def sized(**options) -> dict[str, object]:
     return {"key_id": "k1", "keys": {"k1": "x"}, "provider": f"{__name__}:Sized", "options": options}
 
@@ -345,10 +316,6 @@ def test_a_wrapped_key_that_readers_could_not_use_is_refused_before_anything_is_
     with claimcheck.from_dict({"stores": {"disk": disk}, "encryption": sized(wrapped_bytes=size)}) as cc, refused:
         cc.store("disk").write(b"payload", destination="orders")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-
-
-def test_a_payload_with_the_longest_wrapped_key_can_be_read(tmp_path):
-    disk = {"type": "filesystem", "path": str(tmp_path)}
     with claimcheck.from_dict({"stores": {"disk": disk}, "encryption": sized(wrapped_bytes=LONGEST)}) as cc:
         pointer = cc.store("disk").write(b"payload", destination="orders")
         assert cc.store("disk").read(pointer) == b"payload"
@@ -357,11 +324,6 @@ def test_a_payload_with_the_longest_wrapped_key_can_be_read(tmp_path):
 def test_a_provider_that_unwraps_no_bytes_is_named():
     with pytest.raises(IntegrityError, match="Sized' returned an object of type NoneType"):
         DataKeys(EncryptionConfig(**sized(answers=False))).open("k1", b"wrapped", CONTEXT)
-
-
-def test_methods_that_a_provider_lacks_are_named():
-    with pytest.raises(ConfigError, match="Clock', which has no wrap and no unwrap"):
-        DataKeys(EncryptionConfig(key_id="k1", keys={"k1": "x"}, provider=f"{__name__}:Clock")).check()
 
 
 # Configuration -------------------------------------------------------------------------------------------------
@@ -460,11 +422,8 @@ def failing_kms() -> Iterator[tuple[str, type[_Answer]]]:
     ("code", "when_writing", "when_reading"),
     [
         ("AccessDeniedException", ConfigError, ConfigError),
-        ("DisabledException", ConfigError, IntegrityError),
         ("KMSInvalidStateException", ConfigError, IntegrityError),
-        ("NotFoundException", ConfigError, IntegrityError),
         ("InvalidCiphertextException", ConfigError, IntegrityError),
-        ("IncorrectKeyException", ConfigError, IntegrityError),
     ],
 )
 def test_answers_of_the_service_are_errors_of_claimcheck(failing_kms, code, when_writing, when_reading):

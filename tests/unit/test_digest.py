@@ -133,7 +133,7 @@ def test_where_no_thread_can_start_the_digest_is_the_same(monkeypatch):
 
 
 @pytest.mark.parametrize("payload", [b"", b"123456789", LARGE])
-@pytest.mark.parametrize("kind", [bytes, bytearray, io.BytesIO])
+@pytest.mark.parametrize("kind", [bytearray, io.BytesIO])
 @every_algorithm
 def test_a_source_digests_what_it_hands_out(algorithm, kind, payload):
     for take in (lambda source: source.take_all(), lambda source: b"".join(source.pieces(100_000))):
@@ -142,12 +142,16 @@ def test_a_source_digests_what_it_hands_out(algorithm, kind, payload):
         assert source.checksum == expected(algorithm, payload)
 
 
-@pytest.mark.parametrize("algorithm", ["sha256", "xxh3-128"])
-def test_only_a_crc_can_be_made_of_those_of_the_parts(algorithm):
+@pytest.mark.parametrize("kind", [bytes, io.BytesIO])
+@every_algorithm
+def test_a_source_takes_checksums_from_whoever_sends_its_pieces_if_they_make_its_own(algorithm, kind):
     """A store that computes the CRC-32 of each part leaves other digests to the source."""
-    source = Source(LARGE, limit=1 << 30, checksum=algorithm)
+    source = Source(kind(LARGE), limit=1 << 30, checksum=algorithm)
     source.leave_checksum()
-    for piece in source.pieces(MIB):
+    pieces = list(source.pieces(MIB))
+    assert source.taken == len(LARGE) == source.size
+    assert (source.checksum == "crc32:00000000") == (algorithm == "crc32")
+    for piece in pieces:
         source.add_checksum(zlib.crc32(piece), len(piece))
     assert source.checksum == expected(algorithm, LARGE)
 
@@ -225,57 +229,16 @@ def seek_and_read(store, pointer):
 # Signatures ----------------------------------------------------------------------------------------------------
 
 
-def forged(payload, beginning):
-    """Return other bytes of the same length and CRC-32 that begin as an attacker wants."""
-    table = []
-    for value in range(256):
-        for _ in range(8):
-            value = value >> 1 ^ (0xEDB88320 if value & 1 else 0)
-        table.append(value)
-    by_highest = {value >> 24: index for index, value in enumerate(table)}
-    body = beginning.ljust(len(payload) - 4)
-    state, rest, indexes = zlib.crc32(body) ^ 0xFFFFFFFF, zlib.crc32(payload) ^ 0xFFFFFFFF, []
-    for _ in range(4):
-        index = by_highest[rest >> 24]
-        indexes.append(index)
-        rest = (rest ^ table[index]) << 8 & 0xFFFFFFFF
-    for index in reversed(indexes):
-        body += bytes([(state ^ index) & 0xFF])
-        state = state >> 8 ^ table[index]
-    return body
-
-
-def client(tmp_path, **more):
-    disk = {"type": "filesystem", "path": str(tmp_path)}
-    return claimcheck.from_dict({"strategy": "external", "stores": {"disk": disk}} | SIGNING | more)
-
-
-def swap(tmp_path, pointer, payload):
-    """Replace what is stored by bytes that begin with ATTACK and have the same length and CRC-32."""
-    evil = forged(payload, b"ATTACK")
-    assert (len(evil), zlib.crc32(evil)) == (len(payload), zlib.crc32(payload))
-    (tmp_path / pointer.key).write_bytes(evil)
-    return evil
-
-
-def test_a_signed_pointer_binds_the_content(tmp_path):
-    cc, payload = client(tmp_path), b'{"pay_to": "Alice"}' * 1000
-    message = cc.seal(pointer := cc.store("disk").write(payload))
-    assert cc.resolve(message) == payload
-    swap(tmp_path, pointer, payload)
-    with pytest.raises(IntegrityError, match="checksum"):
-        cc.resolve(message)
-
-
 @pytest.mark.parametrize("algorithm", ["crc32", "xxh3-128"])
-def test_a_signed_pointer_that_binds_no_content_is_refused_unless_configured(tmp_path, algorithm):
-    payload = b'{"pay_to": "Alice"}' * 1000
-    writer = client(tmp_path, checksum=algorithm)
-    message = writer.seal(pointer := writer.store("disk").write(payload))
-    assert writer.resolve(message) == payload, "as with signed pointers of earlier releases"
-    assert writer.resolve(client(tmp_path).seal(client(tmp_path).store("disk").write(payload))) == payload
-    swap(tmp_path, pointer, payload)
-    for reader in (client(tmp_path), client(tmp_path, checksum="sha256")):
+def test_a_signed_pointer_that_binds_no_content_is_refused_unless_configured(algorithm):
+    """Other bytes with the same CRC-32 can be made; those of SHA-256: see `tests/property/test_hostile_property.py`."""
+    options = {"strategy": "external", "stores": {"m": {"type": "memory", "space": "digest"}}} | SIGNING
+    writer = claimcheck.from_dict(options | {"checksum": algorithm})
+    message = writer.seal(writer.store("m").write(b"payload"))
+    assert writer.resolve(message) == b"payload", "as with signed pointers of earlier releases"
+    for more in ({}, {"checksum": "sha256"}):
+        reader = claimcheck.from_dict(options | more)
+        assert writer.resolve(reader.seal(reader.store("m").write(b"payload"))) == b"payload"
         with pytest.raises(PointerRejectedError, match=f"set checksum: {algorithm}") as caught:
             reader.resolve(message)
         assert caught.value.reason == "checksum"
@@ -333,32 +296,10 @@ def engine(request, monkeypatch):
     importlib.reload(checksum)
 
 
-@pytest.mark.parametrize("sizes", [(0, 0), (1, 0), (0, 1), (1, 1), (1000, 5 << 20), (3, 255), (70_000, 65_536)])
+@pytest.mark.parametrize("sizes", [(0, 0), (1, 0), (0, 1), (1000, 5 << 20), (70_000, 65_536)])
 def test_checksums_of_parts_make_that_of_the_whole(engine, sizes):
     first, second = map(os.urandom, sizes)
 
     combined = engine.crc32_combine(engine.crc32(first), engine.crc32(second), len(second))
 
-    assert combined == zlib.crc32(first + second)
-
-
-def test_no_engine_changes_the_values(engine):
-    data = os.urandom(100_000)
-
-    assert engine.crc32(data) == zlib.crc32(data)
-    assert engine.crc32(memoryview(data)[5:], engine.crc32(data[:5])) == zlib.crc32(data)
-
-
-@pytest.mark.parametrize("payload", [bytes, bytearray, io.BytesIO])
-def test_a_source_takes_checksums_from_whoever_sends_its_pieces(payload):
-    data = os.urandom(10_000)
-    source = Source(payload(data), limit=1 << 20)
-    source.leave_checksum()
-
-    pieces = list(source.pieces(3000))
-    assert (source.taken, source.checksum) == (10_000, "crc32:00000000")
-    for piece in pieces:
-        source.add_checksum(zlib.crc32(piece), len(piece))
-
-    assert source.checksum == f"crc32:{zlib.crc32(data):08x}"
-    assert source.taken == source.size
+    assert combined == zlib.crc32(first + second) == engine.crc32(memoryview(second), engine.crc32(first))

@@ -120,6 +120,7 @@ def test_bytes_are_counted_never_characters(value, length):
         (b"k" * 64, None, 72 + 64 + 1),  # its length takes a second byte
         (b"k" * 8191, None, 72 + 8191 + 1),
         (b"k" * 8192, None, 72 + 8192 + 2),
+        (b"k" * ((1 << 20) - 1), None, 72 + (1 << 20) - 1 + 2),
         (None, {"h": b"x" * 100}, 72 + 1 + 1 + 2 + 100),
         (None, [("h", None)], 72 + 1 + 1 + 1),
         (None, [("h", b"")] * 63, 72 + 63 * 3),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import functools
 import io
 import mmap
@@ -11,9 +10,7 @@ import uuid
 import pytest
 
 from claimcheck import Envelope, Outbound, Strategy, WireLimit
-from claimcheck._wire import envelope
 from claimcheck._wire.headers import TYPE
-from claimcheck.config import HEADER
 from claimcheck.errors import (
     ClaimCheckError,
     ConfigError,
@@ -21,7 +18,6 @@ from claimcheck.errors import (
     PayloadError,
     PayloadTooLargeError,
     PayloadTypeError,
-    StoreUnavailableError,
 )
 from tests.produce_rig import BIG, QueueFullError, Rig, Unseekable
 from tests.structure import calls
@@ -59,63 +55,16 @@ def test_a_small_payload_takes_few_calls_and_a_large_one_not_many(rig):
     assert bare <= 92
 
 
-def test_a_large_payload_rests_in_the_store_and_a_pointer_travels(rig):
-    assert rig.publisher()("orders", BIG, b"k") == 0
-    ((_, value, key, headers),) = rig.sent
-    assert len(value) < 400
-    assert (key, headers) == (b"k", {"claimcheck-type": "pointer", "claimcheck-size": str(len(BIG))})
-    assert rig.cc.resolve(value) == BIG
-
-
-@pytest.mark.parametrize("strategy", ["external", "chunking"])
-@pytest.mark.parametrize("extra", [-1, 0, 1])
-def test_the_threshold_counts_the_message_on_the_wire_to_the_byte(strategy, extra):
-    rig = Rig(strategy)
-    key, headers = b"key", {"name": "välue"}
-    overhead = 72 + (1 + 3) + (1 + 4) + (1 + 6) - 1  # record, key without its length, name, value: facts of Kafka
-    payload = b"x" * (2000 - overhead + extra)
-    rig.publisher()("orders", payload, key=key, headers=headers)
-    assert (rig.sent[0][1] == payload) == (extra <= 0)
-    if strategy == "chunking":
-        limit = rig.cc.outbound(b"", destination="x")._message.limit
-        assert all(len(v) + limit.overhead(k, h) <= 2000 for _, v, k, h in rig.sent)
-
-
-def test_a_lookalike_is_escaped_and_when_escaping_makes_it_too_large_offloaded(rig):
-    publish = rig.publisher()
-    publish("orders", envelope.HEADER + b"\x02{}")
-    publish("orders", envelope.HEADER + b"x" * 1905)
-    kinds = [type(envelope.decode(value)).__name__ for _, value, _, _ in rig.sent]
-    assert kinds == ["Literal", "PointerData"]
-    assert [o.payload for o in rig.received()] == [envelope.HEADER + b"\x02{}", envelope.HEADER + b"x" * 1905]
-
-
-@pytest.mark.parametrize("strategy", ["external", "chunking", "hybrid", "inline"])
-@pytest.mark.parametrize("payload", [b"", None, io.BytesIO(b"")])
-def test_empty_payloads_and_tombstones_stay_what_they_are(strategy, payload):
-    rig = Rig(strategy)
-    rig.publisher()("orders", payload)
-    ((_, value, _, headers),) = rig.sent
-    assert value in (b"", None)
-    assert headers is None
-
-
-def test_an_envelope_goes_through_untouched_by_the_callers_word(rig):
+def test_an_envelope_goes_through_untouched_by_the_callers_word_and_is_never_known_by_its_bytes(rig):
     publish = rig.publisher()
     publish("orders", BIG, headers={"mine": "1"})
     _, value, _, headers = rig.sent[0]
     publish("other", value, headers=headers)
     publish("other", Envelope(value, headers))
-    assert [sent[1] for sent in rig.sent] == [value] * 3
+    publish("other", value)
+    assert [sent[1] for sent in rig.sent[:3]] == [value] * 3
     assert rig.stored == 1
-
-
-def test_it_is_never_known_by_its_bytes(rig):
-    publish = rig.publisher()
-    publish("orders", BIG)
-    publish("orders", rig.sent[0][1])
-    assert isinstance(envelope.decode(rig.sent[1][1]), envelope.Literal)
-    assert rig.cc.resolve(rig.sent[1][1]) == rig.sent[0][1]
+    assert rig.cc.resolve(rig.sent[3][1]) == value
 
 
 def test_stale_hints_of_a_message_that_was_received_are_dropped(rig):
@@ -139,7 +88,15 @@ def test_methods_and_their_defaults_work_like_functions(rig):
     assert Service.send.__name__ == "send"
 
 
-@pytest.mark.parametrize("wrong", ["payload", "destination", "key", "headers"])
+@pytest.mark.parametrize("strategy", ["external", "chunking", "hybrid"])
+@pytest.mark.parametrize("payload", [None, io.BytesIO(b"")])
+def test_tombstones_and_empty_payloads_stay_what_they_are_however_large_their_headers(strategy, payload):
+    rig, headers = Rig(strategy), {"h": "x" * 3000}
+    rig.publisher()("orders", payload, headers=headers)
+    assert [sent[1:] for sent in rig.sent] == [(None if payload is None else b"", None, headers)]
+
+
+@pytest.mark.parametrize("wrong", ["payload", "headers"])
 def test_a_parameter_that_does_not_exist_is_refused_at_decoration(rig, wrong):
     with pytest.raises(ConfigError, match="'nope'.*topic, value"):
         rig.cc.offload(**({"payload": "value", "destination": "topic"} | {wrong: "nope"}))(lambda topic, value: None)
@@ -162,7 +119,7 @@ def test_generator_functions_are_refused(rig):
         rig.cc.offload(payload="value")(generate)
 
 
-@pytest.mark.parametrize("key", [42, uuid.UUID(int=7), "text", b"bytes", bytearray(b"x"), 1.5])
+@pytest.mark.parametrize("key", [42, uuid.UUID(int=7), bytearray(b"x")])
 @pytest.mark.parametrize("payload", [b"small", BIG])
 def test_keys_and_header_values_may_be_whatever_the_function_takes(rig, key, payload):
     rig.publisher()("orders", payload, key=key, headers={"n": 5, "m": None})
@@ -172,21 +129,10 @@ def test_keys_and_header_values_may_be_whatever_the_function_takes(rig, key, pay
 
 
 @pytest.mark.parametrize("payload", [b"small", BIG])
-@pytest.mark.parametrize("headers", [[("a",)], [("a", "b", "c")], "text", 5, ["ab"]])
+@pytest.mark.parametrize("headers", [[("a",)], [("a", "b", "c")], "text", 5])
 def test_headers_of_no_known_shape_are_refused(rig, headers, payload):
     with pytest.raises(PayloadTypeError, match="headers"):
         rig.publisher()("orders", payload, headers=headers)
-
-
-@pytest.mark.parametrize("payload", [b"small", BIG])
-def test_an_argument_that_is_missing_is_pythons_own_error(rig, payload):
-    @rig.cc.offload(payload="value", key="key", headers="headers")
-    def publish(value, key, headers):
-        rig.sent.append(value)
-
-    with pytest.raises(TypeError, match="key"):
-        publish(payload)
-    assert (rig.sent, rig.stored) == ([], 0)
 
 
 def test_a_parameter_that_only_a_place_can_fill_is_not_mistaken_for_a_keyword(rig):
@@ -210,11 +156,14 @@ def test_hints_reach_a_parameter_that_the_call_leaves_out_and_only_a_place_can_f
     assert headers[TYPE] == "pointer"
 
 
-def test_a_wrong_call_is_refused_after_a_right_one_of_the_same_length(rig):
+def test_a_wrong_call_is_pythons_own_error_also_after_a_right_one_of_the_same_length(rig):
     publish = rig.publisher()
     publish("orders", BIG)
     with pytest.raises(TypeError, match="color"):
         publish("orders", BIG, color="red")
+    for payload in (b"small", BIG):
+        with pytest.raises(TypeError, match="topic"):
+            publish(value=payload)
     assert (len(rig.sent), rig.stored) == (1, 1)
 
 
@@ -245,7 +194,8 @@ def test_a_function_that_hides_a_coroutine_is_refused_before_anything_is_lost():
 
     for strategy in ("external", "chunking"):
         rig = Rig(strategy)
-        publish = rig.cc.offload(payload="value", key="key")(lambda value, key=None: send(value, key))
+        offload = rig.cc.offload(payload="value", key="key", classify=lambda _: "unknown")  # our refusal is definite
+        publish = offload(lambda value, key=None: send(value, key))
         with pytest.raises(ConfigError, match="async def"):
             publish(BIG)
         assert rig.stored == 0
@@ -266,18 +216,19 @@ def test_reserved_header_names_do_no_harm_and_similar_ones_arrive(strategy):
     assert (outcome.payload, outcome.headers) == (BIG, {"claimcheck-app": "mine"})
 
 
-def test_an_annotated_text_key_gets_the_uuid_as_text():
+@pytest.mark.parametrize(("annotation", "kind"), [("str | None", str), ("str | bytes | None", bytes), ("Any", bytes)])
+def test_an_annotated_text_key_gets_the_uuid_as_text(annotation, kind):
     rig = Rig("chunking")
 
-    @rig.cc.offload(payload="value", key="key")
-    def publish(value, key: str | None = None):
+    def publish(value, key=None):
         rig.sent.append(key)
 
-    publish(BIG)
-    assert {type(key) for key in rig.sent} == {str}
+    publish.__annotations__["key"] = annotation
+    rig.cc.offload(payload="value", key="key")(publish)(BIG)
+    assert {type(key) for key in rig.sent} == {kind}
 
 
-@pytest.mark.parametrize("maximum", [500, 1500, 5000])
+@pytest.mark.parametrize("maximum", [500, 5000])
 def test_chunks_obey_the_smaller_of_their_own_limit_and_the_brokers(maximum):
     rig = Rig("chunking", chunking={"max_message_bytes": maximum})
     limit = WireLimit(3000)
@@ -292,8 +243,8 @@ def test_a_threshold_above_the_brokers_limit_is_cut_down_to_it():
         assert [each.kind.name for each in out.envelopes] == ["POINTER"]
 
 
-@pytest.mark.parametrize("payload", ["text", 5, (x for x in b"abc"), ["a"], io.StringIO("text"), object()])
-@pytest.mark.parametrize("strategy", ["external", "chunking", "hybrid", "inline"])
+@pytest.mark.parametrize("payload", ["text", 5, (x for x in b"abc"), io.StringIO("text")])
+@pytest.mark.parametrize("strategy", ["external", "inline"])
 def test_what_is_neither_bytes_nor_a_binary_file_is_refused(strategy, payload):
     rig = Rig(strategy)
     with pytest.raises(PayloadTypeError) as caught:
@@ -302,23 +253,12 @@ def test_what_is_neither_bytes_nor_a_binary_file_is_refused(strategy, payload):
     assert (rig.sent, rig.stored) == ([], 0)
 
 
-@pytest.mark.parametrize("strategy", ["external", "chunking", "hybrid", "inline"])
-@pytest.mark.parametrize("payload", [BIG, b"small", HEADER + b"\x01", HEADER + BIG, b"x" * 1928, b"x" * 1929])
-@pytest.mark.parametrize("make", [io.BytesIO, Unseekable, bytearray, memoryview])
-def test_files_and_buffers_of_every_kind_arrive(strategy, payload, make):
-    rig = Rig(strategy)
-    rig.publisher()("orders", make(payload))
-    assert [outcome.payload for outcome in rig.received()] == [payload]
-
-
 class Shrinking(io.BytesIO):
     def read(self, size=-1):
         return super().read(size) if self.tell() < 5000 else b""
 
 
-@pytest.mark.parametrize("strategy", ["external", "hybrid"])
-def test_a_file_that_shrinks_leaves_nothing(strategy):
-    rig = Rig(strategy)
+def test_a_file_that_shrinks_leaves_nothing(rig):
     with pytest.raises(PayloadError, match="shrank"):
         rig.publisher()("orders", Shrinking(b"x" * (3 << 20)))
     assert (rig.sent, rig.stored) == ([], 0)
@@ -341,7 +281,7 @@ def test_a_file_that_shrinks_between_two_chunks_is_aborted():
         ("hybrid", {"limits": {"max_payload_bytes": 5000}}),
     ],
 )
-@pytest.mark.parametrize("make", [bytes, io.BytesIO, Unseekable])
+@pytest.mark.parametrize("make", [bytes, Unseekable])
 def test_payloads_over_a_limit_are_refused_before_anything_is_sent(strategy, config, make):
     rig = Rig(strategy, **config)
     with pytest.raises(PayloadTooLargeError):
@@ -357,32 +297,6 @@ def test_headers_that_leave_no_room_are_refused_before_anything_is_sent(strategy
     assert (rig.sent, rig.stored) == ([], 0)
 
 
-@pytest.mark.parametrize("payload", [BIG, b"small"])
-@pytest.mark.parametrize("strategy", ["external", "chunking", "hybrid"])
-def test_the_same_file_may_be_sent_again_after_a_failure(strategy, payload):
-    rig, file = Rig(strategy), io.BytesIO(b"skipped" + payload)
-    file.seek(7)
-    with pytest.raises(QueueFullError):
-        rig.publisher(error=QueueFullError())("orders", file)
-    rig.publisher()("orders", file)
-    assert rig.received()[-1].payload == payload
-
-
-def test_the_same_file_may_be_sent_again_after_the_store_failed(monkeypatch):
-    rig, file = Rig(), io.BytesIO(BIG)
-
-    def down(pointer, source):
-        next(iter(source))
-        raise ConnectionError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(rig.cc.store("hot"), "_write", down)
-        with pytest.raises(StoreUnavailableError):
-            rig.publisher()("orders", file)
-    rig.publisher()("orders", file)
-    assert rig.received()[0].payload == BIG
-
-
 def test_a_memory_map_is_bytes_and_its_position_is_its_owners():
     rig = Rig()
     with mmap.mmap(-1, len(BIG)) as mapped:
@@ -392,16 +306,6 @@ def test_a_memory_map_is_bytes_and_its_position_is_its_owners():
             rig.publisher()("orders", mapped)
         assert mapped.tell() == 3
     assert [outcome.payload for outcome in rig.received()] == [BIG, BIG]
-
-
-@pytest.mark.parametrize("strategy", ["external", "chunking", "hybrid", "inline"])
-def test_views_of_odd_shapes(strategy):
-    rig = Rig(strategy)
-    spread = memoryview(bytes(b for byte in HEADER + BIG for b in (byte, 0)))[::2]
-    rig.publisher()("orders", spread)
-    rig.publisher()("orders", array.array("i", range(3000)))
-    payloads = [bytes(outcome.payload) for outcome in rig.received()]
-    assert payloads == [HEADER + BIG, array.array("i", range(3000)).tobytes()]
 
 
 def test_a_view_that_was_released_is_refused(rig):
@@ -430,20 +334,12 @@ class WholeStrategy(Strategy):
         return Outbound([Envelope(message.payload.read())])
 
 
-@pytest.mark.parametrize("strategy", ["external", "hybrid"])
-def test_a_destination_may_have_a_lower_limit(strategy):
-    rig = Rig(strategy, destinations={"small.*": {"limits": {"max_payload_bytes": 5000}}})
+def test_a_destination_may_have_a_lower_limit():
+    rig = Rig(destinations={"small.*": {"limits": {"max_payload_bytes": 5000}}})
     rig.publisher()("large", BIG)
     with pytest.raises(PayloadTooLargeError, match="5000"):
         rig.publisher()("small.one", BIG)
     assert (len(rig.sent), rig.stored) == (1, 1)
-
-
-@pytest.mark.parametrize("strategy", ["external", "chunking", "hybrid"])
-def test_an_empty_file_stays_empty_however_large_its_headers(strategy):
-    rig = Rig(strategy)
-    rig.publisher()("orders", io.BytesIO(b""), headers={"h": "x" * 3000})
-    assert [sent[1] for sent in rig.sent] == [b""]
 
 
 @pytest.mark.parametrize("strategy", ["external", "hybrid"])

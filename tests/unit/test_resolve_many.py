@@ -225,16 +225,6 @@ class TestWhenTheCallerStops:
         asyncio.run(main())
         assert len(gate.begun) <= 5
 
-    def test_a_source_that_fails_ends_the_iteration(self, rig, resolve):
-        _, sealed = stored(rig, 2)
-
-        def source():
-            yield from sealed
-            raise LookupError("the source")
-
-        with pytest.raises(LookupError, match="the source"):
-            resolve(rig.cc, source())
-
     @pytest.mark.parametrize("is_async", [False, True])
     def test_what_came_before_the_error_of_the_source_is_delivered(self, rig, is_async):
         _, sealed = stored(rig, 10)

@@ -1,7 +1,12 @@
-"""The ciphertexts are Tink's, ranges read only what they need, and memory is bounded."""
+"""The ciphertexts are Tink's, ranges read only what they need, forged ones give an error, and memory is bounded.
+
+A hostile store that changes ciphertexts: see `tests/property/test_hostile_property.py`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import importlib.util
 import io
@@ -10,6 +15,8 @@ import tracemalloc
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from hypothesis import given
+from hypothesis import strategies as st
 
 from claimcheck._content.encryption import (
     HEADER_BYTES,
@@ -22,9 +29,11 @@ from claimcheck._content.encryption import (
 from claimcheck._wire.buffers import PieceReader
 from tests import tink_oracle
 from tests.conftest import IN_CI
+from tests.hypothesis_examples import examples
 from tests.tink_oracle import KEY, SIZES, plaintext
 
 SEGMENT = 1 << 20
+LARGE = 3_500_000
 VECTORS = json.loads(tink_oracle.VECTORS.read_text())
 needs_tink = pytest.mark.skipif(not IN_CI and importlib.util.find_spec("tink") is None, reason="tink is not installed")
 
@@ -50,13 +59,13 @@ class Ciphertext:
         return File(self.stored[start:stop])
 
 
-def sealed(plain: bytes, associated_data: bytes = b"", pieces: int = 1 << 30) -> bytes:
-    cut = [plain[i : i + pieces] for i in range(0, len(plain), pieces)]
-    return b"".join(encrypt(cut, key=KEY, associated_data=associated_data))
+@functools.cache
+def sealed(size: int, associated_data: bytes = b"") -> bytes:
+    return b"".join(encrypt([plaintext(size)], key=KEY, associated_data=associated_data))
 
 
-def read(source, size, *, buffer_bytes=100_000, associated_data=b"", **range_) -> bytes:
-    reader = DecryptingReader(source, size=size, key=KEY, associated_data=associated_data, **range_)
+def read(source, size, *, buffer_bytes=100_000, key=KEY, associated_data=b"", **range_) -> bytes:
+    reader = DecryptingReader(source, size=size, key=key, associated_data=associated_data, **range_)
     whole, buffer = bytearray(), memoryview(bytearray(buffer_bytes))
     while count := reader.readinto(buffer):
         whole += buffer[:count]
@@ -80,28 +89,27 @@ def test_ciphertexts_are_those_of_tink(vector, monkeypatch):
 @needs_tink
 @pytest.mark.parametrize("size", SIZES)
 def test_tink_reads_ours_and_we_read_tinks(size):
-    plain = plaintext(size)
+    assert tink_oracle.decrypt(sealed(size, b"here"), associated_data=b"here") == plaintext(size)
+    theirs = tink_oracle.encrypt(plaintext(size), associated_data=b"there")
+    assert read(Ciphertext(theirs), len(theirs), associated_data=b"there") == plaintext(size)
 
-    assert tink_oracle.decrypt(sealed(plain, b"here"), associated_data=b"here") == plain
-    theirs = tink_oracle.encrypt(plain, associated_data=b"there")
-    assert read(Ciphertext(theirs), len(theirs), associated_data=b"there") == plain
+
+@given(st.integers(0, 1 << 50))
+def test_sizes_are_inverse(size):
+    assert plaintext_bytes(ciphertext_bytes(size)) == size
+    with contextlib.suppress(Forged):
+        assert ciphertext_bytes(plaintext_bytes(size)) == size
 
 
 def test_sizes_that_no_ciphertext_has_are_refused():
-    valid = {ciphertext_bytes(size) for size in range(SEGMENT - 100, SEGMENT + 100)}
-    for size in range(min(valid), max(valid)):
-        if size not in valid:
-            with pytest.raises(Forged, match=f"{size} bytes"):
-                plaintext_bytes(size)
-    assert set(range(min(valid), max(valid))) - valid == set(range(SEGMENT + 1, SEGMENT + 17))
-    for size in (0, 40, 55):
-        with pytest.raises(Forged):
+    for size in (0, 40, 55, *range(SEGMENT + 1, SEGMENT + 17)):
+        with pytest.raises(Forged, match=f"{size} bytes"):
             plaintext_bytes(size)
 
 
-@pytest.mark.parametrize("piece_bytes", [1, 5, 65_536, SEGMENT, SEGMENT - 56, 3 * SEGMENT])
+@pytest.mark.parametrize("piece_bytes", [5, 65_536, SEGMENT - 56, 3 * SEGMENT])
 def test_pieces_of_any_size_make_whole_segments(piece_bytes):
-    plain = plaintext(3000 if piece_bytes < 10 else 3_500_000)
+    plain = plaintext(3000 if piece_bytes < 10 else LARGE)
     cut = [plain[i : i + piece_bytes] for i in range(0, len(plain), piece_bytes)]
 
     segments = list(encrypt([b"", *cut, b""], key=KEY, associated_data=b""))
@@ -114,7 +122,7 @@ def test_encryption_holds_two_segments_and_starts_before_the_payload_ends():
     taken = []
 
     def pieces():
-        for number in range(64):
+        for number in range(32):
             taken.append(number)
             yield bytes(SEGMENT)
 
@@ -132,35 +140,47 @@ def test_encryption_holds_two_segments_and_starts_before_the_payload_ends():
     assert peak < (6 + copies) * SEGMENT
 
 
-def test_a_segment_keeps_its_bytes_while_the_next_ones_are_encrypted():
-    segments = list(encrypt([plaintext(3_500_000)], key=KEY, associated_data=b""))
-
-    assert read(Ciphertext(b"".join(segments)), sum(map(len, segments))) == plaintext(3_500_000)
-
-
 def test_two_ciphertexts_of_one_payload_differ():
-    assert sealed(b"payload")[:HEADER_BYTES] != sealed(b"payload")[:HEADER_BYTES]
+    one, two = (b"".join(encrypt([b"payload"], key=KEY, associated_data=b"")) for _ in range(2))
+    assert one[:HEADER_BYTES] != two[:HEADER_BYTES]
+
+
+@st.composite
+def ranges(draw):
+    """A size, and a range that often ends close to a border: stream header, tags, segments, end."""
+    size = draw(st.sampled_from([0, 1, 1000, SEGMENT - 57, SEGMENT - 56, 2 * SEGMENT - 72, 2 * SEGMENT - 71, LARGE]))
+    borders = [0, 1, 33, 40, *range(SEGMENT - 16, size, SEGMENT), *range(SEGMENT, size, SEGMENT), size - 16, size]
+    near = st.builds(lambda border, offset: border + offset, st.sampled_from(borders), st.integers(-2, 2))
+    start, stop = sorted(min(max(0, draw(st.one_of(st.integers(0, size), near))), size) for _ in range(2))
+    return size, start, stop
+
+
+@examples(300)
+@given(ranges(), st.integers(1, 3_000_000))
+def test_a_range_is_the_slice(chosen, buffer_bytes):
+    size, start, stop = chosen
+    stored = Ciphertext(sealed(size))
+    found = read(stored, len(stored.stored), start=start, stop=stop, buffer_bytes=buffer_bytes)
+    assert found == plaintext(size)[start:stop]
+    assert stored.open_files == 0
 
 
 @pytest.mark.parametrize(
-    ("start", "stop", "ranges"),
+    ("start", "stop", "opened"),
     [
-        (0, 3_500_000, [(0, 3_500_104)]),
-        (0, 10, [(0, SEGMENT)]),
+        (0, LARGE, [(0, 3_500_104)]),
         (5, 10, [(0, SEGMENT)]),
         (SEGMENT - 57, SEGMENT - 55, [(0, 2 * SEGMENT)]),
         (SEGMENT - 56, SEGMENT - 55, [(0, HEADER_BYTES), (SEGMENT, 2 * SEGMENT)]),
         (2_000_000, 2_500_000, [(0, HEADER_BYTES), (SEGMENT, 3 * SEGMENT)]),
-        (3_499_999, 3_500_000, [(0, HEADER_BYTES), (3 * SEGMENT, 3_500_104)]),
+        (LARGE - 1, LARGE, [(0, HEADER_BYTES), (3 * SEGMENT, 3_500_104)]),
         (7, 7, []),
     ],
 )
-def test_a_range_opens_only_its_segments(start, stop, ranges):
-    stored = Ciphertext(sealed(plaintext(3_500_000)))
-
-    assert read(stored, 3_500_104, start=start, stop=stop) == plaintext(3_500_000)[start:stop]
-    assert stored.opened == ranges
-    assert stored.open_files == 0
+def test_a_range_opens_only_its_segments(start, stop, opened):
+    stored = Ciphertext(sealed(LARGE))
+    assert read(stored, 3_500_104, start=start, stop=stop) == plaintext(LARGE)[start:stop]
+    assert stored.opened == opened
 
 
 def test_a_range_must_be_within_the_payload():
@@ -169,9 +189,19 @@ def test_a_range_must_be_within_the_payload():
             DecryptingReader(Ciphertext(b""), size=66, key=KEY, associated_data=b"", start=start, stop=stop)
 
 
+def test_another_key_or_other_associated_data_reads_nothing():
+    stored = sealed(1000, b"store, key, destination")
+    for other in (
+        {"associated_data": b"store, key"},
+        {"key": bytes(32), "associated_data": b"store, key, destination"},
+    ):
+        with pytest.raises(Forged):
+            read(Ciphertext(stored), len(stored), **other)
+
+
 @pytest.mark.parametrize("buffer_bytes", [SEGMENT, 10_000])
 def test_no_plaintext_of_a_forged_segment_is_in_the_callers_buffer(buffer_bytes):
-    ciphertext = bytearray(sealed(bytes([1]) * 100_000))
+    ciphertext = bytearray(sealed(100_000))
     ciphertext[-1] ^= 1
     reader = DecryptingReader(Ciphertext(bytes(ciphertext)), size=len(ciphertext), key=KEY, associated_data=b"")
     buffer = bytearray(buffer_bytes)
@@ -182,9 +212,9 @@ def test_no_plaintext_of_a_forged_segment_is_in_the_callers_buffer(buffer_bytes)
         assert not any(buffer)
 
 
-@pytest.mark.parametrize("size", [0, 10, 3_500_000])
+@pytest.mark.parametrize("size", [0, 10, LARGE])
 def test_bytes_after_the_end_are_found_where_the_store_does_not_know_sizes(size):
-    stored = sealed(plaintext(size)) + b"x"
+    stored = sealed(size) + b"x"
 
     with pytest.raises(Forged, match="more than"):
         read(lambda start, _: PieceReader([stored], start=start), len(stored) - 1)
