@@ -94,6 +94,7 @@ FIXTURE_MARKS = {
 }
 # Files that start Spark or a broker several times or wait for long, the longest first.
 LONG_FILES = (
+    "test_random_faults",
     "test_examples",
     "test_reassemble_stream",
     "test_reassemble_cases",

@@ -16,7 +16,7 @@ from collections import Counter
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from claimcheck._receive.resolver import Dropped, Failed, Outcome, Resolved, Resolver
 from claimcheck._wire.envelope import encode_abort, encode_chunk, encode_pointer
@@ -302,6 +302,12 @@ class ReaderMachine(RuleBasedStateMachine):
             "max_pending_bytes": sum(len(entry.piece) for entry in entries),
         }
         assert load[bound] > BOUNDS[bound], f"evicted although {bound} was not exceeded"
+
+    @invariant()
+    def bounds_what_it_remembers_of_payloads_that_ended(self):
+        assembler = self.reader.resolver._assembler
+        remembered = sum(record.weight for record in assembler._closed.values())
+        assert assembler._remembered_positions == remembered
 
     # The end ---------------------------------------------------------------------------------------------------
 
