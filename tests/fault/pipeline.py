@@ -9,6 +9,7 @@ SPECIFICATION is a JSON file of a `Pipeline`.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import hashlib
 import itertools
@@ -214,14 +215,21 @@ def _kafka_receiver(pipeline: Pipeline) -> Receiving:
 
     def receive() -> tuple[str, Callable[[], bytes]] | None:
         message = consumer.poll(0.1)
-        if message is None or message.error() is not None:
+        if message is None:
+            return None
+        if (error := message.error()) is not None:
+            print(f"{time.time()} {error}", flush=True)
+            if error.fatal():
+                raise KafkaException(error)
             return None
         last[:] = [message]
         return dict(message.headers() or [])["number"].decode(), message.value
 
     def acknowledge() -> None:
-        with contextlib.suppress(KafkaException):  # a later commit covers this message
+        try:
             consumer.commit(message=last[0], asynchronous=False)
+        except KafkaException as error:  # a later commit covers this message
+            print(f"{time.time()} {error}", flush=True)
 
     return receive, acknowledge, consumer.close
 
@@ -346,4 +354,5 @@ RECEIVERS = {"kafka": _kafka_receiver, "pulsar": _pulsar_receiver}
 ROLES = {"send": send, "receive": receive, "both": both, "spark": spark}
 
 if __name__ == "__main__":
+    faulthandler.register(signal.SIGUSR1)  # where it waits, for a run that does not end
     ROLES[sys.argv[1]](Pipeline(**json.loads(Path(sys.argv[2]).read_text())))

@@ -159,7 +159,8 @@ class Lab:
             )
             self._until(lambda: len(journal.lines(what)) >= moment, journal)
             self.kinds[kind](rng)
-            self._until(lambda: bool(journal.lines("end")) and _is_done(journal), journal)
+            if not self._until(lambda: bool(journal.lines("end")) and _is_done(journal), journal):
+                self._report(journal)
         finally:
             for role in list(self._workers):
                 self._stop(role)
@@ -180,14 +181,24 @@ class Lab:
             count=COUNT, seed=seed,
         )  # fmt: skip
 
-    def _until(self, condition: Callable[[], object], journal: Journal) -> None:
-        """Wait; whoever has ended meanwhile is started again, as a supervisor would."""
+    def _report(self, journal: Journal) -> None:
+        """Print where everybody waits."""
+        for role, process in self._workers.items():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGUSR1)
+            time.sleep(0.5)
+            print(f"{role}:\n{(self.folder / f'{role}.log').read_text()[-3000:]}")
+        print("\n".join(f"{when} {words}" for when, words in journal.lines("sending", "sent", "got", "end")[-60:]))
+
+    def _until(self, condition: Callable[[], object], journal: Journal) -> bool:
+        """Wait; whoever has ended meanwhile is started again, as a supervisor would. Returns whether it is true."""
         end = time.monotonic() + WITHIN_SECONDS
         while not condition() and time.monotonic() < end:
             for role, process in list(self._workers.items()):
                 if process.poll() is not None and not (role == "send" and journal.lines("end")):
                     self._start(role)
             time.sleep(0.05)
+        return bool(condition())
 
     def _start(self, role: str) -> None:
         command = [part.format(role) if part == "{}" else part for part in self._command]

@@ -468,3 +468,24 @@ def test_a_payload_acknowledged_after_all_is_compared_with_what_came_of_a_second
     assert isinstance(late, Dropped) if piece == b"1" else isinstance(late.error, ChunkConflictError)
     [again] = rig.chunk(A, 0, 3, b"EVIL", at=4)
     assert isinstance(again.error, ChunkConflictError)
+
+
+def test_an_abort_after_the_last_chunk_changes_nothing():
+    rig = Rig()
+    [whole] = rig.chunks(A, range(2), 2)
+    [aborted] = rig.abort(A)
+    assert (whole.payload, aborted.reason) == (b"01", "aborted")
+    assert rig.chunk(A, 1, 2) == [], "a duplicate waits for what becomes of the payload"
+    rig.settle([whole], acked=False)
+    assert rig.chunk(A, 0, 2) == []
+    [again] = rig.chunk(A, 1, 2)
+    assert again.payload == b"01"
+
+
+def test_what_was_acknowledged_stays_acknowledged():
+    rig = Rig()
+    [whole] = rig.chunks(A, range(2), 2)
+    rig.settle([whole])
+    rig.settle([whole], acked=False)
+    [late] = rig.chunk(A, 0, 2)
+    assert (late.reason, late.action) == ("duplicate", "ack")
