@@ -218,7 +218,6 @@ def _kafka_receiver(pipeline: Pipeline) -> Receiving:
         if message is None:
             return None
         if (error := message.error()) is not None:
-            print(f"{time.time()} {error}", flush=True)
             if error.fatal():
                 raise KafkaException(error)
             return None
@@ -226,10 +225,9 @@ def _kafka_receiver(pipeline: Pipeline) -> Receiving:
         return dict(message.headers() or [])["number"].decode(), message.value
 
     def acknowledge() -> None:
-        try:
-            consumer.commit(message=last[0], asynchronous=False)
-        except KafkaException as error:  # a later commit covers this message
-            print(f"{time.time()} {error}", flush=True)
+        """Not with a blocking commit, which has no timeout and may wait for minutes after an outage."""
+        with contextlib.suppress(KafkaException):  # a later commit covers this message
+            consumer.commit(message=last[0], asynchronous=True)
 
     return receive, acknowledge, consumer.close
 
