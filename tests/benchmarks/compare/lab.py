@@ -194,8 +194,8 @@ class Trial:
         consumer: Consumer,
         is_enough: Callable[[list[Delivery]], bool],
         *,
-        seconds: float,
-        late: float,
+        seconds: float = 30.0,
+        late: float = 0.2,
         commit: bool = False,
     ) -> list[Delivery]:
         """Receive until there is enough, or for this long at most, and what follows within ``late`` seconds."""
