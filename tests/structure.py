@@ -166,6 +166,12 @@ def room_of(module: str) -> str:
 # What runs -------------------------------------------------------------------------------------------------------
 
 
+def calls(run: Callable[[], Any]) -> tuple[int, int]:
+    """How many functions of the library a piece of work calls, and how many of its files they are in."""
+    counted = traced(run)
+    return sum(counted.values()), len({file for file, _ in counted})
+
+
 def traced(run: Callable[[], Any]) -> Counter[tuple[str, str]]:
     """How often a piece of work calls each function of the library, by file and name."""
     counted, own = Counter[tuple[str, str]](), (str(PACKAGE), str(ROOT / "stores"))

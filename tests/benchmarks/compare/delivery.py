@@ -10,11 +10,10 @@ from itertools import pairwise
 
 from claimcheck._client import ClaimCheck
 from claimcheck.hooks import Event, FallbackEvent
-from tests.benchmarks.compare.broker import Consumer
+from tests.benchmarks.compare.broker import Consumer, Delivery
 from tests.benchmarks.compare.faults import without_stores
 from tests.benchmarks.compare.lab import Lab, Trial, each_mode, numbers_of, until_killed
 from tests.benchmarks.compare.model import Experiment, Row, Verdict, agreement
-from tests.benchmarks.compare.payloads import Delivery
 
 _PAYLOADS = 4
 

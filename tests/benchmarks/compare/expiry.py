@@ -11,10 +11,9 @@ from dataclasses import replace
 from claimcheck._client import ClaimCheck
 from claimcheck._operate.sweep import Sweep
 from claimcheck.errors import ScanNotSupportedError
-from tests.benchmarks.compare.broker import Consumer, Producer, deliver
+from tests.benchmarks.compare.broker import MIN_BYTES, Consumer, Producer, deliver, make
 from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.model import CompareError, Experiment, Mode, Row, Tally, agreement
-from tests.benchmarks.compare.payloads import MIN_BYTES, make
 
 SHORT_SECONDS = 2.0
 """The lifetime in one case and the retention in the other; in each the other one is much longer."""
