@@ -12,7 +12,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,6 @@ SPARK = {"spark", "java", "all"}  # `make spark-versions` tests the versions of 
 _LOWER = {">=", "~=", "=="}
 
 
-def requirements(project: dict[str, Any]) -> Iterator[tuple[str, Requirement]]:
-    """Yield every requirement of a project, with its extra; the empty string is that of ``dependencies``."""
-    for extra, texts in {"": project["dependencies"], **project["optional-dependencies"]}.items():
-        for requirement in map(Requirement, texts):
-            if canonicalize_name(requirement.name) != canonicalize_name(project["name"]):
-                yield extra, requirement
-
-
 def lower_bounds(project: dict[str, Any]) -> dict[str, Version]:
     """Return the lower bound of each package that users install and `make test-oldest` tests.
 
@@ -41,7 +33,10 @@ def lower_bounds(project: dict[str, Any]) -> dict[str, Version]:
         ValueError: A requirement of any extra has no lower bound.
     """
     bounds: dict[str, Version] = {}
-    for extra, requirement in requirements(project):
+    found = {"": project["dependencies"], **project["optional-dependencies"]}
+    for extra, requirement in ((extra, Requirement(text)) for extra, texts in found.items() for text in texts):
+        if canonicalize_name(requirement.name) == canonicalize_name(project["name"]):
+            continue
         lower = [Version(each.version) for each in requirement.specifier if each.operator in _LOWER]
         if not lower:
             raise ValueError(f"pyproject.toml: {requirement} in {extra or 'dependencies'} has no lower bound")

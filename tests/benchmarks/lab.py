@@ -153,7 +153,7 @@ class Lab:
     @cached_property
     def spark(self) -> Any:
         """A session with two cores."""
-        from tests.benchmarks.spark_ways import session
+        from tests.benchmarks.spark_rows import session
 
         spark = session()
         self._stack.callback(spark.stop)

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import random
 import shutil
+import struct
+import sys
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+import pyarrow.parquet as pq
+import redis
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 import claimcheck
 from claimcheck.config import HEADER
 from claimcheck.spark import map_payloads, offload, reassemble, resolve
 from claimcheck.spark.sources import register
-from tests.benchmarks import spark_ways
 from tests.benchmarks.lab import Lab
 from tests.benchmarks.rounds import MIB, OURS, Effort, Variant, compare, payload_of, size_text, times_as_fast
 from tests.benchmarks.rows import Findings, Rows
@@ -29,6 +38,18 @@ PARTITIONS = 2
 SPARK_EFFORT = Effort(seconds=8, least=3, most=9)
 _WARM_ROUNDS = 8  # until Java has compiled Spark's loops, as in any job of some gigabytes
 _HAND = "the best of 1, 4, 8 and 16 threads by hand, which check nothing"
+CHUNK = struct.Struct(">s36sii")  # what is between header and piece: older versions have the function elsewhere
+_OPTIONS = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "4g",
+    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",  # as the guide recommends
+    "spark.sql.execution.arrow.maxBytesPerBatch": "16m",  # as the README recommends; the default is 64m
+    "spark.sql.shuffle.partitions": "8",
+}
+_BATCH_BYTES = 16 << 20
+_clients: dict[str, Any] = {}
 
 
 def _few(lab: Lab, rows: int) -> int:
@@ -40,9 +61,9 @@ def _few(lab: Lab, rows: int) -> int:
 
 def _resolved(lab: Lab, size: int, milliseconds: int, kib: int, rows: int, *, naive: bool) -> Findings:
     there = Topic(lab, milliseconds, kib, rows)
-    ways = [there.variant(f"by hand, {n} threads", spark_ways.by_hand(there.url, n)) for n in THREADS]
+    ways = [there.variant(f"by hand, {n} threads", by_hand(there.url, n)) for n in THREADS]
     if naive:
-        ways.append(there.variant("naive UDF", spark_ways.naive(there.url)))
+        ways.append(there.variant("naive UDF", naive_read(there.url)))
     *others, ours = compare(effort_of(lab), there.amount, *ways, there.ours())
     best = min(others[: len(THREADS)], key=lambda series: series.seconds.median)
     bases = [best, *others[len(THREADS) :]]
@@ -100,15 +121,15 @@ def _offloaded(lab: Lab, size: int) -> Findings:
         # made for each run: else the second run would find everything written
         return Variant(name, lambda: noop(df.transform(made())), lab.forget)
 
-    dropped, pickled, hand, ours = series = compare(
+    least, pickled, hand, ours = series = compare(
         effort_of(lab),
         rows * MIB,
-        variant("taken out and dropped", lambda: spark_ways.dropped),
-        variant("UDF that pickles", lambda: spark_ways.naive_write(lab.redis)),
-        variant("mapInArrow by hand", lambda: spark_ways.written_by_hand(lab.redis)),
+        variant("taken out and dropped", lambda: dropped),
+        variant("UDF that pickles", lambda: naive_write(lab.redis)),
+        variant("mapInArrow by hand", lambda: written_by_hand(lab.redis)),
         variant(OURS, lambda: offload("payload", destination="bench", config=config)),
     )
-    most = times_as_fast(dropped, pickled)
+    most = times_as_fast(least, pickled)
     note = f"{rows} payloads in 2 partitions, from the JVM; to drop them is {most:.2f} times as fast as the UDF"
     return Findings((times_as_fast(ours, pickled), times_as_fast(ours, hand)), series, note)
 
@@ -121,14 +142,14 @@ _CHUNKED = "Spark reassemble, 64 payloads in 8 chunks of 1 MiB, shuffled, 64 dup
 @ROWS.findings(f"{_CHUNKED}, of by hand")
 def _reassembled(lab: Lab, size: int) -> Findings:
     payloads, folder = _few(lab, 64), lab.folder / "chunks"
-    piece = payload_of(MIB - len(HEADER) - spark_ways.CHUNK.size)  # its message has 1 MiB, as writers cut them
-    spark_ways.write_chunks(folder, payloads=payloads, chunks=8, piece=piece)
+    piece = payload_of(MIB - len(HEADER) - CHUNK.size)  # its message has 1 MiB, as writers cut them
+    write_chunks(folder, payloads=payloads, chunks=8, piece=piece)
     df = lab.spark.read.parquet(str(folder))
 
     def ours() -> None:  # to select the payload would copy it twice more in Spark, which by hand has no other column
         noop(df.select("value").transform(reassemble("value", config={"strategy": "chunking"})))
 
-    variants = Variant("by hand, heads known", lambda: noop(spark_ways.joined_by_hand(df))), Variant(OURS, ours)
+    variants = Variant("by hand, heads known", lambda: noop(joined_by_hand(df))), Variant(OURS, ours)
     for variant in variants * (_WARM_ROUNDS // lab.effort.divisor):
         variant.run()
     hand, made = compare(effort_of(lab), payloads * 8 * len(piece), *variants)
@@ -286,3 +307,161 @@ def _receive(client: Any, topic: str, count: int, subscription: str) -> None:
     for _ in range(count):
         consumer.receive().data()
     consumer.close()
+
+
+# What people write by hand; it travels to workers by value ------------------------------------------------------
+
+
+def client(url: str) -> Any:
+    """One client for each process."""
+    if url not in _clients:
+        _clients[url] = redis.Redis.from_url(url)
+    return _clients[url]
+
+
+def naive_read(url: str) -> Callable[[DataFrame], DataFrame]:
+    """The first thing that everybody writes: a UDF that connects for each row."""
+
+    def get(key: str) -> bytes:
+        with redis.Redis.from_url(url) as one:
+            payload: bytes = one.get(key)
+            return payload
+
+    def transform(df: DataFrame) -> DataFrame:
+        return df.withColumn("payload", F.udf(get, "binary")("key"))
+
+    return transform
+
+
+def by_hand(url: str, threads: int) -> Callable[[DataFrame], DataFrame]:
+    """The best that one writes by hand: Arrow batches, one client, so many threads, in order, cut by bytes."""
+
+    def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        keys = (key.as_py() for batch in batches for key in batch.column(0))
+        names, payloads = list[str](), list[bytes]()
+        for name, payload in _fetched(keys, client(url).get, threads):
+            if names and sum(map(len, payloads)) + len(payload) > _BATCH_BYTES:
+                yield _batch(names, payloads)
+                names, payloads = [], []
+            names.append(name)
+            payloads.append(payload)
+        if names:
+            yield _batch(names, payloads)
+
+    return lambda df: df.select("key").mapInArrow(stage, "key string, payload binary")
+
+
+def _fetched(keys: Iterator[str], get: Callable[[str], Any], threads: int) -> Iterator[tuple[str, bytes]]:
+    if threads == 1:
+        yield from ((key, get(key)) for key in keys)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        ahead: deque[tuple[str, Any]] = deque()
+        for key in keys:
+            ahead.append((key, pool.submit(get, key)))
+            if len(ahead) >= 2 * threads:
+                done, future = ahead.popleft()
+                yield done, future.result()
+        yield from ((done, future.result()) for done, future in ahead)
+
+
+def _batch(keys: list[str], payloads: list[bytes]) -> pa.RecordBatch:
+    arrays = [pa.array(keys, pa.string()), pa.array(payloads, pa.binary())]
+    return pa.RecordBatch.from_arrays(arrays, names=["key", "payload"])
+
+
+def naive_write(url: str) -> Callable[[DataFrame], DataFrame]:
+    """A UDF that takes payloads pickled, as all did before Arrow, and keeps its client."""
+
+    def put(payload: bytes) -> str:
+        key = str(uuid.uuid4())
+        client(url).set(key, bytes(payload), ex=60)
+        return key
+
+    def transform(df: DataFrame) -> DataFrame:
+        return df.select(F.udf(put, "string", useArrow=False)("payload").alias("value"))
+
+    return transform
+
+
+def written_by_hand(url: str) -> Callable[[DataFrame], DataFrame]:
+    """The best that one writes by hand: Arrow batches, one client, no copy that can be helped, and no check."""
+
+    def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            keys = [str(uuid.uuid4()) for _ in range(len(batch))]
+            for key, payload in zip(keys, batch.column(0), strict=True):
+                client(url).set(key, memoryview(payload.as_buffer()), ex=60)
+            yield pa.RecordBatch.from_arrays([pa.array(keys)], names=["value"])
+
+    return lambda df: df.mapInArrow(stage, "value string")
+
+
+def dropped(df: DataFrame) -> DataFrame:
+    """Take payloads out of Spark, and do nothing with them."""
+
+    def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.RecordBatch.from_arrays([pa.array([len(batch)])], names=["rows"])
+
+    return df.mapInArrow(stage, "rows long")
+
+
+def write_chunks(folder: Path, *, payloads: int, chunks: int, piece: bytes) -> None:
+    """Write chunks as Parquet, in any order, some of them twice; and what their heads say, for those who want it."""
+    chance = random.Random(1)
+    rows = [(str(uuid.UUID(int=n + 1)), position) for n in range(payloads) for position in range(chunks)]
+    rows += chance.sample(rows, payloads)
+    chance.shuffle(rows)
+    pack = CHUNK.pack
+    folder.mkdir()
+    for number in range(8):
+        part = rows[number::8]
+        table = pa.table(
+            {
+                "uuid": [identity for identity, _ in part],
+                "position": pa.array([position for _, position in part], pa.int32()),
+                "piece": [piece for _ in part],
+                "value": [HEADER + pack(b"\x01", each.encode(), place, chunks) + piece for each, place in part],
+            }
+        )
+        pq.write_table(table, folder / f"{number}.parquet", compression="none", use_dictionary=False, row_group_size=8)
+
+
+def joined_by_hand(df: DataFrame) -> DataFrame:
+    """The best that one writes by hand, with the heads at hand: one shuffle, one payload at a time."""
+
+    def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        current, pieces = None, dict[int, Any]()
+        for batch in batches:
+            for name, position, piece in zip(*(batch.column(n) for n in range(3)), strict=True):
+                if name.as_py() != current:
+                    if current is not None:
+                        yield _payload(pieces)
+                    current, pieces = name.as_py(), {}
+                pieces.setdefault(position.as_py(), piece)
+        if current is not None:
+            yield _payload(pieces)
+
+    sorted_rows = df.select("uuid", "position", "piece").repartition("uuid").sortWithinPartitions("uuid", "position")
+    return sorted_rows.mapInArrow(stage, "payload binary")
+
+
+def _payload(pieces: dict[int, Any]) -> pa.RecordBatch:
+    whole = b"".join(memoryview(pieces[n].as_buffer()) for n in sorted(pieces))
+    return pa.RecordBatch.from_arrays([pa.array([whole], pa.binary())], names=["payload"])
+
+
+def session(master: str = "local[2]") -> SparkSession:
+    """Start one, with a Java that comes by pip where there is none."""
+    from claimcheck.spark import ensure_java
+
+    ensure_java()
+    os.environ["PYTHONSAFEPATH"] = "1"  # the working folder is no place to import from
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not have it
+    builder = SparkSession.builder.master(master).appName("claimcheck-bench")
+    for name, value in _OPTIONS.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark

@@ -1,8 +1,12 @@
-"""The built wheel, as a user gets it: exactly these files, importing little, naming the extra that is missing."""
+"""The built wheel, as a user gets it: exactly these files, importing little, naming the extra that is missing.
+
+On PyPI the plain name is another project, which no text may tell anyone to install.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,10 +17,18 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from claimcheck.errors import distribution_name, pip_install
+
 ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+NAME = PROJECT["project"]["name"]
 ROOMS = {"claimcheck": ROOT / "claimcheck", "claimcheck/stores": ROOT / "stores"}
 # Reading YAML needs two of them, and only then; everything else is the user's choice.
 OPTIONAL = ["boto3", "cattrs", "click", "confluent_kafka", "pandas", "pulsar", "pyarrow", "pyspark", "redis", "yaml"]
+COMMAND = re.compile(
+    r"(?:pip|uv|pipx|poetry|conda)3?\s(?:[^`\n]*\s)?['\"]?claimcheck(?![\w-])|(?<![\w-])claimcheck\[[a-z$*]"
+)
+SUFFIXES = {".py", ".md", ".toml", ".yaml", ".yml", ".sh", ".cfg", ".ipynb", ".json", ""}
 
 pytestmark = pytest.mark.timeout(600)  # pip builds and installs over the network
 
@@ -49,8 +61,9 @@ def zipped(wheel, tmp_path_factory):
 
 
 def test_the_listed_packages_are_the_folders_with_code():
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    assert sorted(listed) == sorted(".".join(path.parent.parts) for path in _shipped("__init__.py"))
+    assert sorted(PROJECT["tool"]["setuptools"]["packages"]) == sorted(
+        ".".join(path.parent.parts) for path in _shipped("__init__.py")
+    )
 
 
 def test_the_wheel_holds_exactly_the_sources(wheel):
@@ -115,6 +128,59 @@ def test_the_command_line_without_its_extra_names_the_extra(clean_python):
         assert result.returncode == 3
         assert "claimcheck-messaging[cli]" in result.stderr
         assert "Traceback" not in result.stderr
+
+
+# The name -------------------------------------------------------------------------------------------------------
+
+
+def _texts():
+    for folder in ("claimcheck", "stores", "docs", "examples", "tests", ".ci"):
+        for file in sorted((ROOT / folder).rglob("*")):
+            if file.is_file() and file.suffix in SUFFIXES and "__pycache__" not in file.parts:
+                yield file
+    for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "Makefile", "pyproject.toml"):
+        yield ROOT / name
+
+
+def test_no_text_tells_to_install_another_project():
+    found = [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
+        for file in _texts()
+        if file != Path(__file__).resolve()
+        for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1)
+        if COMMAND.search(line)
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "line", ["pip install claimcheck", "pip install 'claimcheck[redis]'", "uv add claimcheck", "needs claimcheck[s3]"]
+)
+def test_the_scan_finds_the_plain_name(line):
+    assert COMMAND.search(line)
+    assert not COMMAND.search(line.replace("claimcheck", "claimcheck-messaging"))
+
+
+def test_errors_take_the_name_from_the_installed_metadata():
+    assert distribution_name() == NAME
+    assert pip_install("redis") == f"pip install '{NAME}[redis]'"
+
+
+def test_without_metadata_it_is_the_published_name(tmp_path):
+    """As in a zip on a Spark worker."""
+    (tmp_path / "claimcheck").symlink_to(ROOT / "claimcheck")
+    code = "from claimcheck.errors import distribution_name; print(distribution_name())"
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == NAME
+
+
+def test_the_documented_wheel_is_this_version():
+    for page in (ROOT / "docs").rglob("*.md"):
+        for version in re.findall(r"claimcheck_messaging-([\d.]+)-py3", page.read_text()):
+            assert version == PROJECT["project"]["version"], page
+
+
+# Helpers --------------------------------------------------------------------------------------------------------
 
 
 def _shipped(pattern):

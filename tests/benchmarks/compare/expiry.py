@@ -11,10 +11,9 @@ from dataclasses import replace
 from claimcheck._client import ClaimCheck
 from claimcheck._operate.sweep import Sweep
 from claimcheck.errors import ScanNotSupportedError
-from tests.benchmarks.compare.broker import Consumer, Producer, deliver
+from tests.benchmarks.compare.broker import MIN_BYTES, Consumer, Producer, deliver, make
 from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.model import CompareError, Experiment, Mode, Row, Tally, agreement
-from tests.benchmarks.compare.payloads import MIN_BYTES, make
 
 SHORT_SECONDS = 2.0
 """The lifetime in one case and the retention in the other; in each the other one is much longer."""
@@ -38,7 +37,25 @@ def run(lab: Lab) -> Experiment:
     lab.progress(f"looking again and again for {SHORT_SECONDS + max(_WATCH_SECONDS.values()):g} s")
     with ThreadPoolExecutor(max(1, len(cases))) as pool:  # so that none waits for another
         rows = list(pool.map(lambda case: _watched(lab, *case), cases))
-    return judge(Tally(rows), lab.broker.retention_source)
+    tally, retention = Tally(rows), lab.broker.retention_source
+    found = {(row["mode"], row["case"]): row for row in tally.rows}
+    holds: list[bool] = []
+    texts = [f"The retention is {retention}."]
+    if retention is None:
+        texts = ["Topics of this broker cannot be given a retention, so only the lifetime was measured."]
+    if row := found.get(("external", LIFETIME)):
+        if row["lost"] == "yes":  # else the store deletes neither by itself nor in a sweep
+            holds.append(row["after (s)"] >= SHORT_SECONDS - _PAUSE_SECONDS and row["messages left"] > 0)
+        texts.append("A store that does not delete expired payloads by itself keeps them until they are swept.")
+    if row := found.get(("chunking", RETENTION)):
+        if row["lost"] == "yes":
+            holds.append(True)
+        else:
+            late = "The broker still had the chunks when the test ended: it deletes at intervals"
+            texts.append(f"{late} (Kafka: log.retention.check.interval.ms, 5 minutes by default).")
+    verdict = "agrees" if holds == [True, True] else agreement(*holds, False) if holds else "not measured"
+    lines = {mode: "; ".join(_line(row) for row in tally.rows if row["mode"] == mode) for mode in tally.modes}
+    return tally.experiment("expiry", lines, verdict, " ".join(texts))
 
 
 def _watched(lab: Lab, mode: Mode, case: str) -> Row:
@@ -111,28 +128,6 @@ def _lose_messages(lab: Lab, topic: str, begin: float) -> bool:
             return True
         time.sleep(_PAUSE_SECONDS)
     return False
-
-
-def judge(tally: Tally, retention: str | None) -> Experiment:
-    """Return the result for what was observed; ``retention`` says what deletes messages."""
-    rows = {(row["mode"], row["case"]): row for row in tally.rows}
-    holds: list[bool] = []
-    texts = [f"The retention is {retention}."]
-    if retention is None:
-        texts = ["Topics of this broker cannot be given a retention, so only the lifetime was measured."]
-    if row := rows.get(("external", LIFETIME)):
-        if row["lost"] == "yes":  # else the store deletes neither by itself nor in a sweep
-            holds.append(row["after (s)"] >= SHORT_SECONDS - _PAUSE_SECONDS and row["messages left"] > 0)
-        texts.append("A store that does not delete expired payloads by itself keeps them until they are swept.")
-    if row := rows.get(("chunking", RETENTION)):
-        if row["lost"] == "yes":
-            holds.append(True)
-        else:
-            late = "The broker still had the chunks when the test ended: it deletes at intervals"
-            texts.append(f"{late} (Kafka: log.retention.check.interval.ms, 5 minutes by default).")
-    verdict = "agrees" if holds == [True, True] else agreement(*holds, False) if holds else "not measured"
-    lines = {mode: "; ".join(_line(row) for row in tally.rows if row["mode"] == mode) for mode in tally.modes}
-    return tally.experiment("expiry", lines, verdict, " ".join(texts))
 
 
 def _line(row: Row) -> str:

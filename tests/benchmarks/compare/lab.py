@@ -16,9 +16,8 @@ from typing import Any
 from claimcheck._client import ClaimCheck
 from claimcheck.config import Config
 from tests.benchmarks.children import ChildEndedError
-from tests.benchmarks.compare.broker import Broker, Consumer, TopicSettings
+from tests.benchmarks.compare.broker import Broker, Consumer, Delivery, TopicSettings, make, recognized
 from tests.benchmarks.compare.model import MODES, STRATEGIES, CompareError, Mode, NotMeasuredError, Row, Tally
-from tests.benchmarks.compare.payloads import Delivery, make, recognized
 from tests.benchmarks.compare.store_space import StoreSpace
 from tests.benchmarks.compare.worker import Role, Worker, WorkerSpec
 
@@ -194,8 +193,8 @@ class Trial:
         consumer: Consumer,
         is_enough: Callable[[list[Delivery]], bool],
         *,
-        seconds: float,
-        late: float,
+        seconds: float = 30.0,
+        late: float = 0.2,
         commit: bool = False,
     ) -> list[Delivery]:
         """Receive until there is enough, or for this long at most, and what follows within ``late`` seconds."""

@@ -29,8 +29,7 @@ from claimcheck.cli._commands import BrokerOptions, broker_options, one_line
 from claimcheck.cli._files import is_terminal, reported
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError, ConfigError
-from tests.benchmarks.compare.broker import BrokerAddress
-from tests.benchmarks.compare.payloads import MAX_BYTES, MIN_BYTES
+from tests.benchmarks.compare.broker import MAX_BYTES, MIN_BYTES, BrokerAddress
 from tests.benchmarks.compare.report import draw, render, summary
 from tests.benchmarks.compare.runner import compare
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 
 from claimcheck._texts import size_text
-from tests.benchmarks.compare.broker import deliver
+from tests.benchmarks.compare.broker import deliver, make
 from tests.benchmarks.compare.lab import Lab
 from tests.benchmarks.compare.model import Experiment, Mode, NotMeasuredError, Point, Series, Tally, Verdict, agreement
-from tests.benchmarks.compare.payloads import make
 
 PARTITION_BYTES = 10_000_000_000
 """The partition whose filling is calculated."""

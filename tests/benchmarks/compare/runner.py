@@ -16,17 +16,7 @@ from typing import Any
 from claimcheck.config import Config, StoreConfig
 from claimcheck.errors import ClaimCheckError, ConfigError
 from tests.benchmarks.children import ChildError
-from tests.benchmarks.compare import (
-    expiry,
-    memory,
-    partition_bytes,
-    partitions,
-    rebalance,
-    rollback,
-    seek,
-    services,
-    speed,
-)
+from tests.benchmarks.compare import delivery, expiry, memory, partition_bytes, rollback, speed
 from tests.benchmarks.compare.broker import BrokerAddress, connect
 from tests.benchmarks.compare.lab import PREFIX, Lab
 from tests.benchmarks.compare.model import CompareError, Experiment
@@ -38,13 +28,13 @@ Plan = Callable[[Lab], Experiment]
 Show = Callable[[str], None]
 
 PLANS: dict[str, Plan] = {
-    "services": services.run,
+    "services": delivery.services,
     "partition": partition_bytes.run,
     "expiry": expiry.run,
-    "seek": seek.run,
+    "seek": delivery.seek,
     "memory": memory.run,
-    "partitions": partitions.run,
-    "rebalance": rebalance.run,
+    "partitions": delivery.partitions,
+    "rebalance": delivery.rebalance,
     "rollback": rollback.run,
     "speed": speed.run,
 }

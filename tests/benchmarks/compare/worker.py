@@ -20,10 +20,18 @@ from typing import Literal
 from claimcheck._client import ClaimCheck
 from claimcheck.config import Config
 from tests.benchmarks.children import Child, ChildError, error_text, reset_peak, status
-from tests.benchmarks.compare.broker import Broker, BrokerAddress, Consumer, Producer, connect
+from tests.benchmarks.compare.broker import (
+    Broker,
+    BrokerAddress,
+    Consumer,
+    Delivery,
+    Producer,
+    connect,
+    make,
+    recognized,
+)
 from tests.benchmarks.compare.faults import KillPoint, WatchedClaimCheck
 from tests.benchmarks.compare.model import Mode
-from tests.benchmarks.compare.payloads import Delivery, make, recognized
 
 Role = Literal["producer", "consumer"]
 
