@@ -194,7 +194,8 @@ class Run:
             is_done = all(group.is_done() for group in self.ledger.groups)
             if number and is_done and (self.is_busy or not any(received)):
                 break
-            self.scheduler.wait(lambda: False, 6.0)
+            if number:
+                self.scheduler.wait(lambda: False, 6.0)
         self.ledger.check_at_rest()
         for receiver in self.receiving:
             receiver.call(receiver.consumer.close)

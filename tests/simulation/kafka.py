@@ -345,7 +345,7 @@ class ProducerClient(ledger.ProducerClient):
         error = {"refused": failure("MSG_SIZE_TOO_LARGE"), "timeout": failure("_MSG_TIMED_OUT")}.get(result)
         report = kafka.Message(
             topic=TOPIC, partition=record.partition, offset=max(0, position), value=record.value, key=record.key,
-            timestamp=(1, 1), **({} if error is None else {"error": error}),
+            timestamp=(1, 1), error=error,
         )  # fmt: skip
         self._reports.append((record.callback, error, report))
 

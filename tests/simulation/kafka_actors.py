@@ -267,7 +267,7 @@ class KafkaRun(Run):
     senders = (Sender, Sender, Sender, AsyncSender)
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self.removal, self.rebalances = scheduler.choice((0.0, 0.02, 0.1)), scheduler.choice((0.0, 0.05, 0.1))
+        self.removal, self.rebalances = scheduler.choice((0.0, 0.02, 0.1)), scheduler.choice((0.0, 0.1, 0.2))
         super().__init__(scheduler, Ledger(scheduler, scheduler.choice((1, 1, 2))))
 
     def group(self, name: str) -> KafkaGroup:
@@ -282,7 +282,7 @@ class KafkaRun(Run):
             "auto_commit": commit in ("auto", "store message"),
             "reset": choice(("earliest", "latest", "error")),
             "on_revoke": choice(("nothing", "commit", "position")),
-            "count": choice((1, 1, 3, 20)),
+            "count": choice((1, 3, 20)),
             "prefetch_bytes": choice((None, 0, 2000)),
         }
         kind = choice((Receiver, Receiver, Receiver, AsyncReceiver))
@@ -295,4 +295,4 @@ class KafkaRun(Run):
             self.ledger.remove()
         if scheduler.strikes("rebalance", self.rebalances):
             group = scheduler.choice(self.ledger.groups)
-            scheduler.later(group.lose if scheduler.chance(0.3) else group.rebalance, scheduler.choice((0, 0.5)))
+            scheduler.later(group.lose if scheduler.chance(0.2) else group.rebalance, scheduler.choice((0, 0.5)))

@@ -91,7 +91,7 @@ class Receiver(actors.Receiver):
             self.consumer: Any = self.made(AsyncPulsarConsumer, client, cc, **options)
         else:
             prefetch = self.scheduler.choice((None, 0, 2000))
-            self.consumer = PulsarConsumer(self.client, cc, prefetch_bytes=prefetch, **options)  # type: ignore[arg-type]
+            self.consumer = PulsarConsumer(self.client, cc, prefetch_bytes=prefetch, **options)
 
     def end(self) -> None:
         self.client.leave()
