@@ -6,11 +6,10 @@ It does what was measured on a broker of version 4.2 with librdkafka 2.16.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +18,9 @@ import confluent_kafka as kafka
 from claimcheck.transports.kafka import _asyncio, _consumer, _producer
 from claimcheck.transports.kafka._partition import CommitMetadata
 from tests.harness.kafka_callbacks import TOPIC, ScriptedClient
-from tests.simulation.ledger import Group, Ledger
-from tests.simulation.scheduler import Process, Scheduler
+from tests.simulation import ledger
+from tests.simulation.ledger import Group, Ledger, Record
+from tests.simulation.scheduler import Patch, Process, Scheduler
 
 DEFINITE = ("MSG_SIZE_TOO_LARGE", "_UNKNOWN_PARTITION", "_QUEUE_FULL")
 
@@ -33,55 +33,10 @@ def raised(code: str) -> kafka.KafkaException:
     return kafka.KafkaException(failure(code))
 
 
-@dataclass
-class Record:
-    owner: int
-    partition: int
-    value: bytes | None
-    key: Any
-    headers: Any
-    callback: Any
-    offset: int = -1
-
-
-class Broker(Ledger):
-    """One topic, in which offsets below ``low`` were removed by retention."""
-
-    def __init__(self, scheduler: Scheduler, partitions: int) -> None:
-        super().__init__(scheduler)
-        self.records: list[list[Record | None]] = [[] for _ in range(partitions)]
-        self.low = [0] * partitions
-
-    def append(self, record: Record) -> int:
-        log = self.records[record.partition]
-        log.append(record)
-        self.appended(record.owner, record.partition, len(log) - 1, record.value or b"")
-        return len(log) - 1
-
-    def append_markers(self) -> None:
-        """Append a message to each partition; whatever came before it must have ended by then."""
-        for partition in range(len(self.low)):
-            marker = self.new_payload()
-            marker.outcome = "sent"
-            self.append(Record(marker.number, partition, marker.content, None, None, None))
-
-    def remove(self) -> None:
-        """Retention removes the oldest records of a partition, whoever may not have read them yet."""
-        partition = self.scheduler.random.randrange(len(self.low))
-        self.low[partition] = min(
-            self.low[partition] + self.scheduler.choice((1, 2, 3, 9)), len(self.records[partition])
-        )
-        for offset in range(self.low[partition]):
-            unit = self.unit_at(partition, offset)
-            if unit is not None:
-                unit.is_removed = True
-
-
 @dataclass(eq=False)
 class KafkaGroup(Group):
     """A consumer group: committed offsets with their metadata, members, and who owns which partition."""
 
-    broker: Any = None
     committed: dict[int, tuple[int, str | None]] = field(default_factory=dict)
     members: list[Any] = field(default_factory=list)
     owners: dict[int, Any] = field(default_factory=dict)
@@ -89,8 +44,8 @@ class KafkaGroup(Group):
 
     def rebalance(self) -> None:
         """Give each partition to some member; its owner has to give it up first, in a call of its own."""
-        scheduler = self.broker.scheduler
-        for number in range(len(self.broker.low)):
+        scheduler = self.ledger.scheduler
+        for number in range(len(self.ledger.low)):
             target = self.targets[number] = scheduler.choice(self.members) if self.members else None
             owner = self.owners.get(number)
             if owner is not None and owner is not target:
@@ -100,11 +55,17 @@ class KafkaGroup(Group):
         """Take a member's partitions away without asking it."""
         owned = [number for number, owner in self.owners.items() if owner is not None]
         if owned:
-            number = self.broker.scheduler.choice(owned)
+            number = self.ledger.scheduler.choice(owned)
             self.owners[number].pending.append(("lost", number))
             self.owners[number] = None
             self.is_orderly = False
             self.rebalance()
+
+    def is_done(self) -> bool:
+        return all(self.committed[number][0] == len(log) for number, log in enumerate(self.ledger.logs))
+
+    def place(self) -> object:
+        return self.committed
 
     def leave(self, client: Any) -> None:
         if client in self.members:
@@ -116,15 +77,15 @@ class KafkaGroup(Group):
         """Commit, and check that this covers nothing that no earlier call returned."""
         self.committed[at.partition] = at.offset, at.metadata
         mark = CommitMetadata.decode(at.metadata)
-        for unit in self.broker.units:
-            if unit.source != at.partition or self.broker.may_pass(self, unit):
+        for unit in self.ledger.units:
+            if unit.partition != at.partition or self.may_pass(unit):
                 continue
             is_marked = mark is not None and unit.is_complete and unit.last < mark.upto and unit.first not in mark.owed
             if unit.first < at.offset or is_marked:
                 text = (
                     f"{self.name} committed {at.offset} {mark or ''}, which covers {unit}: no earlier call returned it"
                 )
-                self.broker.scheduler.violated(text)
+                self.ledger.scheduler.violated(text)
 
 
 class ConsumerClient(ScriptedClient):
@@ -132,9 +93,9 @@ class ConsumerClient(ScriptedClient):
 
     def __init__(self, group: KafkaGroup, process: Process, options: dict[str, Any]) -> None:
         super().__init__(types.SimpleNamespace(topic=None), {})  # type: ignore[arg-type]
-        self.group, self.process, self.broker = group, process, group.broker
+        self.group, self.process, self.ledger = group, process, group.ledger
         self.auto_commit, self.reset = options["auto_commit"], options["reset"]
-        self.scheduler: Scheduler = self.broker.scheduler
+        self.scheduler: Scheduler = self.ledger.scheduler
         self.pending: list[Any] = []  # what the next call serves: a kind of rebalance, and a partition
         self.is_leaving = False
         self.misplaced: dict[int, bool] = {}  # sought below the low watermark: the caller's mistake, no excuse
@@ -216,7 +177,7 @@ class ConsumerClient(ScriptedClient):
         self.process.check()
         super().seek(partition)
         self.halted.discard(partition.partition)
-        self.misplaced[partition.partition] = partition.offset < self.broker.low[partition.partition]
+        self.misplaced[partition.partition] = partition.offset < self.ledger.low[partition.partition]
 
     def committed(self, partitions: list[Any], timeout: float = -1) -> list[Any]:
         self.process.check()
@@ -234,10 +195,10 @@ class ConsumerClient(ScriptedClient):
         self.process.check()
         if self.scheduler.strikes("no answer about watermarks", 0.02):
             raise raised("_TIMED_OUT")
-        return self.broker.low[partition.partition], len(self.broker.records[partition.partition])
+        return self.ledger.low[partition.partition], len(self.ledger.logs[partition.partition])
 
     def _has_work(self) -> bool:
-        stopped, logs = self.paused | self.halted, self.broker.records
+        stopped, logs = self.paused | self.halted, self.ledger.logs
         readable = (n not in stopped and at < len(logs[n]) for n, at in self.positions.items())
         return bool(self.pending) or any(readable)
 
@@ -299,7 +260,7 @@ class ConsumerClient(ScriptedClient):
 
     def _fetch(self) -> Any:
         for number in [*self.positions]:
-            log, low = self.broker.records[number], self.broker.low[number]
+            log, low = self.ledger.logs[number], self.ledger.low[number]
             offset = self.positions.pop(number)
             self.positions[number] = offset  # the next record comes from another partition, if there is one
             if number in self.paused or number in self.halted:
@@ -311,7 +272,6 @@ class ConsumerClient(ScriptedClient):
             if offset < len(log):
                 self.positions[number] = offset + 1
                 record = log[offset]
-                assert record is not None
                 return kafka.Message(
                     topic=TOPIC, partition=number, offset=offset, value=record.value, timestamp=(1, 1),
                     key=record.key, headers=record.headers,
@@ -320,7 +280,7 @@ class ConsumerClient(ScriptedClient):
 
     def _jump(self, number: int, offset: int) -> Any:
         """What ``auto.offset.reset`` says, because retention has removed the next record."""
-        low, end = self.broker.low[number], len(self.broker.records[number])
+        low, end = self.ledger.low[number], len(self.ledger.logs[number])
         is_misplaced = self.misplaced.pop(number, False)
         if self.reset == "error":
             self.halted.add(number)
@@ -331,57 +291,45 @@ class ConsumerClient(ScriptedClient):
             )
         self.positions[number] = low if self.reset == "earliest" else end
         if self.reset == "latest" and not is_misplaced:
-            self.group.excused.update(u for u in self.broker.units if u.source == number and u.last >= offset)
+            self.group.excused.update(u for u in self.ledger.units if u.partition == number and u.last >= offset)
         return None
 
 
-class ProducerClient:
-    """A `confluent_kafka.Producer`; ``owner`` is the payload that its caller sends at the moment."""
+class ProducerClient(ledger.ProducerClient):
+    """A `confluent_kafka.Producer`."""
 
-    def __init__(self, broker: Broker, process: Process, faults: float, *, is_idempotent: bool) -> None:
-        self.broker, self.process, self.scheduler = broker, process, broker.scheduler
-        self.faults, self.is_idempotent = faults, is_idempotent
-        self.owner = -1
+    def __init__(self, ledger: Ledger, process: Process) -> None:
+        super().__init__(ledger, process)
         self.closed = False
-        self._queue: deque[Record] = deque()
         self._reports: deque[tuple[Any, Any, Any]] = deque()
-        self._open = 0
 
     def produce(
         self, topic: str, value: Any = None, key: Any = None, partition: int = -1, callback: Any = None,
         on_delivery: Any = None, timestamp: int = 0, headers: Any = None,
     ) -> None:  # fmt: skip
-        self.process.check()
         if self.closed:
             raise RuntimeError("Producer closed")
-        self.broker.attempted(value)
-        self.scheduler.point()
+        self.reach(value)
         if self.scheduler.strikes("queue is full", self.faults):
             raise BufferError("Local: Queue full")
         if self.scheduler.strikes("produce is refused", self.faults / 2):
             raise raised(self.scheduler.choice(("MSG_SIZE_TOO_LARGE", "_UNKNOWN_PARTITION")))
-        number = partition if partition >= 0 else self.scheduler.random.randrange(len(self.broker.low))
-        record = Record(self.owner, number, value, key, headers, callback or on_delivery)
-        self.broker.launched(record.owner, value)
-        self._queue.append(record)
-        self._open += 1
-        self.scheduler.later(self._send_next, self.scheduler.choice((0.0, 0.001, 0.05)))
+        number = partition if partition >= 0 else self.scheduler.random.randrange(len(self.ledger.logs))
+        self.take(Record(self.owner, bytes(value), key, headers, number, callback or on_delivery))
 
     def poll(self, timeout: float = -1) -> int:
         self.process.check()
         self.scheduler.point()
-        self.scheduler.wait(lambda: self._reports or not self._open, max(0.0, timeout) if timeout < 1e6 else 1.0)
-        served = 0
+        self.scheduler.wait(lambda: self._reports or not self.open, max(0.0, timeout) if timeout < 1e6 else 1.0)
         while self._reports:
             callback, error, report = self._reports.popleft()
-            self._open -= 1
-            served += 1
+            self.open -= 1
             if callback is not None:
                 callback(error, report)
-        return served
+        return 0
 
     def flush(self, timeout: float = -1) -> int:
-        while self._open:
+        while self.open:
             self.poll(1.0)
         return 0
 
@@ -391,36 +339,15 @@ class ProducerClient:
         return True
 
     def __len__(self) -> int:
-        return self._open
+        return self.open
 
-    def _send_next(self) -> None:
-        """Send the oldest record of the queue; the answer is lost, late, wrong, or what it should be."""
-        record, strikes = self._queue.popleft(), self.scheduler.strikes
-        if not self.process.alive and self.scheduler.chance(0.5):
-            self.broker.refused(record.owner, record.value)
-        elif strikes("topic refuses a record", self.faults / 2):
-            self.broker.refused(record.owner, record.value)
-            self._report(record, "MSG_SIZE_TOO_LARGE")
-        elif strikes("answer of the broker is lost", self.faults):
-            self.broker.append(record)
-            self._report(record, "_MSG_TIMED_OUT")
-        elif strikes("record arrives after its timeout", self.faults):
-            self._report(record, "_MSG_TIMED_OUT")
-            self.scheduler.later(lambda: self.broker.append(record), 3.0)
-        elif strikes("record never arrives", self.faults / 2):
-            self._report(record, "_MSG_TIMED_OUT")
-        else:
-            record.offset = self.broker.append(record)
-            if not self.is_idempotent and strikes("record is stored twice", self.faults):
-                self.scheduler.later(lambda: self.broker.append(record), self.scheduler.choice((0.0, 0.1)))
-            self._report(record, None)
-
-    def _report(self, record: Record, code: str | None) -> None:
-        offset = {"offset": record.offset} if code is None else {"error": failure(code), "offset": 0}
+    def answer(self, record: Record, result: str, position: int) -> None:
+        error = {"refused": failure("MSG_SIZE_TOO_LARGE"), "timeout": failure("_MSG_TIMED_OUT")}.get(result)
         report = kafka.Message(
-            topic=TOPIC, partition=record.partition, value=record.value, key=record.key, timestamp=(1, 1), **offset
-        )
-        self._reports.append((record.callback, None if code is None else failure(code), report))
+            topic=TOPIC, partition=record.partition, offset=max(0, position), value=record.value, key=record.key,
+            timestamp=(1, 1), error=error,
+        )  # fmt: skip
+        self._reports.append((record.callback, error, report))
 
 
 class AioClient:
@@ -436,19 +363,10 @@ class AioClient:
         await self._call(self.client.close)
 
 
-@contextlib.contextmanager
-def clients() -> Iterator[None]:
-    """Let the wrappers take the clients above."""
-    client = types.SimpleNamespace(**{**vars(kafka), "Consumer": ConsumerClient, "Producer": ProducerClient})
-    patches: list[tuple[Any, str, Any]] = [
-        *((module, "vendor", lambda: client) for module in (_consumer, _producer)),
-        (_asyncio, "native_client", lambda wrapper, kind: wrapper.client),
-    ]
-    real = [getattr(module, name) for module, name, _ in patches]
-    for module, name, replacement in patches:
-        setattr(module, name, replacement)
-    try:
-        yield
-    finally:
-        for (module, name, _), each in zip(patches, real, strict=True):
-            setattr(module, name, each)
+_client = types.SimpleNamespace(**{**vars(kafka), "Consumer": ConsumerClient, "Producer": ProducerClient})
+CLIENTS: list[Patch] = [
+    (_consumer, "vendor", lambda: _client),
+    (_producer, "vendor", lambda: _client),
+    (_asyncio, "native_client", lambda wrapper, kind: wrapper.client),
+]
+"""Let the wrappers take the clients above."""

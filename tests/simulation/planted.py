@@ -6,7 +6,7 @@ import contextlib
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,8 +27,7 @@ from claimcheck.transports.pulsar import PulsarConsumer, _receiver
 from claimcheck.transports.pulsar import _asyncio as _pulsar_asyncio
 from claimcheck.transports.pulsar._message import CumulativeAcks
 from tests.simulation.run import Result, Schedule
-
-Patch = tuple[Any, str, Any]
+from tests.simulation.scheduler import Patch, patched
 
 
 @dataclass(frozen=True)
@@ -39,16 +38,8 @@ class Defect:
     broker: str
     patches: tuple[Patch, ...]
 
-    @contextlib.contextmanager
-    def planted(self) -> Iterator[None]:
-        before = [vars(owner)[name] for owner, name, _ in self.patches]
-        for owner, name, replacement in self.patches:
-            setattr(owner, name, replacement)
-        try:
-            yield
-        finally:
-            for (owner, name, _), each in zip(self.patches, before, strict=True):
-                setattr(owner, name, each)
+    def planted(self) -> contextlib.AbstractContextManager[None]:
+        return patched(self.patches)
 
     def found(self, most: int) -> tuple[int, Result | None]:
         """Run schedules until one fails; returns their number and the failure."""
@@ -130,7 +121,7 @@ def _only_when_idle(tick: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _cumulatively_only(up_to: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda acks, target, **options: replace(up_to(acks, target, **options), individually=())
+    return lambda acks, target, **options: up_to(acks, target, **options)._replace(individually=())
 
 
 def _acked(chunk: Callable[..., Any]) -> Callable[..., Any]:

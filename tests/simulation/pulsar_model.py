@@ -6,9 +6,7 @@ It does what was measured on a broker of version 4.2 with the client 3.13.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import zlib
-from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +16,9 @@ import pulsar
 from claimcheck.transports.pulsar import _send
 from tests.harness.async_clients import PulsarMessageOf
 from tests.harness.kafka_callbacks import TOPIC
-from tests.simulation.ledger import ABORT, Group, Ledger
-from tests.simulation.scheduler import Process, Scheduler
+from tests.simulation import ledger
+from tests.simulation.ledger import Group, Ledger, Record
+from tests.simulation.scheduler import Patch, Process
 
 DEFINITE = ("ProducerQueueIsFull", "MessageTooBig")
 
@@ -30,8 +29,8 @@ class Message(PulsarMessageOf):
     consumer: Any
 
     def __init__(self, number: int, sent: Any, count: int) -> None:
-        super().__init__(number, sent.data, sent.key)
-        self._properties, self._count = sent.properties, count
+        super().__init__(number, sent.value, sent.key)
+        self._properties, self._count = sent.headers, count
 
     def properties(self) -> dict[str, str]:
         return dict(self._properties)
@@ -40,37 +39,10 @@ class Message(PulsarMessageOf):
         return self._count
 
 
-@dataclass
-class Entry:
-    owner: int
-    data: bytes
-    key: str
-    properties: dict[str, str]
-
-
-class Broker(Ledger):
-    """One topic without partitions."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        super().__init__(scheduler)
-        self.log: list[Entry] = []
-
-    def append(self, entry: Entry) -> int:
-        self.log.append(entry)
-        self.appended(entry.owner, TOPIC, len(self.log) - 1, entry.data)
-        return len(self.log) - 1
-
-    def append_markers(self) -> None:
-        marker = self.new_payload()
-        marker.outcome = "sent"
-        self.append(Entry(marker.number, marker.content, "", {}))
-
-
 @dataclass(eq=False)
 class Subscription(Group):
     """What is acknowledged, and which consumer has what is not."""
 
-    broker: Any = None
     kind: str = "Exclusive"
     acked: set[int] = field(default_factory=set)
     held: dict[int, Any] = field(default_factory=dict)
@@ -78,21 +50,27 @@ class Subscription(Group):
     counts: dict[int, int] = field(default_factory=dict)
     consumers: list[Any] = field(default_factory=list)
 
+    def is_done(self) -> bool:
+        return len(self.acked) == len(self.ledger.logs[0])
+
+    def place(self) -> object:
+        return sorted(set(range(len(self.ledger.logs[0]))) - self.acked)[:5]
+
     def next_for(self, consumer: Any) -> int | None:
         """The first message that this consumer gets now."""
-        for number, entry in enumerate(self.broker.log):
+        for number, entry in enumerate(self.ledger.logs[0]):
             free = number not in self.acked and number not in self.held and number not in self.delayed
             if free and self._receiver_of(entry) is consumer:
                 return number
         return None
 
-    def _receiver_of(self, entry: Entry) -> Any:
+    def _receiver_of(self, entry: Record) -> Any:
         if not self.consumers:
             return None
         if self.kind != "KeyShared":
             return self.consumers[0]
         for number, holder in self.held.items():  # messages with one key stay together until all are acknowledged
-            if self.broker.log[number].key == entry.key:
+            if self.ledger.logs[0][number].key == entry.key:
                 return holder
         return self.consumers[zlib.crc32(entry.key.encode()) % len(self.consumers)]
 
@@ -105,10 +83,10 @@ class Subscription(Group):
             self.counts[number] = self.counts.get(number, 0) + (self.kind == "KeyShared")
 
     def acknowledge(self, number: int) -> None:
-        unit = self.broker.unit_at(TOPIC, number)
-        if unit is not None and number not in self.acked and not self.broker.may_pass(self, unit):
+        unit = self.ledger.at.get((0, number))
+        if unit is not None and number not in self.acked and not self.may_pass(unit):
             text = f"{self.name} acknowledged {number}, a message of {unit}, which no earlier call returned"
-            self.broker.scheduler.violated(text)
+            self.ledger.scheduler.violated(text)
         self.acked.add(number)
         self.held.pop(number, None)
 
@@ -140,7 +118,7 @@ class ConsumerClient:
         assert number is not None
         self.group.held[number] = self
         self.scheduler.now += 0.001
-        message = Message(number, self.group.broker.log[number], self.group.counts.get(number, 0))
+        message = Message(number, self.group.ledger.logs[0][number], self.group.counts.get(number, 0))
         message.consumer = self
         return message
 
@@ -172,6 +150,7 @@ class ConsumerClient:
         self._reach()
         group, number = self.group, _number(target)
         group.held.clear()
+        group.delayed.clear()
         group.is_orderly = False
         group.acked = set(range(number + 1))
 
@@ -217,13 +196,13 @@ class AsyncConsumerClient:
         self.client.close()
 
 
-class ProducerClient:
-    """The inner object of a `pulsar.Producer`; ``owner`` is the payload that its caller sends at the moment."""
+class ProducerClient(ledger.ProducerClient):
+    """The inner object of a `pulsar.Producer`."""
 
-    def __init__(self, broker: Broker, process: Process, faults: float) -> None:
-        self.broker, self.process, self.scheduler, self.faults = broker, process, process.scheduler, faults
-        self.owner, self._open, self.is_lost = -1, 0, False
-        self._queue: list[tuple[Entry, Any]] = []
+    may_hang = True
+
+    def __init__(self, ledger: Ledger, process: Process) -> None:
+        super().__init__(ledger, process)
         self._flushes: list[Future[None]] = []
 
     def wrapped(self) -> Any:
@@ -233,17 +212,12 @@ class ProducerClient:
         return producer
 
     def send_async(self, message: Any, callback: Any) -> None:
-        self.process.check()
-        self.scheduler.point()
-        entry = Entry(self.owner, message.data(), message.partition_key(), dict(message.properties()))
-        self.broker.attempted(entry.data)
+        self.reach(message.data())
         if self.scheduler.strikes("queue is full", self.faults):
             callback(pulsar.Result.ProducerQueueIsFull, _id(-1))
             return
-        self.broker.launched(entry.owner, entry.data)
-        self._queue.append((entry, callback))
-        self._open += 1
-        self.scheduler.later(self._send_next, self.scheduler.choice((0.0, 0.001, 0.05)))
+        headers = dict(message.properties())
+        self.take(Record(self.owner, message.data(), message.partition_key(), headers, callback=callback))
 
     def flush(self) -> Future[None]:
         """Return a future that is done when every message has its answer, in place of a thread that waits."""
@@ -262,37 +236,14 @@ class ProducerClient:
     def producer_name(self) -> str:
         return "simulated"
 
-    def _send_next(self) -> None:
-        """Send the oldest message of the queue; the answer is lost, late, wrong, or what it should be."""
-        (entry, callback), strikes = self._queue.pop(0), self.scheduler.strikes
-        self._open -= 1
-        result, number = pulsar.Result.Ok, -1
-        if not self.process.alive:
-            if self.scheduler.chance(0.5):
-                self.broker.append(entry)
-            return
-        if strikes("broker refuses a message", self.faults / 2):
-            self.broker.refused(entry.owner, entry.data)
-            result = pulsar.Result.MessageTooBig
-        elif strikes("answer of the broker is lost", self.faults):
-            self.broker.append(entry)
-            result = pulsar.Result.Timeout
-        elif strikes("message arrives after its timeout", self.faults):
-            self.scheduler.later(lambda: self.broker.append(entry), 3.0)
-            result = pulsar.Result.Timeout
-        elif not entry.data.startswith(ABORT) and strikes("no answer ever", self.faults / 4):
-            self._open += 1
-            self.is_lost = True
-            return
-        else:
-            number = self.broker.append(entry)
-            if strikes("message is stored twice", self.faults):
-                self.scheduler.later(lambda: self.broker.append(entry), self.scheduler.choice((0.0, 0.1)))
-        callback(result, _id(number))
+    def answer(self, record: Record, result: str, position: int) -> None:
+        self.open -= 1
+        results = {"ok": pulsar.Result.Ok, "refused": pulsar.Result.MessageTooBig, "timeout": pulsar.Result.Timeout}
+        record.callback(results[result], _id(position))
         self._note_flushed()
 
     def _note_flushed(self) -> None:
-        while self._flushes and not self._open:
+        while self._flushes and not self.open:
             self._flushes.pop().set_result(None)
 
 
@@ -311,12 +262,5 @@ def _set(future: asyncio.Future[Any], result: Any) -> None:
         future.set_result(result)
 
 
-@contextlib.contextmanager
-def clients() -> Iterator[None]:
-    """The wrappers take the clients above as they are, except that no thread waits for a flush."""
-    module: Any = _send
-    real, module._flush_in_thread = module._flush_in_thread, lambda producer: producer._producer.flush()
-    try:
-        yield
-    finally:
-        module._flush_in_thread = real
+CLIENTS: list[Patch] = [(_send, "_flush_in_thread", lambda producer: producer._producer.flush())]
+"""The wrappers take the clients above as they are, except that no thread waits for a flush."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import re
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +15,8 @@ from tests.simulation.scheduler import HangError, Scheduler, scheduled
 
 STEPS = 40
 RUNS: dict[str, tuple[Any, Any]] = {
-    "kafka": (kafka_actors.KafkaRun, kafka.clients),
-    "pulsar": (pulsar_actors.PulsarRun, pulsar_model.clients),
+    "kafka": (kafka_actors.KafkaRun, kafka.CLIENTS),
+    "pulsar": (pulsar_actors.PulsarRun, pulsar_model.CLIENTS),
 }
 
 
@@ -45,24 +43,18 @@ class Schedule:
         scheduler = Scheduler(self.seed, self.dropped)
         build, clients = RUNS[self.broker]
         try:
-            with scheduled(scheduler), clients(), contextlib.suppress(_StopError):
-                self._run(scheduler, build)
+            with scheduled(scheduler, clients):
+                run = build(scheduler)
+                for _ in range(self.steps):
+                    run.step()
+                    if scheduler.violations:
+                        break
+                else:
+                    scheduler.is_faulty = False
+                    run.finish()
         except (Exception, HangError):
             scheduler.violated(traceback.format_exc(limit=-6))
         return Result(self, scheduler.violations[0] if scheduler.violations else "", scheduler.faults)
-
-    def _run(self, scheduler: Scheduler, build: Callable[[Scheduler], Any]) -> None:
-        run = build(scheduler)
-        for _ in range(self.steps):
-            run.step()
-            if scheduler.violations:
-                raise _StopError
-        scheduler.is_faulty = False
-        run.finish()
-
-
-class _StopError(Exception):
-    pass
 
 
 @dataclass(frozen=True)

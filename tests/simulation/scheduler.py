@@ -15,7 +15,7 @@ import random
 import threading
 import types
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from claimcheck import _opened, _threads
@@ -25,6 +25,7 @@ from claimcheck.transports._common import delegation
 from claimcheck.transports.kafka import _producer as kafka_producer
 from claimcheck.transports.pulsar import _producer, _send
 
+Patch = tuple[Any, str, Any]
 FOREVER = float("inf")
 MOST_EVENTS = 20_000
 DEEPEST = 6  # events inside of calls inside of events
@@ -216,18 +217,13 @@ def _report(loop: Loop, context: dict[str, Any]) -> None:
         loop.scheduler.violated(f"{context['message']}: {error!r}")
 
 
-class _Event:
+class _Event(threading.Event):
     def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler, self._is_set = scheduler, False
+        super().__init__()
+        self._scheduler = scheduler
 
-    def set(self) -> None:
-        self._is_set = True
-
-    def is_set(self) -> bool:
-        return self._is_set
-
-    def wait(self, seconds: float | None = None) -> bool:
-        return self._scheduler.wait(self.is_set, seconds)
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._scheduler.wait(self.is_set, timeout)
 
 
 class _Condition:
@@ -249,36 +245,10 @@ class _Condition:
         return self._scheduler.wait(lambda: self._notified > before, seconds)
 
 
-class _Thread:
-    """Its target runs as an event; the loop of `BoundedProducer` waits in steps, see `_watch_deadlines`."""
-
-    def __init__(self, scheduler: Scheduler, target: Callable[[], object]) -> None:
-        self._scheduler, self._target = scheduler, target
-
-    def start(self) -> None:
-        def run() -> None:
-            _current.append(self)
-            try:
-                self._target()
-            finally:
-                _current.remove(self)
-
-        self._scheduler.later(run)
-
-    def join(self, seconds: float | None = None) -> None:
-        pass
-
-    def is_alive(self) -> bool:
-        return False
-
-
-_current: list[Any] = []
-
-
 def _watch_deadlines(scheduler: Scheduler, bounded: Any) -> None:
     """Do what the thread of a `BoundedProducer` does, as a repeated event."""
     if bounded._thread is None:
-        bounded._thread = _Thread(scheduler, lambda: None)
+        bounded._thread = types.SimpleNamespace(join=lambda: None)
 
         def look() -> None:
             while (ticket := bounded._oldest_open()) is not None and ticket.due <= scheduler.now:
@@ -293,7 +263,20 @@ def _watch_deadlines(scheduler: Scheduler, bounded: Any) -> None:
 
 
 @contextlib.contextmanager
-def scheduled(scheduler: Scheduler) -> Iterator[None]:
+def patched(patches: Sequence[Patch]) -> Iterator[None]:
+    """Replace attributes of modules, classes and functions for a while."""
+    before = [vars(owner).get(name, getattr(owner, name)) for owner, name, _ in patches]
+    for owner, name, replacement in patches:
+        setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        for (owner, name, _), each in zip(patches, before, strict=True):
+            setattr(owner, name, each)
+
+
+@contextlib.contextmanager
+def scheduled(scheduler: Scheduler, clients: Sequence[Patch]) -> Iterator[None]:
     """Let all threads, futures, clocks and uuids of the library be those of a scheduler."""
     future: Any = concurrent.futures.Future
     result, exception = future.result, future.exception
@@ -310,17 +293,16 @@ def scheduled(scheduler: Scheduler) -> Iterator[None]:
         return call
 
     executor, clock = functools.partial(Executor, scheduler), scheduler.clock
-    threads = types.SimpleNamespace(
-        Thread=lambda target, **_: _Thread(scheduler, target), Lock=threading.Lock, Event=lambda: _Event(scheduler),
-        Condition=lambda: _Condition(scheduler), current_thread=lambda: _current[-1] if _current else None,
-    )  # fmt: skip
+    waiting = {"Event": lambda: _Event(scheduler), "Condition": lambda: _Condition(scheduler)}
+    threads = types.SimpleNamespace(**{**vars(threading), **waiting})
     new_uuid = lambda: uuid.UUID(int=scheduler.random.getrandbits(128), version=4)  # noqa: E731
     context: Any = _store_contract.StoreContext
     opened: Any = _opened
     strategies: Any = _strategies
     kafka: Any = kafka_producer
     *defaults, _, _, binds = context.__init__.__defaults__
-    patches: list[tuple[Any, str, Any]] = [
+    patches = [
+        *clients,
         (future, "result", waited(result)),
         (future, "exception", waited(exception)),
         (concurrent.futures, "ThreadPoolExecutor", executor),
@@ -338,14 +320,10 @@ def scheduled(scheduler: Scheduler) -> Iterator[None]:
         (kafka, "InFlightWindow", functools.partial(kafka.InFlightWindow, clock=clock)),
         (_producer, "BoundedProducer", functools.partial(_send.BoundedProducer, clock=clock)),
     ]
-    before = [getattr(owner, name) for owner, name, _ in patches]
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
-    for owner, name, replacement in patches:
-        setattr(owner, name, replacement)
     try:
-        yield
+        with patched(patches):
+            yield
     finally:
-        for (owner, name, _), each in zip(patches, before, strict=True):
-            setattr(owner, name, each)
         logging.disable(level)

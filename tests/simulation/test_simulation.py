@@ -22,7 +22,7 @@ def test_any_schedule(broker, part):
         assert not result.wrong, report(minimized(result))
 
 
-@pytest.mark.parametrize("schedule", ["pulsar-1869"])
+@pytest.mark.parametrize("schedule", ["pulsar-4786"])
 def test_a_schedule_that_failed_once(schedule):
     result = Schedule.parse(schedule).run()
     assert not result.wrong, report(result)
