@@ -341,7 +341,7 @@ def both(pipeline: Pipeline) -> None:
             balance.write(kind, int(number))
             acknowledge()
         if time.monotonic() > told + 1:
-            told = time.monotonic()
+            told, balance.counts["blocks"] = time.monotonic(), sys.getallocatedblocks()
             journal.write("counts", len(balance.open["sent"]), json.dumps(balance.counts).replace(" ", ""))
     journal.write("end", len(balance.open["sent"]), json.dumps(balance.counts).replace(" ", ""))
     close()

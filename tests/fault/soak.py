@@ -3,8 +3,8 @@
     python -m tests.fault.soak --hours 2 --out soak.png
 
 Kafka with Redis and Pulsar with S3, a sender and a receiver in one process each. Every minute a line is cut or a store
-is out of reach for some seconds, which the strategy `hybrid` bridges with chunks; a sweep deletes expired
-payloads. Memory, descriptors, sockets and threads of the process are read every five seconds. SIGTERM ends it early.
+is out of reach for some seconds, which the strategy `hybrid` bridges with chunks; a sweep deletes expired payloads.
+Memory, descriptors, sockets, threads and what Python has allocated are read every five seconds. SIGTERM ends it early.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ QUANTITIES: dict[str, Callable[[int], float]] = {
     "sockets": lambda pid: sum(target.startswith("socket") for target in _targets(pid)),
     "threads": lambda pid: len(os.listdir(f"/proc/{pid}/task")),
 }
+BLOCKS = "Python's memory blocks"
 
 
 def _targets(pid: int) -> list[str]:
@@ -68,13 +69,15 @@ class Soak:
         self._log = (lab.folder / "soak.log").open("wb")
         command = [sys.executable, "-m", "tests.fault.pipeline", "both", str(specification)]
         self.process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
-        self.samples: dict[str, list[float]] = {name: [] for name in QUANTITIES}
+        self.samples: dict[str, list[float]] = {name: [] for name in (*QUANTITIES, BLOCKS)}
 
     def sample(self) -> None:
         if self.process.poll() is not None:
             raise RuntimeError(f"the process has ended:\n{(self.lab.folder / 'soak.log').read_text()[-3000:]}")
         for name, read in QUANTITIES.items():
             self.samples[name].append(read(self.process.pid))
+        with contextlib.suppress(IndexError):  # nothing was told yet
+            self.samples[BLOCKS].append(self.counts()[1]["blocks"])
 
     def disturb(self, rng: random.Random) -> None:
         """Cut a line, or let the store be out of reach; then delete what has expired."""
@@ -122,8 +125,8 @@ def slope(values: list[float]) -> tuple[float, float]:
 
 def draw(soaks: list[Soak], path: Path, hours: float) -> None:
     """One panel for each quantity, one line for each process."""
-    figure, places = pyplot().subplots(len(QUANTITIES), 1, figsize=(9, 9), layout="constrained", sharex=True)
-    for axes, name in zip(places, QUANTITIES, strict=True):
+    figure, places = pyplot().subplots(len(soaks[0].samples), 1, figsize=(9, 10), layout="constrained", sharex=True)
+    for axes, name in zip(places, soaks[0].samples, strict=True):
         for soak, color in zip(soaks, ("#0072b2", "#b85a00"), strict=False):
             values = soak.samples[name]
             growth, width = slope(values)
@@ -131,7 +134,7 @@ def draw(soaks: list[Soak], path: Path, hours: float) -> None:
             axes.plot([at * EVERY_SECONDS / 60 for at in range(len(values))], values, color=color, lw=1, label=label)
         axes.set_ylim(bottom=0)
         axes.set_title(name, loc="left", fontsize=10)
-        axes.legend(loc="lower right", fontsize=8, frameon=False)
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=8, frameon=False, borderpad=0)
     places[-1].set_xlabel("minutes")
     figure.suptitle(f"{hours:g} hours of sending and receiving with a fault every minute", x=0.01, ha="left")
     figure.savefig(path, dpi=150)
