@@ -243,13 +243,15 @@ class Lab:
 
     def _kill(self, role: str) -> None:
         process = self._workers[role]
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
     def _pause(self, pid: int, rng: random.Random) -> None:
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(rng.uniform(0.5, 3))
-        os.kill(pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(rng.uniform(0.5, 3))
+            os.kill(pid, signal.SIGCONT)
 
 
 def _proxy() -> Proxy:
