@@ -150,10 +150,12 @@ async def _once(make: Make, number: int, *, is_slow: bool, is_late: bool) -> tup
 
 async def _left_over() -> list[str]:
     """Return the tasks and threads that still work for somebody."""
-    for _ in range(3):  # callbacks that are due
-        await asyncio.sleep(0)
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    wrong = [f"a task is left: {each.get_coro()}" for each in left]
+
+    def tasks() -> set[asyncio.Task[Any]]:
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    await eventually(lambda: not tasks())  # one may wait for a thread that has still to answer
+    wrong = [f"a task is left: {each.get_coro()}" for each in tasks()]
     if not await eventually(lambda: not io_threads()._running):
         wrong.append("a thread is left")
     return wrong
