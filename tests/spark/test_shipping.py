@@ -78,7 +78,7 @@ def test_py_files(lab, job):
     check(found, place="/claimcheck.zip/claimcheck/")
 
 
-# An archive with an environment into which pip put claimcheck, and secrets
+# An archive with an environment that has claimcheck, and secrets
 
 
 @dataclasses.dataclass(frozen=True)
