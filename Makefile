@@ -79,7 +79,7 @@ faults: $(VENV)/.test
 	$(BIN)/python -m tests.fault.random_faults $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(FAULT_ARGS)
 
 soak: $(VENV)/.bench
-	$(BIN)/python -m tests.fault.soak --hours $(or $(HOURS),2) --out soak.png
+	$(BIN)/python -m tests.fault.soak --hours $(or $(HOURS),2) --out bench-results/soak.png
 
 # Takes some minutes per version. VERSIONS=4.2 runs one, VERSIONS=3.5,4.3 two.
 spark-versions:

@@ -31,7 +31,6 @@ from typing import Any
 from tests import servers
 from tests.fault.pipeline import THRESHOLD_BYTES, Journal, Pipeline
 from tests.fault.proxy import Proxy
-from tests.real import s3_gateway
 from tests.real.process import Server, free_ports, running
 from tests.real.redis_single import answers_ping, redis_command
 
@@ -101,10 +100,10 @@ class Lab:
             "the reader is killed": lambda rng: self._kill(self.reader),
             "the broker is killed": lambda rng: _restart(self.broker, rng),
             "the store is killed": lambda rng: _restart(self.store, rng),
-            "the sender is stopped": lambda rng: self._pause(self._workers["send"].pid, rng),
-            "the reader is stopped": lambda rng: self._pause(self._workers[self.reader].pid, rng),
-            "the broker is stopped": lambda rng: self._pause(self.broker.pid, rng),
-            "the store is stopped": lambda rng: self._pause(self.store.pid, rng),
+            "the sender is stopped": lambda rng: self._pause(self._workers["send"].pid, rng.uniform(0.5, 3)),
+            "the reader is stopped": lambda rng: self._pause(self._workers[self.reader].pid, rng.uniform(0.5, 3)),
+            "the broker is stopped": lambda rng: self._pause(self.broker.pid, rng.uniform(0.5, 3)),
+            "the store is stopped": lambda rng: self._pause(self.store.pid, rng.uniform(0.5, 3)),
             "a line to the broker is cut": lambda rng: _cut(self.broker_line, rng),
             "a line to the store is cut": lambda rng: _cut(self.store_line, rng),
             **self.more_kinds(),
@@ -155,16 +154,14 @@ class Lab:
             self._start(self.reader)
             self._until(lambda: journal.lines("receiving"), journal)
             self._start("send")
-            moment, what = (
-                rng.randrange(1, COUNT - 2),
-                "sending" if "sender" in kind else rng.choice(["sending", "got"]),
-            )
+            moment = rng.randrange(1, COUNT - 2)
+            what = rng.choice(["sending"] if "sender" in kind else ["sending", "got"])
             self._until(lambda: len(journal.lines(what)) >= moment, journal)
             self.kinds[kind](rng)
-            if not self._until(lambda: bool(journal.lines("end")) and _is_done(journal), journal):
+            if not self._until(lambda: _is_done(journal), journal):
                 self._report(journal)
                 self._kill(self.reader)  # is it lost, or does the reader wait for ever?
-                stuck = self._until(lambda: bool(journal.lines("end")) and _is_done(journal), journal)
+                stuck = self._until(lambda: _is_done(journal), journal)
         finally:
             for role in list(self._workers):
                 self._stop(role)
@@ -247,10 +244,12 @@ class Lab:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
-    def _pause(self, pid: int, rng: random.Random) -> None:
+    def _pause(self, pid: int, seconds: float, then: Callable[[], object] = lambda: None) -> None:
+        """Stop a process for a while; it goes on when `then` has returned."""
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.kill(pid, signal.SIGSTOP)
-            time.sleep(rng.uniform(0.5, 3))
+            time.sleep(seconds)
+            then()
             os.kill(pid, signal.SIGCONT)
 
 
@@ -273,15 +272,14 @@ def _cut(line: Proxy, rng: random.Random) -> None:
 
 
 def _is_done(journal: Journal) -> bool:
-    return set(journal.numbers("sent")) <= {*journal.numbers("got"), *journal.numbers("missing")}
+    """Whether everything was sent, and what was reported sent has been received or is missing."""
+    return bool(journal.lines("end")) and set(journal.numbers("sent")) <= set(journal.numbers("got", "missing"))
 
 
-class _Redis:
-    """Redis as the store, with its log on disk."""
+class KafkaLab(Lab):
+    """Kafka and Redis, with its log on disk."""
 
-    store: Server
-    store_line: Proxy
-    stack: contextlib.ExitStack
+    name = "kafka"
 
     def open_store(self) -> Server:
         import redis
@@ -312,16 +310,7 @@ class _Redis:
         self._redis.config_set("maxmemory", 0)
 
     def _expire(self, rng: random.Random) -> None:
-        process = self._workers[self.reader]  # type: ignore[attr-defined]
-        os.kill(process.pid, signal.SIGSTOP)
-        time.sleep(rng.uniform(2.5, 3.5))
-        os.kill(process.pid, signal.SIGCONT)
-
-
-class KafkaLab(_Redis, Lab):
-    """Kafka and Redis."""
-
-    name = "kafka"
+        self._pause(self._workers[self.reader].pid, rng.uniform(2.5, 3.5))
 
     def open_broker(self) -> Server:
         server = self.stack.enter_context(servers.kafka(proxy_port=self.broker_line.port)).server
@@ -364,13 +353,13 @@ class PulsarLab(Lab):
     def open_store(self) -> Server:
         import boto3
 
-        environment = {"ROOT_ACCESS_KEY": servers.ACCESS_KEY, "ROOT_SECRET_KEY": servers.SECRET_KEY}
         os.environ.update(AWS_ACCESS_KEY_ID=servers.ACCESS_KEY, AWS_SECRET_ACCESS_KEY=servers.SECRET_KEY)
-        server = self.stack.enter_context(running(s3_gateway._command, s3_gateway._answers, environment, self._mount))
-        url = f"http://127.0.0.1:{server.port}"
-        self._bucket = boto3.resource("s3", endpoint_url=url, region_name="us-east-1").Bucket(BUCKET)
+        gateway = self.stack.enter_context(servers.s3(prepare=self._mount))
+        assert gateway.server is not None
+        s3 = boto3.resource("s3", endpoint_url=gateway.endpoint_url, region_name=gateway.region)
+        self._bucket = s3.Bucket(BUCKET)
         self._bucket.create()
-        return server
+        return gateway.server
 
     def _mount(self, folder: Path) -> None:
         """Let the server's folder be a small disk of its own, if that is allowed."""
@@ -397,11 +386,7 @@ class PulsarLab(Lab):
 
     def _expire(self, rng: random.Random) -> None:
         """As by a lifecycle rule, while the reader is stopped."""
-        process = self._workers[self.reader]
-        os.kill(process.pid, signal.SIGSTOP)
-        time.sleep(rng.uniform(0.3, 1))
-        self._bucket.objects.all().delete()
-        os.kill(process.pid, signal.SIGCONT)
+        self._pause(self._workers[self.reader].pid, rng.uniform(0.3, 1), self.clear)
 
     def store_config(self) -> dict[str, Any]:
         url = f"http://127.0.0.1:{self.store_line.port}"

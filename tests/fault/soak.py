@@ -145,6 +145,7 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=0.05)
     parser.add_argument("--out", default="soak.png")
     options = parser.parse_args()
+    Path(options.out).parent.mkdir(parents=True, exist_ok=True)
     rng, wrong = random.Random(0), []
     with contextlib.ExitStack() as stack:
         soaks = [Soak(stack.enter_context(lab(name)), 0) for name in ("kafka", "pulsar")]

@@ -18,6 +18,7 @@ import pulsar.asyncio
 from claimcheck._wire.envelope import encode_chunk
 from claimcheck.transports.kafka import _asyncio, _consumer, _producer
 from tests.harness.kafka_callbacks import TOPIC, Scenario, ScriptedClient, Topic
+from tests.simulation.scheduler import patched
 
 # Kafka -----------------------------------------------------------------------------------------------------------
 
@@ -122,14 +123,8 @@ def scripted_kafka() -> Iterator[None]:
         (_producer, "vendor", lambda: client),
         (_asyncio, "native_client", lambda wrapper, kind: wrapper.client),
     ]
-    real = [getattr(module, name) for module, name, _ in modules]
-    for module, name, replacement in modules:
-        setattr(module, name, replacement)
-    try:
+    with patched(modules):
         yield
-    finally:
-        for (module, name, _), each in zip(modules, real, strict=True):
-            setattr(module, name, each)
 
 
 # Pulsar ----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.client
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,15 +36,16 @@ class S3Server:
 
 
 @contextlib.contextmanager
-def s3(*, keep_alive: bool = False) -> Iterator[S3Server]:
+def s3(*, keep_alive: bool = False, prepare: Callable[[Path], None] = lambda folder: None) -> Iterator[S3Server]:
     """Run an S3 gateway over a temporary folder.
 
     Args:
         keep_alive: Whether it keeps connections, as Amazon's does; this one closes them by default.
+        prepare: Fills the server's folder; what it serves is in ``root``.
     """
     environment = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
     environment |= {"VGW_KEEP_ALIVE": "true"} if keep_alive else {}
-    with running(_command, _answers, environment) as server:
+    with running(_command, _answers, environment, prepare) as server:
         yield S3Server(f"http://127.0.0.1:{server.port}", server=server)
 
 
