@@ -308,7 +308,7 @@ class Assembler:
     def _close(self, record: Record, state: Literal["delivered", "broken", "dropped"]) -> None:
         self._discard(record)
         self.forget(record.identity)  # an abort may replace an earlier record
-        record.state, record.numbers, record.declared = state, set(), set()
+        record.state, record.numbers, record.declared = state, _NO_NUMBERS, frozenset()
         self._remember(record)
 
     def _discard(self, record: Record) -> None:
@@ -348,7 +348,7 @@ def _incomplete(record: Record, why: str) -> ClaimCheckError:
     return error_of(incomplete(record.identity.uuid, record.numbers, record.count, why))
 
 
-_NO_PIECES = Pieces()  # of payloads that have ended; never changed
+_NO_PIECES, _NO_NUMBERS = Pieces(), set[int]()  # of payloads that have ended; shared, never changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +366,7 @@ class _AssemblyEvent:
 @dataclass(frozen=True, slots=True)
 class Assembled(_AssemblyEvent):
     content: list[bytes] = field(repr=False)
-    declared: set[tuple[str, str]]
+    declared: frozenset[tuple[str, str]]
 
     @property
     def crc32(self) -> str:

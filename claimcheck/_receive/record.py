@@ -111,7 +111,7 @@ class Record:
     slots: list[Slot] = field(default_factory=list)
     by_position: dict[Position, Slot | None] = field(default_factory=dict)
     first: Slot | None = None
-    declared: set[tuple[str, str]] = field(default_factory=set)
+    declared: frozenset[tuple[str, str]] = frozenset()
     crc32s: array[int] = field(default_factory=lambda: array("I"))  # of the payload up to the end of each chunk
 
     def __repr__(self) -> str:

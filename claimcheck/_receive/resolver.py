@@ -371,7 +371,7 @@ class Resolver:
         return payload, len(payload)
 
     def _decode(
-        self, content: bytes, declared: set[tuple[str, str]], crc32: str, uuid: str, destination: str | None
+        self, content: bytes, declared: frozenset[tuple[str, str]], crc32: str, uuid: str, destination: str | None
     ) -> bytes:
         payload = bytes(self._unpacker.pieces([content], uuid, destination=destination)[0])
         hints.check(

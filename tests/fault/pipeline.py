@@ -9,6 +9,7 @@ SPECIFICATION is a JSON file of a `Pipeline`.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import functools
 import hashlib
@@ -307,6 +308,23 @@ class Balance:
                 self.open[kind].add(number)
 
 
+class _Mallinfo2(ctypes.Structure):
+    """What glibc's malloc tells of itself; see mallinfo(3)."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    )
+
+
+def _allocated_bytes() -> int:
+    """Return what malloc has handed out in all arenas and mappings; without what it keeps and what is fragmented."""
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = _Mallinfo2
+    told = mallinfo2()
+    return int(told.uordblks + told.hblkhd)
+
+
 def both(pipeline: Pipeline) -> None:
     """Send and receive until SIGTERM; write down how many, and how many are on their way, about once a second."""
     journal, balance = Journal(pipeline.journal), Balance()
@@ -341,7 +359,8 @@ def both(pipeline: Pipeline) -> None:
             balance.write(kind, int(number))
             acknowledge()
         if time.monotonic() > told + 1:
-            told, balance.counts["blocks"] = time.monotonic(), sys.getallocatedblocks()
+            told = time.monotonic()
+            balance.counts |= {"blocks": sys.getallocatedblocks(), "malloc": _allocated_bytes()}
             journal.write("counts", len(balance.open["sent"]), json.dumps(balance.counts).replace(" ", ""))
     journal.write("end", len(balance.open["sent"]), json.dumps(balance.counts).replace(" ", ""))
     close()

@@ -4,7 +4,7 @@
 
 Kafka with Redis and Pulsar with S3, a sender and a receiver in one process each. Every minute a line is cut or a store
 is out of reach for some seconds, which the strategy `hybrid` bridges with chunks; a sweep deletes expired payloads.
-Memory, descriptors, sockets, threads and what Python has allocated are read every five seconds. SIGTERM ends it early.
+Memory, descriptors, sockets, threads and what is allocated are read every five seconds. SIGTERM ends it early.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ QUANTITIES: dict[str, Callable[[int], float]] = {
     "sockets": lambda pid: sum(target.startswith("socket") for target in _targets(pid)),
     "threads": lambda pid: len(os.listdir(f"/proc/{pid}/task")),
 }
-BLOCKS = "Python's memory blocks"
+TOLD = {"allocated by malloc (MiB)": ("malloc", 2.0**20), "Python's memory blocks": ("blocks", 1.0)}
+"""What the process tells of itself, and the unit."""
 
 
 def _targets(pid: int) -> list[str]:
@@ -69,7 +70,7 @@ class Soak:
         self._log = (lab.folder / "soak.log").open("wb")
         command = [sys.executable, "-m", "tests.fault.pipeline", "both", str(specification)]
         self.process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
-        self.samples: dict[str, list[float]] = {name: [] for name in (*QUANTITIES, BLOCKS)}
+        self.samples: dict[str, list[float]] = {name: [] for name in (*QUANTITIES, *TOLD)}
 
     def sample(self) -> None:
         if self.process.poll() is not None:
@@ -77,7 +78,9 @@ class Soak:
         for name, read in QUANTITIES.items():
             self.samples[name].append(read(self.process.pid))
         with contextlib.suppress(IndexError):  # nothing was told yet
-            self.samples[BLOCKS].append(self.counts()[1]["blocks"])
+            counts = self.counts()[1]
+            for name, (key, unit) in TOLD.items():
+                self.samples[name].append(counts[key] / unit)
 
     def disturb(self, rng: random.Random) -> None:
         """Cut a line, or let the store be out of reach; then delete what has expired."""
