@@ -163,14 +163,6 @@ def test_calls_wait_for_bytes_and_a_larger_one_is_not_passed_by():
     assert calls.most == 500
 
 
-def test_calls_without_a_size_do_not_wait_for_bytes():
-    calls = Calls(threads=9, max_bytes=100)
-    futures = [calls.submit("huge", 500), calls.submit("none")]
-    assert calls.began("huge", "none")
-    calls.end("huge", "none")
-    assert [future.result(10) for future in futures] == ["huge", "none"]
-
-
 @pytest.mark.parametrize("error", [StoreUnavailableError("down", store="s"), _threads.Interrupted()])
 def test_an_error_is_that_of_the_call_and_frees_its_thread(error):
     def fail():
@@ -202,25 +194,6 @@ class TestTasks:
         yield calls
         calls.end("first")
 
-    def test_many_tasks_move_payloads_in_few_threads(self, monkeypatch):
-        monkeypatch.setattr(_threads, "_io", [IoThreads(3)])
-        rig, threads = Rig(), set()
-        store = rig.cc.store("hot")
-        read = store.read
-        monkeypatch.setattr(store, "read", lambda pointer: (threads.add(threading.get_ident()), read(pointer))[1])
-
-        async def round_trip(n):
-            payload = BIG + str(n).encode()
-            pointer = await store.awrite(payload)
-            assert await store.aread(pointer) == await rig.cc.aresolve(rig.cc.seal(pointer)) == payload
-
-        async def main():
-            await asyncio.gather(*map(round_trip, range(100)))
-
-        asyncio.run(main())
-        assert 1 <= len(threads) <= 3
-        assert rig.stored == 100
-
     def test_reads_count_the_declared_bytes(self, calls, monkeypatch):
         sizes, submit = [], calls.pool.submit
         monkeypatch.setattr(
@@ -237,30 +210,6 @@ class TestTasks:
 
         asyncio.run(main())
         assert sizes == [len(BIG), len(BIG)]
-
-    @pytest.mark.parametrize("cancelled", ["aread", "arollback"])
-    def test_cancelled_before_it_has_a_thread(self, calls, cancelled):
-        """A read is not made at all; a rollback is made nevertheless."""
-        rig = Rig()
-        store = rig.cc.store("hot")
-        pointer, made = store.write(BIG), []
-        for name in ("read", "rollback"):
-            method = getattr(store, name)
-            setattr(store, name, lambda pointer, name=name, method=method: (made.append(name), method(pointer))[1])
-
-        async def main():
-            first = calls.submit("first")
-            task = asyncio.create_task(getattr(store, cancelled)(pointer))
-            await asyncio.sleep(0)  # it waits for the only thread
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            calls.end("first")
-            first.result(10)
-            await store.aread(store.write(BIG))
-
-        asyncio.run(main())
-        assert made == (["read"] if cancelled == "aread" else ["rollback", "read"])
 
 
 # Requests that are sent together: each call has its own result and error ---------------------------------------------
@@ -329,15 +278,6 @@ def test_bytes_that_are_sent_together_are_bounded(pool):
     pool.go()
     assert all(future.result(10) is not None for future in futures[:6])
     assert max(map(len, server.sent)) == 4
-
-
-def test_an_error_of_one_call_is_not_that_of_the_next(pool):
-    server = Server()
-    failing = pool.submit(lambda: server.nothing, pipelined=Pipelined(server.send, b"fails"))
-    [good] = server.submit(pool, b"good")
-    pool.go()
-    assert isinstance(failing.exception(10), AttributeError)
-    assert good.result(10) == b"good"
 
 
 @pytest.mark.parametrize(("is_pipelined", "taken"), [(True, 4), (False, 1)])

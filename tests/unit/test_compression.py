@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import claimcheck
 from claimcheck import MissingDependencyError
-from claimcheck._content.compression import CODECS, Damaged, DecompressingReader, compress, sample_of, shrinks
+from claimcheck._content.compression import CODECS, Damaged, DecompressingReader, compress
 from claimcheck._wire.buffers import PieceReader
 from claimcheck._wire.digest import digest_of
 
@@ -135,37 +135,6 @@ def wide_window(log):
 def test_a_window_that_is_too_wide_is_refused():
     assert read_all(wide_window(23), "zstd", len(JSON)) == (JSON, None)
     assert "memory" in str(read_all(wide_window(24), "zstd", len(JSON))[1])
-
-
-@every_codec
-def test_an_error_of_the_source_is_not_damage(codec):
-    """The store translates it, and a reader may try again."""
-
-    def pieces():
-        yield compressed(JSON, codec)[:100]
-        raise RuntimeError("connection lost")
-
-    reader = DecompressingReader(PieceReader(pieces()), codec=codec, size=len(JSON))
-    with pytest.raises(RuntimeError, match="connection lost"):
-        while reader.readinto(memoryview(bytearray(100))):
-            pass
-
-
-@every_codec
-def test_only_what_shrinks_is_worth_compressing(codec):
-    noise = random.Random(5).randbytes(200_000)
-    assert shrinks(sample_of(JSON), codec=codec, level=None)
-    assert not shrinks(sample_of(noise), codec=codec, level=None)
-    assert not shrinks(sample_of(noise + bytes(10)), codec=codec, level=None)
-
-
-@pytest.mark.parametrize("size", [1, 65_536, 65_537, 1_000_003])
-def test_a_sample_is_small_and_includes_both_ends(size):
-    payload = random.Random(size).randbytes(size)
-    sample = bytes(sample_of(memoryview(payload)))
-    assert len(sample) == min(size, 65_536)
-    assert sample[0] == payload[0]
-    assert sample[-1] == payload[-1]
 
 
 @every_codec

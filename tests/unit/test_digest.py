@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import claimcheck
-from claimcheck import Failed, MissingDependencyError, Resolved
+from claimcheck import Failed, MissingDependencyError
 from claimcheck._content.source import Source
 from claimcheck._store.contract import StoreContext
 from claimcheck._wire import checksum
@@ -98,15 +98,6 @@ def test_a_digest_in_a_thread_keeps_no_memory_and_no_thread():
         assert not lasting_threads()
 
 
-def test_a_digest_that_is_forgotten_ends_its_thread():
-    digest = digests.begin("sha256", size=None)
-    digest.update(LARGE)
-    (thread,) = digest_threads()
-    del digest
-    thread.join(10)
-    assert not thread.is_alive()
-
-
 def test_an_error_in_the_thread_is_raised_and_waits_for_nothing():
     piece, digest = memoryview(LARGE), digests.begin("sha256", size=None)
     piece.release()  # which memoryview.nbytes would notice in this thread
@@ -121,27 +112,6 @@ def test_an_error_in_the_thread_is_raised_and_waits_for_nothing():
     digest.close()
 
 
-def test_where_no_thread_can_start_the_digest_is_the_same(monkeypatch):
-    def refuse(self):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    digest = digests.begin("sha256", size=None)
-    digest.update(LARGE)
-    digest.update(b"more")
-    assert digest.text() == expected("sha256", LARGE + b"more")
-
-
-@pytest.mark.parametrize("payload", [b"", b"123456789", LARGE])
-@pytest.mark.parametrize("kind", [bytearray, io.BytesIO])
-@every_algorithm
-def test_a_source_digests_what_it_hands_out(algorithm, kind, payload):
-    for take in (lambda source: source.take_all(), lambda source: b"".join(source.pieces(100_000))):
-        source = Source(kind(payload), limit=1 << 30, checksum=algorithm)
-        assert bytes(take(source)) == payload
-        assert source.checksum == expected(algorithm, payload)
-
-
 @pytest.mark.parametrize("kind", [bytes, io.BytesIO])
 @every_algorithm
 def test_a_source_takes_checksums_from_whoever_sends_its_pieces_if_they_make_its_own(algorithm, kind):
@@ -154,14 +124,6 @@ def test_a_source_takes_checksums_from_whoever_sends_its_pieces_if_they_make_its
     for piece in pieces:
         source.add_checksum(zlib.crc32(piece), len(piece))
     assert source.checksum == expected(algorithm, LARGE)
-
-
-def test_without_xxhash_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "xxhash", None)
-    store = MemoryStore(space="digest")
-    store.context = StoreContext(checksum="xxh3-128")
-    with pytest.raises(MissingDependencyError, match=r"claimcheck-messaging\[fast\]"):
-        store.write(b"payload")
 
 
 # Configuration -------------------------------------------------------------------------------------------------
@@ -259,14 +221,6 @@ def outcomes_of(algorithm, claim=None):
             outcomes += resolver.feed("orders-0", position, envelope.data, headers=headers, key=b"k")
             out.sent(position)
     return headers, outcomes
-
-
-@every_algorithm
-def test_the_last_chunk_declares_the_digest_of_the_whole(algorithm):
-    headers, (outcome,) = outcomes_of(algorithm)
-    assert headers["claimcheck-checksum"] == expected(algorithm, LARGE[:10_000])
-    assert isinstance(outcome, Resolved)
-    assert outcome.payload == LARGE[:10_000]
 
 
 @every_algorithm

@@ -456,14 +456,6 @@ class TestOptions:
 
         assert "hunter2" not in str(caught.value)
 
-    @pytest.mark.parametrize("url", ["gs://b/p", "az://c/p"])
-    def test_other_vendors_are_made(self, url, monkeypatch):
-        """As far as that goes without them: the engine takes what it is given."""
-        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
-        store = ObstoreStore(url=url, endpoint_url="http://127.0.0.1:1")
-
-        assert store._objects() is store._objects()
-
     def test_an_endpoint_needs_a_server(self):
         with pytest.raises(ConfigError, match="endpoint_url"):
             ObstoreStore(url="memory:///", endpoint_url="http://localhost:7070")

@@ -485,12 +485,6 @@ class TestWritingSmall(Small):
         assert set(deleted) == set(medium.values) - before - kept
         assert len(deleted) == 1
 
-    def test_one_that_its_store_would_not_read_is_not_sent(self, each, store, server):
-        store.max_key_bytes = 20
-
-        assert {type(error) for error in each(store, "write", SMALL[:2])} == {StoreError}
-        assert server.asked == []
-
     def test_large_ones_and_files_go_alone(self, pool, store):
         payloads = [b"0" * (1 << 20), SMALL[0], io.BytesIO(SMALL[1])]
         found = together(pool, *map(store.awrite, payloads))

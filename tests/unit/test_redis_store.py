@@ -4,7 +4,6 @@ import contextlib
 import logging
 import ssl
 import struct
-import sys
 import uuid
 from dataclasses import replace
 
@@ -16,7 +15,6 @@ from claimcheck._wire.pointer import decode, encode
 from claimcheck.errors import (
     ConfigError,
     IntegrityError,
-    MissingDependencyError,
     PayloadNotFoundError,
     PayloadTooLargeError,
     PointerRejectedError,
@@ -105,18 +103,6 @@ class TestPublishedForm:
         with pytest.raises(error, match=text):
             store.read(pointer)
 
-    def test_is_read_in_a_few_round_trips(self, open_store, server):
-        for i in range(2500):
-            server.set(f"{KEY_V1}-{i}", b"%04d" % i)
-        store, pointer = open_store(), decode(b"\x01" + struct.pack(">i", 2500) + KEY_V1.encode())
-        store.read(store.write(b"so that a connection is there"))
-        trips = []
-
-        with round_trips(store, trips):
-            assert store.read(pointer) == b"".join(b"%04d" % i for i in range(2500))
-
-        assert len(trips) == 6
-
     @pytest.mark.parametrize("sizes", [[11], [4, 4, 4], [4] * 1500])
     def test_over_the_limit_is_not_transferred(self, open_store, server, sizes):
         for i, size in enumerate(sizes):
@@ -145,9 +131,6 @@ class TestPublishedForm:
             store.write(bytes(100_001))
         assert server.keys() == []
 
-    def test_is_always_read_by_who_writes_it(self, open_store):
-        assert open_store(v1_pointers=False, pointer_version=1).reads_v1
-
 
 class TestKeys:
     def test_lie_below_the_prefix_in_one_cluster_slot(self, open_store, server):
@@ -164,23 +147,8 @@ class TestKeys:
 
         assert {server.execute_command("PEXPIRETIME", key) for key in server.scan_iter()} == {pointer.expires_ms}
 
-    def test_live_for_ever_where_that_is_wanted(self, open_store, server):
-        pointer = open_store(ttl_seconds=None).write(b"payload")
-
-        assert pointer.expires_ms is None
-        assert server.ttl(server.keys()[0]) == -1
-
 
 class TestCommands:
-    def test_delete_in_small_batches(self, open_store, monkeypatch):
-        sent, unlink = [], redis.Redis.unlink
-        monkeypatch.setattr(redis.Redis, "unlink", lambda s, *keys: sent.append(len(keys)) or unlink(s, *keys))
-        store = open_store()
-
-        store.rollback(store.write(bytes(200)))
-
-        assert sent == [16, 4]
-
     def test_carry_big_values_by_reference(self, open_store):
         value = memoryview(bytes(1 << 20))
 
@@ -281,14 +249,6 @@ class TestUndo:
     def test_is_left_out_where_the_server_is_not_there(self, deleted, size):
         with pytest.raises(StoreUnavailableError) as caught:
             RedisStore(url="redis://127.0.0.1:1/0").write(bytes(size))
-
-        assert deleted == getattr(caught.value, "__notes__", []) == []
-
-    def test_is_left_out_without_a_driver(self, deleted, monkeypatch):
-        monkeypatch.setitem(sys.modules, "redis", None)
-
-        with pytest.raises(MissingDependencyError) as caught:
-            RedisStore(url="redis://127.0.0.1:1/0").write(b"payload")
 
         assert deleted == getattr(caught.value, "__notes__", []) == []
 

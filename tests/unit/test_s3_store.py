@@ -5,10 +5,8 @@ tests/unit/test_object_stores.py has what both engines promise.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
-import socket
 import threading
 import uuid
 import zlib
@@ -102,16 +100,6 @@ class TestOneRequest:
         store.write(payload)
 
         assert seen[0] is payload
-
-    def test_goes_over_the_line_in_large_pieces(self):
-        assert [len(piece) for piece in ViewFile(memoryview(bytes(9 * MIB))).pieces()] == [4 * MIB, 4 * MIB, MIB]
-
-    def test_is_sent_again_from_its_beginning_by_the_sdk(self, server, store):
-        server.answers += [Answer(), Answer(503, "SlowDown")]
-
-        store.write(PAYLOAD)
-
-        assert [request.body == PAYLOAD for request in server.requests] == [True] * 3
 
     def test_is_verified_by_the_server(self, server, store, monkeypatch):
         monkeypatch.setattr("claimcheck.stores.s3._client.checksum.crc32", lambda piece, before=0: 4711)
@@ -218,10 +206,6 @@ def test_the_client_is_made_anew_in_a_forked_process(store, monkeypatch):
     assert store._s3() is not first
 
 
-def test_an_empty_endpoint_from_the_environment_is_none():
-    assert S3Store(bucket="b", endpoint_url="")._place["endpoint_url"] is None
-
-
 # Reading -------------------------------------------------------------------------------------------------------------
 
 
@@ -275,18 +259,6 @@ class TestReading:
 
         assert server.connections == 3, "the writer's, which the first one takes, and a new one each time"
 
-    def test_it_stays_open_as_long_as_it_is_read(self, store, pointer, direct):
-        """The vendor closes what nobody refers to any more."""
-        reader = store._open(pointer, 0, pointer.size)
-        room = memoryview(bytearray(len(PAYLOAD)))
-        done = 0
-        while done < len(PAYLOAD):
-            done += reader.readinto(room[done : done + 100_000])
-        reader.close()
-        reader.close()
-
-        assert room == PAYLOAD
-
     @pytest.mark.parametrize(
         ("start", "length", "asked"),
         [
@@ -325,42 +297,6 @@ class TestTornLines:
             store.read(pointer)
 
         assert store.read(pointer) == PAYLOAD
-
-    def test_also_where_they_break_instead_of_ending(self, store, pointer, direct, monkeypatch):
-        reader = store._open(pointer, 0, pointer.size)
-        monkeypatch.setattr(socket.SocketIO, "readinto", lambda *_: (_ for _ in ()).throw(ConnectionResetError()))
-        with pytest.raises(Exception) as caught:
-            reader.readinto(memoryview(bytearray(MIB)))
-        reader.close()
-
-        assert store._translate(caught.value) is StoreUnavailableError
-
-    @pytest.mark.parametrize("headers", [b"Content-Le", b"Content-Length: 31"])
-    def test_amid_the_headers(self, open_store, pointer, headers):
-        """A number that was cut is not taken for the size of what is stored."""
-        with cutting_server(b"HTTP/1.1 200 OK\r\n" + headers) as url, pytest.raises(StoreUnavailableError):
-            open_store(endpoint_url=url).read(pointer)
-
-
-@contextlib.contextmanager
-def cutting_server(words):
-    """Says the same to everybody and hangs up."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def run():
-        while True:
-            line, _ = listener.accept()
-            with line:
-                if not line.recv(65536):
-                    return
-                line.sendall(words)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    socket.create_connection(listener.getsockname()).close()
-    thread.join()
-    listener.close()
 
 
 class TestSideBySide:

@@ -183,22 +183,6 @@ def test_a_range_opens_only_its_segments(start, stop, opened):
     assert stored.opened == opened
 
 
-def test_a_range_must_be_within_the_payload():
-    for start, stop in ((-1, 5), (6, 5), (0, 11), (11, 11)):
-        with pytest.raises(ValueError, match="not within a payload of 10 bytes"):
-            DecryptingReader(Ciphertext(b""), size=66, key=KEY, associated_data=b"", start=start, stop=stop)
-
-
-def test_another_key_or_other_associated_data_reads_nothing():
-    stored = sealed(1000, b"store, key, destination")
-    for other in (
-        {"associated_data": b"store, key"},
-        {"key": bytes(32), "associated_data": b"store, key, destination"},
-    ):
-        with pytest.raises(Forged):
-            read(Ciphertext(stored), len(stored), **other)
-
-
 @pytest.mark.parametrize("buffer_bytes", [SEGMENT, 10_000])
 def test_no_plaintext_of_a_forged_segment_is_in_the_callers_buffer(buffer_bytes):
     ciphertext = bytearray(sealed(100_000))
@@ -218,20 +202,3 @@ def test_bytes_after_the_end_are_found_where_the_store_does_not_know_sizes(size)
 
     with pytest.raises(Forged, match="more than"):
         read(lambda start, _: PieceReader([stored], start=start), len(stored) - 1)
-
-
-def test_the_errors_of_the_store_are_not_changed():
-    class Broken:
-        def readinto(self, buffer):
-            raise ConnectionResetError
-
-        def close(self):
-            pass
-
-    with pytest.raises(ConnectionResetError):
-        read(lambda start, stop: Broken(), 100)
-
-
-def test_a_key_must_have_32_bytes():
-    with pytest.raises(ValueError, match="32 bytes, not 16"):
-        list(encrypt([b"x"], key=bytes(16), associated_data=b""))
