@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
-import importlib.util
 import io
 import json
 import os
@@ -15,6 +15,7 @@ import pytest
 
 import claimcheck
 from claimcheck._content.coder import Encoding, Stream
+from claimcheck._content.data_keys import LocalKeys
 from claimcheck._content.header import AEAD, ContentHeader, Damaged, read_header
 from claimcheck._content.source import Source
 from claimcheck._wire.buffers import PieceReader
@@ -28,9 +29,9 @@ from claimcheck.errors import (
     PointerRejectedError,
     StoreUnavailableError,
 )
+from claimcheck.testing._store_kit import Unseekable
 from claimcheck.transports._common.dispatch import dispatch
-from tests import tink_oracle
-from tests.conftest import IN_CI
+from tests import content_oracle as tink
 from tests.content_oracle import DATA_KEY, HEADER, KEY, PAYLOAD, UUID, VECTORS, SameKey, canonical, keyed_checksum
 
 pytest.importorskip("cryptography")
@@ -61,12 +62,9 @@ def cc():
 # Golden vectors ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_keyed", [False, True])
-@pytest.mark.parametrize("name", [name for name in GOLDEN if name.startswith("object")])
-def test_reads_the_golden_objects(cc, name, is_keyed):
-    store, content = cc.store("s"), GOLDEN[name]
-    store._payloads["golden"] = content
-    pointer = Pointer(
+def golden_pointer(store, name):
+    store._payloads["golden"] = content = GOLDEN[name]
+    return Pointer(
         key="golden",
         store="s",
         size=len(PAYLOAD),
@@ -74,14 +72,20 @@ def test_reads_the_golden_objects(cc, name, is_keyed):
         destination="Straße",
         encryption="AES256_GCM_HKDF_1MB",
         codec="zstd" if "compressed" in name else None,
-        checksum=keyed_checksum(content) if is_keyed else AEAD + uuid.UUID(UUID).hex,
+        checksum=AEAD + uuid.UUID(UUID).hex,
     )
-    if "compressed" in name:
-        pytest.importorskip("zstandard")
-    assert store.read(pointer) == PAYLOAD
-    assert store.read_range(pointer, 100, 7) == PAYLOAD[100:107]
-    with pytest.raises(IntegrityError):
-        store.read(replace(pointer, checksum=(pointer.checksum or "")[:-1] + "!"))
+
+
+@pytest.mark.parametrize("name", [name for name in GOLDEN if name.startswith("object")])
+def test_reads_the_golden_objects(cc, name):
+    pytest.importorskip("zstandard")
+    store = cc.store("s")
+    pointer = golden_pointer(store, name)
+    for each in (pointer, replace(pointer, checksum=keyed_checksum(GOLDEN[name]))):
+        assert store.read(each) == PAYLOAD
+        assert store.read_range(each, 100, 7) == PAYLOAD[100:107]
+        with pytest.raises(IntegrityError):
+            store.read(replace(each, checksum=(each.checksum or "")[:-1] + "!"))
 
 
 @pytest.mark.parametrize("name", [name for name in GOLDEN if name.startswith("message")])
@@ -122,17 +126,14 @@ def test_writes_the_golden_bytes(name, monkeypatch):
 
 def test_what_releases_before_0_2_encrypted_is_refused_with_the_reason(cc):
     """Its data keys are bound to no topic."""
-    content = GOLDEN["written by 0.1"]
     store = cc.store("s")
-    store._payloads["golden"] = content
-    pointer = Pointer(
-        key="golden", store="s", size=len(PAYLOAD), stored_bytes=len(content), destination="Straße",
-        encryption="AES256_GCM_HKDF_1MB", checksum=AEAD + uuid.UUID(UUID).hex,
-    )  # fmt: skip
-    with pytest.raises(IntegrityError, match="before claimcheck 0.2, which this version does not read"):
-        store.read(pointer)
-    with pytest.raises(IntegrityError, match="before claimcheck 0.2, which this version does not read"):
-        cc.resolve(ENCODED + content, destination="Straße")
+    pointer = golden_pointer(store, "written by 0.1")
+    for read in (
+        lambda: store.read(pointer),
+        lambda: cc.resolve(ENCODED + GOLDEN["written by 0.1"], destination="Straße"),
+    ):
+        with pytest.raises(IntegrityError, match="before claimcheck 0.2, which this version does not read"):
+            read()
 
 
 @pytest.mark.parametrize(
@@ -211,40 +212,22 @@ def test_no_message_is_made_that_no_reader_can_decrypt():
         cc.offload(payload="value")
 
 
-class Service:
-    """A key service that can be down."""
-
-    down = False
-
-    def __init__(self, *, keys):
-        pass
-
-    def wrap(self, data_key, *, key_id, context):
-        return data_key
-
-    def unwrap(self, wrapped, *, key_id, context):
-        if self.down:
-            raise ConnectionError("down")
-        return wrapped
-
-    def describe(self):
-        return {}
-
-
 def test_a_message_is_decrypted_when_its_key_service_is_back(monkeypatch):
-    encryption = {"key_id": "k1", "keys": {"k1": "x"}, "inline": True, "provider": f"{__name__}:Service"}
-    with (
-        opened(threshold_bytes=5000, encryption=encryption) as writer,
-        writer.outbound(b"small", destination="o") as out,
-    ):
+    encryption = {"key_id": "k1", "keys": KEYS, "inline": True}
+    with opened(threshold_bytes=5000, encryption=encryption) as cc, cc.outbound(b"small", destination="o") as out:
         (envelope,) = out.envelopes
+    assert b"small" not in envelope.data
     with opened(encryption=encryption) as reader:
-        monkeypatch.setattr(Service, "down", True)
         content = dispatch(reader, envelope.data, dict, destination="o")
-        with pytest.raises(StoreUnavailableError):
-            content.get()
-        monkeypatch.setattr(Service, "down", False)
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalKeys, "unwrap", down)
+            with pytest.raises(StoreUnavailableError):
+                content.get()
         assert content.get() == b"small"
+
+
+def down(*_, **__):
+    raise ConnectionError("down")
 
 
 @pytest.mark.parametrize("section", ["limits", "chunking"])
@@ -284,7 +267,7 @@ def test_nothing_shows_a_key_or_the_payload(cc):
             pickle.dumps(each)
 
 
-@pytest.mark.skipif(not IN_CI and importlib.util.find_spec("tink") is None, reason="tink is not installed")
+@tink.needs_tink
 def test_tink_reads_a_stored_object_as_the_guide_describes(cc):
     payload, store = os.urandom(2_500_000), cc.store("s")
     content = store._payloads[store.write(payload, destination="Straße/orders").key]
@@ -294,8 +277,114 @@ def test_tink_reads_a_stored_object_as_the_guide_describes(cc):
     wrapped, key_id = base64.b64decode(header.pop("key")), header.pop("key_id")
     bound = {"claimcheck": "2", "destination": header["destination"], "store": header["store"]}
     context = canonical({"context": bound, "key_id": key_id})
-    data_key = tink_oracle.aead(KEY).decrypt(wrapped, context)
+    data_key = tink.aead(KEY).decrypt(wrapped, context)
 
     assert content[:4] == b"CCE2"
     associated_data = b"CCE2" + canonical(header)
-    assert tink_oracle.decrypt(content[end:], key=data_key, associated_data=associated_data) == payload
+    assert tink.decrypt(content[end:], key=data_key, associated_data=associated_data) == payload
+
+
+# Behind signed pointers: who has only the encryption key cannot replace it -----------------------------------------
+
+SIGNING = {"key_id": "s1", "keys": {"s1": "a secret of the writers"}}
+LARGE = (4 << 20) + 1  # of several segments, and hashed in a thread
+
+
+@pytest.fixture
+def signed(tmp_path):
+    """A function that opens a configuration with keys of both kinds, on one folder."""
+    disk = {"type": "filesystem", "path": str(tmp_path), "ttl_seconds": 1000}
+
+    def opened(**options):
+        encryption = {"key_id": "k1", "keys": KEYS, **options.pop("encryption", {})}
+        config = {"strategy": "external", "stores": {"s": disk}, "encryption": encryption, "signing": SIGNING}
+        return claimcheck.from_dict({name: part for name, part in (config | options).items() if part})
+
+    return opened
+
+
+def forge(store, pointer, payload, *, with_own_key):
+    """Replace what is stored by another payload, encrypted as a writer would do it; returns the header."""
+    stored = replace(pointer, size=pointer.stored_bytes, stored_bytes=None, codec=None, encryption=None)
+    keys = store.context.content.keys
+    found, _ = read_header(store._open(stored, 0, stored.size))
+    own = SameKey(keys.open(found.key_id, found.wrapped_key, found.key_context), found)
+    forged = Encoding(found.destination, keys=own if with_own_key else keys).encode(
+        Source(payload, limit=len(payload)),
+        unique=uuid.UUID(found.id),
+        store=found.store,
+        stored_as=found.stored_as,
+    )
+    store._write(stored, forged)
+    return found
+
+
+def to_the_end(file):
+    with file:
+        return b"".join(iter(lambda: file.read(100_000), b""))
+
+
+def after_a_seek(file):
+    with file:
+        file.seek(-10, io.SEEK_END)
+        return file.read()
+
+
+@pytest.mark.parametrize(("size", "with_own_key"), [(5000, False), (LARGE, True)])
+def test_content_of_a_forger_is_refused(signed, size, with_own_key):
+    """The forger has the key of the encryption, and may write to the store."""
+    cc, forged = signed(), bytes(size)
+    store = cc.store("s")
+    pointer = store.write(os.urandom(size), destination="orders")
+    message = cc.seal(pointer)
+    found = forge(signed(signing=None).store("s"), pointer, forged, with_own_key=with_own_key)
+
+    assert store.read(replace(pointer, checksum=f"aead:{found.id}")) == forged  # nothing else refuses it
+    for read in (
+        lambda: cc.resolve(message, destination="orders"),
+        lambda: asyncio.run(cc.aresolve(message, destination="orders")),
+        lambda: to_the_end(cc.open(message, destination="orders")),
+        lambda: after_a_seek(cc.open(message, destination="orders")),
+        lambda: store.read(pointer),
+        lambda: store.read_into(pointer, bytearray(size)),
+        lambda: asyncio.run(store.aread(pointer)),
+        lambda: store.copy(pointer, to=store),
+    ):
+        with pytest.raises(IntegrityError, match="the checksum of .* differs from its pointer"):
+            read()
+
+
+@pytest.mark.parametrize(("size", "codec"), [(0, None), (1, "zstd"), ((1 << 20) + 1, None), ((1 << 20) + 1, "zstd")])
+def test_what_is_signed_and_encrypted_is_read_and_copied(signed, size, codec):
+    pytest.importorskip("zstandard")
+    cc = signed(**({"compression": {"codec": codec, "min_bytes": 1}} if codec else {}))
+    store, payload = cc.store("s"), b"ab" * (size // 2) + b"c" * (size % 2)
+    checksums = set()
+    for source in (payload, io.BytesIO(payload), Unseekable(io.BytesIO(payload))):
+        pointer = store.write(source, destination="orders")
+        checksums.add(pointer.checksum)
+        for each in (pointer, store.copy(pointer, to=store)):
+            assert signed().resolve(cc.seal(each), destination="orders") == payload
+            assert store.read_range(each, size // 2, 9) == payload[size // 2 :][:9]
+            with store.open(each) as file:
+                file.seek(size // 3)
+                assert file.read() == payload[size // 3 :]
+    assert len(checksums) == 3, "a checksum tells nothing about the payload"
+    assert all(each.startswith("hmac-sha256:") for each in checksums)
+
+
+def test_who_does_not_sign_with_sha256_binds_nothing(signed):
+    only_reads = {"keys": SIGNING["keys"], "require": False}
+    for options in ({"signing": None}, {"signing": only_reads}, {"checksum": "crc32"}):
+        pointer = signed(**options).store("s").write(b"x" * 5000, destination="orders")
+        assert str(pointer.checksum).startswith("aead:")
+        assert signed().store("s").read(pointer) == b"x" * 5000
+
+
+def test_a_keyed_checksum_of_what_is_not_encrypted_is_refused(signed):
+    store = signed(encryption={"require": False}).store("s")
+    pointer = store.write(b"x" * 5000, destination="orders")
+    for changed in ({"stored_bytes": None}, {"codec": "zstd"}):
+        with pytest.raises(PointerRejectedError) as caught:
+            store.read(replace(pointer, encryption=None, **changed))
+        assert caught.value.reason == "feature"

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import base64
 import copy
-import importlib.util
 import json
 import pickle
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -19,23 +15,20 @@ from claimcheck._content.data_keys import DataKeys, KeyProvider, LocalKeys
 from claimcheck._validation import Problems
 from claimcheck.config import EncryptionConfig
 from claimcheck.errors import ConfigError, IntegrityError, StoreUnavailableError
-from tests import tink_oracle
+from tests import content_oracle as tink
 from tests.clocks import Clock
-from tests.conftest import IN_CI
+from tests.unit.tiny_s3 import Answer, TinyS3
 
 K1, K2 = (base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2))
 
 
-VECTOR = json.loads(tink_oracle.VECTORS.read_text())["data_key"]
+VECTOR = json.loads(tink.STREAMS.read_text())["data_key"]
 
 
 HERE = f"{__name__}:Service"
 
 
 CONTEXT = {"claimcheck": "1"}
-
-
-needs_tink = pytest.mark.skipif(not IN_CI and importlib.util.find_spec("tink") is None, reason="tink is not installed")
 
 
 class Service:
@@ -99,19 +92,19 @@ def test_a_wrapped_key_opens_in_another_process_with_the_same_key():
 
 
 def test_a_wrapped_key_is_in_the_format_of_tink():
-    keys = LocalKeys(keys={"k1": base64.b64encode(tink_oracle.KEY).decode()})
+    keys = LocalKeys(keys={"k1": base64.b64encode(tink.DATA_KEY).decode()})
 
     key = keys.unwrap(bytes.fromhex(VECTOR["wrapped"]), key_id="k1", context=CONTEXT)
 
     assert key.hex() == VECTOR["data_key"]
 
 
-@needs_tink
+@tink.needs_tink
 def test_tink_unwraps_our_keys():
     made = local().new(CONTEXT)
     associated_data = VECTOR["associated_data"].encode()
 
-    assert tink_oracle.aead(base64.b64decode(K1)).decrypt(made.wrapped, associated_data) == made.key
+    assert tink.aead(base64.b64decode(K1)).decrypt(made.wrapped, associated_data) == made.key
 
 
 def test_no_changed_byte_of_a_wrapped_key_is_accepted():
@@ -378,61 +371,25 @@ def test_keys_by_alias_and_arn_wrap_and_unwrap(kms, moto_url):
         provider(moto_url, **keys).open("k1", foreign, KMS_CONTEXT)
 
 
-class _Answer:
-    code, status = "", 400
-
-
-@pytest.fixture
-def failing_kms() -> Iterator[tuple[str, type[_Answer]]]:
-    """A service that answers every request with one error, in the real one's format."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            body = json.dumps({"__type": _Answer.code, "message": "no"}).encode()
-            self.send_response(_Answer.status)
-            self.send_header("Content-Type", "application/x-amz-json-1.1")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", _Answer
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
 @pytest.mark.parametrize(
     ("code", "when_writing", "when_reading"),
     [
         ("AccessDeniedException", ConfigError, ConfigError),
+        ("NotFoundException", ConfigError, IntegrityError),
         ("KMSInvalidStateException", ConfigError, IntegrityError),
         ("InvalidCiphertextException", ConfigError, IntegrityError),
+        pytest.param("ThrottlingException", StoreUnavailableError, StoreUnavailableError, marks=pytest.mark.slow),
     ],
 )
-def test_answers_of_the_service_are_errors_of_claimcheck(failing_kms, code, when_writing, when_reading):
-    url, answer = failing_kms
-    answer.code = code
-    keys = provider(url, k1="alias/one")
-
-    with pytest.raises(when_writing, match=code):
-        keys.new(KMS_CONTEXT)
-    with pytest.raises(when_reading, match=code):
-        keys.open("k1", b"wrapped", KMS_CONTEXT)
-
-
-@pytest.mark.slow  # the SDK waits before its own retries
-def test_a_throttled_call_is_worth_another_try(failing_kms):
-    url, answer = failing_kms
-    answer.code = "ThrottlingException"
-    with pytest.raises(StoreUnavailableError, match="Throttling"):
-        provider(url, k1="alias/one").open("k1", b"wrapped", KMS_CONTEXT)
+def test_answers_of_the_service_are_errors_of_claimcheck(code, when_writing, when_reading):
+    """The SDK repeats a throttled call, and waits before that."""
+    with TinyS3() as server:
+        server.answers = [Answer(400, body=json.dumps({"__type": code, "message": "no"}).encode())] * 50
+        keys = provider(server.url, k1="alias/one")
+        with pytest.raises(when_writing, match=code):
+            keys.new(KMS_CONTEXT)
+        with pytest.raises(when_reading, match=code):
+            keys.open("k1", b"wrapped", KMS_CONTEXT)
 
 
 def test_a_service_that_cannot_be_reached_is_worth_another_try():

@@ -1,6 +1,6 @@
 """The ciphertexts are Tink's, ranges read only what they need, forged ones give an error, and memory is bounded.
 
-A hostile store that changes ciphertexts: see `tests/property/test_hostile_property.py`.
+A hostile store that changes ciphertexts, keys and associated data: see `tests/property/test_hostile_property.py`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib.util
 import io
 import json
 import tracemalloc
@@ -27,15 +26,12 @@ from claimcheck._content.encryption import (
     plaintext_bytes,
 )
 from claimcheck._wire.buffers import PieceReader
-from tests import tink_oracle
-from tests.conftest import IN_CI
+from tests import content_oracle as tink
+from tests.content_oracle import DATA_KEY, plaintext
 from tests.hypothesis_examples import examples
-from tests.tink_oracle import KEY, SIZES, plaintext
 
 SEGMENT = 1 << 20
 LARGE = 3_500_000
-VECTORS = json.loads(tink_oracle.VECTORS.read_text())
-needs_tink = pytest.mark.skipif(not IN_CI and importlib.util.find_spec("tink") is None, reason="tink is not installed")
 
 
 class Ciphertext:
@@ -44,28 +40,21 @@ class Ciphertext:
     def __init__(self, stored: bytes) -> None:
         self.stored = stored
         self.opened: list[tuple[int, int]] = []
-        self.open_files = 0
+        self.files: list[io.BytesIO] = []
 
     def __call__(self, start: int, stop: int) -> io.BytesIO:
         self.opened.append((start, stop))
-        self.open_files += 1
-        outer = self
-
-        class File(io.BytesIO):
-            def close(self) -> None:
-                outer.open_files -= not self.closed
-                super().close()
-
-        return File(self.stored[start:stop])
+        self.files.append(io.BytesIO(self.stored[start:stop]))
+        return self.files[-1]
 
 
 @functools.cache
 def sealed(size: int, associated_data: bytes = b"") -> bytes:
-    return b"".join(encrypt([plaintext(size)], key=KEY, associated_data=associated_data))
+    return b"".join(encrypt([plaintext(size)], key=DATA_KEY, associated_data=associated_data))
 
 
-def read(source, size, *, buffer_bytes=100_000, key=KEY, associated_data=b"", **range_) -> bytes:
-    reader = DecryptingReader(source, size=size, key=key, associated_data=associated_data, **range_)
+def read(source, size, *, buffer_bytes=100_000, associated_data=b"", **range_) -> bytes:
+    reader = DecryptingReader(source, size=size, key=DATA_KEY, associated_data=associated_data, **range_)
     whole, buffer = bytearray(), memoryview(bytearray(buffer_bytes))
     while count := reader.readinto(buffer):
         whole += buffer[:count]
@@ -73,38 +62,38 @@ def read(source, size, *, buffer_bytes=100_000, key=KEY, associated_data=b"", **
     return bytes(whole)
 
 
-@pytest.mark.parametrize("vector", VECTORS["streams"], ids=lambda vector: str(vector["plaintext_bytes"]))
+STREAMS = json.loads(tink.STREAMS.read_text())["streams"]
+
+
+@pytest.mark.parametrize("vector", STREAMS, ids=lambda vector: str(vector["plaintext_bytes"]))
 def test_ciphertexts_are_those_of_tink(vector, monkeypatch):
     plain, associated_data = plaintext(vector["plaintext_bytes"]), vector["associated_data"].encode()
     header = bytes.fromhex(vector["stream_header"])
 
     monkeypatch.setattr("os.urandom", lambda size: header[1 : 1 + size])
-    ciphertext = b"".join(encrypt([plain], key=KEY, associated_data=associated_data))
+    ciphertext = b"".join(encrypt([plain], key=DATA_KEY, associated_data=associated_data))
 
     assert hashlib.sha256(ciphertext).hexdigest() == vector["ciphertext_sha256"]
     assert ciphertext_bytes(len(plain)) == vector["ciphertext_bytes"] == len(ciphertext)
     assert read(Ciphertext(ciphertext), len(ciphertext), associated_data=associated_data) == plain
 
 
-@needs_tink
-@pytest.mark.parametrize("size", SIZES)
+@tink.needs_tink
+@pytest.mark.parametrize("size", tink.SIZES)
 def test_tink_reads_ours_and_we_read_tinks(size):
-    assert tink_oracle.decrypt(sealed(size, b"here"), associated_data=b"here") == plaintext(size)
-    theirs = tink_oracle.encrypt(plaintext(size), associated_data=b"there")
+    assert tink.decrypt(sealed(size, b"here"), associated_data=b"here") == plaintext(size)
+    theirs = tink.encrypt(plaintext(size), associated_data=b"there")
     assert read(Ciphertext(theirs), len(theirs), associated_data=b"there") == plaintext(size)
 
 
 @given(st.integers(0, 1 << 50))
-def test_sizes_are_inverse(size):
+def test_sizes_are_inverse_or_refused(size):
     assert plaintext_bytes(ciphertext_bytes(size)) == size
     with contextlib.suppress(Forged):
         assert ciphertext_bytes(plaintext_bytes(size)) == size
-
-
-def test_sizes_that_no_ciphertext_has_are_refused():
-    for size in (0, 40, 55, *range(SEGMENT + 1, SEGMENT + 17)):
-        with pytest.raises(Forged, match=f"{size} bytes"):
-            plaintext_bytes(size)
+    for none in (0, 40, 55, SEGMENT + 1 + size % 16):
+        with pytest.raises(Forged, match=f"{none} bytes"):
+            plaintext_bytes(none)
 
 
 @pytest.mark.parametrize("piece_bytes", [5, 65_536, SEGMENT - 56, 3 * SEGMENT])
@@ -112,7 +101,7 @@ def test_pieces_of_any_size_make_whole_segments(piece_bytes):
     plain = plaintext(3000 if piece_bytes < 10 else LARGE)
     cut = [plain[i : i + piece_bytes] for i in range(0, len(plain), piece_bytes)]
 
-    segments = list(encrypt([b"", *cut, b""], key=KEY, associated_data=b""))
+    segments = list(encrypt([b"", *cut, b""], key=DATA_KEY, associated_data=b""))
 
     assert {len(segment) for segment in segments[:-1]} <= {SEGMENT}
     assert read(Ciphertext(b"".join(segments)), ciphertext_bytes(len(plain))) == plain
@@ -128,9 +117,8 @@ def test_encryption_holds_two_segments_and_starts_before_the_payload_ends():
 
     tracemalloc.start()
     try:
-        first = next(stream := encrypt(pieces(), key=KEY, associated_data=b""))
+        next(stream := encrypt(pieces(), key=DATA_KEY, associated_data=b""))
         assert taken == [0]
-        del first
         for _ in stream:
             pass
         _, peak = tracemalloc.get_traced_memory()
@@ -141,7 +129,7 @@ def test_encryption_holds_two_segments_and_starts_before_the_payload_ends():
 
 
 def test_two_ciphertexts_of_one_payload_differ():
-    one, two = (b"".join(encrypt([b"payload"], key=KEY, associated_data=b"")) for _ in range(2))
+    one, two = (b"".join(encrypt([b"payload"], key=DATA_KEY, associated_data=b"")) for _ in range(2))
     assert one[:HEADER_BYTES] != two[:HEADER_BYTES]
 
 
@@ -162,7 +150,7 @@ def test_a_range_is_the_slice(chosen, buffer_bytes):
     stored = Ciphertext(sealed(size))
     found = read(stored, len(stored.stored), start=start, stop=stop, buffer_bytes=buffer_bytes)
     assert found == plaintext(size)[start:stop]
-    assert stored.open_files == 0
+    assert all(file.closed for file in stored.files)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +160,6 @@ def test_a_range_is_the_slice(chosen, buffer_bytes):
         (5, 10, [(0, SEGMENT)]),
         (SEGMENT - 57, SEGMENT - 55, [(0, 2 * SEGMENT)]),
         (SEGMENT - 56, SEGMENT - 55, [(0, HEADER_BYTES), (SEGMENT, 2 * SEGMENT)]),
-        (2_000_000, 2_500_000, [(0, HEADER_BYTES), (SEGMENT, 3 * SEGMENT)]),
         (LARGE - 1, LARGE, [(0, HEADER_BYTES), (3 * SEGMENT, 3_500_104)]),
         (7, 7, []),
     ],
@@ -187,7 +174,7 @@ def test_a_range_opens_only_its_segments(start, stop, opened):
 def test_no_plaintext_of_a_forged_segment_is_in_the_callers_buffer(buffer_bytes):
     ciphertext = bytearray(sealed(100_000))
     ciphertext[-1] ^= 1
-    reader = DecryptingReader(Ciphertext(bytes(ciphertext)), size=len(ciphertext), key=KEY, associated_data=b"")
+    reader = DecryptingReader(Ciphertext(bytes(ciphertext)), size=len(ciphertext), key=DATA_KEY, associated_data=b"")
     buffer = bytearray(buffer_bytes)
 
     for _ in range(2):  # it fails again
