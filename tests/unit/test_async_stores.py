@@ -14,6 +14,7 @@ from claimcheck._threads import IoThreads, Pipelined
 from claimcheck.errors import StoreUnavailableError
 from claimcheck.stores.filesystem import FilesystemStore
 from tests.produce_rig import BIG, Rig
+from tests.unit.scripted_redis import busy_thread
 
 MIB = 1 << 20
 
@@ -215,6 +216,12 @@ class TestTasks:
 # Requests that are sent together: each call has its own result and error ---------------------------------------------
 
 
+@pytest.fixture
+def pool(monkeypatch):
+    with busy_thread(monkeypatch) as pool:
+        yield pool
+
+
 class Server:
     """Answers requests that were sent together with the requests themselves, and others with nothing."""
 
@@ -237,18 +244,6 @@ class Server:
             pool.submit(lambda request=request: self.reply(request), size=size, pipelined=Pipelined(self.send, request))
             for request in requests
         ]
-
-
-@pytest.fixture
-def pool(monkeypatch):
-    """One thread, which is busy until `go` is called, so that all calls wait at the same time."""
-    pool, busy = IoThreads(1), threading.Event()
-    monkeypatch.setattr(_threads, "_PIPELINED_THREADS", 1)
-    pool.submit(lambda: busy.wait(10))
-    pool.go = busy.set
-    yield pool
-    busy.set()
-    pool._executor.shutdown()
 
 
 def test_calls_that_wait_are_sent_together_without_those_that_were_cancelled(pool):

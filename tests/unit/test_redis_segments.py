@@ -9,9 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from claimcheck import _threads
 from claimcheck._store.contract import StoreContext
-from claimcheck._threads import IoThreads
 from claimcheck._wire.digest import digest_of
 from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import (
@@ -25,7 +23,7 @@ from claimcheck.errors import (
 from claimcheck.stores.redis import RedisStore
 from claimcheck.stores.redis import _segments as redis_segments
 from claimcheck.stores.redis._server import Borrowed, Replies
-from tests.unit.scripted_redis import Medium, bulk, opened, scripted_redis
+from tests.unit.scripted_redis import Medium, bulk, busy_thread, opened, scripted_redis
 
 PAYLOAD = bytes(range(95))  # in ten segments
 POINTER = Pointer(key="claimcheck:x", store="hot", size=95, segments=10, segment_bytes=10, checksum=digest_of(PAYLOAD))
@@ -287,15 +285,8 @@ class TestWriting:
 
 @pytest.fixture
 def pool(monkeypatch):
-    """One thread, which is busy until `go` is called, so that all calls wait at the same time."""
-    pool, busy = IoThreads(1), threading.Event()
-    monkeypatch.setattr(_threads, "_io", [pool])
-    monkeypatch.setattr(_threads, "_PIPELINED_THREADS", 1)
-    pool.submit(lambda: busy.wait(10))
-    pool.go = busy.set
-    yield pool
-    busy.set()
-    pool._executor.shutdown()
+    with busy_thread(monkeypatch) as pool:
+        yield pool
 
 
 def together(pool, *coroutines, cancel=None):
