@@ -9,7 +9,6 @@ import threading
 import pytest
 
 from claimcheck import _threads
-from claimcheck._receive.messages import Work, _Window
 from claimcheck._threads import IoThreads, Pipelined
 from claimcheck.errors import StoreUnavailableError
 from claimcheck.stores.filesystem import FilesystemStore
@@ -257,40 +256,9 @@ def test_calls_that_wait_are_sent_together_without_those_that_were_cancelled(poo
     assert server.closed == 1
 
 
-def test_other_calls_between_them_keep_their_turn_and_one_alone_is_not_sent_before_it_runs(pool):
-    server, order = Server(), []
-    futures = server.submit(pool, b"a", b"b")
-    futures.append(pool.submit(lambda: order.append(len(server.sent))))
-    futures += server.submit(pool, b"c")
-    pool.go()
-    assert [future.result(10) for future in futures] == [b"a", b"b", None, None]
-    assert (server.sent, order) == ([[b"a", b"b"]], [1])
-
-
 def test_bytes_that_are_sent_together_are_bounded(pool):
     server = Server()
     futures = server.submit(pool, *(b"%d" % n for n in range(8)), size=300 << 10)
     pool.go()
     assert all(future.result(10) is not None for future in futures[:6])
     assert max(map(len, server.sent)) == 4
-
-
-@pytest.mark.parametrize(("is_pipelined", "taken"), [(True, 4), (False, 1)])
-def test_a_full_window_is_refilled_with_as_many_as_are_requested_together(pool, monkeypatch, is_pipelined, taken):
-    monkeypatch.setattr(_threads, "_io", [pool])
-    server = Server()
-
-    def prepare(value, headers):
-        pipelined = Pipelined(server.send, value) if is_pipelined else None
-        return Work(lambda: server.reply(value), blocks=True, size=1, pipelined=pipelined)
-
-    window = _Window(prepare, 8, 100)
-    pool.go()
-    for n in range(8):
-        assert not window.is_full
-        window.add(b"%d" % n)
-    assert window.is_full
-    for _ in range(taken):
-        assert window.is_full
-        window.take()
-    assert not window.is_full

@@ -16,7 +16,7 @@ import pytest
 import claimcheck
 from claimcheck._content.coder import Encoding, Stream
 from claimcheck._content.data_keys import LocalKeys
-from claimcheck._content.header import AEAD, ContentHeader, Damaged, read_header
+from claimcheck._content.header import AEAD, read_header
 from claimcheck._content.source import Source
 from claimcheck._wire.buffers import PieceReader
 from claimcheck._wire.envelope import encode_chunk
@@ -134,27 +134,6 @@ def test_what_releases_before_0_2_encrypted_is_refused_with_the_reason(cc):
     ):
         with pytest.raises(IntegrityError, match="before claimcheck 0.2, which this version does not read"):
             read()
-
-
-@pytest.mark.parametrize(
-    "text",
-    [b"", b"[]", b'{"size":1}', b'{"id":1}', b'{"id":"1","size":true}', b'{"id":"1","new":1}', b'{"id":"1","key":"?"}'],
-)
-def test_a_damaged_header_is_refused(text):
-    with pytest.raises(Damaged):
-        ContentHeader.parse(text)
-
-
-def test_ranges_of_content_with_a_long_header(cc):
-    store = cc.store("s")
-    store.prefix = "p" * 700 + "/"
-    payload = os.urandom(5000)
-    pointer = store.write(payload, destination="d" * 249)
-    assert pointer.stored_bytes > 5000 + 1024
-    assert store.read_range(pointer, 4990, 5) == payload[4990:4995]
-    with store.open(pointer) as file:
-        file.seek(1000)
-        assert file.read(10) == payload[1000:1010]
 
 
 # What is never believed --------------------------------------------------------------------------------------------

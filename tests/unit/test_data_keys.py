@@ -11,8 +11,7 @@ import pytest
 
 import claimcheck
 from claimcheck._config_file import from_dict
-from claimcheck._content.data_keys import DataKeys, KeyProvider, LocalKeys
-from claimcheck._validation import Problems
+from claimcheck._content.data_keys import DataKeys, LocalKeys
 from claimcheck.config import EncryptionConfig
 from claimcheck.errors import ConfigError, IntegrityError, StoreUnavailableError
 from tests import content_oracle as tink
@@ -119,19 +118,16 @@ def test_no_changed_byte_of_a_wrapped_key_is_accepted():
             local().open("k1", cut, CONTEXT)
 
 
-def test_a_missing_variable_affects_only_its_own_key(monkeypatch):
+def test_a_variable_that_is_missing_or_wrong_affects_only_its_own_key_and_is_not_quoted(monkeypatch):
     monkeypatch.setenv("KEY_TWO", K2 + "\n")
-    keys = local("k2", k1="${KEY_ONE}", k2="${KEY_TWO}")
+    monkeypatch.setenv("KEY_THREE", "hunter2hunter2hunter2")
+    keys = local("k2", k1="${KEY_ONE}", k2="${KEY_TWO}", k3="${KEY_THREE}")
 
     assert keys.open("k2", keys.new(CONTEXT).wrapped, CONTEXT)
     with pytest.raises(ConfigError, match="KEY_ONE"):
         keys.open("k1", b"x", CONTEXT)
-
-
-def test_a_key_from_the_environment_that_is_wrong_is_not_quoted(monkeypatch):
-    monkeypatch.setenv("KEY_ONE", "hunter2hunter2hunter2")
-    with pytest.raises(ConfigError, match=r"encryption\.keys\.k1.*openssl") as caught:
-        local("k1", k1="${KEY_ONE}").new(CONTEXT)
+    with pytest.raises(ConfigError, match=r"encryption\.keys\.k3.*openssl") as caught:
+        keys.open("k3", b"x", CONTEXT)
     assert "hunter2" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"encryption\.key_id"):
         local(None).new(CONTEXT)  # a process that only reads
@@ -212,38 +208,19 @@ def test_a_data_key_opens_in_its_own_context_only():
 # Providers -----------------------------------------------------------------------------------------------------
 
 
-def test_a_provider_gets_keys_and_options_with_variables_resolved(monkeypatch):
-    monkeypatch.setenv("URL", "http://keys")
+def test_options_of_a_provider_are_checked_before_use_and_may_be_variables(monkeypatch):
     monkeypatch.setenv("TRIES", "3")
-    keys = service(options={"url": "${URL}", "tries": "${TRIES}"})
-    keys.check()
-
-    assert isinstance(Service(keys={}), KeyProvider)
-    keys.check_keys(Problems())
-    assert vars(keys._provider)["url"] == "http://keys"
-
-
-@pytest.mark.parametrize(
-    ("options", "path"),
-    [({"urll": "x"}, "encryption.options.urll"), ({"tries": "many"}, "encryption.options.tries")],
-)
-def test_options_of_a_provider_are_checked_before_use(options, path):
-    with pytest.raises(ConfigError) as caught:
-        service(options=options).check()
-    assert caught.value.path == path
-    assert "many" not in str(caught.value)
+    service(options={"url": "x", "tries": "${TRIES}"}).check()
+    for options in ({"urll": "x"}, {"tries": "many"}):
+        with pytest.raises(ConfigError) as caught:
+            service(options=options).check()
+        assert caught.value.path == f"encryption.options.{next(iter(options))}"
+        assert "many" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("provider", "why"),
-    [
-        ("vault", ""),
-        (f"{__name__}:Lacking", ".*Lacking', which has no wrap and no unwrap"),
-        (f"{__name__}:Nothing", ""),
-        ("no_such_module:Keys", ""),
-    ],
-)
-def test_a_provider_that_is_none_is_named(provider, why):
+@pytest.mark.parametrize("provider", ["vault", f"{__name__}:Lacking", f"{__name__}:Nothing", "no_such_module:Keys"])
+def test_a_provider_that_is_none_is_named(provider):
+    why = ".*Lacking', which has no wrap and no unwrap" if "Lacking" in provider else ""
     with pytest.raises(ConfigError, match=rf"encryption\.provider{why}"):
         DataKeys(EncryptionConfig(key_id="k1", keys={"k1": "x"}, provider=provider)).check()
 
@@ -279,24 +256,25 @@ def test_a_provider_that_returns_a_key_of_another_length_is_not_believed():
 
 
 class Sized:
-    """A provider that wraps a data key to as many bytes as its options say, or to text, or unwraps nothing."""
+    """A provider that wraps a data key to as many bytes as its options say, or to text."""
 
-    def __init__(self, *, keys: dict[str, str], wrapped_bytes: int = 32, answers: bool = True) -> None:
-        self.wrapped_bytes, self.answers = wrapped_bytes, answers
+    def __init__(self, *, keys: dict[str, str], wrapped_bytes: int = 32) -> None:
+        self.wrapped_bytes = wrapped_bytes
 
     def wrap(self, data_key, *, key_id, context):
         return data_key.ljust(self.wrapped_bytes)[: self.wrapped_bytes] if self.wrapped_bytes >= 0 else "text"
 
     def unwrap(self, wrapped, *, key_id, context):
-        return memoryview(wrapped)[:32] if self.answers else None
+        return memoryview(wrapped)[:32]
 
 
 class Lacking:
     """A class with none of the methods of a provider."""
 
 
-def sized(**options) -> dict[str, object]:
-    return {"key_id": "k1", "keys": {"k1": "x"}, "provider": f"{__name__}:Sized", "options": options}
+def sized(size: int) -> dict[str, object]:
+    provider = {"provider": f"{__name__}:Sized", "options": {"wrapped_bytes": size}}
+    return {"key_id": "k1", "keys": {"k1": "x"}, **provider}
 
 
 LONGEST = 16 << 10
@@ -306,10 +284,10 @@ LONGEST = 16 << 10
 def test_a_wrapped_key_that_readers_could_not_use_is_refused_before_anything_is_stored(tmp_path, size, found):
     disk = {"type": "filesystem", "path": str(tmp_path)}
     refused = pytest.raises(ConfigError, match=f"Sized' returned .*{found} from wrap")
-    with claimcheck.from_dict({"stores": {"disk": disk}, "encryption": sized(wrapped_bytes=size)}) as cc, refused:
+    with claimcheck.from_dict({"stores": {"disk": disk}, "encryption": sized(size)}) as cc, refused:
         cc.store("disk").write(b"payload", destination="orders")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-    with claimcheck.from_dict({"stores": {"disk": disk}, "encryption": sized(wrapped_bytes=LONGEST)}) as cc:
+    with claimcheck.from_dict({"stores": {"disk": disk}, "encryption": sized(LONGEST)}) as cc:
         pointer = cc.store("disk").write(b"payload", destination="orders")
         assert cc.store("disk").read(pointer) == b"payload"
 

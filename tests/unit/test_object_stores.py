@@ -246,6 +246,7 @@ class TestErrors:
             (Answer(404, "NoSuchBucket"), StoreError, 0),
             (Answer(400, "Whatever"), StoreError, 1),
             (Answer(503, "SlowDown"), StoreUnavailableError, 1),
+            (Answer(409, "ConditionalRequestConflict"), StoreUnavailableError, 1),
             (Answer(), StoreUnavailableError, 1),
         ],
     )
@@ -304,7 +305,7 @@ def test_a_missing_driver_is_named_and_nothing_is_undone(monkeypatch, extra, mod
     s3_client.session.cache_clear()
 
     with pytest.raises(MissingDependencyError, match=rf"claimcheck-messaging\[{extra}\]") as caught:
-        {**ENGINES, "redis": RedisStore}[extra]().write(b"payload")
+        {**ENGINES, "redis": lambda: RedisStore(url="redis://127.0.0.1:1/0")}[extra]().write(b"payload")
 
     assert not hasattr(caught.value, "__notes__")
 
@@ -365,6 +366,7 @@ def test_removing_what_is_not_there_is_fine_but_not_in_the_wrong_bucket(server, 
         store.rollback(pointer)
 
 
+@BOTH
 def test_no_credentials_anywhere(open_store, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)

@@ -13,20 +13,12 @@ import zlib
 from dataclasses import replace
 
 import pytest
-from botocore.exceptions import (
-    ClientError,
-    EndpointConnectionError,
-    IncompleteReadError,
-    NoCredentialsError,
-    ReadTimeoutError,
-)
 
 from claimcheck._operate.sweep import Sweep
 from claimcheck._store.contract import StoreContext
 from claimcheck._threads import Interrupted, interruptible
 from claimcheck.errors import IntegrityError, StoreError, StoreUnavailableError
 from claimcheck.stores import s3 as s3_store
-from claimcheck.stores.s3 import S3Store
 from claimcheck.stores.s3._client import ViewFile
 from claimcheck.testing._store_kit import Unseekable
 from tests.unit.tiny_s3 import Answer, TinyS3, crc32_of, opened
@@ -170,33 +162,6 @@ class TestParts:
         assert [request.method for request in server.requests] == ["PUT", "GET"] * 2
 
 
-@pytest.mark.parametrize(
-    ("error", "expected", "undone"),
-    [
-        (EndpointConnectionError(endpoint_url="http://host"), StoreUnavailableError, 0),
-        (NoCredentialsError(), StoreError, 0),
-        (ClientError({"Error": {"Code": "InvalidAccessKeyId"}}, "PutObject"), StoreError, 0),
-        (ClientError({"Error": {"Code": "ConditionalRequestConflict"}}, "PutObject"), StoreUnavailableError, 1),
-        (ReadTimeoutError(endpoint_url="http://host"), StoreUnavailableError, 1),
-        (IncompleteReadError(actual_bytes=1, expected_bytes=2), StoreUnavailableError, 1),
-        (ConnectionResetError(), StoreUnavailableError, 1),
-    ],
-)
-def test_errors_of_the_sdk_and_what_is_undone(store, monkeypatch, error, expected, undone):
-    deleted = []
-    monkeypatch.setattr(S3Store, "_delete", lambda _, pointer: deleted.append(pointer))
-
-    def fail(**_):
-        raise error
-
-    store._s3().put_object = fail
-    with pytest.raises(StoreError) as caught:
-        store.write(b"payload")
-
-    assert (type(caught.value), len(deleted)) == (expected, undone)
-    assert not hasattr(caught.value, "__notes__")
-
-
 def test_the_client_is_made_anew_in_a_forked_process(store, monkeypatch):
     first = store._s3()
     assert store._s3() is first
@@ -209,17 +174,6 @@ def test_the_client_is_made_anew_in_a_forked_process(store, monkeypatch):
 # Reading -------------------------------------------------------------------------------------------------------------
 
 
-class Recording:
-    """A response that tells where it was asked to read to."""
-
-    def __init__(self, response, seen):
-        self.response, self.seen = response, seen
-
-    def readinto(self, buffer):
-        self.seen.append(memoryview(buffer).obj)
-        return self.response.readinto(buffer)
-
-
 class TestReading:
     def test_is_one_request_without_a_range_and_one_connection(self, server, store, pointer, direct):
         for _ in range(3):
@@ -230,18 +184,6 @@ class TestReading:
 
         assert server.said("range") == [None] * 8
         assert server.connections == 1
-
-    def test_goes_straight_into_the_callers_memory(self, store, pointer, monkeypatch):
-        """Else the fast way is gone, and only the clock would tell."""
-        seen, find = [], s3_store._direct
-        monkeypatch.setattr(s3_store, "_direct", lambda body: Recording(find(body), seen))
-        room = bytearray(len(PAYLOAD))
-
-        store.read_into(pointer, room)
-
-        assert room == PAYLOAD
-        assert len(seen) > 1
-        assert all(buffer is room for buffer in seen)
 
     def test_a_reader_that_stops_early_closes_its_connection(self, server, store, pointer, direct):
         with store.open(pointer) as file:
@@ -286,17 +228,6 @@ class TestReading:
 
         with pytest.raises(StoreError, match="a different part"):
             store.read_range(pointer, 1, 10)
-
-
-class TestTornLines:
-    @pytest.mark.parametrize("after", [0, 1, len(PAYLOAD) - 1])
-    def test_are_unavailable_and_not_short(self, server, store, pointer, direct, after):
-        server.answers += [Answer(200, body=PAYLOAD, hang_up_after=after)]
-
-        with pytest.raises(StoreUnavailableError):
-            store.read(pointer)
-
-        assert store.read(pointer) == PAYLOAD
 
 
 class TestSideBySide:

@@ -113,6 +113,11 @@ class TestRetryableErrors:
             assert source.reads == 1
             source.error = None
             assert await asyncio.to_thread(payload.get) == payload.get() == b"payload"
+            blocking = StoredPayload(Source(outage()))  # as in a notebook, which runs everything on a loop
+            with pytest.raises(StoreUnavailableError):
+                blocking.get()
+            blocking._read.error = None
+            assert blocking.get() == b"payload"
 
         asyncio.run(main())
 
