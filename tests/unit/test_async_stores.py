@@ -23,84 +23,62 @@ def store(tmp_path):
     return FilesystemStore(path=str(tmp_path))
 
 
-class HeldUp:
-    """Wraps a method of a store: it waits, before or after its work, until the test lets it go on."""
+class Gated(io.BytesIO):
+    """A file whose first read waits until the test lets it go on."""
 
-    def __init__(self, monkeypatch, target, name, *, after=False):
+    def __init__(self, data):
+        super().__init__(data)
         self.reached, self.go_on, self.threads = threading.Event(), threading.Event(), []
-        method = getattr(target, name)
 
-        def slow(*args):
-            self.threads.append(threading.current_thread())
-            result = method(*args) if after else None
-            self.reached.set()
-            assert self.go_on.wait(10)
-            return result if after else method(*args)
+    def read(self, size=-1):
+        self._wait()
+        return super().read(size)
 
-        monkeypatch.setattr(target, name, slow)
+    def readinto(self, buffer):
+        self._wait()
+        return super().readinto(buffer)
 
-    async def cancelled(self, coroutine):
-        """Start it, cancel it when it waits, and let what it left behind come to its end."""
-        task = asyncio.create_task(coroutine)
-        assert await asyncio.to_thread(self.reached.wait, 10)
+    def _wait(self):
+        self.threads.append(threading.current_thread())
+        self.reached.set()
+        assert self.go_on.wait(10)
+
+
+@pytest.mark.parametrize("name", ["awrite", "aread"])
+def test_a_cancelled_call_stops_at_the_next_piece_and_a_read_closes_what_it_opened(store, monkeypatch, name):
+    file, pointer = Gated(bytes(10 * MIB)), store.write(bytes(10 * MIB))
+    monkeypatch.setattr(store, "_open", lambda *_: file)
+
+    async def main():
+        task = asyncio.create_task(getattr(store, name)(file if name == "awrite" else pointer))
+        assert await asyncio.to_thread(file.reached.wait, 10)
         task.cancel()
-        asyncio.get_running_loop().call_later(0.01, self.go_on.set)
+        asyncio.get_running_loop().call_later(0.01, file.go_on.set)
         with pytest.raises(asyncio.CancelledError):
             await task
 
+    asyncio.run(main())
+    assert len(file.threads) == 1
+    assert file.closed is (name == "aread")
+
 
 def test_resolve_asks_stores_in_a_thread_and_has_all_else_at_hand(monkeypatch):
-    rig = Rig()
+    rig, file = Rig(), Gated(BIG)
     rig.publisher()("t", BIG)
     rig.publisher()("t", b"small")
-    held = HeldUp(monkeypatch, rig.cc.store("hot"), "read")
+    monkeypatch.setattr(rig.cc.store("hot"), "read", lambda pointer: file.read())
     (_, pointer, _, _), (_, plain, _, _) = rig.sent
 
     async def main():
         resolving = asyncio.create_task(rig.cc.aresolve(pointer))
-        await asyncio.to_thread(held.reached.wait, 10)
-        held.go_on.set()  # nobody could, if the loop stood still
+        await asyncio.to_thread(file.reached.wait, 10)
+        file.go_on.set()  # nobody could, if the loop stood still
         assert await resolving == BIG
         assert await rig.cc.aresolve(plain) is plain
         assert await rig.cc.aresolve(None) is None
 
     asyncio.run(main())
-    assert len(held.threads) == 1
-    assert held.threads[0] is not threading.main_thread()
-
-
-def test_a_cancelled_write_stops_at_the_next_piece(store, monkeypatch):
-    held = HeldUp(monkeypatch, store, "_write")
-    file = io.BytesIO(bytes(100 * MIB))
-
-    asyncio.run(held.cancelled(store.awrite(file)))
-
-    assert file.tell() <= MIB
-
-
-def test_a_cancelled_read_stops_at_the_next_piece_and_closes_what_it_opened(store, monkeypatch):
-    pointer, opened = store.write(bytes(10 * MIB)), []
-    original = store._open
-
-    class Counting:
-        def __init__(self, reader):
-            self.reader, self.reads, self.closed = reader, 0, False
-            opened.append(self)
-
-        def readinto(self, buffer):
-            self.reads += 1
-            return self.reader.readinto(buffer)
-
-        def close(self):
-            self.closed = True
-            self.reader.close()
-
-    monkeypatch.setattr(store, "_open", lambda *args: Counting(original(*args)))
-    held = HeldUp(monkeypatch, store, "_open", after=True)
-
-    asyncio.run(held.cancelled(store.aread(pointer)))
-
-    assert [(reader.reads <= 1, reader.closed) for reader in opened] == [(True, True)]
+    assert threading.main_thread() not in file.threads
 
 
 # Threads for calls -----------------------------------------------------------------------------------------------
@@ -184,32 +162,20 @@ def test_a_forked_process_has_threads_of_its_own():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-class TestTasks:
-    """The faces for event loops use these threads."""
+def test_reads_count_the_declared_bytes(monkeypatch):
+    sizes, pool = [], IoThreads(1)
+    submit = pool.submit
+    monkeypatch.setattr(_threads, "_io", [pool])
+    monkeypatch.setattr(pool, "submit", lambda work, *, size=0, **more: sizes.append(size) or submit(work, **more))
+    rig = Rig()
+    pointer = rig.cc.store("hot").write(BIG)
 
-    @pytest.fixture
-    def calls(self, monkeypatch):
-        calls = Calls(threads=1)
-        monkeypatch.setattr(_threads, "_io", [calls.pool])
-        yield calls
-        calls.end("first")
+    async def main():
+        await rig.cc.store("hot").aread(pointer)
+        await rig.cc.aresolve(rig.cc.seal(pointer))
 
-    def test_reads_count_the_declared_bytes(self, calls, monkeypatch):
-        sizes, submit = [], calls.pool.submit
-        monkeypatch.setattr(
-            calls.pool,
-            "submit",
-            lambda work, *, size=0, **more: (sizes.append(size), submit(work, size=size, **more))[1],
-        )
-        rig = Rig()
-        pointer = rig.cc.store("hot").write(BIG)
-
-        async def main():
-            await rig.cc.store("hot").aread(pointer)
-            await rig.cc.aresolve(rig.cc.seal(pointer))
-
-        asyncio.run(main())
-        assert sizes == [len(BIG), len(BIG)]
+    asyncio.run(main())
+    assert sizes == [len(BIG), len(BIG)]
 
 
 # Requests that are sent together: each call has its own result and error ---------------------------------------------

@@ -14,6 +14,7 @@ from claimcheck.errors import (
     ClaimCheckError,
     IntegrityError,
     PayloadNotFoundError,
+    PayloadTooLargeError,
     PointerRejectedError,
     StoreError,
     StoreUnavailableError,
@@ -192,6 +193,17 @@ class TestReading:
 
         assert read() == PAYLOAD
         assert names(server) == [b"STRLEN", *[b"STRLEN", b"GET"] * 10]
+
+    @pytest.mark.parametrize("sizes", [[11], [4, 4, 4], [4] * 1500])
+    def test_a_published_one_over_the_limit_is_not_transferred(self, store, server, medium, sizes):
+        """Its pointer has no size."""
+        medium.values = {b"kafka-over-redis-o-%d" % i: b"x" * size for i, size in enumerate(sizes)}
+        store.context = StoreContext(name="hot", max_payload_bytes=10)
+
+        with pytest.raises(PayloadTooLargeError) as caught:
+            store.read(Pointer(key="kafka-over-redis-o", version=1, segments=len(sizes)))
+        assert caught.value.limit == 10
+        assert set(names(server)) == {b"STRLEN"}
 
     def test_no_more_than_a_range_is_requested(self, store, server):
         assert store.read_range(POINTER, 17, 20) == PAYLOAD[17:37]

@@ -1,6 +1,6 @@
 """How many connections are used, on lines that are computed; and payloads that come in parts.
 
-tests/unit/test_s3_store.py has parts over HTTP.
+tests/unit/test_object_stores.py has parts over HTTP.
 """
 
 import os
