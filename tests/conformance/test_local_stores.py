@@ -38,7 +38,12 @@ class TestMemoryStore(StoreConformance):
             self.payloads[pointer.key] = payload
 
 
-class FolderConformance(StoreConformance):
+class TestFilesystemStore(StoreConformance):
+    @pytest.fixture
+    def options(self, tmp_path):
+        self.root = tmp_path / "made" / "at first use"
+        return {"type": "filesystem", "path": str(self.root), "create": True, "ttl_seconds": 600, "fsync": False}
+
     def peek(self, pointer):
         """Includes unfinished files: only complete payloads may remain."""
         folder, _, name = pointer.key.rpartition("/")
@@ -49,14 +54,6 @@ class FolderConformance(StoreConformance):
         (self.root / pointer.key).unlink()
         if payload is not None:
             (self.root / pointer.key).write_bytes(payload)
-
-
-class TestFilesystemStore(FolderConformance):
-    @pytest.fixture
-    def options(self, tmp_path):
-        self.root = tmp_path / "made" / "at first use"
-        options = {"path": str(self.root), "create": True, "ttl_seconds": 600, "fsync": False}
-        return {"type": "filesystem", **options}
 
 
 # The store of the guide --------------------------------------------------------------------------------------------

@@ -64,14 +64,8 @@ from tests.content_oracle import (
 from tests.hypothesis_examples import examples
 
 AESGCM = pytest.importorskip("cryptography.hazmat.primitives.ciphers.aead").AESGCM
-
-
 GOLDEN = {name: bytes.fromhex(text) for name, text in json.loads(VECTORS.read_text()).items()}
-
-
 KEYS = {"k1": base64.b64encode(KEY).decode(), "k2": base64.b64encode(b"2" * 32).decode()}
-
-
 ENCODED = HEADER + b"\x04"
 
 

@@ -19,14 +19,8 @@ from tests.clocks import Clock
 from tests.unit.tiny_s3 import Answer, TinyS3
 
 K1, K2 = (base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2))
-
-
 VECTOR = json.loads(tink.STREAMS.read_text())["data_key"]
-
-
 HERE = f"{__name__}:Service"
-
-
 CONTEXT = {"claimcheck": "1"}
 
 

@@ -458,6 +458,14 @@ def test_a_damaged_record_stops_the_collection(disk, tmp_path):
         take(disk, *claim("orders", "kafka:A"))
 
 
+def test_small_segments_and_required_encryption_do_not_matter_to_a_claim(fake_redis_url):
+    redis = {"type": "redis", "url": fake_redis_url, "segment_bytes": 100}
+    encryption = {"key_id": "k", "keys": {"k": "A" * 42 + "E="}}
+    with claimcheck.from_dict({"strategy": "external", "stores": {"hot": redis}, "encryption": encryption}) as cc:
+        assert [take(cc.store("hot"), *claim("orders", "kafka:A")) for _ in range(2)] == [[], []]
+        assert "belong to kafka:A" in owner(cc.store("hot"))
+
+
 def test_each_embedded_broker_and_each_pulsar_cluster_has_its_own_name(tmp_path):
     names = []
     for path in ("a.sqlite", "a.sqlite", "b.sqlite"):

@@ -27,17 +27,9 @@ from claimcheck.stores.memory import MemoryStore
 from tests.fault.rig import READINGS
 
 xxhash = pytest.importorskip("xxhash")
-
-
 MIB = 1 << 20
-
-
 LARGE = bytes(range(251)) * (5 * MIB // 251)  # hashed in a thread
-
-
 SIGNING = {"signing": {"key_id": "k1", "keys": {"k1": "0123456789abcdef"}, "bind_destination": False}}
-
-
 REFERENCE = {
     "crc32": lambda data: f"{zlib.crc32(data):08x}",
     "sha256": lambda data: hashlib.sha256(data).hexdigest(),

@@ -18,7 +18,6 @@ import pytest
 import claimcheck
 from claimcheck._content.source import Source
 from claimcheck._operate.sweep import Sweep
-from claimcheck._store.contract import StoreContext
 from claimcheck._threads import Interrupted, interruptible
 from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import (
@@ -711,19 +710,6 @@ class TestListing(Boto):
         assert sorted(entry.key for entry in listed.scan()) == sorted([other.key, key])
         listed.prefix = "claims/"
         assert [entry.key for entry in listed.scan()] == [pointer.key]
-
-    def test_parts_divide_days_into_hours_and_keys_without_a_time_by_uuids(self, server, listed):
-        for hour in range(48):
-            listed.context = StoreContext(clock=lambda hour=hour: 1_700_006_400 + 3600 * hour)  # midnight
-            listed.write(b"payload", destination="orders")
-            server.objects[f"/b/claims/orders-60s_{uuid.uuid4()}"] = b"of an earlier release"
-        server.objects["/b/claims/zz-of-others"] = b""
-
-        parts = [[entry.key for entry in listed.scan(partition=part)] for part in listed.partitions(24)]
-
-        assert sorted(key for part in parts for key in part) == sorted(entry.key for entry in listed.scan())
-        assert len(parts) == 24
-        assert max(map(len, parts)) <= 24, "no part has a quarter of all"
 
     def test_goes_on_after_a_page_and_deletes_a_thousand_in_a_request(self, server, open_store):
         store, server.page_keys = open_store(ttl_seconds=0), 400

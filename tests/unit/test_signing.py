@@ -333,13 +333,16 @@ class TestFormat:
         accepted = seal.accept(b"\x02" + pointer.encode(), destination="orders")
         assert seal.sign(replace(accepted, key_id=None, mac=None)) == b"\x02" + pointer.encode()
 
-    def test_the_signature_of_a_pointer_is_none_of_a_statement(self):
+    def test_the_signature_of_a_pointer_is_none_of_a_statement_whose_unknown_fields_are_signed(self):
         """Both are HMACs with the same key: what is signed must say which it is."""
-        body = {"kind": "abort", "uuid": UUID, "destination": "orders", "created": 5, "key_id": "k1"}
-        text = json.dumps(body | {"mac": pointers.mac_of(body, KEYS["k1"].encode())})
-        seal = Seal(from_dict({"stores": STORES, "signing": SIGNING}))
+        body = {"kind": "abort", "uuid": UUID, "destination": "orders", "created": 5, "key_id": "k1", "new": [1]}
+        secret, seal = KEYS["k1"].encode(), Seal(from_dict({"stores": STORES, "signing": SIGNING}))
+        statement = pointers.mac_of(body, secret, domain=b"claimcheck-signature\x00")
+        seal.check_abort([json.dumps(body | {"mac": statement})], uuid=UUID, destination="orders")
         with pytest.raises(PointerRejectedError, match="does not match its signature"):
-            seal.check_abort([text], uuid=UUID, destination="orders")
+            seal.check_abort(
+                [json.dumps(body | {"mac": pointers.mac_of(body, secret)})], uuid=UUID, destination="orders"
+            )
 
 
 class TestDowngrade:

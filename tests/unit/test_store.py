@@ -256,6 +256,10 @@ class TestErrors:
         assert caught.value.__cause__ is raised
         assert (caught.value.store, caught.value.key) == ("mine", pointer.key)
         assert "hunter2" not in str(caught.value)
+        store._write = failing(raised)
+        with pytest.raises(StoreError) as written:
+            store.write(b"payload")
+        assert type(written.value) is (StoreError if isinstance(raised, FileNotFoundError | KeyError) else expected)
 
     @pytest.mark.parametrize(
         ("after", "expires_ms", "text"),
@@ -431,6 +435,11 @@ class TestPayloadReader:
         for pieces in ([PAYLOAD + b"x"], [PAYLOAD[:-1]], [PAYLOAD[:-1] + b"?"], [PAYLOAD, b"x"]):
             with pytest.raises(IntegrityError):
                 reader(pieces).readall()
+
+    def test_unknown_size_is_bounded_by_the_limit(self):
+        assert reader(cut(PAYLOAD), unknown(), limit=len(PAYLOAD)).readall() == PAYLOAD
+        with pytest.raises(PayloadTooLargeError):
+            reader(cut(PAYLOAD), unknown(), limit=len(PAYLOAD) - 1).readall()
 
     def test_pieces_may_share_one_buffer_and_have_wide_items(self):
         buffer = array.array("I", bytes(1000))
