@@ -75,15 +75,6 @@ def service(clock=None, *, options=None) -> DataKeys:
 # Local keys ----------------------------------------------------------------------------------------------------
 
 
-def test_a_wrapped_key_opens_in_another_process_with_the_same_key():
-    made = local().new(CONTEXT)
-
-    assert len(made.key) == 32
-    assert made.key_id == "k1"
-    assert made.key not in made.wrapped
-    assert local("k2").open("k1", made.wrapped, CONTEXT) == made.key
-
-
 def test_a_wrapped_key_is_in_the_format_of_tink():
     keys = LocalKeys(keys={"k1": base64.b64encode(tink.DATA_KEY).decode()})
 

@@ -113,10 +113,10 @@ class TestRetryableErrors:
             assert source.reads == 1
             source.error = None
             assert await asyncio.to_thread(payload.get) == payload.get() == b"payload"
-            blocking = StoredPayload(Source(outage()))  # as in a notebook, which runs everything on a loop
+            blocking = StoredPayload(again := Source(outage()))  # as in a notebook, which runs everything on a loop
             with pytest.raises(StoreUnavailableError):
                 blocking.get()
-            blocking._read.error = None
+            again.error = None
             assert blocking.get() == b"payload"
 
         asyncio.run(main())
