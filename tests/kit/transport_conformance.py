@@ -1,38 +1,8 @@
 """The contract of a transport, as tests for every transport.
 
 A transport's author writes a fixture that connects to a broker, and about 20 hooks of a few lines each, with the
-broker's native client; see `TransportKit`. Those of the embedded broker take about 100 lines::
-
-    class TestRabbit(TransportConformance):
-        limit_bytes = 100_000
-        has_seek = False                                   # the broker cannot seek; those tests are skipped
-
-        @pytest.fixture
-        def broker(self, clock):
-            with connect("amqp://localhost") as self.native:
-                yield
-
-        def create_topic(self, topic, partitions): ...     # with the native client
-        def append(self, topic, data, *, key, headers, writer): ...
-        def messages(self, topic): ...
-        def backlog(self, topic): ...
-
-        def open_producer(self, cc, topic): ...            # the transport under test
-        def send(self, producer, topic, payload, *, key, headers): ...
-        def send_refused(self, cc, topic, payload): ...
-        def send_unknown(self, cc, topic, payload): ...
-        def open_consumer(self, cc, topic, *, clock, look_ahead, dead_letters): ...
-        def receive(self, consumer, seconds): ...
-        def payload_of(self, message): ...
-        def facts_of(self, topic, message): ...
-        def acknowledge(self, consumer, message): ...
-
-        def give_back(self, consumer, message): ...        # for has_nack
-        def dead_letter(self, consumer, message): ...      # for has_dead_letters
-        def dead_letters(self, topic): ...
-        def begin(self, producer, topic, payload): ...     # for has_open_producers
-
-Hooks are blocking. Those of an asyncio client run a coroutine on an event loop of their own and wait for its result.
+broker's native client: see `TransportKit`, and tests/conformance/test_transport_local.py for an example. Hooks are
+blocking. Those of an asyncio client run a coroutine on an event loop of their own and wait for its result.
 """
 
 from __future__ import annotations

@@ -130,13 +130,7 @@ class World:
         return self.random.randbytes(size // 2) + bytes(size - size // 2)
 
     def _sent(
-        self,
-        cc: ClaimCheck,
-        payload: bytes,
-        destination: str,
-        store: str = "",
-        *,
-        unknown_size: bool = False,
+        self, cc: ClaimCheck, payload: bytes, destination: str, store: str = "", *, unknown_size: bool = False
     ) -> Written:
         body = File(payload) if unknown_size else payload
         with cc.outbound(body, destination=destination, key=b"k", headers={}) as out:

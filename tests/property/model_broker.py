@@ -183,13 +183,7 @@ class Reader:
         for outcome in self.given_back:
             gone = [slot for slot in outcome.slots if slot.position < low and slot.position not in self.received]
             if gone:
-                lost = Dropped(
-                    source=SOURCE,
-                    slots=gone,
-                    since=outcome.since,
-                    reason="expired",
-                    action="ack",
-                )
+                lost = Dropped(source=SOURCE, slots=gone, since=outcome.since, reason="expired", action="ack")
                 self.resolver.settle(lost, acked=True)
 
     def _end_earlier_delivery(self, position: int) -> None:

@@ -11,14 +11,13 @@ import weakref
 
 import pytest
 
-from claimcheck._config_file import from_dict
 from claimcheck._receive import assembler as assembler_module
 from claimcheck._receive import chunk_rules
 from claimcheck._receive.resolver import Dropped, Failed, Resolved, Resolver
 from claimcheck._wire.digest import digest_of
 from claimcheck._wire.envelope import encode_abort, encode_chunk
 from claimcheck.config import ChunkingConfig
-from claimcheck.errors import ChunkConflictError, ConfigError, IncompletePayloadError, PayloadTooLargeError
+from claimcheck.errors import ChunkConflictError, IncompletePayloadError, PayloadTooLargeError
 from claimcheck.hooks import DropEvent, Hooks
 from tests.clocks import Clock
 
@@ -36,10 +35,7 @@ class Rig:
     def __init__(self, **chunking):
         self.clock, self.looks, self.events = Clock(), 0, []
         self.resolver = Resolver(
-            lambda data: b"",
-            chunking=ChunkingConfig(**chunking),
-            clock=self.look,
-            hooks=Hooks((self.events.append,)),
+            lambda data: b"", chunking=ChunkingConfig(**chunking), clock=self.look, hooks=Hooks((self.events.append,))
         )
         self.assembler = self.resolver._assembler
         self.positions = itertools.count()
@@ -177,13 +173,6 @@ def test_chunks_expire_with_a_message_that_cannot_be_read():
     assert (expired.reason, type(failed)) == ("expired", Failed)
 
 
-def test_the_clock_is_left_alone_while_no_chunk_can_expire():
-    rig = Rig()
-    rig.feed(b"plain")
-    assert rig.resolver.tick() == []
-    assert rig.looks == 0
-
-
 def test_after_its_redeliveries_an_incomplete_payload_is_reported():
     rig = Rig(max_redeliveries=2)
     for _ in range(2):
@@ -226,15 +215,6 @@ def test_redeliveries_are_counted_by_payload_and_beyond_a_clear():
     assert [type(outcome) for outcome in rig.expire()] == [Failed, Dropped]
 
 
-def test_evictions_count_as_redeliveries():
-    rig = Rig(max_redeliveries=1, max_pending_payloads=1)
-    for expected in (Dropped, Failed):
-        rig.chunk(A, 0, 2, at=0)
-        [evicted] = rig.chunk(B, 0, 2, at=1)
-        assert type(evicted) is expected
-        rig.settle([evicted, *rig.expire()], acked=False)
-
-
 @pytest.mark.parametrize("action", ["ack", "dead_letter"])
 def test_other_actions_are_not_counted_and_a_transport_may_report_instead(action):
     rig = Rig(max_redeliveries=0, on_expire=action)
@@ -260,53 +240,7 @@ def test_redeliveries_end_however_many_payloads_there_are(monkeypatch):
     assert reported == set(range(25))
 
 
-def test_payloads_that_have_ended_take_no_redelivery_from_others(monkeypatch):
-    monkeypatch.setattr(assembler_module, "_REMEMBERED", 10)
-    rig = Rig(max_redeliveries=1)
-    for n, expected in itertools.product(range(20), (Dropped, Failed)):
-        rig.chunk(other(n), 0, 2, at=n)
-        [outcome] = rig.expire()
-        assert type(outcome) is expected
-        rig.settle([outcome], acked=expected is Failed)
-
-
-def test_a_report_that_is_given_back_comes_again_as_a_report():
-    rig = Rig(max_redeliveries=0)
-    for _ in range(3):
-        rig.chunk(A, 0, 2, at=0)
-        [failed] = rig.expire()
-        assert isinstance(failed, Failed)
-        rig.settle([failed], acked=False)
-
-
-def test_a_payload_that_completes_after_redeliveries_begins_to_count_anew():
-    rig = Rig(max_redeliveries=1)
-    for _ in range(3):
-        rig.chunk(A, 0, 2, at=0)
-        [dropped] = rig.expire()
-        assert dropped.action == "redeliver"
-        rig.chunk(A, 0, 2, at=0)
-        [whole] = rig.chunk(A, 1, 2, at=1)
-        rig.settle([whole], acked=False)
-
-
 # Bounds -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("bound", "value", "more"),
-    [
-        ("max_pending_payloads", 2, {}),
-        ("max_pending_messages", 3, {}),
-        ("max_pending_bytes", 3, {"max_payload_bytes": 2}),
-    ],
-)
-def test_an_eviction_names_the_bound_that_was_exceeded(bound, value, more):
-    rig = Rig(**{bound: value}, **more)
-    fed = [(A, 0), (A, 1), (B, 0), (C, 0)] if bound != "max_pending_payloads" else [(A, 0), (B, 0), (C, 0)]
-    [evicted] = [outcome for uuid, number in fed for outcome in rig.chunk(uuid, number, 4)]
-    assert (evicted.reason, evicted.uuid) == ("evicted", A)
-    assert f"(chunking.{bound} is {value})" in str(evicted.error)
 
 
 @pytest.mark.parametrize(
@@ -321,13 +255,6 @@ def test_a_payload_too_large_alone_names_the_bound(bound, pieces):
     assert str(failed.error).endswith(f"(chunking.{bound}), but the limit is 3")
 
 
-def test_the_bound_on_messages_admits_the_largest_payload():
-    with pytest.raises(
-        ConfigError, match=r"max_pending_messages: found 9, expected at least chunking\.max_chunks \(10\)"
-    ):
-        from_dict({"strategy": "chunking", "chunking": {"max_chunks": 10, "max_pending_messages": 9}})
-
-
 def test_for_bytes_only_a_payload_that_holds_some_makes_room():
     rig = Rig(max_pending_bytes=10, max_payload_bytes=5)
     rig.chunk(A, 0, 9, b"x" * 6)
@@ -335,17 +262,6 @@ def test_for_bytes_only_a_payload_that_holds_some_makes_room():
     assert rig.chunk(C, 0, 3, b"x" * 5) == [] == rig.chunk(C, 1, 3, b""), "as many as allowed"
     [event] = rig.chunk(other(1), 0, 2, b"x")
     assert (event.uuid, type(event)) == (B, Dropped)
-
-
-def test_messages_are_bounded_even_when_their_pieces_weigh_nothing():
-    rig = Rig(max_chunks=5, max_pending_messages=10)
-    failed, *_ = rig.chunks(A, [0] * 50, 2, b"")
-    assert isinstance(failed, Failed)
-    assert len(failed.handles) >= 10
-    assert rig.assembler._held <= 11
-    for number in range(8):
-        rig.chunks(other(number), (0, 1), 5, b"")
-    assert rig.assembler._held <= 10
 
 
 @pytest.mark.parametrize("ending", ["acknowledged", "evicted"])
@@ -480,12 +396,3 @@ def test_an_abort_after_the_last_chunk_changes_nothing():
     assert rig.chunk(A, 0, 2) == []
     [again] = rig.chunk(A, 1, 2)
     assert again.payload == b"01"
-
-
-def test_what_was_acknowledged_stays_acknowledged():
-    rig = Rig()
-    [whole] = rig.chunks(A, range(2), 2)
-    rig.settle([whole])
-    rig.settle([whole], acked=False)
-    [late] = rig.chunk(A, 0, 2)
-    assert (late.reason, late.action) == ("duplicate", "ack")

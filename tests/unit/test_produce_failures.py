@@ -14,12 +14,7 @@ import pytest
 
 import claimcheck
 from claimcheck._wire.headers import TYPE
-from claimcheck.errors import (
-    PartialSendError,
-    PayloadError,
-    PayloadTooLargeError,
-    StoreUnavailableError,
-)
+from claimcheck.errors import PartialSendError, PayloadError, PayloadTooLargeError, StoreUnavailableError
 from tests.produce_rig import BIG, QueueFullError, Rig
 
 

@@ -27,13 +27,7 @@ from claimcheck.transports.pulsar._message import (
 )
 from claimcheck.transports.pulsar._producer import checked_options, delay_seconds, metadata_bytes, wire_limit
 from claimcheck.transports.pulsar._receiver import Receiver
-from claimcheck.transports.pulsar._send import (
-    BoundedProducer,
-    InFlightWindow,
-    SendDeadlineError,
-    Ticket,
-    error_of,
-)
+from claimcheck.transports.pulsar._send import BoundedProducer, InFlightWindow, SendDeadlineError, Ticket, error_of
 from tests.clocks import Clock
 
 OK = pulsar.Result.Ok

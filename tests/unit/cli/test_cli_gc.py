@@ -196,10 +196,7 @@ def test_when_everything_was_read_before_a_claim_it_has_to_be_forced(lab):
 
 @pytest.mark.parametrize(
     ("message", "text"),
-    [
-        (b"PRF_wdkafcli_header_\x02\x09", "pointer of version 9"),
-        (NEWER, "unknown envelope type 9 (known are 0 to 4)"),
-    ],
+    [(b"PRF_wdkafcli_header_\x02\x09", "pointer of version 9"), (NEWER, "unknown envelope type 9 (known are 0 to 4)")],
 )
 def test_a_message_of_a_newer_release_deletes_nothing(lab, message, text):
     lab.write()
@@ -244,15 +241,6 @@ def test_usage(lab, arguments, text):
     result = run(*GC, *arguments)
     assert result.exit_code in (2, 3)
     assert text in result.stderr
-
-
-@pytest.mark.parametrize("content", [b"", b"SQLite format 3\0" + bytes(100)])
-def test_another_file_is_not_made_a_broker(lab, here, content):
-    path = here / "another"
-    path.write_bytes(content)
-    result = run(*GC, "--local", path)
-    assert (result.exit_code, path.read_bytes()) == (3, content)
-    assert "another is not the file of an embedded broker" in result.stderr
 
 
 def test_topics_with_copies_of_messages_are_read_and_similar_ones_are_named(lab):
