@@ -117,10 +117,7 @@ HEADERS = ["ab", [("a", 1)], {"a": None}, [("\ud800", b"")]]
         *(("append", {"partition": number}, UnknownPartitionError, "only 0 to 1") for number in (-1, 2, "0")),
         ("append", {"value": memoryview(bytes(1 << 20)).cast("I")}, MessageTooLargeError, "1048576"),
         *(("create_topic", {"name": name}, ConfigError, "topic: found") for name in NAMES),
-        *(
-            ("create_topic", {"topic": "new", "partitions": number}, ConfigError, "partitions")
-            for number in (0, 10_001)
-        ),
+        *(("create_topic", {"name": "new", "partitions": number}, ConfigError, "partitions") for number in (0, 10_001)),
         *((name, {"topic": "no"}, UnknownTopicError, r"create_topic\('no'\)") for name in ("partitions", "stats")),
         *(("fetch", {"offset": at, "limit": limit}, ConfigError, "found -1") for at, limit in ((-1, 1), (0, -1))),
         ("fetch", {"topic": "no"}, UnknownTopicError, r"create_topic\('no'\)"),
