@@ -11,7 +11,7 @@ import pytest
 from claimcheck.errors import ConfigError, TransportError
 from claimcheck.stores.pulsar_topic import PulsarTopicStore
 from claimcheck.transports.pulsar import ask_limit
-from claimcheck.transports.pulsar._queries import AdminClient, AdminError, full_name, policy
+from claimcheck.transports.pulsar._queries import AdminClient, AdminError
 from tests import servers
 
 TOKEN = {"Authorization": "Bearer a-secret-token"}
@@ -123,18 +123,6 @@ def test_only_a_named_authority_and_the_host_of_the_certificate_are_trusted(serv
     for path in (tmp_path / "missing", tmp_path):
         with pytest.raises(ConfigError, match="ca_file: found a file without readable certificates"):
             ask_limit("https://127.0.0.1:1", "t", ca_file=str(path))
-
-
-def test_what_is_not_there_is_none(serve):
-    admin = AdminClient(serve().url, headers=TOKEN)
-    assert policy(admin, "t", "retention") is None
-    assert "secret" not in repr(admin)
-
-
-def test_full_names():
-    assert full_name("t") == "persistent://public/default/t"
-    assert full_name("a/b/t") == "persistent://a/b/t"
-    assert full_name("non-persistent://a/b/t") == "non-persistent://a/b/t"
 
 
 @pytest.mark.parametrize(

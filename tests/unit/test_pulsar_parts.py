@@ -2,16 +2,13 @@
 
 import pickle
 import threading
-import weakref
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pulsar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import claimcheck
 from claimcheck._wire.envelope import Envelope
 from claimcheck.errors import TransportError
 from claimcheck.transports.pulsar import _message
@@ -26,9 +23,7 @@ from claimcheck.transports.pulsar._message import (
     position_of,
 )
 from claimcheck.transports.pulsar._producer import checked_options, delay_seconds, metadata_bytes, wire_limit
-from claimcheck.transports.pulsar._receiver import Receiver
 from claimcheck.transports.pulsar._send import BoundedProducer, InFlightWindow, SendDeadlineError, Ticket, error_of
-from tests.clocks import Clock
 
 OK = pulsar.Result.Ok
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)
@@ -135,19 +130,6 @@ class Client:
     def answer(self, result=OK):
         self.in_flight.pop(0)(result, len(self.taken) - len(self.in_flight))
 
-    def answering(self):
-        """Acknowledges all messages from another thread, as the real client does."""
-        stop = threading.Event()
-
-        def run():
-            while not stop.is_set():
-                if self.in_flight:
-                    self.answer()
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        return stop
-
 
 def window(client, window_bytes=30, deadline_seconds=5.0):
     producer = BoundedProducer(client, deadline_seconds)
@@ -156,32 +138,6 @@ def window(client, window_bytes=30, deadline_seconds=5.0):
 
 
 class TestInFlightWindow:
-    @pytest.mark.parametrize("room", [1, 1000])
-    def test_the_window_bounds_what_is_on_its_way_and_a_full_queue_is_tried_again(self, room):
-        client, seen = Client(room=room), []
-        one, stop = window(client), client.answering()
-        for i in range(50):
-            one.launch(Envelope(b"%10d" % i))
-            seen.append(sum(one._in_flight.values()))
-        ids = one.wait()
-        stop.set()
-
-        assert max(seen) <= 30
-        assert sorted(ids) == list(range(1, 51))
-        assert sorted(client.taken) == [b"%10d" % i for i in range(50)]
-
-    def test_what_the_client_accepted_is_not_kept(self):
-        """The client has its own copy, and the next chunk can use the memory."""
-
-        class Key(str):
-            pass
-
-        one, key = window(Client()), Key("k")
-        kept = weakref.ref(key)
-        one.launch(Envelope(b"x", None, key))
-        del key
-        assert (kept(), one._in_flight) == (None, {0: 1})
-
     def test_a_queue_that_is_full_of_others_is_a_refusal(self):
         client = Client(room=0)
         one = window(client)
@@ -210,18 +166,6 @@ class TestInFlightWindow:
         with pytest.raises(SendDeadlineError, match=r"t: no answer in 0\.05 s; .* set max_message_bytes"):
             one.launch(Envelope(b"x"))
         one.settle()  # does not wait for what is overdue
-
-    def test_on_finished_is_called_once_after_the_last_result(self):
-        client, finished = Client(), []
-        one = window(client)
-        one.on_finished = lambda: finished.append(one)
-        one.launch(Envelope(b"x"))
-        one.launch(Envelope(b"y"))
-        client.answer()
-        one.close()
-        assert finished == []
-        client.answer()
-        assert finished == [one]
 
 
 class Silent:
@@ -255,15 +199,6 @@ class TestDeadlines:
         producer.close()
         assert results == [pulsar.Result.Timeout]
 
-    def test_called_tickets_are_not_kept(self):
-        producer = BoundedProducer(Silent(), 1000)
-        for _ in range(100):
-            ticket = Ticket(lambda *_: None)
-            producer.watch(ticket)
-            ticket(OK, None)
-        assert len(producer._watched) <= 65
-        producer.close()
-
 
 class TestRedeliveryTracker:
     def test_those_that_were_given_back_last_are_kept(self):
@@ -281,50 +216,6 @@ class TestRedeliveryTracker:
         for entry in (5, 7, 9):
             counts.forget(("t", (1, entry, 0)))
         assert list(counts) == [("u", (1, 5, 0))]
-
-
-class Busy(Receiver):
-    """Receives messages without end, and no payload."""
-
-    pending_payloads = 1
-
-    def __init__(self, clock):
-        schema = pulsar.schema.BytesSchema()
-        cc = claimcheck.from_dict({"strategy": "chunking"})
-        super().__init__(SimpleNamespace(_schema=schema), self.receive, cc, clock)
-        self.taken = 0
-
-    def receive(self, timeout_millis=None):
-        self._clock.now += 0.1
-        self.taken += 1
-
-    def _arrivals_of(self, native):
-        return ()
-
-    def _drop(self, dropped):
-        """Nothing to do."""
-
-    def _forget_history(self):
-        """Nothing to do."""
-
-
-def test_messages_that_make_no_payload_do_not_keep_a_receiver_for_ever():
-    busy = Busy(Clock())
-    with pytest.raises(pulsar.Timeout):
-        busy._wait(500)
-    assert 5 <= busy.taken <= 20
-
-
-class TestReceiver:
-    @pytest.mark.parametrize(("size", "is_taken"), [(0, True), (1 << 17, True), (1 << 20, False)])
-    def test_an_event_loop_copies_only_small_messages(self, size, is_taken):
-        native = pulsar.Message()
-        native._message = pulsar._pulsar.MessageBuilder().content(b"x" * size).build()
-
-        message = Busy(Clock())._plain(native)
-
-        assert (message is not None) == is_taken
-        assert message is None or message.data() == b"x" * size
 
 
 class TestCumulativeAcks:
