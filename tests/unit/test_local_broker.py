@@ -96,13 +96,6 @@ def test_a_message_comes_back_as_it_was_appended_and_does_not_show_its_contents(
     assert repr(message) == f"LocalMessage(topic={topic!r}, partition=0, offset=0, timestamp=1000.5)"
 
 
-def test_fetch_begins_at_the_offset_and_stops_at_the_limit(broker):
-    for number in range(5):
-        broker.append("single", b"%d" % number)
-    assert [m.offset for m in broker.fetch("single", 0, 1, 3)] == [1, 2, 3]
-    assert [broker.fetch("single", 0, *args) for args in ((5, 3), (2**62, 3), (0, 0))] == [[], [], []]
-
-
 NAMES = ["", "x" * 250, "a\n", "\ud800", None]
 HEADERS = ["ab", [("a", 1)], {"a": None}, [("\ud800", b"")]]
 
@@ -184,12 +177,8 @@ def test_the_file_is_opened_at_first_use_and_closing_keeps_it_and_refuses_furthe
     broker.close()
     with pytest.raises(BrokerClosedError, match="was closed"):
         broker.stats("t")
-    abandoned = LocalBroker(tmp_path / "b.sqlite")
-    assert abandoned.fetch("t", 0, 0, 1)[0].value == b"kept"
-    connection = abandoned.database._connection
-    del abandoned
-    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
-        connection.execute("SELECT 1")
+    with LocalBroker(tmp_path / "b.sqlite") as again:
+        assert again.fetch("t", 0, 0, 1)[0].value == b"kept"
 
 
 @pytest.mark.parametrize(
@@ -214,15 +203,13 @@ def test_a_file_that_is_not_a_brokers_is_refused_and_left_alone(path, content, t
 
 
 def test_a_missing_folder_and_a_file_that_cannot_be_written_are_named(broker, tmp_path):
-    lost = LocalBroker(tmp_path / "missing" / "b.sqlite")
-    with pytest.raises(BrokerStorageError, match="folder has to exist") as caught:
-        lost.create_topic("t")
-    assert caught.value.path == str(tmp_path / "missing" / "b.sqlite")
-    assert isinstance(caught.value.__cause__, sqlite3.Error)
     with broker.database.read() as db:
         db.execute("PRAGMA query_only=ON")
-    with pytest.raises(BrokerStorageError, match="readonly database; its folder has to exist, and both .* writable"):
-        broker.create_topic("t")
+    lost = LocalBroker(tmp_path / "missing" / "b.sqlite")
+    for refusing, text in ((lost, str(tmp_path / "missing")), (broker, "readonly database")):
+        with pytest.raises(BrokerStorageError, match=f"{text}.*folder has to exist") as caught:
+            refusing.create_topic("t")
+        assert isinstance(caught.value.__cause__, sqlite3.Error)
 
 
 def test_a_locked_file_is_retryable_and_changes_nothing(broker, path, monkeypatch):
@@ -278,23 +265,20 @@ def test_writers_that_open_a_new_file_at_the_same_moment_lose_and_mix_nothing(tm
     def write(path: Path, writer: int) -> None:
         start.wait()
         with LocalBroker(path) as broker:
-            broker.create_topic("busy", partitions=2)
+            broker.create_topic("busy")
             for number in range(10):
-                broker.append("busy", b"%d:%d" % (writer, number))
+                broker.append("busy", b"%d%d" % (writer, number))
 
     with ThreadPoolExecutor(4) as pool:
         for path in [tmp_path / f"{number}.sqlite" for number in range(30)]:
             for written in [pool.submit(write, path, writer) for writer in range(4)]:
                 written.result()
-            everything = set()
             with LocalBroker(path) as broker:
-                for partition in range(2):
-                    messages = broker.fetch("busy", partition, 0, 1000)
-                    assert [message.offset for message in messages] == list(range(20))
-                    pairs = [tuple(map(int, (message.value or b"").split(b":"))) for message in messages]
-                    assert sorted(pairs) == sorted(pairs, key=lambda pair: pair[0]), "each writer's order is kept"
-                    everything.update(pairs)
-            assert everything == {(writer, number) for writer in range(4) for number in range(10)}
+                messages = broker.fetch("busy", 0, 0, 1000)
+            assert [message.offset for message in messages] == list(range(40))
+            values = [message.value or b"" for message in messages]
+            assert len({*values}) == 40
+            assert sorted(values) == sorted(values, key=lambda value: value[:1]), "each writer's order is kept"
 
 
 def test_a_forked_child_uses_the_broker_of_its_parent(broker):

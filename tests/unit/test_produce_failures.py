@@ -197,20 +197,6 @@ def test_a_file_that_fails_in_the_middle_stands_where_it_stood():
     assert rig.received()[-1].payload == BIG
 
 
-def test_store_io_never_runs_on_the_event_loop(monkeypatch):
-    rig, threads = Rig(), []
-    store = rig.cc.store("hot")
-    write = store._write
-    monkeypatch.setattr(store, "_write", lambda *args: (threads.append(threading.current_thread()), write(*args)))
-
-    @rig.cc.offload(payload="value")
-    async def publish(value):
-        return value
-
-    assert rig.cc.resolve(asyncio.run(publish(BIG))) == BIG
-    assert threads != [threading.main_thread()]
-
-
 def future_publisher(rig, futures):
     @rig.cc.offload(payload="value", key="key", headers="headers")
     def publish(value, key=None, headers=None):

@@ -168,18 +168,6 @@ def payloads(store):
     return store.inner._payloads
 
 
-def test_without_faults_it_is_the_inner_store(store):
-    pointer = store.write(b"payload", destination="orders")
-
-    assert pointer.store == "hot"
-    assert payloads(store) == {pointer.key: b"payload"}
-    assert store.read(pointer) == b"payload"
-    store.rollback(pointer)
-    with pytest.raises(PayloadNotFoundError, match="'hot'"):
-        store.read(pointer)
-    assert store.calls == {"write": 1, "read": 2, "rollback": 1}
-
-
 @pytest.mark.parametrize("when", ["before", "during", "after"])
 class TestFaults:
     @pytest.mark.parametrize("size", [0, 5 << 20])
