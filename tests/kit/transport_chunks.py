@@ -146,17 +146,6 @@ class ChunkConformance(TransportKit):
         harness.acknowledge(conflict)
         harness.assert_finished()
 
-    def test_chunks_that_contradict_each_other_are_no_payload(self, harness: Harness) -> None:
-        """Two chunks with one position and different bytes are an error; neither payload is delivered."""
-        identity = new_uuid()
-        one, other = chunks_of(content(600), 2, identity), chunks_of(content(600, 1), 2, identity)
-        harness.append(one[0], other[0], one[1])
-
-        error = harness.take()[0]
-
-        assert isinstance(error, ChunkConflictError)
-        harness.assert_finished()
-
     def test_writers_with_one_uuid_do_not_mix(self, harness: Harness) -> None:
         """Chunks of two writers are two payloads, even if their uuids are equal."""
         identity = new_uuid()

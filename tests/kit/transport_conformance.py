@@ -304,14 +304,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
         assert harness.take() == [content(500)]
         harness.assert_finished()
 
-    def test_chunks_of_several_payloads_may_interleave(self, harness: Harness) -> None:
-        """In any order and with duplicates, each is delivered once, as soon as it is complete."""
-        one, two = chunks_of(content(900, 1), 3), chunks_of(content(800, 2), 2)
-        harness.append(one[0], two[0], two[0], one[2], two[1], one[0], one[1], one[1], two[1], b"plain")
-
-        assert harness.take(3) == [content(800, 2), content(900, 1), b"plain"]
-        harness.assert_finished()
-
     def test_a_late_duplicate_goes_with_its_payload(self, harness: Harness) -> None:
         """A redelivered chunk is not a new payload, before and after the acknowledgment."""
         first, last = chunks_of(content(500), 2)
