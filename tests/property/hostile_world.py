@@ -14,7 +14,7 @@ import json
 import random
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -209,12 +209,14 @@ class World:
     def attack_store(self) -> int:
         """Change one object, and read the untouched message that points at it: only its own payload is right."""
         target = self._stored()
-        objects = self.objects[target.store]
-        objects[target.key] = self._changed_object(target)
-        try:
+        with self._replaced(target, self._changed_object(target)):
             return self.check(target.messages, target.destination, {target.payload})
-        finally:
-            objects[target.key] = self._pristine[target.store][target.key]
+
+    @contextmanager
+    def _replaced(self, target: Written, body: bytes) -> Iterator[None]:
+        self.objects[target.store][target.key] = body
+        yield
+        self.objects[target.store][target.key] = self._object(target)
 
     def attack_topic(self) -> int:
         """Change messages, and read them: only payloads that were written for this destination are right."""
@@ -226,8 +228,7 @@ class World:
     def attack_both(self) -> int:
         """Change an object and make the pointer agree with it, as far as no key is needed for that."""
         target = self._stored()
-        objects, body = self.objects[target.store], self._changed_object(target)
-        objects[target.key] = body
+        body = self._changed_object(target)
         fields = target.pointer | {"stored_bytes": len(body)}
         header, begin = header_of(body)
         if not self.encrypted and "codec" not in fields:
@@ -237,12 +238,10 @@ class World:
             plain = len(body) - begin - 40 - 16 * -(-(len(body) - begin) // _SEGMENT)
             fields |= {"size": max(0, plain if "codec" not in fields else fields["size"])}
             fields |= {"checksum": f"aead:{header.get('id', '')}", "destination": header.get("destination", "")}
-        data = _POINTER + json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
-        try:
-            destination = self.random.choice(DESTINATIONS)
-            return self.check([replace(target.messages[0], data=data)], destination, self.originals[destination])
-        finally:
-            objects[target.key] = self._pristine[target.store][target.key]
+        message = replace(target.messages[0], data=_POINTER + _json(fields))
+        destination = self.random.choice(DESTINATIONS)
+        with self._replaced(target, body):
+            return self.check([message], destination, self.originals[destination])
 
     def _stored(self) -> Written:
         is_large = self.random.random() < 0.03  # they take longer
@@ -254,31 +253,21 @@ class World:
     def _changed_object(self, target: Written) -> bytes:
         body, other = self._object(target), self._object(self._stored())
         change: Callable[[bytes, bytes], bytes] = self.random.choice(
-            [self._bytes, self._spliced, self._segments, self._header, self._stripped, self._swapped]
+            [self._bytes, self._spliced, self._segments, self._header, self._stripped, lambda body, other: other]
         )
         if len(body) > _SEGMENT and self.random.random() < 0.5:
             change = self._segments
         return change(body, other)
-
-    def _swapped(self, body: bytes, other: bytes) -> bytes:
-        return other
 
     def _bytes(self, body: bytes, other: bytes) -> bytes:
         pick, at = self.random, self.random.randrange(len(body) or 1)
         if pick.random() < 0.4:
             at = min(at, pick.randrange(1200))
         end = min(len(body), at + pick.choice((1, 1, 1, 2, 16, 100)))
-        return pick.choice(
-            (
-                body[:at] + bytes([(body[at] if body else 0) ^ (1 << pick.randrange(8))]) + body[at + 1 :],
-                body[:at] + pick.randbytes(end - at) + body[end:],
-                body[:at],
-                body[:at] + body[end:],
-                body + pick.randbytes(end - at),
-                body[:at] + pick.randbytes(end - at) + body[at:],
-                b"",
-            )
-        )
+        start, rest, noise = body[:at], body[end:], pick.randbytes(end - at)
+        flipped = bytes([(body[at] if body else 0) ^ (1 << pick.randrange(8))])
+        changed = (start + flipped + body[at + 1 :], start + noise + rest, start, start + rest)
+        return pick.choice((*changed, body + noise, start + noise + body[at:], b""))
 
     def _spliced(self, body: bytes, other: bytes) -> bytes:
         """Join the headers and bodies, or the salts and segments, of two objects."""
@@ -306,8 +295,7 @@ class World:
         value = self.random.choice([others.get(name), None, "", 0, "zstd", "x", fields.get(name)])
         for field_name in (name,) if self.random.random() < 0.8 else ("key", "key_id"):
             fields[field_name] = value if field_name == name else others.get(field_name)
-        fields = {each: value for each, value in fields.items() if value is not None}
-        text = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+        text = _json(fields)
         size = self.random.choice((begin, begin, begin, begin + 1, 2 * begin, len(text) + 8))
         return b"CCE2" + (size - 8).to_bytes(4, "big") + text.ljust(size - 8) + body[begin:]
 
@@ -353,25 +341,16 @@ class World:
             number = pick.choice((0, 1, -1, 2**40))
             changed = number + fields[name] if type(fields[name]) is int else None
             fields[name] = pick.choice((others.get(name), changed, "", 1, "zstd", pick.choice(DESTINATIONS)))
-        fields = {name: value for name, value in fields.items() if value is not None}
-        return _POINTER + json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+        return _POINTER + _json(fields)
 
     def _forged(self, near: Envelope) -> Envelope:
         """Return a message that the attacker made, perhaps with the uuid of a payload in chunks."""
         body = near.data[len(HEADER) + 1 :]
         try:
             name = body[:36].decode() if near.kind == Kind.CHUNK else str(uuid.UUID(int=self.random.getrandbits(128)))
-            data = self.random.choice(
-                (
-                    encode_chunk(name, self.random.randrange(3), 3, b"forged"),
-                    encode_chunk(name, 0, 1, b"forged"),
-                    encode_chunk(name, 0, 1, near.data),
-                    encode_chunk(name, 0, 1, HEADER + b"\x04" + body),
-                    encode_abort(name),
-                    HEADER + b"\x00forged",
-                    b"forged",
-                )
-            )
+            whole = [encode_chunk(name, 0, 1, piece) for piece in (b"forged", near.data, HEADER + b"\x04" + body)]
+            part = encode_chunk(name, self.random.randrange(3), 3, b"forged")
+            data = self.random.choice([*whole, part, encode_abort(name), HEADER + b"\x00forged", b"forged"])
         except EnvelopeError:
             data = b"forged"
         headers = dict(near.headers or {}) if self.random.random() < 0.5 else {}
@@ -382,6 +361,12 @@ class World:
             statement = facts | {"created": 1, "key_id": "s1", "mac": "0" * 64}
             data, headers = HEADER + b"\x00forged", {"claimcheck-signature": json.dumps(statement, sort_keys=True)}
         return Envelope(data, headers, near.key)
+
+
+def _json(fields: dict[str, Any]) -> bytes:
+    """Return what a writer would make of these fields; those that are ``None`` are left out."""
+    present = {name: value for name, value in fields.items() if value is not None}
+    return json.dumps(present, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _objects(store: Store) -> dict[str, bytes]:

@@ -291,22 +291,6 @@ def test_expired_payloads_that_no_sweep_deleted_are_a_warning(tmp_path):
     assert text(report, "store-not-swept") == "warning stores.hot: there are payloads that expired up to 5 days ago"
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "fix"),
-    [
-        ({"type": "filesystem", "path": "/nowhere/at/all"}, "store-failed", "Start the server"),
-        ({"type": "redis", "url": "redis://127.0.0.1:1/0"}, "store-failed", "Start the server"),
-        ({"type": "redis", "url": "${NOT_SET}"}, "store-invalid", ""),
-    ],
-)
-def test_a_store_that_does_not_work_is_one_error_and_asks_for_no_permission(options, error, fix):
-    report = diagnosed(configuration(options))
-    (failed,) = [each for each in report.findings if each.severity != "info"]
-    assert failed.id == error
-    assert failed.fix.startswith(fix)
-    assert not any("Grant" in each.fix for each in report.findings)
-
-
 # Values ------------------------------------------------------------------------------------------------------------
 
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
-import gc
 import io
 import threading
-import weakref
 
 import pytest
 
@@ -146,27 +143,6 @@ def test_a_file_that_fails_before_the_first_chunk_needs_no_abort():
     with pytest.raises(PayloadError):
         rig.publisher(classify=lambda _: "unknown")("orders", Failing(BIG))
     assert rig.sent == []
-
-
-def test_nothing_of_a_failed_send_waits_for_the_garbage_collector():
-    class Payload(bytearray):
-        pass
-
-    rig, payload = Rig("chunking"), Payload(BIG)
-    gone = weakref.ref(payload)
-
-    @rig.cc.offload(payload="value", key="key")
-    def publish(value, key=None):
-        raise QueueFullError
-
-    gc.disable()
-    try:
-        with contextlib.suppress(QueueFullError):
-            publish(payload)
-        del payload
-        assert gone() is None
-    finally:
-        gc.enable()
 
 
 def test_a_pointer_that_became_too_long_leaves_nothing_stored():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import io
 import os
-import pickle
 import subprocess
 import sys
 import tomllib
@@ -15,10 +14,8 @@ import pytest
 
 import claimcheck
 from claimcheck import HEADER, IncompletePayloadError
-from claimcheck._registry import build_store, check_store
 from claimcheck._store.contract import StoreContext
 from claimcheck._wire.envelope import encode_abort
-from claimcheck.config import StoreConfig
 from claimcheck.errors import PayloadNotFoundError, StoreError, StoreUnavailableError
 from claimcheck.stores.memory import MemoryStore
 from claimcheck.testing import FaultyStore, RecordedMessage, RecordingBroker, assert_inline, assert_offloaded
@@ -216,15 +213,3 @@ def test_any_error_may_be_injected_and_healed(store, error, expected):
     assert caught.value.__cause__ is error
     store.heal()
     assert store.write(b"payload").size == 7
-
-
-def test_it_is_made_from_yaml():
-    config = StoreConfig(
-        "claimcheck.testing:FaultyStore", {"store": {"type": "filesystem", "path": "/nowhere", "ttl_seconds": 60}}
-    )
-
-    check_store(config, path="stores.hot")
-    store = build_store(pickle.loads(pickle.dumps(config)), path="stores.hot")
-
-    assert store.ttl_seconds == 60
-    store.close()

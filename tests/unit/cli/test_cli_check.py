@@ -87,24 +87,6 @@ def test_wrong_usage(warned, arguments, words):
 # Settings of the brokers' clients --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("setting", "name"),
-    [
-        ("sasl.passwort=hunter2", "sasl.passwort"),
-        ("acks=hunter2", "acks"),
-        ("security.protocol=sasl_plaintext\nsasl.mechanism=hunter2", "SASL mechanism"),
-        ("stats_cb=hunter2", "stats_cb"),
-    ],
-)
-def test_a_setting_that_the_kafka_client_refuses_is_a_configuration_error(warned, setting, name):
-    (warned / "client").write_text(setting)
-    result = run("check", "--servers", *KAFKA)
-    (line,) = [line for line in result.stdout.splitlines() if "kafka-settings-invalid" in line]
-    assert (result.exit_code, name in line) == (3, True)
-    assert "hunter2" not in result.output
-    assert "kafka-unreachable" not in result.output
-
-
 @pytest.mark.parametrize("line", ["sasl.password hunter2", "=hunter2", "sasl.password hunter2=", "HUNTER2=="])
 def test_a_line_of_the_kafka_settings_that_is_none_is_named_by_its_number_only(warned, line):
     (warned / "client").write_text(f"# comment\n\nacks=all\n{line}\n")

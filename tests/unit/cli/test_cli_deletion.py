@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import time
 from datetime import UTC, datetime
@@ -309,19 +308,6 @@ def test_it_counts_first_and_deletes_what_has_expired_with_yes(here):
     assert (disk["store"], disk["deleted"], disk["kept"], disk["finished"]) == ("disk", 2, {"alive": 1}, True)
     assert ok("get", "-", stdin=alive).stdout_bytes == b"alive"
     assert len(claims(here)) == 1
-
-
-def test_an_entry_that_cannot_be_deleted_is_an_exit_code(here, monkeypatch):
-    expire(here, 1)
-
-    def refuse(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "unlink", refuse)
-    result = run("sweep", "--yes", "--grace", "0")
-
-    assert result.exit_code == 1
-    assert "1 failed: store 'disk': delete of" in result.stdout
 
 
 @pytest.mark.parametrize(
