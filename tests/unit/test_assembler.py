@@ -305,26 +305,6 @@ def test_a_long_key_is_not_kept(long):
 # Late chunks ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("acked", [False, True])
-@pytest.mark.parametrize(
-    ("number", "count", "piece"), [(0, 2, b"EVIL"), (1, 2, b""), (1, 2, b"0"), (0, 1, b"01"), (2, 3, b"2")]
-)
-def test_a_late_chunk_that_contradicts_the_delivered_payload_is_reported(acked, number, count, piece):
-    rig = Rig()
-    [whole] = rig.chunks(A, (0, 1), 2)
-    if acked:
-        rig.settle([whole])
-    [failed] = rig.chunk(A, number, count, piece)
-    assert isinstance(failed.error, ChunkConflictError)
-    assert (failed.positions, failed.late, whole.positions) == ((2,), True, (0, 1))
-    rig.settle([failed])
-    assert rig.resolver.safe_position("s") == (None if acked else 0)
-    assert [type(outcome) for outcome in rig.chunk(A, 1, 2)] == ([Dropped] if acked else [])  # still a true duplicate
-    rig.settle([whole])
-    if not acked:
-        assert rig.resolver.safe_position("s") is None
-
-
 def test_the_tail_of_a_broken_payload_is_reported_again_and_never_acknowledged_silently():
     rig = Rig(max_chunks=2)
     [broken] = rig.chunks(A, (0, 1), 4)
@@ -350,15 +330,3 @@ def test_a_payload_acknowledged_after_all_is_compared_with_what_came_of_a_second
     assert isinstance(late, Dropped) if piece == b"1" else isinstance(late.error, ChunkConflictError)
     [again] = rig.chunk(A, 0, 3, b"EVIL", at=4)
     assert isinstance(again.error, ChunkConflictError)
-
-
-def test_an_abort_after_the_last_chunk_changes_nothing():
-    rig = Rig()
-    [whole] = rig.chunks(A, range(2), 2)
-    [aborted] = rig.abort(A)
-    assert (whole.payload, aborted.reason) == (b"01", "aborted")
-    assert rig.chunk(A, 1, 2) == [], "a duplicate waits for what becomes of the payload"
-    rig.settle([whole], acked=False)
-    assert rig.chunk(A, 0, 2) == []
-    [again] = rig.chunk(A, 1, 2)
-    assert again.payload == b"01"

@@ -396,6 +396,21 @@ def test_declared_bytes_are_bounded_and_a_larger_payload_is_read_alone(rig, reso
     assert gate.most <= 3
 
 
+def test_as_many_bytes_are_read_ahead_as_are_allowed(rig):
+    pointers, sealed = stored(rig, 5)
+    gate = Gate(rig.cc.store("hot"))
+    many = rig.cc.resolve_many(sealed, max_bytes=3 * SIZE)
+    first = threading.Thread(target=lambda: next(many))
+    first.start()
+    assert gate.reached(lambda: len(gate.begun) == 3)
+    gate.allow(*pointers[1:3])
+    assert gate.reached(lambda: gate.running == 1)
+    assert len(gate.begun) == 3, "what the caller did not take counts"
+    gate.allow()
+    first.join(10)
+    many.close()
+
+
 def test_messages_are_taken_as_they_are_needed(rig):
     """An endless source is fine, and what is resolved is not held back for the sake of a full window."""
     _, [sealed] = stored(rig, 1)
