@@ -86,7 +86,6 @@ class AsyncioConformance(TransportKit):
         harness.assert_finished()
 
     def test_tasks_that_receive_get_each_payload_once(self, harness: Harness) -> None:
-        """Two tasks with one consumer."""
         sent = [content([5, 3 * self.limit_bytes][seed % 2], seed) for seed in range(20)]
         harness.send(*sent)
         consumer = harness.consumer
@@ -103,7 +102,6 @@ class AsyncioConformance(TransportKit):
     # Sending ---------------------------------------------------------------------------------------------------
 
     def test_the_event_loop_is_not_blocked_by_the_store(self, harness: Harness) -> None:
-        """Neither while a payload is written nor while it is read."""
         producer = harness.producer()
         self._check_loop(faulty(harness.writer("external")), "write")
         self._check_loop(harness.reader_store, "read")
@@ -116,7 +114,6 @@ class AsyncioConformance(TransportKit):
 
     @pytest.mark.parametrize("end", ["flush", "close"])
     def test_flush_and_close_wait_for_what_is_still_being_stored(self, harness: Harness, end: str) -> None:
-        """The payload is in the topic afterwards."""
         producer, payload = harness.producer(), content(2 * self.limit_bytes)
         store, entered, may_go = faulty(harness.writer("external")), threading.Event(), threading.Event()
         write = store.write

@@ -72,7 +72,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
 
     @pytest.mark.parametrize("strategy", STRATEGIES)
     def test_the_limit_counts_the_whole_message(self, harness: Harness, strategy: str) -> None:
-        """Key and headers count: no size around the limit is refused by the broker."""
         headers = {"name": "v" * 300, "ünïcode": "ü" * 50}
         sent = [content(self.limit_bytes + over) for over in range(-1000, 150, 41)]
 
@@ -82,7 +81,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
 
     @pytest.mark.parametrize("strategy", STRATEGIES)
     def test_every_shape_comes_back(self, harness: Harness, strategy: str) -> None:
-        """Buffers and files, small and large."""
         expected = [content(size) for size in (100, 3 * self.limit_bytes) for _ in payloads.SHAPES]
         shapes = [*payloads.SHAPES.values()] * 2
 
@@ -92,7 +90,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
 
     @pytest.mark.parametrize("strategy", [*STRATEGIES, "inline"])
     def test_tombstones_and_payloads_that_look_like_envelopes_come_back(self, harness: Harness, strategy: str) -> None:
-        """``None`` stays ``None``, and what begins with the header is not mistaken for an envelope."""
         large = [] if strategy == "inline" else [HEADER + b"\x01" + content(3 * self.limit_bytes)]
         sent = [None, b"", *LOOKALIKES, *large]
 
@@ -101,7 +98,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
         assert harness.take(len(sent)) == sent
 
     def test_inline_sends_nothing_that_does_not_fit(self, harness: Harness) -> None:
-        """The strategy ``inline`` sends every payload as it is; the broker's error is raised."""
         with pytest.raises(self.refusal):
             harness.send(content(2 * self.limit_bytes), strategy="inline")
 
@@ -184,7 +180,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
 
     @requires("look_ahead")
     def test_the_next_payloads_are_read_while_one_is_processed(self, harness: Harness) -> None:
-        """With reading ahead, the store is asked for payloads that the application has not received yet."""
         harness.send(*[content(2 * self.limit_bytes, seed) for seed in range(6)])
         harness.subscribe(look_ahead=True)
         store, ahead = harness.reader_store, threading.Event()
@@ -204,7 +199,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
 
     @requires("look_ahead", "lazy_payloads")
     def test_by_default_what_the_application_does_not_read_is_not_read_ahead(self, harness: Harness) -> None:
-        """An application that looks at headers only causes no traffic with the store."""
         harness.send(*[content(2 * self.limit_bytes, seed) for seed in range(12)])
         harness.subscribe(look_ahead=None)
 
@@ -232,7 +226,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
         harness.assert_finished()
 
     def test_a_payload_that_is_not_what_was_declared_is_an_error(self, harness: Harness) -> None:
-        """A checksum in the headers is verified: wrong bytes are never delivered."""
         hints = {"claimcheck-type": "chunk", "claimcheck-checksum": "crc32:00000000"}
         harness.append(*chunks_of(content(500), 2), headers=hints)
 
@@ -243,7 +236,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
 
     @pytest.mark.parametrize("look_ahead", [False, True])
     def test_a_retryable_error_is_retryable(self, harness: Harness, look_ahead: bool) -> None:
-        """The same call on the same message succeeds when the store works again."""
         self._need(look_ahead=look_ahead)
         harness.subscribe(look_ahead=look_ahead)
         harness.reader_store.fail("read")
@@ -305,7 +297,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
         harness.assert_finished()
 
     def test_a_late_duplicate_goes_with_its_payload(self, harness: Harness) -> None:
-        """A redelivered chunk is not a new payload, before and after the acknowledgment."""
         first, last = chunks_of(content(500), 2)
         harness.append(first, last)
         message = harness.receive()
@@ -352,7 +343,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
 
     @requires("counted_redeliveries", "nack")
     def test_what_is_given_back_too_often_is_a_dead_letter(self, harness: Harness) -> None:
-        """After two redeliveries it is a dead letter and is acknowledged in the topic."""
         harness.subscribe(dead_letters=True)
         harness.append(*chunks_of(content(500), 2))
         sent = harness.messages()
@@ -386,7 +376,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
 
     @requires("seek")
     def test_chunks_from_before_a_seek_complete_nothing(self, harness: Harness) -> None:
-        """A seek drops pending chunks."""
         first, last = chunks_of(content(500), 2)
         _, behind = harness.append(first, b"behind")
         assert harness.take() == [b"behind"]

@@ -432,10 +432,12 @@ class ReaderMachine(RuleBasedStateMachine):
         assert load[bound] > BOUNDS[bound], f"evicted although {bound} was not exceeded"
 
     @invariant()
-    def bounds_what_it_remembers_of_payloads_that_ended(self):
+    def bounds_what_it_holds_and_what_it_remembers(self):
         assembler = self.reader.resolver._assembler
         remembered = sum(record.weight for record in assembler._closed.values())
         assert assembler._remembered_positions == remembered
+        assert self.reader.resolver.pending_bytes <= BOUNDS["max_pending_bytes"]
+        assert self.reader.resolver.pending_payloads <= BOUNDS["max_pending_payloads"]
 
     @invariant()
     def no_commit_passes_what_is_held_or_not_settled(self):

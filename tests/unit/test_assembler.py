@@ -236,6 +236,17 @@ def test_a_payload_too_large_alone_names_the_bound(bound, pieces):
     assert str(failed.error).endswith(f"(chunking.{bound}), but the limit is 3")
 
 
+@pytest.mark.parametrize(
+    ("bound", "more"),
+    [("max_pending_payloads", {}), ("max_pending_messages", {}), ("max_pending_bytes", {"max_payload_bytes": 2})],
+)
+def test_the_oldest_payload_is_evicted_when_a_bound_is_exceeded(bound, more):
+    rig = Rig(**{bound: 3}, **more)
+    [evicted] = [outcome for uuid in (A, B, C, other(1)) for outcome in rig.chunk(uuid, 0, 4)]
+    assert (evicted.reason, evicted.uuid) == ("evicted", A)
+    assert f"(chunking.{bound} is 3)" in str(evicted.error)
+
+
 def test_what_was_acknowledged_keeps_no_handle_alive():
     class Native:
         pass
