@@ -229,6 +229,8 @@ def test_redeliveries_end_however_many_payloads_there_are(monkeypatch):
 )
 def test_a_payload_too_large_alone_names_the_bound(bound, pieces):
     rig = Rig(**{bound: 3}, max_redeliveries=0)
+    [whole] = rig.chunk(B, 0, 1, b"xxx")
+    assert whole.payload == b"xxx", "as much as allowed"
     for piece in pieces:
         outcomes = rig.chunk(A, 0, 9, piece)
     [failed] = outcomes or rig.expire()
@@ -245,6 +247,7 @@ def test_the_oldest_payload_is_evicted_when_a_bound_is_exceeded(bound, more):
     [evicted] = [outcome for uuid in (A, B, C, other(1)) for outcome in rig.chunk(uuid, 0, 4)]
     assert (evicted.reason, evicted.uuid) == ("evicted", A)
     assert f"(chunking.{bound} is 3)" in str(evicted.error)
+    assert evicted.as_failed().error is evicted.error
 
 
 def test_what_was_acknowledged_keeps_no_handle_alive():
