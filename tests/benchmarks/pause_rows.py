@@ -24,6 +24,12 @@ _MOVERS = 4  # tasks
 _ROUNDS = 3
 
 
+def _declare(what: str, moving: Moving, **by_hand: Moving) -> None:
+    what = f"longest pause of a loop but for 1 in 1,000, while {_MOVERS} tasks {what} {{size}}"
+    named = {OURS: moving, **{name.replace("_", " "): each for name, each in by_hand.items()}}
+    ROWS.findings(what, mib=20, unit="ms", moving=named)(_pauses)
+
+
 def _pauses(lab: Lab, size: int, moving: Mapping[str, Moving]) -> Findings:
     """Return the pauses with claimcheck, and in the note those by hand; all take turns."""
     payload, names = payload_of(size), [*moving]
@@ -159,16 +165,11 @@ async def _pulsar_chunks(lab: Lab, payload: bytes, *, wrapped: bool = True) -> A
         await each.close()
 
 
-for _what, _ours, _name, _by_hand in (
-    ("write", _write, "redis asyncio SET", _set_by_hand),
-    ("call a decorated function with, and resolve,", _decorated, "", None),
-    ("send and receive through Kafka, as chunks,", _kafka_chunks, "", None),
-    (
-        "send and receive through Pulsar, as chunks,",
-        _pulsar_chunks,
-        "pulsar asyncio its chunking",
-        partial(_pulsar_chunks, wrapped=False),
-    ),
-):
-    _row = f"longest pause of a loop but for 1 in 1,000, while {_MOVERS} tasks {_what} {{size}}"
-    ROWS.findings(_row, mib=20, unit="ms", moving={OURS: _ours, **({_name: _by_hand} if _by_hand else {})})(_pauses)
+_declare("write", _write, redis_asyncio_SET=_set_by_hand)
+_declare("call a decorated function with, and resolve,", _decorated)
+_declare("send and receive through Kafka, as chunks,", _kafka_chunks)
+_declare(
+    "send and receive through Pulsar, as chunks,",
+    _pulsar_chunks,
+    pulsar_asyncio_its_chunking=partial(_pulsar_chunks, wrapped=False),
+)
