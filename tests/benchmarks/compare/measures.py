@@ -125,25 +125,30 @@ def memory(lab: Lab) -> Measure:
 
     def lines(role: int, places: Sequence[tuple[int, int, int]]) -> Lines:
         return {
-            mode: tuple(Point.of(x, [each[role] for each in peaks[mode, *place]]) for x, *place in places)
+            mode: tuple(
+                Point.of(x, [each[role] for each in peaks[mode, size, together]]) for x, size, together in places
+            )
             for mode in modes
         }
 
     by_size = [(size, size, 1) for size in lab.sizes]
-    together = lines(_CONSUMER, [(count, several, count) for count in _TOGETHER])
-    held = {mode: _held(points, several) for mode, points in together.items()}
+    interleaved = lines(_CONSUMER, [(count, several, count) for count in _TOGETHER])
+    held = {mode: _held(points, several) for mode, points in interleaved.items()}
     text = f"Consumer: interleaved payloads of {size_text(several)}"
     return Measure(
         "memory",
         "Memory",
-        {mode: f"{points[-1].y:,.0f} MB for {_TOGETHER[-1]} payloads at a time" for mode, points in together.items()},
+        {
+            mode: f"{points[-1].y:,.0f} MB for {_TOGETHER[-1]} payloads at a time"
+            for mode, points in interleaved.items()
+        },
         f"The consumer's peak, while {_TOGETHER[-1]} payloads of {size_text(several)} arrived with their chunks"
         " interleaved. It includes the payload that is returned and what the client fetches in advance."
         + "".join(f" {mode} held {each:.1f} more for each further payload." for mode, each in held.items()),
         (
             Series("producer_memory", "Producer: memory", "payload in bytes", "MB", lines(_PRODUCER, by_size)),
             Series("consumer_memory", "Consumer: memory", "payload in bytes", "MB", lines(_CONSUMER, by_size)),
-            Series("interleaved_memory", text, "number", "MB", together),
+            Series("interleaved_memory", text, "number", "MB", interleaved),
         ),
         {f"buffered/{mode}": each for mode, each in held.items()},
     )

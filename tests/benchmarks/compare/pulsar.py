@@ -101,7 +101,6 @@ class PulsarBroker(Broker):
             self.limit_bytes = self._admin.max_message_bytes(nothing)
             version = self._admin.send("GET", "brokers/version").decode("ascii", "replace").strip('" \n')[:40]
         self.label = f"Pulsar {version}".rstrip() + f" (pulsar-client {vendor().__version__})"
-        self.close = self._client.close
 
     # Topics ----------------------------------------------------------------------------------------------------
 
@@ -117,6 +116,9 @@ class PulsarBroker(Broker):
     def topic_bytes(self, topic: str) -> int:
         with _explained(f"describe topic {topic}"):
             return int(internal_stats(self._admin, self._full(topic))["totalSize"])
+
+    def close(self) -> None:
+        self._client.close()
 
     def _full(self, topic: str) -> str:
         return full_name(f"{self._namespace}/{topic}")
