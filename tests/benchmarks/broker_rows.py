@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import claimcheck
-from tests.benchmarks.compare.broker import Consumer, Mode, Producer, deliver
+from tests.benchmarks.compare.broker import Consumer, Producer, deliver
 from tests.benchmarks.lab import KAFKA_MAX_MESSAGE_BYTES, Lab
 from tests.benchmarks.rounds import OURS, Series, Variant, compare, payload_of, reading, times_as_fast
 from tests.benchmarks.rows import BEST, Findings, Rows
@@ -201,10 +201,19 @@ def _large(lab: Lab, size: int, kind: str, verb: str, native: str) -> Findings:
 
 def _moving(lab: Lab, kind: str, verb: str, mode: Any, name: str, payload: bytes) -> Variant:
     """Return the variant of one mode, with a topic of its own, which is deleted after the step."""
-    producer, consumer = _clients(lab, kind, mode)
+    broker, topic = lab.broker(kind), f"bench-{uuid.uuid4().hex}"
+    broker.create_topic(topic, KAFKA_MAX_MESSAGE_BYTES if mode == "native" else None)
+    lab.at_end(partial(broker.delete_topic, topic))
+    store = {"type": "redis", "url": lab.redis, "ttl_seconds": 600}
+    strategy = "external" if mode == "external" else "chunking"
+    cc = lab.enter(claimcheck.from_dict({"strategy": strategy, "stores": {"hot": store}}))
+    producer = broker.producer(mode, topic, cc)
+    lab.at_end(producer.close)
     clean = lab.forget if mode == "external" else lambda _: None
     if verb == "produce":
         return Variant(name, lambda: deliver(producer, [payload]), clean)
+    consumer = broker.consumer(mode, topic, cc, group=topic)
+    lab.at_end(consumer.close)
     if verb == "send and receive":
         return Variant(name, lambda: _through(producer, consumer, payload), clean)
     deliver(producer, [payload])
@@ -216,19 +225,6 @@ def _moving(lab: Lab, kind: str, verb: str, mode: Any, name: str, payload: bytes
         return consumer.receive(_WAIT_SECONDS)
 
     return Variant(name, again)
-
-
-def _clients(lab: Lab, kind: str, mode: Mode) -> tuple[Producer, Consumer]:
-    broker, topic = lab.broker(kind), f"bench-{uuid.uuid4().hex}"
-    broker.create_topic(topic, KAFKA_MAX_MESSAGE_BYTES if mode == "native" else None)
-    lab.at_end(partial(broker.delete_topic, topic))
-    store = {"type": "redis", "url": lab.redis, "ttl_seconds": 600}
-    strategy = "external" if mode == "external" else "chunking"
-    cc = lab.enter(claimcheck.from_dict({"strategy": strategy, "stores": {"hot": store}}))
-    clients = broker.producer(mode, topic, cc), broker.consumer(mode, topic, cc, group=topic)
-    for client in clients:
-        lab.at_end(client.close)
-    return clients
 
 
 def _through(producer: Producer, consumer: Consumer, payload: bytes) -> None:
