@@ -93,7 +93,7 @@ def test_a_good_topic_with_a_group_that_keeps_up_has_no_finding_and_one_that_los
     [
         ({"retention_ms": 48 * HOUR_MS}, {}, ["warning kafka-retention"]),
         ({"retention_ms": -1}, {}, ["warning kafka-retention"]),
-        ({"retention_ms": -1}, {"strategy": "chunking", "store": None, "stores": {}}, []),
+        ({"retention_ms": -1}, {"strategy": "chunking"}, []),
         ({"segment_ms": 10 * HOUR_MS}, {}, ["info kafka-retention"]),
         ({}, {**BRIEF, "destinations": {"test-*": {"store": "brief"}}}, ["warning kafka-retention"]),
         ({}, {**BRIEF, "destinations": {"other-*": {"store": "brief"}}}, []),
@@ -106,8 +106,7 @@ def test_a_good_topic_with_a_group_that_keeps_up_has_no_finding_and_one_that_los
 )
 def test_settings_of_a_kafka_topic(kafka_lab, settings, options, expected):
     kafka_lab.create(**{**GOOD, **settings})
-    raw = {name: value for name, value in stored(**options).items() if value is not None}
-    assert found(seen(kafka_lab, raw), *KAFKA) == expected
+    assert found(seen(kafka_lab, stored(**options)), *KAFKA) == expected
 
 
 def test_a_group_is_behind_with_the_oldest_pointer_that_it_has_not_read(kafka_lab):
