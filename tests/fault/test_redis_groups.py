@@ -19,9 +19,6 @@ from tests.fault.rig import MIB, READINGS, TriggerFile, assert_healthy, assert_r
 # A cluster ---------------------------------------------------------------------------------------------------------
 
 
-ALL_READINGS = pytest.mark.parametrize("read", [READINGS["read"], READINGS["stream"]], ids=["read", "stream"])
-
-
 class Slots:
     """Moves the slot of one payload from the node that has it to another one, in the steps that Redis knows."""
 
@@ -93,17 +90,15 @@ class TestMovingSlots:
             yield store
             assert_healthy(store)
 
-    @ALL_READINGS
     @pytest.mark.parametrize("moved", [[2, 3], [0, 1, 2, 3, 4, 5], []])
-    def test_read_during_and_after_the_move(self, store, slots, read, moved):
+    def test_read_during_and_after_the_move(self, store, slots, moved):
         pointer = store.write(PAYLOAD)
         slots.begin(pointer.key)
         slots.move(*(f"{pointer.key}-{i}" for i in moved))
 
-        assert read(store, pointer) == PAYLOAD
-
+        assert all(read(store, pointer) == PAYLOAD for read in READINGS.values())
         slots.finish()
-        assert read(store, pointer) == PAYLOAD
+        assert all(read(store, pointer) == PAYLOAD for read in READINGS.values())
 
     def test_moved_while_it_is_read(self, store, slots):
         pointer = store.write(content(20 * MIB))
@@ -115,14 +110,14 @@ class TestMovingSlots:
             slots.finish()
             assert got + file.read() == content(20 * MIB)
 
-    @ALL_READINGS
-    def test_gone_is_gone_during_the_move(self, store, slots, read):
+    def test_gone_is_gone_during_the_move(self, store, slots):
         pointer = store.write(PAYLOAD)
         slots.begin(pointer.key)
         slots.nodes[slots.old].delete(f"{pointer.key}-2")
 
-        with pytest.raises(PayloadNotFoundError, match="segment 2 of 6"):
-            read(store, pointer)
+        for read in READINGS.values():
+            with pytest.raises(PayloadNotFoundError, match="segment 2 of 6"):
+                read(store, pointer)
         slots.finish()
 
     @pytest.mark.parametrize("finishes", [True, False])
@@ -156,36 +151,20 @@ class TestMovingSlots:
         assert not any(node.exists(f"{pointer.key}-{i}") for node in slots.nodes[slots.new :][:1] for i in range(6))
 
 
-class TestClusterLines:
-    @pytest.fixture
-    def store(self, cluster):
-        with RedisStore(url=cluster.url, timeout_seconds=5) as store:
-            store.write(b"so that connections are there")
-            yield store
-            assert_healthy(store)
+def test_lines_to_a_cluster_that_are_lost_during_a_read_or_a_write_or_in_the_pool(cluster):
+    def hang_up():
+        for node in cluster.nodes:
+            with redis.Redis(port=node.port) as client:
+                client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
-    @pytest.fixture
-    def hang_up(self, cluster):
-        def hang_up():
-            for node in cluster.nodes:
-                with redis.Redis(port=node.port) as client:
-                    client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-
-        return hang_up
-
-    def test_lost_during_the_read(self, store, hang_up):
+    with RedisStore(url=cluster.url, timeout_seconds=5) as store:
         assert_read_goes_on(store, content(20 * MIB), MIB, hang_up)
-
-    @pytest.mark.parametrize("at", [0, 5 * MIB])
-    def test_lost_during_the_write(self, store, hang_up, at):
-        assert store.read(store.write(TriggerFile(PAYLOAD, hang_up, at=at))) == PAYLOAD
-
-    @ALL_READINGS
-    def test_lost_in_the_pool(self, store, hang_up, read):
-        pointer = store.write(PAYLOAD)
-        hang_up()
-
-        assert read(store, pointer) == PAYLOAD
+        for at in (0, 5 * MIB):
+            pointer = store.write(TriggerFile(PAYLOAD, hang_up, at=at))
+            for read in READINGS.values():
+                hang_up()
+                assert read(store, pointer) == PAYLOAD
+        assert_healthy(store)
 
 
 class TestDeadNode:
@@ -244,12 +223,11 @@ class TestFailover:
             yield store
             assert_healthy(store)
 
-    @pytest.mark.parametrize("read", [READINGS["read"], READINGS["stream"]])
-    def test_between_write_and_read_and_rollback(self, store, redis_sentinel, read):
+    def test_between_write_and_read_and_rollback(self, store, redis_sentinel):
         pointer = store.write(PAYLOAD)
         redis_sentinel.failover()
 
-        assert read(store, pointer) == PAYLOAD
+        assert store.read(pointer) == PAYLOAD
         redis_sentinel.failover()
         store.rollback(pointer)
         with pytest.raises(PayloadNotFoundError):
@@ -294,32 +272,25 @@ def test_closing_leaves_no_connection_for_the_garbage_collector(group, request):
         gc.enable()
 
 
-def test_a_master_that_dies_is_replaced(redis_programs):
-    with servers.redis_sentinel() as group, RedisStore(url=group.url, timeout_seconds=1) as store:
-        pointer, old, new = store.write(PAYLOAD), group.master, group.replica
-        group.settle()
-        old.kill()
-
-        assert_unavailable(lambda: store.read(pointer))
-        assert_unavailable(lambda: store.write(PAYLOAD))
-
-        group.wait_for(new)
-        assert store.read(pointer) == PAYLOAD
-        assert_healthy(store)
-
-
-def test_no_sentinel_is_no_store_for_now(redis_programs):
+def test_no_sentinel_is_no_store_for_now_and_a_master_that_dies_is_replaced(redis_programs):
     with servers.redis_sentinel() as group, RedisStore(url=group.url, timeout_seconds=30) as store:
         pointer = store.write(PAYLOAD)
         group.sentinel.kill()
-
         assert store.read(pointer) == PAYLOAD, "the connection to the master is still there"
-
         store.close()
         began = time.monotonic()
         assert_unavailable(lambda: store.read(pointer))
         assert_unavailable(lambda: store.write(PAYLOAD))
         assert time.monotonic() - began < 30, "a refused connection is no reason to wait"
-
         group.sentinel.start()
         assert store.read(pointer) == PAYLOAD
+
+        group.settle()
+        new = group.replica
+        group.master.kill()
+        with RedisStore(url=group.url, timeout_seconds=1) as hasty:
+            assert_unavailable(lambda: hasty.read(pointer))
+            assert_unavailable(lambda: hasty.write(PAYLOAD))
+        group.wait_for(new)
+        assert store.read(pointer) == PAYLOAD
+        assert_healthy(store)
