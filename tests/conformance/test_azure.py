@@ -8,7 +8,7 @@ from obstore.store import AzureStore
 
 from claimcheck.stores._parts import TransferPolicy
 from claimcheck.testing import StoreConformance
-from tests.real.azurite import CONTAINER
+from tests.real.object_stores import CONTAINER
 
 PART_BYTES = 5 << 20
 

@@ -13,8 +13,17 @@ from claimcheck._store.contract import StoreContext
 from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
 from claimcheck.stores.redis import RedisStore
 from tests import servers
-from tests.fault.redis_rig import PAYLOAD, SEGMENT
-from tests.fault.rig import MIB, READINGS, TriggerFile, assert_healthy, assert_read_goes_on, assert_unavailable, content
+from tests.fault.rig import (
+    MIB,
+    PAYLOAD,
+    READINGS,
+    SEGMENT,
+    TriggerFile,
+    assert_healthy,
+    assert_read_goes_on,
+    assert_unavailable,
+    content,
+)
 
 # A cluster ---------------------------------------------------------------------------------------------------------
 

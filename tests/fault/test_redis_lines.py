@@ -8,8 +8,7 @@ import time
 import pytest
 
 from claimcheck.errors import IntegrityError, StoreError
-from tests.fault.redis_rig import PAYLOAD, SEGMENT, SIZE, RedisLine, keys
-from tests.fault.rig import READINGS, TriggerFile, assert_unavailable, content
+from tests.fault.rig import PAYLOAD, READINGS, SEGMENT, SIZE, RedisLine, TriggerFile, assert_unavailable, content, keys
 from tests.real.process import wait_until
 
 SEEDS = pytest.mark.parametrize("seed", range(8))

@@ -11,8 +11,19 @@ import redis
 from claimcheck.errors import IntegrityError, PayloadNotFoundError, StoreError, StoreUnavailableError
 from claimcheck.stores.redis import RedisStore
 from tests import servers
-from tests.fault.redis_rig import PAYLOAD, SEGMENT, RedisLine, keys
-from tests.fault.rig import MIB, READINGS, TriggerFile, assert_healthy, assert_read_goes_on, assert_unavailable, content
+from tests.fault.rig import (
+    MIB,
+    PAYLOAD,
+    READINGS,
+    SEGMENT,
+    RedisLine,
+    TriggerFile,
+    assert_healthy,
+    assert_read_goes_on,
+    assert_unavailable,
+    content,
+    keys,
+)
 
 
 class Rig:
