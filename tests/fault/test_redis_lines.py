@@ -93,25 +93,6 @@ class TestBroken(Lines):
         assert store.read(store.write(TriggerFile(PAYLOAD, proxy.reset))) == PAYLOAD
 
 
-class TestBrokenOften(Lines):
-    @pytest.mark.parametrize("seed", range(3))
-    def test_in_several_segments_is_made_again_every_time(self, store, proxy, seed):
-        """Cut far enough from each other to be in different segments; a reset would discard what is not read yet."""
-        chance = Chance(seed)
-        for i in range(3):
-            proxy.requests.break_after(int((2.5 * i + 0.5) * SEGMENT))
-        pointer, before = store.write(chance.source()), proxy.connections
-        for i in range(4):
-            proxy.answers.break_after(int((1.5 * i + 0.25) * SEGMENT))
-
-        assert chance.read(store, pointer) == PAYLOAD
-        assert proxy.connections == before + 4
-
-    @pytest.fixture
-    def url(self, redis_url):
-        return redis_url  # with TLS, a cut may end as a reset
-
-
 class TestDead(Lines):
     @pytest.mark.parametrize("seed", range(5))
     def test_at_any_byte(self, store, proxy, server, seed):
