@@ -110,8 +110,8 @@ def test_several_at_once_with_consume_and_the_events_of_the_client(lab):
 
     found = []
     while len(found) <= len(sent):
-        batch = consumer.consume(7, 5.0)
-        assert 0 < len(batch) <= 7
+        batch = consumer.consume(5, 5.0)
+        assert 0 < len(batch) <= 5
         found += batch
 
     assert values(found[:-1]) == sent
