@@ -138,43 +138,31 @@ def test_nothing_is_lost_or_mixed_while_consumers_come_and_go(lab, worker, tmp_p
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 class TestHandover:
-    def test_callbacks_get_this_consumer_and_may_commit(self, lab, protocol):
+    def test_callbacks_get_this_consumer_and_may_choose_places_and_commit(self, lab, protocol):
         heard, consumer = [], lab.consumer(subscribe=False, **told(protocol))
-        lab.send_raw(chunks_of(content(900), 3)[0], *chunks_of(content(800), 2), b"end", partition=0)
-
-        def on_revoke(told_consumer, partitions):
-            heard.append(("revoked", told_consumer is consumer, len(partitions)))
-            told_consumer.commit(offsets=told_consumer.position(partitions)[:1], asynchronous=False)
-
-        consumer.subscribe(
-            [lab.topic],
-            on_assign=lambda told_consumer, partitions: heard.append(
-                ("assigned", told_consumer is consumer, len(partitions))
-            ),
-            on_revoke=on_revoke,
-        )
-        receive(consumer, 2)
-        consumer.close()
-
-        assert [each for each in heard if each[2]] == [("assigned", True, PARTITIONS), ("revoked", True, PARTITIONS)]
-        assert lab.committed(0).offset == 0
-        again = lab.consumer(**told(protocol))
-        lab.send_raw(b"more", partition=0)
-        assert values(receive(again, 1)) == [b"more"]
-
-    def test_partitions_by_hand_in_a_callback_begin_where_the_user_says(self, lab, protocol):
-        lab.send_raw(*chunks_of(content(900), 3), *chunks_of(content(800), 2), partition=0)
-        consumer = lab.consumer(subscribe=False, **told(protocol))
+        incomplete = chunks_of(content(700), 2)[0]
+        lab.send_raw(*chunks_of(content(900), 3), incomplete, *chunks_of(content(800), 2), b"end", partition=0)
 
         def on_assign(told_consumer, partitions):
+            heard.append(("assigned", told_consumer is consumer, len(partitions)))
             for each in partitions:
                 each.offset = 3 if each.partition == 0 else kafka.OFFSET_END
             take = told_consumer.assign if protocol == "eager" else told_consumer.incremental_assign
             take(partitions)
 
-        consumer.subscribe([lab.topic], on_assign=on_assign)
+        def on_revoke(told_consumer, partitions):
+            heard.append(("revoked", told_consumer is consumer, len(partitions)))
+            told_consumer.commit(offsets=told_consumer.position(partitions)[:1], asynchronous=False)
 
-        assert values(receive(consumer, 1)) == [content(800)]
+        consumer.subscribe([lab.topic], on_assign=on_assign, on_revoke=on_revoke)
+        assert values(receive(consumer, 2)) == [content(800), b"end"]
+        consumer.close()
+
+        assert [each for each in heard if each[2]] == [("assigned", True, PARTITIONS), ("revoked", True, PARTITIONS)]
+        assert lab.committed(0).offset == 3
+        again = lab.consumer(**told(protocol))
+        lab.send_raw(b"more", partition=0)
+        assert values(receive(again, 1)) == [b"more"]
 
     def test_what_a_callback_raises_comes_out_of_poll(self, lab, protocol):
         """The client replaces it with a `KafkaError`, which is not an exception class."""

@@ -256,22 +256,6 @@ def expire(receiver, clock):
     receiver.tick()
 
 
-def test_an_incomplete_payload_expires_while_batches_of_messages_are_received(lab, head, clock):
-    """A message is always available, so that no receive times out."""
-    cc = lab.claimcheck("external", chunking={"on_expire": "ack"})
-    policy = pulsar.ConsumerBatchReceivePolicy(1, 1024, 10_000)
-    consumer = lab.consumer(cc=cc, wrap={"clock": clock}, batch_receive_policy=policy)
-    while not (found := consumer.batch_receive()):
-        pass
-    clock.now += EXPIRED
-    head.send(b"second")
-
-    found += consumer.batch_receive()
-
-    assert [message.data() for message in found] == [b"first", b"second"]
-    assert consumer.pending_payloads == 0
-
-
 def test_what_cannot_be_dead_lettered_is_reported(lab, head, clock):
     aside = lab.client.create_producer(f"{lab.topic}-dlq")
     aside.close()
