@@ -168,10 +168,6 @@ class RedisLine:
         for key in keys(server, store):
             server.delete(key)
 
-    @pytest.fixture
-    def pointer(self, store):
-        return store.write(PAYLOAD)
-
 
 def lines(server, name):
     """How many connections a client has, by the name that it gave itself.

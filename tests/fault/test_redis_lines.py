@@ -68,9 +68,9 @@ class Chance:
 
 
 class TestAnyByte(Lines):
-    options = {"ttl_seconds": 60, "timeout_seconds": 0.5}
+    options = {"ttl_seconds": 60, "timeout_seconds": 2}
 
-    @pytest.mark.parametrize("seed", range(25))
+    @pytest.mark.parametrize("seed", range(20))
     def test_a_write_and_a_read_are_made_again_once_or_an_error_and_leave_nothing_for_ever(
         self, store, proxy, server, seed
     ):
@@ -96,7 +96,7 @@ class TestAnyByte(Lines):
             assert chance.read(store, pointer) == PAYLOAD
         except StoreUnavailableError:
             assert what not in ("break", "be slow")
-            assert what != "hold" or (time.monotonic() - began > 0.45 and proxy.connections == before)
+            assert what != "hold" or (time.monotonic() - began > 1.9 and proxy.connections == before)
         assert what != "break" or proxy.connections == before + 1
         self.recover(proxy)
         store.rollback(pointer)
@@ -119,15 +119,6 @@ class TestAnyByte(Lines):
         assert store.read_range(pointer, SEGMENT // 2, 2 * SEGMENT) == PAYLOAD[SEGMENT // 2 :][: 2 * SEGMENT]
         assert store.read(store.write(TriggerFile(PAYLOAD, proxy.reset))) == PAYLOAD
 
-    def test_slower_than_the_timeout_in_all_but_never_silent_is_whole(self, store, proxy):
-        proxy.requests.throttle(8 * SEGMENT)
-        pointer = store.write(PAYLOAD)
-        proxy.answers.throttle(8 * SEGMENT)
-
-        began = time.monotonic()
-        assert store.read(pointer) == PAYLOAD
-        assert time.monotonic() - began > self.options["timeout_seconds"]
-
     def test_a_payload_that_breaks_leaves_nothing_of_what_was_still_on_its_way(self, store, proxy, server):
         """A definite failure, after which nothing may be left, not even a moment later.
 
@@ -146,8 +137,17 @@ class TestAnyByte(Lines):
         assert keys(server, store) == []
 
 
-class TestLying(RedisLine):
+class TestImpatient(RedisLine):
     options = {"ttl_seconds": 60, "timeout_seconds": 0.5}
+
+    def test_slower_than_the_timeout_in_all_but_never_silent_is_whole(self, store, proxy):
+        proxy.requests.throttle(8 * SEGMENT)
+        pointer = store.write(PAYLOAD)
+        proxy.answers.throttle(8 * SEGMENT)
+
+        began = time.monotonic()
+        assert store.read(pointer) == PAYLOAD
+        assert time.monotonic() - began > self.options["timeout_seconds"]
 
     @pytest.mark.parametrize("seed", range(8))
     def test_a_changed_byte_is_an_error_or_the_truth(self, store, proxy, seed):

@@ -8,21 +8,17 @@ import time
 import pytest
 import redis
 
-from claimcheck.errors import IntegrityError, PayloadNotFoundError, StoreError, StoreUnavailableError
+from claimcheck.errors import PayloadNotFoundError, StoreError, StoreUnavailableError
 from claimcheck.stores.redis import RedisStore
 from tests import servers
 from tests.fault.rig import (
     MIB,
     PAYLOAD,
-    READINGS,
-    SEGMENT,
-    RedisLine,
     TriggerFile,
     assert_healthy,
     assert_read_goes_on,
     assert_unavailable,
     content,
-    keys,
 )
 
 
@@ -136,17 +132,6 @@ class TestEvicting(Rig):
 
 
 class TestRefusing(Rig):
-    def test_for_now_a_replica_or_a_server_with_too_many_clients(self, server, store):
-        for refuse, stop in (
-            (lambda: server.replicaof("127.0.0.1", 1), lambda: server.replicaof("NO", "ONE")),
-            (lambda: server.config_set("maxclients", 1), lambda: server.config_set("maxclients", 100)),
-        ):
-            store.close()
-            refuse()
-            assert_unavailable(lambda: store.write(PAYLOAD))
-            stop()
-            assert store.read(store.write(PAYLOAD)) == PAYLOAD
-
     @pytest.mark.parametrize("password", ["", "right"])
     def test_for_good_a_user_who_may_not_write_or_has_another_password(self, server, url, password):
         commands = {"categories": ["+@all"], "commands": ["-set"]}
@@ -202,40 +187,3 @@ def waited_once(server):
 def connections(server):
     server.ping()  # those that waited while it was stopped are taken before this is answered, or right after
     return server.info("stats")["total_connections_received"]
-
-
-# Damaged segments --------------------------------------------------------------------------------------------------
-
-
-class TestDamaged(RedisLine):
-    """Of a payload in six segments; tests/conformance damages others, and tests/unit each segment."""
-
-    def test_gone_while_the_payload_is_being_read(self, store, server, pointer):
-        with store.open(pointer) as file:
-            got = file.read(10)
-            server.delete(f"{pointer.key}-3")
-            with pytest.raises(PayloadNotFoundError, match="segment 3 of 6"):
-                while piece := file.read(100_000):
-                    got += piece
-
-        assert got == PAYLOAD[: len(got)]
-        assert len(got) <= 3 * SEGMENT
-        assert store.read_range(pointer, 5, 1000) == PAYLOAD[5:1005], "a range needs its own segments only"
-        store.rollback(pointer)
-        assert keys(server, store) == []
-
-    def test_out_of_order_or_of_another_kind(self, store, server, pointer):
-        """No number of retries turns a list into a payload."""
-        first, second, last = (f"{pointer.key}-{i}" for i in (1, 2, 5))
-        one, two = server.mget(first, second)
-        server.mset({first: two, second: one})
-        for read in READINGS.values():
-            with pytest.raises(IntegrityError, match="checksum"):
-                read(store, pointer)
-
-        server.mset({first: one, second: two})
-        server.delete(last)
-        server.rpush(last, "a", "b")
-        for read in READINGS.values():
-            with pytest.raises(IntegrityError):
-                read(store, pointer)

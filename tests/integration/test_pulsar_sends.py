@@ -12,7 +12,7 @@ import pytest
 
 import claimcheck
 from claimcheck.errors import ConfigError, PayloadTooLargeError
-from claimcheck.transports.pulsar import ChunkArgumentError, PulsarProducer, SendDeadlineError, ask_limit
+from claimcheck.transports.pulsar import ChunkArgumentError, PulsarProducer, SendDeadlineError
 from tests.integration.pulsar_rig import LIMIT, STRATEGIES, content, nothing_comes, receive
 
 RESULT = pulsar.Result
@@ -65,20 +65,6 @@ class TestLimit:
 
         assert sorted(len(message.data()) for message in receive(consumer, 7)) == sorted(map(len, payloads))
         assert set(heard) == {RESULT.Ok}
-
-    def test_the_broker_is_asked(self, lab):
-        lab.producer().send(b"so that the topic is there")
-        assert ask_limit(lab.broker.admin_url, lab.topic) == LIMIT
-
-        lab.broker.set_policy(lab.topic, "maxMessageSize", 50_000)
-
-        assert ask_limit(lab.broker.admin_url, lab.topic) == 50_000
-        consumer = lab.consumer()
-        producer = lab.producer("chunking", wrap={"max_message_bytes": 50_000})
-        producer.send(payload := content(LIMIT))
-        messages = receive(consumer, 2)
-        assert messages[1].data() == payload
-        assert len(messages[1].message_id().ids) == 3
 
 
 @pytest.mark.parametrize(
