@@ -52,12 +52,10 @@ class HttpProxy:
 
     Attributes:
         url: The endpoint of a client.
-        seen: The operation of every request that came.
     """
 
     def __init__(self, host: str, port: int) -> None:
         self.target = (host, port)
-        self.seen: list[str] = []
         self.lock = threading.Lock()
         self.faults: list[Fault] = []
         self._server = _Server(self)
@@ -89,9 +87,8 @@ class HttpProxy:
             self.faults = []
 
     def next_fault(self, operation: str) -> Fault | None:
-        """Note a request; gives what is to happen to it."""
+        """Return what is to happen to a request."""
         with self.lock:
-            self.seen.append(operation)
             return next((fault for fault in self.faults if fault.strikes(operation)), None)
 
     def __enter__(self) -> HttpProxy:

@@ -138,12 +138,12 @@ class TestAnyByte(Lines):
 
 
 class TestImpatient(RedisLine):
-    options = {"ttl_seconds": 60, "timeout_seconds": 0.5}
+    options = {"ttl_seconds": 60, "timeout_seconds": 1}
 
     def test_slower_than_the_timeout_in_all_but_never_silent_is_whole(self, store, proxy):
-        proxy.requests.throttle(8 * SEGMENT)
+        proxy.requests.throttle(5 * SEGMENT)
         pointer = store.write(PAYLOAD)
-        proxy.answers.throttle(8 * SEGMENT)
+        proxy.answers.throttle(5 * SEGMENT)
 
         began = time.monotonic()
         assert store.read(pointer) == PAYLOAD
