@@ -166,9 +166,9 @@ class TestWriting(S3Line):
 
 
 class TestReading(S3Line):
-    """Several parts at once, and with little patience; the payload was written in one request, which is sooner."""
+    """Several parts at once; the payload was written in one request, which is sooner."""
 
-    options: ClassVar[dict[str, Any]] = {**S3Line.options, "single": 64 * MIB, "gets": 3, "timeout_seconds": 1}
+    options: ClassVar[dict[str, Any]] = {**S3Line.options, "single": 64 * MIB, "gets": 3}
 
     @pytest.fixture
     def pointer(self, store):

@@ -283,4 +283,5 @@ def test_a_program_ends_though_a_flush_never_will(run, topic, pulsar_broker, end
     pulsar_broker.request("PUT", f"persistent/public/default/{topic}")
     pulsar_broker.set_policy(topic, "maxMessageSize", 5000)  # the client tries for ever
     ended = run(NEVER.replace("{end}", end), topic)
-    assert (ended.stdout, ended.stderr, ended.returncode) == (f"{expected}\n", "", 0)
+    assert ended.stdout.startswith(f"{expected}\n")  # the client may complain about the broker afterwards
+    assert (ended.stderr, ended.returncode) == ("", 0)
