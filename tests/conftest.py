@@ -101,6 +101,7 @@ LONG_FILES = (
     "test_sources",
     "test_spark_kafka",
     "test_shipping",
+    "test_killed_collections",
     "test_garbage_servers",
     "test_docs",
     "test_spark_pulsar_streams",

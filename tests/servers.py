@@ -21,18 +21,25 @@ from pathlib import Path
 if __name__ == "__main__":  # a script has its own folder on the path only
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.real.azurite import azure
 from tests.real.certificates import make_certificate
 from tests.real.kafka_broker import JARS as KAFKA_JARS
 from tests.real.kafka_broker import KafkaBroker, kafka
+from tests.real.object_stores import ACCESS_KEY, SECRET_KEY, S3Server, azure, s3, s3_tls
 from tests.real.process import Location, Server, ServerError, wait_until
 from tests.real.pulsar_broker import JARS as PULSAR_JARS
 from tests.real.pulsar_broker import MAX_MESSAGE_BYTES as PULSAR_MAX_MESSAGE_BYTES
-from tests.real.pulsar_broker import PulsarBroker, pulsar
-from tests.real.pulsar_secure import SecurePulsar, secure_pulsar
-from tests.real.redis_cluster import RedisCluster, RedisSentinel, redis_cluster, redis_sentinel
-from tests.real.redis_single import RedisEndpoints, redis, redis_endpoints, redis_server, redis_url
-from tests.real.s3_gateway import ACCESS_KEY, SECRET_KEY, S3Server, s3, s3_tls
+from tests.real.pulsar_broker import PulsarBroker, SecurePulsar, pulsar, secure_pulsar
+from tests.real.redis_servers import (
+    RedisCluster,
+    RedisEndpoints,
+    RedisSentinel,
+    redis,
+    redis_cluster,
+    redis_endpoints,
+    redis_sentinel,
+    redis_server,
+    redis_url,
+)
 
 PREFIX = "CLAIMCHECK_TEST_"
 """Of the variables that name servers; the fixtures in conftest.py read them."""

@@ -20,7 +20,7 @@ from claimcheck.testing import StoreConformance
 from claimcheck.testing._store_kit import Breaking
 from tests.conformance.subsets import SMOKE, FewerPayloads, only
 from tests.parts import divided
-from tests.real.azurite import CONTAINER
+from tests.real.object_stores import CONTAINER
 from tests.unit.tiny_s3 import TinyS3
 
 PART_BYTES = 5 << 20

@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
@@ -29,15 +29,12 @@ class Fault:
     times: int | None
     after: int
     status: int = 0
-    code: str = ""
     break_request: int | None = None
     break_answer: int | None = None
     lose_answer: bool = False
     reset: bool = True
     flip_request: int | None = None
     flip_answer: int | None = None
-    hold_answer: int | None = None
-    go: threading.Event = field(default_factory=threading.Event)
 
     def strikes(self, operation: str) -> bool:
         """Whether it is this one's turn; counts it."""
@@ -55,12 +52,10 @@ class HttpProxy:
 
     Attributes:
         url: The endpoint of a client.
-        seen: The operation of every request that came.
     """
 
     def __init__(self, host: str, port: int) -> None:
         self.target = (host, port)
-        self.seen: list[str] = []
         self.lock = threading.Lock()
         self.faults: list[Fault] = []
         self._server = _Server(self)
@@ -73,34 +68,27 @@ class HttpProxy:
         with self.lock:
             return len(self._server.lines)
 
-    def fail(self, operation: Operation, *, times: int | None = 1, after: int = 0, **how: Any) -> Fault:
+    def fail(self, operation: Operation, *, times: int | None = 1, after: int = 0, **how: Any) -> None:
         """Let requests fail, a number of times or always, after some that go well.
 
         Args:
             operation: Which requests.
             times: How many of them; ``None`` for all that come.
             after: How many of them pass before.
-            how: Fields of `Fault`: ``status`` and ``code`` for a refusal; ``break_request`` and ``break_answer`` for
-                the number of bytes after which the connection is reset (or only ended, with ``reset=False``);
-                ``lose_answer`` if the request shall still be done; ``flip_request`` and ``flip_answer`` for a byte
-                to change; ``hold_answer`` for where to wait until the ``go`` of the fault that is returned is set
-                (0 is before the head).
+            how: Fields of `Fault`: ``status`` for a refusal; ``break_request`` and ``break_answer`` for the number of
+                bytes after which the connection is reset (or only ended, with ``reset=False``); ``lose_answer`` if
+                the request shall still be done; ``flip_request`` and ``flip_answer`` for a byte to change.
         """
-        fault = Fault(operation, times, after, **how)
-        self.faults.append(fault)
-        return fault
+        self.faults.append(Fault(operation, times, after, **how))
 
     def free(self) -> None:
-        """Forget all faults, and release what is held."""
+        """Forget all faults."""
         with self.lock:
-            faults, self.faults = self.faults, []
-        for fault in faults:
-            fault.go.set()
+            self.faults = []
 
     def next_fault(self, operation: str) -> Fault | None:
-        """Note a request; gives what is to happen to it."""
+        """Return what is to happen to a request."""
         with self.lock:
-            self.seen.append(operation)
             return next((fault for fault in self.faults if fault.strikes(operation)), None)
 
     def __enter__(self) -> HttpProxy:
@@ -191,15 +179,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             answer.read()
             self._break(fault)
             return
-        if fault.hold_answer == 0:
-            fault.go.wait(60)
         self._head(answer)
         if self.command == "HEAD":
             return
         passed = 0
-        for piece in _pieces(answer, sorted(at for at in (fault.break_answer, fault.hold_answer) if at is not None)):
-            if passed and passed == fault.hold_answer:
-                fault.go.wait(60)
+        for piece in _pieces(answer, fault.break_answer):
             if passed == fault.break_answer:
                 self._break(fault)
                 return
@@ -219,7 +203,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def _refuse(self, fault: Fault) -> None:
-        code = fault.code or {503: "SlowDown", 500: "InternalError", 403: "AccessDenied"}.get(fault.status, "Refused")
+        code = {503: "SlowDown", 403: "AccessDenied"}[fault.status]
         body = f"<Error><Code>{code}</Code><Message>as the test wants it</Message></Error>".encode()
         self.send_response_only(fault.status)
         self.send_header("Content-Type", "application/xml")
@@ -244,11 +228,11 @@ def _operation(method: str, path: str) -> str:
     return method.lower()
 
 
-def _pieces(answer: http.client.HTTPResponse, places: list[int]) -> Iterator[bytes]:
+def _pieces(answer: http.client.HTTPResponse, place: int | None) -> Iterator[bytes]:
     """The body, in pieces that end where something is to happen; and an empty one, for what happens at its end."""
     passed = 0
-    for place in [*places, 1 << 62]:
-        while passed < place and (piece := answer.read(min(_PIECE, place - passed))):
+    for end in (place or 0, 1 << 62):
+        while passed < end and (piece := answer.read(min(_PIECE, end - passed))):
             passed += len(piece)
             yield piece
     yield b""

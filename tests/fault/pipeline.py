@@ -311,9 +311,9 @@ class Balance:
 class _Mallinfo2(ctypes.Structure):
     """What glibc's malloc tells of itself; see mallinfo(3)."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    _fields_ = (
+        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks")),
+        *((name, ctypes.c_size_t) for name in ("uordblks", "fordblks", "keepcost")),
     )
 
 

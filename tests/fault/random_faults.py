@@ -32,7 +32,7 @@ from tests import servers
 from tests.fault.pipeline import THRESHOLD_BYTES, Journal, Pipeline
 from tests.fault.proxy import Proxy
 from tests.real.process import Server, free_ports, running
-from tests.real.redis_single import answers_ping, redis_command
+from tests.real.redis_servers import answers_ping, redis_command
 
 COUNT = 20
 WITHIN_SECONDS = 100.0

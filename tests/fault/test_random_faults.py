@@ -5,21 +5,9 @@ import pytest
 from tests.fault.random_faults import lab, table
 
 KINDS = {
-    "kafka": [
-        "the sender is killed",
-        "the broker is killed",
-        "the store is killed",
-        "a line to the store is cut",
-        "the store evicts payloads",
-    ],
-    "pulsar": [
-        "the reader is killed",
-        "the broker is killed",
-        "the store is stopped",
-        "a line to the broker is cut",
-        "the store's disk is full",
-    ],
-    "spark": ["the reader is killed", "the store is killed"],
+    "kafka": ["the sender is killed", "the broker is killed", "the store evicts payloads"],
+    "pulsar": ["the reader is killed", "a line to the broker is cut", "the store's disk is full"],
+    "spark": ["the reader is killed"],
 }
 
 

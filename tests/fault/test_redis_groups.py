@@ -13,13 +13,19 @@ from claimcheck._store.contract import StoreContext
 from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
 from claimcheck.stores.redis import RedisStore
 from tests import servers
-from tests.fault.redis_rig import PAYLOAD, SEGMENT
-from tests.fault.rig import MIB, READINGS, TriggerFile, assert_healthy, assert_read_goes_on, assert_unavailable, content
+from tests.fault.rig import (
+    MIB,
+    PAYLOAD,
+    READINGS,
+    SEGMENT,
+    TriggerFile,
+    assert_healthy,
+    assert_read_goes_on,
+    assert_unavailable,
+    content,
+)
 
 # A cluster ---------------------------------------------------------------------------------------------------------
-
-
-ALL_READINGS = pytest.mark.parametrize("read", [READINGS["read"], READINGS["stream"]], ids=["read", "stream"])
 
 
 class Slots:
@@ -93,36 +99,31 @@ class TestMovingSlots:
             yield store
             assert_healthy(store)
 
-    @ALL_READINGS
     @pytest.mark.parametrize("moved", [[2, 3], [0, 1, 2, 3, 4, 5], []])
-    def test_read_during_and_after_the_move(self, store, slots, read, moved):
+    def test_read_during_and_after_the_move(self, store, slots, moved):
         pointer = store.write(PAYLOAD)
         slots.begin(pointer.key)
         slots.move(*(f"{pointer.key}-{i}" for i in moved))
 
-        assert read(store, pointer) == PAYLOAD
-
+        assert all(read(store, pointer) == PAYLOAD for read in READINGS.values())
         slots.finish()
-        assert read(store, pointer) == PAYLOAD
+        assert all(read(store, pointer) == PAYLOAD for read in READINGS.values())
 
-    def test_moved_while_it_is_read(self, store, slots):
-        pointer = store.write(content(20 * MIB))
-
-        with store.open(pointer) as file:
-            got = file.read(MIB)
-            slots.begin(pointer.key)
-            got += file.read(MIB)
+    def test_moved_while_it_is_read(self, store, slots, known):
+        def move():
+            slots.begin(f"{{{known}}}")
             slots.finish()
-            assert got + file.read() == content(20 * MIB)
 
-    @ALL_READINGS
-    def test_gone_is_gone_during_the_move(self, store, slots, read):
+        assert_read_goes_on(store, content(20 * MIB), MIB, move)
+
+    def test_gone_is_gone_during_the_move(self, store, slots):
         pointer = store.write(PAYLOAD)
         slots.begin(pointer.key)
         slots.nodes[slots.old].delete(f"{pointer.key}-2")
 
-        with pytest.raises(PayloadNotFoundError, match="segment 2 of 6"):
-            read(store, pointer)
+        for read in READINGS.values():
+            with pytest.raises(PayloadNotFoundError, match="segment 2 of 6"):
+                read(store, pointer)
         slots.finish()
 
     @pytest.mark.parametrize("finishes", [True, False])
@@ -156,76 +157,38 @@ class TestMovingSlots:
         assert not any(node.exists(f"{pointer.key}-{i}") for node in slots.nodes[slots.new :][:1] for i in range(6))
 
 
-class TestClusterLines:
-    @pytest.fixture
-    def store(self, cluster):
-        with RedisStore(url=cluster.url, timeout_seconds=5) as store:
-            store.write(b"so that connections are there")
-            yield store
-            assert_healthy(store)
+def test_lines_to_a_cluster_that_are_lost_during_a_read_or_a_write_or_in_the_pool(cluster):
+    def hang_up():
+        for node in cluster.nodes:
+            with redis.Redis(port=node.port) as client:
+                client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
-    @pytest.fixture
-    def hang_up(self, cluster):
-        def hang_up():
-            for node in cluster.nodes:
-                with redis.Redis(port=node.port) as client:
-                    client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-
-        return hang_up
-
-    def test_lost_during_the_read(self, store, hang_up):
+    with RedisStore(url=cluster.url, timeout_seconds=5) as store:
         assert_read_goes_on(store, content(20 * MIB), MIB, hang_up)
-
-    @pytest.mark.parametrize("at", [0, 5 * MIB])
-    def test_lost_during_the_write(self, store, hang_up, at):
-        assert store.read(store.write(TriggerFile(PAYLOAD, hang_up, at=at))) == PAYLOAD
-
-    @ALL_READINGS
-    def test_lost_in_the_pool(self, store, hang_up, read):
-        pointer = store.write(PAYLOAD)
-        hang_up()
-
-        assert read(store, pointer) == PAYLOAD
+        for at in (0, 5 * MIB):
+            pointer = store.write(TriggerFile(PAYLOAD, hang_up, at=at))
+            for read in READINGS.values():
+                hang_up()
+                assert read(store, pointer) == PAYLOAD
+        assert_healthy(store)
 
 
-class TestDeadNode:
-    @pytest.fixture
-    def store(self, cluster):
-        with RedisStore(url=cluster.url, timeout_seconds=2) as store:
-            yield store
-
-    def test_payloads_elsewhere_are_not_touched_and_its_own_come_later(self, store, cluster):
+def test_of_a_dead_node_payloads_elsewhere_are_not_touched_and_its_own_come_later(cluster):
+    with RedisStore(url=cluster.url, timeout_seconds=2) as store:
         found = {owner(cluster, pointer.key): pointer for pointer in (store.write(PAYLOAD) for _ in range(30))}
         assert len(found) == 3
 
-        with dead(cluster, cluster.nodes[0]) as (node,):
-            for port, pointer in found.items():
-                if port == node.port:
-                    assert_unavailable(lambda pointer=pointer: store.read(pointer))
-                else:
-                    assert store.read(pointer) == PAYLOAD
-
-        assert_healthy(store)
-
-    def test_killed_during_the_write(self, store, cluster):
-        with contextlib.ExitStack() as stack, pytest.raises(StoreUnavailableError) as caught:
-            store.write(TriggerFile(PAYLOAD, lambda: stack.enter_context(dead(cluster, *cluster.nodes))))
-
-        assert any("could not be deleted" in note for note in caught.value.__notes__)
-        assert_healthy(store)
-
-
-@contextlib.contextmanager
-def dead(cluster, *nodes):
-    """Alive again afterwards, and part of a whole cluster."""
-    for node in nodes:
+        node = cluster.nodes[0]
         node.kill()
-    try:
-        yield nodes
-    finally:
-        for node in nodes:
-            node.start()
+        for port, pointer in found.items():
+            if port == node.port:
+                assert_unavailable(lambda pointer=pointer: store.read(pointer))
+            else:
+                assert store.read(pointer) == PAYLOAD
+        node.start()
         cluster.wait()
+
+        assert_healthy(store)
 
 
 def owner(cluster, key):
@@ -244,12 +207,11 @@ class TestFailover:
             yield store
             assert_healthy(store)
 
-    @pytest.mark.parametrize("read", [READINGS["read"], READINGS["stream"]])
-    def test_between_write_and_read_and_rollback(self, store, redis_sentinel, read):
+    def test_between_write_and_read_and_rollback(self, store, redis_sentinel):
         pointer = store.write(PAYLOAD)
         redis_sentinel.failover()
 
-        assert read(store, pointer) == PAYLOAD
+        assert store.read(pointer) == PAYLOAD
         redis_sentinel.failover()
         store.rollback(pointer)
         with pytest.raises(PayloadNotFoundError):
@@ -294,32 +256,25 @@ def test_closing_leaves_no_connection_for_the_garbage_collector(group, request):
         gc.enable()
 
 
-def test_a_master_that_dies_is_replaced(redis_programs):
-    with servers.redis_sentinel() as group, RedisStore(url=group.url, timeout_seconds=1) as store:
-        pointer, old, new = store.write(PAYLOAD), group.master, group.replica
-        group.settle()
-        old.kill()
-
-        assert_unavailable(lambda: store.read(pointer))
-        assert_unavailable(lambda: store.write(PAYLOAD))
-
-        group.wait_for(new)
-        assert store.read(pointer) == PAYLOAD
-        assert_healthy(store)
-
-
-def test_no_sentinel_is_no_store_for_now(redis_programs):
+def test_no_sentinel_is_no_store_for_now_and_a_master_that_dies_is_replaced(redis_programs):
     with servers.redis_sentinel() as group, RedisStore(url=group.url, timeout_seconds=30) as store:
         pointer = store.write(PAYLOAD)
         group.sentinel.kill()
-
         assert store.read(pointer) == PAYLOAD, "the connection to the master is still there"
-
         store.close()
         began = time.monotonic()
         assert_unavailable(lambda: store.read(pointer))
         assert_unavailable(lambda: store.write(PAYLOAD))
         assert time.monotonic() - began < 30, "a refused connection is no reason to wait"
-
         group.sentinel.start()
         assert store.read(pointer) == PAYLOAD
+
+        group.settle()
+        new = group.replica
+        group.master.kill()
+        with RedisStore(url=group.url, timeout_seconds=1) as hasty:
+            assert_unavailable(lambda: hasty.read(pointer))
+            assert_unavailable(lambda: hasty.write(PAYLOAD))
+        group.wait_for(new)
+        assert store.read(pointer) == PAYLOAD
+        assert_healthy(store)

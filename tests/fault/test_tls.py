@@ -16,6 +16,8 @@ from claimcheck._registry import build_store
 from claimcheck.config import StoreConfig
 from claimcheck.errors import ConfigError, StoreError, StoreUnavailableError
 from claimcheck.stores.redis import RedisStore
+from claimcheck.transports.pulsar._queries import PulsarTarget
+from tests.check_rig import configuration, diagnosed, ids
 
 BUCKET = "payloads"
 OTHER_NAME = "127.1"  # the same machine, under a name that the certificates do not have
@@ -105,31 +107,12 @@ def place(request) -> Iterator[Place]:
         store.close()
 
 
-@pytest.fixture
-def redis(request) -> Iterator[Place]:
-    place = older_redis_place(request)
-    yield place
-    for store in place.opened:
-        store.close()
-
-
-def test_the_right_host_of_a_known_authority(place):
+def test_only_the_right_host_of_a_known_authority_is_trusted(place):
     store = place.open()
-
     assert store.read(store.write(b"payload")) == b"payload"
-
-
-def test_a_certificate_for_another_host_is_refused(place):
-    with pytest.raises(StoreUnavailableError):
-        place.open(host=place.other).write(b"payload")
-
-
-def test_an_unknown_authority_is_refused(place):
-    with pytest.raises(StoreUnavailableError):
-        place.open(tls_ca_file=None).write(b"payload")
-
-
-def test_a_file_that_does_not_exist_is_named(place):
+    for wrong in ({"host": place.other}, {"tls_ca_file": None}):
+        with pytest.raises(StoreUnavailableError):
+            place.open(**wrong).write(b"payload")
     with pytest.raises(ConfigError, match="/nowhere/ca.crt"):
         place.open(tls_ca_file="/nowhere/ca.crt").write(b"payload")
 
@@ -139,10 +122,10 @@ def test_a_file_that_does_not_exist_is_named(place):
     [("ssl_check_hostname=false", {}), ("ssl_cert_reqs=none", {"tls_ca_file": None})],
     ids=["not the host", "nothing"],
 )
-def test_redis_verifies_less_where_that_is_said(redis, query, changed):
-    store = redis.open(host=OTHER_NAME, url=f"{redis.options['url']}?{query}", **changed)
-
-    assert store.read(store.write(b"payload")) == b"payload"
+def test_redis_verifies_less_where_that_is_said(request, query, changed):
+    place = older_redis_place(request)
+    with place.open(host=OTHER_NAME, url=f"{place.options['url']}?{query}", **changed) as store:
+        assert store.read(store.write(b"payload")) == b"payload"
 
 
 def test_a_file_for_a_redis_without_tls_is_refused():
@@ -150,11 +133,43 @@ def test_a_file_for_a_redis_without_tls_is_refused():
         RedisStore(url="redis://localhost", tls_ca_file="ca.crt")
 
 
+# Pulsar's web service, and what the check of servers finds there ---------------------------------------------------
+
+
 def test_the_web_service_of_pulsar_is_verified_in_the_same_way(secure_pulsar, request):
     place = pulsar_place(request)
-    with pytest.raises(ConfigError, match="retention"):  # it was asked, and there is none
-        place.open(admin_url=secure_pulsar.tls_admin_url).write(b"payload")
-    with pytest.raises(StoreError, match="certificate"):
-        place.open(admin_url=secure_pulsar.tls_admin_url.replace("127.0.0.1", OTHER_NAME)).write(b"payload")
-    for store in place.opened:
-        store.close()
+    with (
+        place.open(admin_url=secure_pulsar.tls_admin_url) as store,
+        pytest.raises(ConfigError, match="retention"),  # it was asked, and there is none
+    ):
+        store.write(b"payload")
+    with (
+        place.open(admin_url=secure_pulsar.tls_admin_url.replace("127.0.0.1", OTHER_NAME)) as store,
+        pytest.raises(StoreError, match="certificate"),
+    ):
+        store.write(b"payload")
+
+
+def test_others_than_a_superuser_are_told_what_was_not_examined_and_strangers_are_refused(
+    secure_pulsar, topic, monkeypatch
+):
+    def found(token, **changed):
+        urls = {"url": secure_pulsar.tls_url, "admin_url": secure_pulsar.tls_admin_url}
+        target = PulsarTarget(**{**urls, "topics": (topic,), "ca_file": authority, "token": token, **changed})
+        report = diagnosed(configuration({"type": "memory"}, threshold_bytes=100_000), pulsar=target)
+        assert superuser not in str(report)
+        return report, set(ids(report, "pulsar-", "connection-"))
+
+    superuser, authority = secure_pulsar.token("operator"), str(secure_pulsar.authority)
+    secure_pulsar.open.request("PUT", f"persistent/public/default/{topic}")
+    secure_pulsar.open.request("POST", "namespaces/public/default/permissions/reader", ["consume"])
+
+    assert found(superuser)[1] == {"pulsar-message-ttl"}
+    report, kinds = found(secure_pulsar.token("reader"))
+    assert (kinds, report.ok) == ({"pulsar-not-examined"}, True)
+    text = " ".join(each.message for each in report.findings)
+    assert all(f"could not examine the {what}: " in text for what in ("policies", "size limits"))
+    monkeypatch.setattr("claimcheck._operate.check_topics._SECONDS", 2)
+    for token, changed in ((None, {}), (superuser, {"ca_file": None})):
+        assert found(token, url=None, **changed)[1] == {"pulsar-unreachable"}
+        assert found(token, admin_url=None, **changed)[1] == {"pulsar-not-examined", "pulsar-unreachable"}

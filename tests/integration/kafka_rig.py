@@ -18,13 +18,11 @@ from confluent_kafka.aio import AIOConsumer, AIOProducer
 
 import claimcheck
 from claimcheck._wire.envelope import encode_chunk
-from claimcheck.errors import IncompletePayloadError
 from claimcheck.stores import memory
 from claimcheck.transports.kafka import (
     AsyncKafkaConsumer,
     AsyncKafkaProducer,
     KafkaConsumer,
-    KafkaMessage,
     KafkaProducer,
 )
 from tests.real.process import wait_until
@@ -34,9 +32,6 @@ LIMIT = 10_000
 
 STRATEGIES = ("external", "chunking")
 WITHIN_SECONDS = 30.0
-
-SENT_AT = int(time.time() * 1000) - 60_000
-"""A timestamp for records, recent enough that retention keeps them."""
 
 _quiet = logging.getLogger("kafka-client-of-tests")
 _quiet.setLevel(logging.CRITICAL + 1)
@@ -51,12 +46,6 @@ def chunks_of(payload: bytes, count: int, identity: str | None = None) -> list[b
     """Return a payload as ``count`` chunks in the published format, without headers."""
     size, identity = -(-len(payload) // count), identity or str(uuid.uuid4())
     return [encode_chunk(identity, n, count, payload[n * size : (n + 1) * size]) for n in range(count)]
-
-
-def says_removed(message: KafkaMessage, low: int) -> bool:
-    """Whether a message reports that retention removed the beginning of its payload."""
-    error = message.payload_error
-    return isinstance(error, IncompletePayloadError) and f"begins at offset {low} now" in str(error)
 
 
 class Rig:

@@ -115,13 +115,6 @@ def rig_on(lab: Rig, topic: str) -> Rig:
     return other
 
 
-def pending(consumer: Any) -> int:
-    """Return the number of incomplete payloads once no more messages are received."""
-    assert nothing_comes(consumer, 0)
-    held: int = consumer.pending_payloads
-    return held
-
-
 def _quietly(close: Any) -> None:
     with contextlib.suppress(pulsar.exceptions.AlreadyClosed, ValueError):  # the test did so itself
         close()

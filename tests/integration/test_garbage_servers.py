@@ -6,22 +6,35 @@ import json
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import boto3
+import confluent_kafka as kafka
 import pytest
 import redis
 import redis.cluster
 import yaml
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
 
 import claimcheck
 from claimcheck._operate.sweep import Sweep
 from claimcheck._store.contract import StoreContext
 from claimcheck._wire.pointer import Pointer
-from claimcheck.errors import PayloadNotFoundError
 from claimcheck.stores.redis import RedisStore
 from claimcheck.stores.s3 import S3Store
+from claimcheck.transports.kafka._queries import KafkaTarget
+from tests import servers
+from tests.check_rig import configuration, diagnosed, ids, text
 from tests.integration.kafka_rig import rig
 from tests.servers import wait_until
 from tests.unit.cli.rig import ok, run
@@ -114,40 +127,26 @@ class TestKafkaAndRedis:
         assert lost[0].key not in lab.stored
 
     def test_what_every_group_has_read_goes_only_if_that_is_wanted(self, lab, broker):
+        """Without groups everything counts, and so it does with one that has partitions and has committed nothing."""
         pointers = lab.write(10)
         broker.send_raw(*lab.envelopes(pointers))
+        assert lab.collect("--yes", "--claim", "--consumed")["deleted"] == 0
         broker.commit(5)
         broker.group = "slow-group"
         broker.commit(3)
-
-        kept = lab.collect("--yes", "--claim")
-        deleted = lab.collect("--yes", "--claim", "--consumed")
-
-        assert (kept["deleted"], deleted["deleted"]) == (0, 3)
-        assert lab.stored == {pointer.key for pointer in pointers[3:]}
-
-    def test_without_groups_or_with_one_that_has_committed_nothing_everything_counts(self, lab, broker):
-        broker.send_raw(*lab.envelopes(lab.write(2)))
-        without = lab.collect("--yes", "--claim", "--consumed")
-        broker.commit(2)
         consumer = broker.native_consumer("new-group")
         consumer.subscribe([broker.topic])
         wait_until(lambda: consumer.poll(0.1) is None and consumer.assignment(), "the group has its partitions")
-        beside = lab.collect("--yes", "--claim", "--consumed")
+        assert lab.collect("--yes", "--consumed")["deleted"] == 0
         consumer.close()
-        assert (without["deleted"], beside["deleted"]) == (0, 0)
+        assert lab.collect("--yes")["deleted"] == 0
 
-    def test_topics_that_do_not_exist_or_have_the_same_keys_delete_nothing(self, lab, broker):
-        lab.write(1)
-        broker.create(1, f"{broker.topic}.")  # the same slug
-        assert "name both topics" in lab.refuse()
-        assert "there is no topic missing" in lab.refuse("--topic", f"{broker.topic}.", "--topic", "missing")
-        assert len(lab.stored) == 1
+        assert lab.collect("--yes", "--consumed")["deleted"] == 3
+        assert lab.stored == {pointer.key for pointer in pointers[3:]}
 
     def test_messages_that_are_deleted_while_their_topic_is_read_again_delete_nothing(self, lab, broker):
         from claimcheck._operate.gc import KafkaTopics
         from claimcheck.transports._common.topics import IncompleteReadError
-        from claimcheck.transports.kafka._queries import KafkaTarget
 
         topics = KafkaTopics(KafkaTarget(broker.servers["bootstrap.servers"], (broker.topic,)))
         broker.send_raw(b"a", b"b")
@@ -182,6 +181,10 @@ class TestPulsarAndS3:
         """Of single messages, of batches and of dead letters, under the short and the full name of the topic."""
         subscriptions = [pulsar_client.subscribe(name, "s") for name in (lab.topic, f"{lab.topic}-s-DLQ")]
         sent = lab.write(COUNT // 2) + lab.write(COUNT // 2, f"persistent://public/default/{lab.topic}")
+        place = lab.arguments
+        lab.arguments = [each for each in place if "http" not in each and each != "--admin-url"]
+        assert "--admin-url" in lab.refuse()
+        lab.arguments = place
         send(lab.envelopes(sent[20:]))
         send(lab.envelopes(sent[5:20]), batching_enabled=True, batching_max_messages=7)
         send(lab.envelopes(sent[:5]), f"{lab.topic}-s-DLQ")
@@ -227,12 +230,91 @@ class TestPulsarAndS3:
         with pytest.raises(IncompleteReadError, match="lost messages"):
             list(topics.read())
 
-    def test_the_web_service_is_needed_and_topics_must_exist(self, lab, pulsar_broker):
-        lab.write(1)
-        assert "there is no topic persistent://public/default/" in lab.refuse()
-        lab.arguments = lab.arguments[:5] + lab.arguments[7:]
-        assert "--admin-url" in lab.refuse()
-        assert len(lab.stored) == 1
+
+# Kafka with passwords and ACLs -------------------------------------------------------------------------------------
+
+
+PASSWORD = "correct-horse"
+
+
+@pytest.fixture(scope="module")
+def secure_broker(own_kafka_jars):
+    with servers.kafka(password=PASSWORD) as secure_broker:
+        yield secure_broker
+
+
+def secure_settings(secure_broker, user="operator", password=PASSWORD):
+    authority = str(secure_broker.server.location.folder / "ca.crt")
+    secure = {"security.protocol": "sasl_ssl", "ssl.ca.location": authority, "sasl.mechanism": "PLAIN"}
+    return {**secure, "sasl.username": user, "sasl.password": password}
+
+
+@pytest.fixture
+def allow(secure_broker):
+    admin = AdminClient({**secure_settings(secure_broker), "bootstrap.servers": secure_broker.bootstrap_servers})
+
+    def allow(kind, name, *operations):
+        rules = [
+            AclBinding(kind, name, ResourcePatternType.LITERAL, "User:reader", "*", each, AclPermissionType.ALLOW)
+            for each in operations
+        ]
+        for created in admin.create_acls(rules).values():
+            created.result(30)
+
+    allow.admin = admin
+    return allow
+
+
+@pytest.fixture
+def secure_lab(secure_broker, allow, topic, tmp_path, redis_url):
+    """Three messages, of which two groups have read two and one; the command line runs as a user who may read them."""
+    clients = {**secure_settings(secure_broker), "bootstrap.servers": secure_broker.bootstrap_servers}
+    allow.admin.create_topics([NewTopic(topic, 1)])[topic].result(30)
+    allow(ResourceType.TOPIC, topic, AclOperation.READ, AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
+    (tmp_path / "reader").write_text("".join(f"{k}={v}\n" for k, v in secure_settings(secure_broker, "reader").items()))
+    store = {"type": "redis", "url": redis_url, "key_prefix": f"gc-{uuid.uuid4().hex}:"}
+    options = ("--kafka", secure_broker.bootstrap_servers, "--kafka-config", str(tmp_path / "reader"))
+    secure_lab = Lab(tmp_path, store, topic, *options)
+    secure_lab.pointers = secure_lab.write(3)
+    producer = kafka.Producer(clients)
+    for envelope in secure_lab.envelopes(secure_lab.pointers):
+        producer.produce(topic, envelope)
+    assert producer.flush(30) == 0
+    for group, offset in ((f"{topic}-seen", 2), (f"{topic}-hidden", 1)):
+        consumer = kafka.Consumer({**clients, "group.id": group})
+        consumer.commit(offsets=[kafka.TopicPartition(topic, 0, offset)], asynchronous=False)
+        consumer.close()
+    return secure_lab
+
+
+def test_a_group_that_the_user_may_not_see_keeps_everything(secure_lab, allow, topic):
+    """The broker does not list it, so its unread messages would not count: the command refuses to run."""
+    allow(ResourceType.GROUP, f"{topic}-seen", AclOperation.DESCRIBE)
+
+    assert secure_lab.collect("--yes", "--claim")["deleted"] == 0
+    assert "grant DESCRIBE on the cluster" in secure_lab.refuse("--consumed")
+    allow(ResourceType.BROKER, "kafka-cluster", AclOperation.DESCRIBE)
+    assert "the committed offsets of all groups cannot be read" in secure_lab.refuse("--consumed")
+    allow(ResourceType.GROUP, f"{topic}-hidden", AclOperation.DESCRIBE)
+    assert secure_lab.collect("--yes", "--claim", "--consumed")["deleted"] == 1
+    assert secure_lab.stored == {pointer.key for pointer in secure_lab.pointers[1:]}
+
+
+def test_the_check_needs_no_group_of_its_own_and_names_a_refused_password(
+    secure_broker, secure_lab, allow, topic, monkeypatch
+):
+    """The client looks for the coordinator of its group, although it never joins; the user has no right to it."""
+    for group in ("seen", "hidden"):
+        allow(ResourceType.GROUP, f"{topic}-{group}", AclOperation.DESCRIBE)
+    settings = secure_settings(secure_broker, "reader")
+    target = KafkaTarget(secure_broker.bootstrap_servers, (topic,), options=settings)
+    assert "kafka-not-examined" not in ids(diagnosed(configuration({"type": "memory"}), kafka=target))
+
+    monkeypatch.setattr("claimcheck._operate.check_topics._SECONDS", 2.0)
+    wrong = replace(target, options={**settings, "sasl.password": "wrong-horse"})
+    said = text(diagnosed(configuration({"type": "memory"}), kafka=wrong), "kafka-unreachable")
+    assert "no Kafka broker answered (_AUTHENTICATION)" in said
+    assert "wrong-horse" not in said
 
 
 # Sweeps ------------------------------------------------------------------------------------------------------------
@@ -241,101 +323,57 @@ class TestPulsarAndS3:
 HOUR = 3600
 
 
-def later(seconds: float):
-    """A clock that is ahead."""
-    return lambda: time.time() + seconds
+def sweep(store, hours: float):
+    """Sweep by a clock that is ahead; the server's own is not asked."""
+    store._server_time = lambda: None
+    return Sweep(dry_run=False, clock=lambda: time.time() + hours * HOUR).run(store)
 
 
-class TestIncompleteUploads:
-    @pytest.fixture
-    def store(self, s3_server, s3_bucket):
-        with S3Store(bucket=s3_bucket, prefix="claims", endpoint_url=s3_server.endpoint_url, ttl_seconds=HOUR) as store:
-            yield store
+def test_incomplete_uploads_go_after_the_grace_and_those_of_others_stay(s3_server, s3_resource, s3_bucket):
+    client, bucket = s3_resource.meta.client, s3_resource.Bucket(s3_bucket)
 
-    @pytest.fixture
-    def begin(self, s3_server, s3_bucket):
-        client = boto3.client("s3", endpoint_url=s3_server.endpoint_url)
+    def begin(key, *, parts):
+        upload = {"Bucket": s3_bucket, "Key": key}
+        upload["UploadId"] = client.create_multipart_upload(**upload)["UploadId"]
+        for number in range(1, parts + 1):
+            client.upload_part(**upload, PartNumber=number, Body=bytes(5 << 20))
 
-        def begin(key, *, parts):
-            upload = {"Bucket": s3_bucket, "Key": key}
-            upload["UploadId"] = client.create_multipart_upload(**upload)["UploadId"]
-            for number in range(1, parts + 1):
-                client.upload_part(**upload, PartNumber=number, Body=bytes(5 << 20))
-
-        return begin
-
-    def left(self, s3_server, s3_bucket):
-        bucket = boto3.resource("s3", endpoint_url=s3_server.endpoint_url).Bucket(s3_bucket)
-        return sorted(upload.object_key for upload in bucket.multipart_uploads.all())
-
-    def test_go_after_the_grace_and_those_of_others_stay(self, store, begin, s3_server, s3_bucket):
-        store._server_time = lambda: None  # it is not later there
+    with S3Store(bucket=s3_bucket, prefix="claims", endpoint_url=s3_server.endpoint_url, ttl_seconds=HOUR) as store:
         now = int(time.time() * 1000)
-        new_key = store._key("orders", uuid.uuid4(), created_ms=now, expires_ms=now + 1000)
-        begin(new_key, parts=2)
+        begin(store._key("orders", uuid.uuid4(), created_ms=now, expires_ms=now + 1000), parts=2)
         begin(f"claims/orders-{uuid.uuid4()}", parts=0)
         begin("claims/of-others", parts=1)
         pointer = store.write(b"payload")
 
-        early = Sweep(dry_run=False, clock=later(HOUR / 2)).run(store)
-        late = Sweep(dry_run=False, clock=later(1.5 * HOUR)).run(store)
+        early, late = sweep(store, 0.5), sweep(store, 1.5)
 
         assert (early.kept, early.deleted) == ({"alive": 1, "recent": 2}, 0)
         assert (late.leftovers, late.deleted, late.kept) == (2, 2, {"alive": 1})
-        assert self.left(s3_server, s3_bucket) == ["claims/of-others"]
+        assert [upload.object_key for upload in bucket.multipart_uploads.all()] == ["claims/of-others"]
         assert store.read(pointer) == b"payload"
 
 
-class RedisSweep:
-    """Payloads whose keys say that they have expired, on a server that does not delete them."""
-
-    @pytest.fixture
-    def store(self, url):
-        with RedisStore(
-            url=url, key_prefix=f"sweep-{uuid.uuid4().hex}:", ttl_seconds=HOUR, segment_bytes=1000
-        ) as store:
-            yield store
-
-    def test_all_segments_go_and_what_is_alive_stays(self, store, client):
+def test_a_cluster_that_expires_nothing_is_swept(redis_cluster):
+    """All segments go, also of a payload of which some were evicted, and what is alive stays."""
+    prefix = f"sweep-{uuid.uuid4().hex}:"
+    options = {"key_prefix": prefix, "ttl_seconds": HOUR, "segment_bytes": 1000}
+    with (
+        RedisStore(url=redis_cluster.url, **options) as store,
+        closing(redis.cluster.RedisCluster("127.0.0.1", redis_cluster.nodes[0].port)) as client,
+    ):
         lost = [store.write(bytes(size), destination="orders") for size in (0, 10, 250_000)]
         names = [f"{pointer.key}-{i}" for pointer in lost for i in range(pointer.segments)]
         for name in names:
             client.persist(name)
-        client.delete(f"{lost[2].key}-7")  # evicted
+        client.delete(f"{lost[2].key}-7")
         alive = store.write(bytes(3000), destination="orders")
-        other = f"{store.prefix}of-others-0"
-        client.set(other, b"kept", px=60_000)
+        client.set(f"{prefix}of-others-0", b"kept", px=60_000)
 
-        store._server_time = lambda: None  # it is not later there
-        early = Sweep(dry_run=False, clock=later(1.5 * HOUR)).run(store)
-        late = Sweep(dry_run=False, clock=later(2.5 * HOUR)).run(store)
-
+        early = sweep(store, 1.5)
         assert (early.kept, early.deleted) == ({"alive": 4}, 0)
+        assert store.read(alive) == bytes(3000)
+
+        late = sweep(store, 2.5)
         assert (late.expired, late.failed) == (4, 0), "alive is expired by that clock, too"
         assert not any(client.exists(name) for name in names)
-        with pytest.raises(PayloadNotFoundError):
-            store.read(alive)
-        assert client.get(other) == b"kept"
-
-
-class TestRedis(RedisSweep):
-    @pytest.fixture
-    def url(self, redis_url):
-        return redis_url
-
-    @pytest.fixture
-    def client(self, url):
-        with redis.Redis.from_url(url) as client:
-            yield client
-
-
-class TestCluster(RedisSweep):
-    @pytest.fixture
-    def url(self, redis_cluster_url):
-        return redis_cluster_url
-
-    @pytest.fixture
-    def client(self, redis_cluster):
-        client = redis.cluster.RedisCluster("127.0.0.1", redis_cluster.nodes[0].port)
-        yield client
-        client.close()
+        assert client.get(f"{prefix}of-others-0") == b"kept"

@@ -9,7 +9,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 import claimcheck
 from claimcheck.errors import PartialSendError
 from claimcheck.hooks import SendEvent
-from tests.integration.kafka_rig import LIMIT, STRATEGIES, content, nothing_comes, receive, rig, values
+from tests.integration.kafka_rig import LIMIT, STRATEGIES, content, nothing_comes, receive, rig, stored, values
 
 LARGE = content(4 * LIMIT)
 NOBODY = {"bootstrap_servers": "127.0.0.1:1"}
@@ -19,11 +19,6 @@ NOBODY = {"bootstrap_servers": "127.0.0.1:1"}
 def lab(kafka_broker, topic):
     with rig(kafka_broker, topic) as lab:
         yield lab
-
-
-def stored(lab):
-    """Return the number of payloads in the store."""
-    return len(lab.cc.store("m")._payloads)
 
 
 def lower_the_limit(lab, size):
@@ -40,62 +35,48 @@ class Reports(list):
         self.append(error.name() if error is not None else report.offset())
 
 
-class TestDefiniteFailures:
-    """Nothing is in the topic, so the stored payload is deleted."""
-
-    def refused(self, lab, error, name, produce):
-        with pytest.raises(error) as raised:
-            produce()
-        if name:
-            assert raised.value.args[0].name() == name
-        assert stored(lab) == 0
-
-    def test_a_full_queue(self, lab):
-        producer = lab.producer(queue_buffering_max_messages=1, **NOBODY)
-        producer._room_seconds = 0.05
-        producer.produce(lab.topic, b"first")
-
-        self.refused(lab, BufferError, None, lambda: producer.produce(lab.topic, LARGE))
-        self.refused(lab, BufferError, None, lambda: producer.produce(lab.topic, b"plain"))
-        producer.purge()
-
-    def test_a_record_that_the_client_finds_too_large(self, lab):
-        producer = lab.producer("chunking", wrap={"max_message_bytes": 3 * LIMIT})
-
-        self.refused(lab, kafka.KafkaException, "MSG_SIZE_TOO_LARGE", lambda: producer.produce(lab.topic, LARGE))
-        assert nothing_comes(lab.consumer())
-
-    def test_a_partition_that_is_not_there(self, lab):
-        producer, reports = lab.producer(), Reports()
-        producer.produce(lab.topic, LARGE, partition=99, on_delivery=reports)
-        producer.flush(10)
-        assert (reports, stored(lab)) == (["_UNKNOWN_PARTITION"], 0)
-
-        self.refused(
-            lab, kafka.KafkaException, "_UNKNOWN_PARTITION", lambda: producer.produce(lab.topic, LARGE, partition=99)
-        )
-
-    def test_arguments_that_the_client_does_not_take(self, lab):
-        producer = lab.producer()
-
-        self.refused(lab, TypeError, None, lambda: producer.produce(lab.topic, LARGE, headers=[("h", object())]))
-        self.refused(lab, TypeError, None, lambda: producer.produce(lab.topic, LARGE, timestamp="now"))
-
-    def test_what_was_purged_from_the_queue(self, lab):
-        producer, reports = lab.producer(linger_ms=20_000), Reports()
-        producer.produce(lab.topic, LARGE, on_delivery=reports)
-        assert stored(lab) == 1
-
-        producer.purge(in_flight=False)
-        producer.flush(10)
-
-        assert (reports, stored(lab)) == (["_PURGE_QUEUE"], 0)
-
-    def test_no_transaction_was_begun(self, lab):
-        producer = lab.producer(transactional_id=f"tx-{lab.topic}")
+@pytest.mark.parametrize(
+    ("options", "arguments", "error", "name"),
+    [
+        ({"strategy": "chunking", "wrap": {"max_message_bytes": 3 * LIMIT}}, {}, kafka.KafkaException,
+         "MSG_SIZE_TOO_LARGE"),
+        ({}, {"partition": 99}, kafka.KafkaException, "_UNKNOWN_PARTITION"),
+        ({}, {"headers": [("h", object())]}, TypeError, ""),
+        ({}, {"timestamp": "now"}, TypeError, ""),
+        ({"transactional_id": "tx"}, {}, kafka.KafkaException, "_STATE"),
+        ({"queue_buffering_max_messages": 1, **NOBODY}, {}, BufferError, ""),
+    ],
+)  # fmt: skip
+def test_what_the_client_refuses_is_raised_and_nothing_is_stored_or_sent(lab, options, arguments, error, name):
+    """Of a transaction that was not begun, and of a queue that is full, too."""
+    producer = lab.producer(**options)
+    producer._room_seconds = 0.05
+    if "transactional_id" in options:
         producer.init_transactions(30)
+    else:
+        producer.produce(lab.topic, b"first")
+        producer.flush(0.1 if NOBODY.items() <= options.items() else 10)  # the client knows the topic now
 
-        self.refused(lab, kafka.KafkaException, "_STATE", lambda: producer.produce(lab.topic, LARGE))
+    with pytest.raises(error, match=name or None):
+        producer.produce(lab.topic, LARGE, **arguments)
+
+    assert stored(lab) == 0
+    producer.purge()
+
+
+def test_what_is_reported_as_not_sent_is_not_stored(lab):
+    """A partition that does not exist, of which the client hears later; and what was purged from the queue."""
+    producer, reports = lab.producer(), Reports()
+    producer.produce(lab.topic, LARGE, partition=99, on_delivery=reports)
+    producer.flush(10)
+    assert (reports, stored(lab)) == (["_UNKNOWN_PARTITION"], 0)
+
+    producer = lab.producer(linger_ms=20_000)
+    producer.produce(lab.topic, LARGE, on_delivery=reports)
+    assert stored(lab) == 1
+    producer.purge(in_flight=False)
+    producer.flush(10)
+    assert (reports[1:], stored(lab)) == (["_PURGE_QUEUE"], 0)
 
 
 class TestChunksThatBreakOff:
@@ -131,17 +112,16 @@ class TestChunksThatBreakOff:
         (message,) = receive(consumer, 1)
         assert (message.value(), consumer.pending_payloads) == (b"end", 0)
 
-    def test_more_chunks_than_the_queue_holds(self, lab):
-        consumer, producer, reports = (
-            lab.consumer(),
-            lab.producer("chunking", queue_buffering_max_messages=2),
-            Reports(),
+    def test_more_chunks_than_the_queue_holds_from_a_callback(self, lab):
+        consumer, reports = lab.consumer(), Reports()
+        producer = lab.producer("chunking", queue_buffering_max_messages=2)
+        producer.produce(
+            lab.topic, b"first", on_delivery=lambda *_: producer.produce(lab.topic, LARGE * 10, on_delivery=reports)
         )
-        producer.produce(lab.topic, LARGE * 10, on_delivery=reports)
-        producer.flush(10)
+        assert producer.flush(20) == 0
 
-        assert values(receive(consumer, 1)) == [LARGE * 10]
-        assert reports == [0]
+        assert values(receive(consumer, 2)) == [b"first", LARGE * 10]
+        assert reports == [1]
 
 
 class TestReports:
@@ -231,66 +211,36 @@ class TestReports:
             patch.setattr(producer._poller, "_native", Interrupted())
             producer.produce(lab.topic, LARGE)
 
-    def test_a_callback_may_send(self, lab):
-        producer, reports = lab.producer("chunking"), Reports()
-        producer.produce(
-            lab.topic, b"first", on_delivery=lambda *_: producer.produce(lab.topic, LARGE, on_delivery=reports)
-        )
-        assert producer.flush(20) == 0
 
-        assert values(receive(lab.consumer(), 2)) == [b"first", LARGE]
-        assert len(reports) == 1
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_consume_transform_produce_exactly_once(lab, strategy):
+    """Every third transaction is aborted, and the consumer seeks back to the committed offset."""
+    target, sent = lab.create(name=f"{lab.topic}-out"), [content(3 * LIMIT, n) for n in range(7)]
+    source, producer = lab.producer(strategy), lab.producer(strategy, transactional_id=f"tx-{lab.topic}")
+    for value in sent:
+        source.produce(lab.topic, value)
+    source.flush(10)
+    producer.init_transactions(30)
+    consumer, at = lab.consumer(), [kafka.TopicPartition(lab.topic, 0)]
 
-
-class TestTransactions:
-    def producer(self, lab, strategy, name="tx"):
-        producer = lab.producer(strategy, transactional_id=f"{name}-{lab.topic}")
-        producer.init_transactions(30)
-        return producer
-
-    @pytest.mark.parametrize("strategy", STRATEGIES)
-    def test_what_is_aborted_is_neither_seen_nor_stored_and_what_was_sent_before_is(self, lab, strategy):
-        producer, reports = self.producer(lab, strategy), Reports()
+    done = rounds = 0
+    while done < len(sent):
+        (message,) = receive(consumer, 1)
         producer.begin_transaction()
-        producer.produce(lab.topic, LARGE[::-1])
-        producer.commit_transaction(30)
-        producer.begin_transaction()
-        producer.produce(lab.topic, LARGE, on_delivery=reports)
-        producer.flush(10)
-        producer.abort_transaction(30)
-        producer.flush(10)
-        assert (len(reports), stored(lab)) == (1, 1 if strategy == "external" else 0)
+        producer.produce(target, message.value()[::-1])
+        producer.send_offsets_to_transaction(consumer.position(at), consumer.consumer_group_metadata(), 30)
+        rounds += 1
+        if rounds % 3 == 0:
+            producer.abort_transaction(30)
+            (committed,) = consumer.committed(at, 30)
+            consumer.seek(committed)
+        else:
+            producer.commit_transaction(30)
+            done += 1
+    producer.flush(10)
 
-        consumer = lab.consumer()
-        assert values(receive(consumer, 1)) == [LARGE[::-1]]
-        assert nothing_comes(consumer)
-
-    @pytest.mark.parametrize("strategy", STRATEGIES)
-    def test_consume_transform_produce_exactly_once(self, lab, strategy):
-        """Every third transaction is aborted, and the consumer seeks back to the committed offset."""
-        target, sent = lab.create(name=f"{lab.topic}-out"), [content(3 * LIMIT, n) for n in range(7)]
-        source = lab.producer(strategy)
-        for value in sent:
-            source.produce(lab.topic, value)
-        source.flush(10)
-        consumer, producer, at = lab.consumer(), self.producer(lab, strategy), [kafka.TopicPartition(lab.topic, 0)]
-
-        done = rounds = 0
-        while done < len(sent):
-            (message,) = receive(consumer, 1)
-            producer.begin_transaction()
-            producer.produce(target, message.value()[::-1])
-            producer.send_offsets_to_transaction(consumer.position(at), consumer.consumer_group_metadata(), 30)
-            rounds += 1
-            if rounds % 3 == 0:
-                producer.abort_transaction(30)
-                (committed,) = consumer.committed(at, 30)
-                consumer.seek(committed)
-            else:
-                producer.commit_transaction(30)
-                done += 1
-
-        reader = lab.consumer(target, group=f"{lab.group}-out")
-        assert values(receive(reader, len(sent))) == [value[::-1] for value in sent]
-        assert nothing_comes(reader)
-        assert rounds > len(sent)
+    reader = lab.consumer(target, group=f"{lab.group}-out")
+    assert values(receive(reader, len(sent))) == [value[::-1] for value in sent]
+    assert nothing_comes(reader)
+    assert rounds > len(sent)
+    assert stored(lab) == (2 * len(sent) if strategy == "external" else 0), "what was aborted is not stored"

@@ -1,6 +1,7 @@
 """Sends to a real Pulsar that are large, many, refused or never answered, and what they leave in the store."""
 
 import contextlib
+import math
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ import pytest
 
 import claimcheck
 from claimcheck.errors import ConfigError, PayloadTooLargeError
-from claimcheck.transports.pulsar import ChunkArgumentError, PulsarProducer, SendDeadlineError, ask_limit
+from claimcheck.transports.pulsar import ChunkArgumentError, PulsarProducer, SendDeadlineError
 from tests.integration.pulsar_rig import LIMIT, STRATEGIES, content, nothing_comes, receive
 
 RESULT = pulsar.Result
@@ -65,48 +66,20 @@ class TestLimit:
         assert sorted(len(message.data()) for message in receive(consumer, 7)) == sorted(map(len, payloads))
         assert set(heard) == {RESULT.Ok}
 
-    def test_properties_that_are_too_large_alone(self, lab):
-        producer, properties = lab.producer("chunking"), {"p": "v" * LIMIT}
-        consumer = lab.consumer()
-
-        with pytest.raises(PayloadTooLargeError):
-            producer.send(content(LIMIT), properties=properties)
-
-        assert nothing_comes(consumer)
-
-    def test_the_broker_is_asked(self, lab):
-        lab.producer().send(b"so that the topic is there")
-        assert ask_limit(lab.broker.admin_url, lab.topic) == LIMIT
-
-        lab.broker.set_policy(lab.topic, "maxMessageSize", 50_000)
-
-        assert ask_limit(lab.broker.admin_url, lab.topic) == 50_000
-        consumer = lab.consumer()
-        producer = lab.producer("chunking", wrap={"max_message_bytes": 50_000})
-        producer.send(payload := content(LIMIT))
-        messages = receive(consumer, 2)
-        assert messages[1].data() == payload
-        assert len(messages[1].message_id().ids) == 3
-
 
 @pytest.mark.parametrize(
     ("option", "found"),
-    [
-        ("max_message_bytes", 0),
-        ("max_message_bytes", "5 MiB"),
-        ("deadline_seconds", 0),
-        ("deadline_seconds", float("nan")),
-    ],
+    [("max_message_bytes", 0), ("max_message_bytes", "5 MiB"), ("deadline_seconds", 0), ("deadline_seconds", math.nan)],
 )
 def test_numbers_that_make_no_sense(lab, option, found):
     with pytest.raises(ConfigError, match=f"{option}: found {found!r}, expected an? (integer|number)"):
         lab.producer(wrap={option: found})
 
 
-@pytest.mark.parametrize(("queue", "blocking"), [(1, False), (3, True)])
-def test_more_chunks_than_the_clients_queue_holds(lab, queue, blocking):
+@pytest.mark.parametrize("blocking", [False, True])
+def test_more_chunks_than_the_clients_queue_holds(lab, blocking):
     consumer = lab.consumer()
-    producer = lab.producer("chunking", max_pending_messages=queue, block_if_queue_full=blocking)
+    producer = lab.producer("chunking", max_pending_messages=1, block_if_queue_full=blocking)
     producer.send_async(first := content(20 * LIMIT), heard := Heard())
     assert heard.wait()[0] == RESULT.Ok
 
@@ -115,109 +88,91 @@ def test_more_chunks_than_the_clients_queue_holds(lab, queue, blocking):
     assert [message.data() for message in receive(consumer, 2)] == [first, second]
 
 
-class TestRefused:
-    def test_asynchronously_the_callback_hears_of_it_and_the_store_is_clean_after_a_flush(self, lab):
-        heard, store = Heard(), lab.cc.store("m")
-        before = list(store.scan())
-        producer = lab.producer(lab.cc, wrap={"max_message_bytes": 10 * LIMIT})
+def test_of_a_refusal_the_callback_hears_and_the_store_is_clean_after_a_flush(lab):
+    heard, store = Heard(), lab.cc.store("m")
+    before = list(store.scan())
+    producer = lab.producer(lab.cc, wrap={"max_message_bytes": 10 * LIMIT})
 
-        producer.send_async(content(20 * LIMIT), heard, properties={"p": "v" * LIMIT})
+    producer.send_async(content(20 * LIMIT), heard, properties={"p": "v" * LIMIT})
 
-        assert heard.wait()[0] == RESULT.MessageTooBig
-        producer.flush()
-        assert (len(heard.calls), list(store.scan())) == (1, before)
+    assert heard.wait()[0] == RESULT.MessageTooBig
+    producer.flush()
+    assert (len(heard.calls), list(store.scan())) == (1, before)
 
-    @pytest.mark.parametrize(
-        "option", [{"sequence_id": 7}, {"deliver_at": 99}, {"deliver_after": timedelta(seconds=1)}]
-    )
-    def test_what_chunks_cannot_keep_is_refused_before_anything_is_sent(self, lab, option):
-        consumer, producer = lab.consumer(), lab.producer("chunking")
 
-        with pytest.raises(ChunkArgumentError, match=next(iter(option))):
-            producer.send(content(LIMIT), **option)
+def test_what_chunks_cannot_keep_is_refused_before_anything_is_sent(lab):
+    consumer, producer = lab.consumer(), lab.producer("chunking")
+    with pytest.raises(PayloadTooLargeError):
+        producer.send(content(LIMIT), properties={"p": "v" * LIMIT})
+    options = {"sequence_id": 7, "deliver_at": 99, "deliver_after": timedelta(seconds=1)}
+    for name, value in options.items():
+        with pytest.raises(ChunkArgumentError, match=name):
+            producer.send(content(LIMIT), **{name: value})
         with pytest.raises(ChunkArgumentError):
-            producer.send_async(content(LIMIT), Heard(), **option)
+            producer.send_async(content(LIMIT), Heard(), **{name: value})
 
-        assert nothing_comes(consumer)
-        producer.send(content(10), **option)
-
-
-class TestDeliveryTimes:
-    @pytest.mark.parametrize("asynchronously", [False, True])
-    def test_the_lifetime_of_the_payload_begins_at_the_delivery(self, lab, asynchronously):
-        stores = {"m": {"type": "memory", "space": lab.topic, "ttl_seconds": 60}}
-        with claimcheck.from_dict({"strategy": "external", "stores": stores}) as cc:
-            producer = PulsarProducer(lab.client.create_producer(lab.topic), cc, max_message_bytes=LIMIT)
-            if asynchronously:
-                producer.send_async(content(2 * LIMIT), heard := Heard(), deliver_after=timedelta(hours=1))
-                heard.wait()
-            else:
-                producer.send(content(2 * LIMIT), deliver_after=timedelta(hours=1))
-            (entry,) = cc.store("m").scan()
-            assert entry.expires_ms - entry.created_ms == pytest.approx(3_660_000, abs=1000)
+    assert nothing_comes(consumer)
+    for name, value in options.items():
+        producer.send(content(10), **{name: value})
 
 
-class TestDeduplication:
-    @pytest.fixture
-    def once(self, lab):
-        lab.client.create_producer(lab.topic).close()
-        lab.broker.set_policy(lab.topic, "deduplicationEnabled", True)
-        lab.broker.unload(lab.topic)
-        return lab
-
-    def test_nothing_of_ours_is_filtered(self, once):
-        consumer, producer = once.consumer(), once.producer("chunking", producer_name=f"p-{once.topic}")
-        payloads = [content(size, i) for i, size in enumerate([10, 5 * LIMIT, 20, 9 * LIMIT])]
-
-        ids = [producer.send(payload) for payload in payloads]
-
-        messages = receive(consumer, 4)
-        assert [message.data() for message in messages] == payloads
-        assert ids == [message.message_id() for message in messages]
-
-    def test_an_ok_without_a_place_is_noticed(self, once, caplog):
-        name = f"p-{once.topic}"
-        consumer, producer = once.consumer(), once.producer(producer_name=name)
-        producer.send(content(2 * LIMIT), sequence_id=7)
-
-        again = producer.send(content(2 * LIMIT), sequence_id=7)
-
-        assert again.ledger_id() == -1
-        assert "returned no position" in caplog.text
-        assert len(receive(consumer, 1)) == 1
-        assert nothing_comes(consumer)
+@pytest.mark.parametrize("asynchronously", [False, True])
+def test_the_lifetime_of_the_payload_begins_at_the_delivery(lab, asynchronously):
+    stores = {"m": {"type": "memory", "space": lab.topic, "ttl_seconds": 60}}
+    with claimcheck.from_dict({"strategy": "external", "stores": stores}) as cc:
+        producer = PulsarProducer(lab.client.create_producer(lab.topic), cc, max_message_bytes=LIMIT)
+        if asynchronously:
+            producer.send_async(content(2 * LIMIT), heard := Heard(), deliver_after=timedelta(hours=1))
+            heard.wait()
+        else:
+            producer.send(content(2 * LIMIT), deliver_after=timedelta(hours=1))
+        (entry,) = cc.store("m").scan()
+        assert entry.expires_ms - entry.created_ms == pytest.approx(3_660_000, abs=1000)
 
 
-class TestNoAnswer:
+def test_deduplication_filters_nothing_of_ours_and_an_ok_without_a_place_is_noticed(lab, caplog):
+    lab.client.create_producer(lab.topic).close()
+    lab.broker.set_policy(lab.topic, "deduplicationEnabled", True)
+    lab.broker.unload(lab.topic)
+    consumer, producer = lab.consumer(), lab.producer("chunking", producer_name=f"p-{lab.topic}")
+    payloads = [content(size, i) for i, size in enumerate([10, 5 * LIMIT, 20, 9 * LIMIT])]
+
+    ids = [producer.send(payload) for payload in payloads]
+
+    messages = receive(consumer, 4)
+    assert [message.data() for message in messages] == payloads
+    assert ids == [message.message_id() for message in messages]
+    assert "returned no position" not in caplog.text
+    external = lab.producer(producer_name=f"q-{lab.topic}")
+    for sent in (1, 0):
+        place = external.send(content(2 * LIMIT), sequence_id=7)
+        assert [each.data() for each in receive(consumer, sent)] == [content(2 * LIMIT)] * sent
+    assert place.ledger_id() == -1
+    assert "returned no position" in caplog.text
+    assert nothing_comes(consumer)
+
+
+@pytest.mark.parametrize("asynchronously", [False, True])
+def test_a_with_block_ends_without_an_answer(lab, pulsar_broker, asynchronously):
     """If the topic has a lower limit than the producer knows, the client retries forever without an error."""
+    lab.client.create_producer(lab.topic).close()
+    lab.broker.set_policy(lab.topic, "maxMessageSize", 5000)
+    client = pulsar.Client(pulsar_broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    producer = client.create_producer(lab.topic, batching_enabled=False)
+    wrapped = PulsarProducer(producer, lab.cc, max_message_bytes=LIMIT, deadline_seconds=1.0)
 
-    @pytest.fixture
-    def stuck(self, lab):
-        lab.client.create_producer(lab.topic).close()
-        lab.broker.set_policy(lab.topic, "maxMessageSize", 5000)
-        return lab
+    def block():
+        with contextlib.suppress(SendDeadlineError), wrapped:
+            if asynchronously:  # the deadline passes while the block is left
+                wrapped.send_async(content(10_000), Heard())
+            else:
+                wrapped.send(content(10_000))
 
-    @pytest.fixture
-    def client(self, pulsar_broker):
-        client = pulsar.Client(pulsar_broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-        yield client
+    assert _ends(block)
+    with pytest.raises(pulsar.exceptions.AlreadyClosed):
+        producer.send(b"x")
+    with contextlib.suppress(pulsar.exceptions.AlreadyClosed):  # the broker keeps dropping its connection
         client.close()
-
-    @pytest.mark.parametrize("asynchronously", [False, True])
-    def test_a_with_block_ends_all_the_same(self, stuck, client, asynchronously):
-        producer = client.create_producer(stuck.topic, batching_enabled=False)
-        wrapped = PulsarProducer(producer, stuck.cc, max_message_bytes=LIMIT, deadline_seconds=1.0)
-
-        def block():
-            with contextlib.suppress(SendDeadlineError), wrapped:
-                if asynchronously:  # the deadline passes while the block is left
-                    wrapped.send_async(content(10_000), Heard())
-                else:
-                    wrapped.send(content(10_000))
-
-        assert _ends(block)
-        with pytest.raises(pulsar.exceptions.AlreadyClosed):
-            producer.send(b"x")
 
 
 def _ends(call, seconds=20):
@@ -249,7 +204,7 @@ client = pulsar.Client(sys.argv[1], logger=pulsar.ConsoleLogger(pulsar.LoggerLev
 AT_A_BATCHS_END = """
 producer = client.create_producer(sys.argv[2], batching_enabled=True, batching_max_publish_delay_ms=1)
 bounded, heard = BoundedProducer(producer, 60), []
-for _ in range(200):
+for _ in range(100):
     for _ in range(50):
         producer.send_async(b"x", lambda *answer: heard.append(answer))
     until = time.perf_counter() + 0.0015
@@ -311,7 +266,7 @@ def run(pulsar_broker):
 
 def test_a_batch_that_ends_meanwhile_is_no_deadlock(run, topic):
     ended = run(AT_A_BATCHS_END, topic)
-    assert (ended.stdout, ended.stderr) == ("10000\n", "")
+    assert (ended.stdout, ended.stderr) == ("5000\n", "")
 
 
 def test_a_router_of_ones_own_is_no_deadlock(run, topic, pulsar_broker):
@@ -328,4 +283,5 @@ def test_a_program_ends_though_a_flush_never_will(run, topic, pulsar_broker, end
     pulsar_broker.request("PUT", f"persistent/public/default/{topic}")
     pulsar_broker.set_policy(topic, "maxMessageSize", 5000)  # the client tries for ever
     ended = run(NEVER.replace("{end}", end), topic)
-    assert (ended.stdout, ended.stderr, ended.returncode) == (f"{expected}\n", "", 0)
+    assert ended.stdout.startswith(f"{expected}\n")  # the client may complain about the broker afterwards
+    assert (ended.stderr, ended.returncode) == ("", 0)

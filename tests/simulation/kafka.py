@@ -87,7 +87,7 @@ class KafkaGroup(Group):
 
 
 class ConsumerClient:
-    """A `confluent_kafka.Consumer`; rebalances, its own commits and the application's callbacks happen inside its calls.
+    """A `confluent_kafka.Consumer`: rebalances, its own commits and the application's callbacks run inside its calls.
 
     Revoked partitions come back with a later call. Records that one call has collected and not returned are discarded
     if their partition is revoked, sought or paused. A callback that raises is followed by what it did not do.
