@@ -150,7 +150,7 @@ def put_rules(client, bucket, *rules):
 
 
 def test_the_rule_of_the_guide_is_good_and_nothing_is_left_in_the_bucket(client, bucket):
-    guide = Path("docs/guides/operations.md").read_text()
+    guide = Path("docs/guides/deletion.md").read_text()
     rules = json.loads(re.search(r"```json\n(.*?)```", guide, re.DOTALL)[1])
     client.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration=rules)
     before = client.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]
