@@ -1,4 +1,4 @@
-"""Adds the Markdown files of the repository's root to the site, and the tables that are made from code.
+"""Adds the Markdown files of the repository's root to the site, and tables that are made from code.
 
 Links work in both places: on GitHub they name the files of the repository, on the site the pages made from them.
 A comment such as ``<!-- table: options gc -->`` becomes a table:
@@ -20,6 +20,16 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security-policy.md"}
+# Of findings; the others are warnings.
+SEVERITIES = {
+    "error": "config-invalid package-missing signing-key-missing encryption-key-failed store-failed store-invalid "
+    "redis-version s3-archived s3-expiry-early kafka-settings-invalid kafka-unreachable kafka-topic-missing "
+    "kafka-pointer-rejected kafka-payload-missing pulsar-unreachable pulsar-topic-missing",
+    "error, warning": "kafka-compacted kafka-limit kafka-group-lag pulsar-limit pulsar-shared-chunks pulsar-backlog",
+    "warning, info": "encryption-small-plain store-not-listable kafka-retention",
+    "info": "signing-off encryption-works store-works store-no-expiry redis-not-examined s3-not-examined "
+    "filesystem-not-examined kafka-not-examined pulsar-not-examined",
+}
 BROKERS = ("kafka", "kafka_config", "pulsar", "admin_url", "help")  # described once, for all commands
 
 
@@ -52,7 +62,11 @@ def _linked(markdown: str, folder: str) -> str:
 def _table(kind: str, *names: str) -> str:
     head, rows = {"options": _options, "keys": _keys, "findings": _findings}[kind](*names)
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in row) + " |" for row in lines)
+    return "\n".join("| " + " | ".join(map(_cell, row)) + " |" for row in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
 
 
 def _options(name: str) -> tuple[list[str], Iterator[list[str]]]:
@@ -85,5 +99,8 @@ def _findings(*prefixes: str) -> tuple[list[str], Iterator[list[str]]]:
     sys.path.insert(0, str(ROOT))
     from claimcheck._operate.findings import WHY
 
-    found = {id: why for id, why in WHY.items() if id.startswith(prefixes)}
-    return ["finding", "why it matters"], ([f"`{id}`", why] for id, why in sorted(found.items()))
+    severities = {name: severity for severity, names in SEVERITIES.items() for name in names.split()}
+    assert not severities.keys() - WHY.keys()
+    found = sorted((name, why) for name, why in WHY.items() if name.startswith(prefixes))
+    rows = ([f"`{name}`", severities.get(name, "warning"), why] for name, why in found)
+    return ["finding", "", "why it matters"], rows
