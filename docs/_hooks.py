@@ -14,7 +14,7 @@ import json
 import posixpath
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ SEVERITIES = {
     "info": "signing-off encryption-works store-works store-no-expiry redis-not-examined s3-not-examined "
     "filesystem-not-examined kafka-not-examined pulsar-not-examined",
 }
+Table = tuple[list[str], Iterator[list[str]]]
 BROKERS = ("kafka", "kafka_config", "pulsar", "admin_url", "help")  # described once, for all commands
 
 
@@ -60,7 +61,8 @@ def _linked(markdown: str, folder: str) -> str:
 
 
 def _table(kind: str, *names: str) -> str:
-    head, rows = {"options": _options, "keys": _keys, "findings": _findings}[kind](*names)
+    tables: dict[str, Callable[..., Table]] = {"options": _options, "keys": _keys, "findings": _findings}
+    head, rows = tables[kind](*names)
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(map(_cell, row)) + " |" for row in lines)
 
@@ -69,7 +71,7 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
-def _options(name: str) -> tuple[list[str], Iterator[list[str]]]:
+def _options(name: str) -> Table:
     sys.path.insert(0, str(ROOT))
     import click
 
@@ -82,7 +84,7 @@ def _options(name: str) -> tuple[list[str], Iterator[list[str]]]:
     return ["option", "meaning"], ([f"`{option}`", text] for option, text in filter(None, records))
 
 
-def _keys(name: str) -> tuple[list[str], Iterator[list[str]]]:
+def _keys(name: str) -> Table:
     schema = json.loads((ROOT / "docs/reference/claimcheck.schema.json").read_text(encoding="utf-8"))
     section = schema if name == "top" else schema["$defs"][f"{name.capitalize()}Config"]
     return ["key", "default", "meaning"], ([f"`{key}`", *_key(value)] for key, value in section["properties"].items())
@@ -95,7 +97,7 @@ def _key(value: dict[str, Any]) -> tuple[str, str]:
     return shown, re.sub(r"see `(\w+)Config`", lambda found: f"see [below](#{found[1].lower()})", text)
 
 
-def _findings(*prefixes: str) -> tuple[list[str], Iterator[list[str]]]:
+def _findings(*prefixes: str) -> Table:
     sys.path.insert(0, str(ROOT))
     from claimcheck._operate.findings import WHY
 
@@ -103,4 +105,4 @@ def _findings(*prefixes: str) -> tuple[list[str], Iterator[list[str]]]:
     assert not severities.keys() - WHY.keys()
     found = sorted((name, why) for name, why in WHY.items() if name.startswith(prefixes))
     rows = ([f"`{name}`", severities.get(name, "warning"), why] for name, why in found)
-    return ["finding", "", "why it matters"], rows
+    return ["finding", "severity", "why it matters"], rows
