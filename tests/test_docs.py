@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import os
 import re
 import shlex
@@ -19,6 +20,7 @@ import yaml
 
 import claimcheck
 from claimcheck import hooks
+from claimcheck._operate.findings import WHY
 from tests.docs_pages import PAGES, ROOT, SERVERS, blocks, cases, run, write_yaml
 
 NOTES = r"needs:( (kafka|pulsar|redis|s3|spark))+|run|pytest|store|fails: \w+|not run: .+|"
@@ -158,26 +160,35 @@ def test_all_defaults_are_as_shown(folder):
 
 
 REFERENCE = {
-    "claimcheck": "api.md errors.md wire-format.md",
-    "claimcheck.errors": "errors.md",
-    "claimcheck.hooks": "events.md",
-    "claimcheck.spark": "api.md",
-    "claimcheck.testing": "api.md",
-    "claimcheck.transports.kafka": "api.md errors.md wire-format.md",
-    "claimcheck.transports.pulsar": "api.md errors.md wire-format.md",
+    "claimcheck": "reference/api.md guides/errors.md reference/wire-format.md",
+    "claimcheck.errors": "guides/errors.md",
+    "claimcheck.hooks": "guides/operations.md",
+    "claimcheck.spark": "reference/api.md",
+    "claimcheck.testing": "reference/api.md",
+    "claimcheck.transports.kafka": "reference/api.md",
+    "claimcheck.transports.pulsar": "reference/api.md",
 }
 
 
 def test_the_reference_lists_every_public_name_and_option():
-    text = {page.name: page.read_text() for page in (ROOT / "docs/reference").glob("*.md")}
     for module, pages in REFERENCE.items():
-        names, there = importlib.import_module(module).__all__, "".join(text[page] for page in pages.split())
+        names = importlib.import_module(module).__all__
+        there = "".join((ROOT / "docs" / page).read_text() for page in pages.split())
         if module in ("claimcheck.errors", "claimcheck.hooks"):
             names = [f"`{name}`" for name in names if name.endswith(("Error", "Event")) and name != "Event"]
         assert not [name for name in names if not re.search(rf"(?<!\w){name}(?!\w)", there)], module
-    for section in ("Chunking", "Compression", "Hybrid", "Limits"):
-        options = dataclasses.fields(getattr(claimcheck.config, f"{section}Config"))
-        assert not [each.name for each in options if f"`{each.name}`" not in text["configuration.md"]], section
+    spec = importlib.util.spec_from_file_location("docs_hooks", ROOT / "docs/_hooks.py")
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    tables = made.with_tables((ROOT / "docs/guides/configuration.md").read_text())
+    for section in ("", "Chunking", "Compression", "Encryption", "Hybrid", "Limits", "Signing"):
+        options = dataclasses.fields(getattr(claimcheck.config, f"{section}Config" if section else "Config"))
+        assert not [each.name for each in options if f"\n| `{each.name}` |" not in tables], section
+    page = made.with_tables((ROOT / "docs/guides/operations.md").read_text())
+    findings = re.findall(r"^\| `([\w-]+)` \| (?:error|warning|info)", page, re.MULTILINE)
+    assert sorted(findings) == sorted(WHY)
+    commands = made.with_tables((ROOT / "docs/reference/cli.md").read_text())
+    assert all(f"| `{option}" in commands for option in ("--servers", "--grace TIME", "--consumed", "--from TOPIC"))
 
 
 @pytest.mark.parametrize("page", ["docs/guides/configuration.md", "docs/guides/security.md"])
@@ -189,8 +200,9 @@ def test_variables_of_secrets_have_names_that_spark_redacts(page):
     assert not [name for name in names if not redacted.search(name)]
 
 
-def test_the_hook_on_the_events_page_works_for_every_event(folder, capsys):
-    hook = run("docs/reference/events.md", frozenset(), folder, {})["hook"]
+def test_the_hook_of_the_guide_counts_store_operations(folder):
+    names = run("docs/guides/operations.md", frozenset(), folder, {})
+    assert set(names["seconds"]) == {("m", "write")}
     for kind in hooks.Event.__subclasses__():
-        hook(kind(**dict.fromkeys((field.name for field in dataclasses.fields(kind)), "something")))
-        assert "something" in capsys.readouterr().out, kind
+        values = dict.fromkeys((field.name for field in dataclasses.fields(kind)), "something")
+        names["hook"](kind(**values | ({"duration_seconds": 1.0} if "duration_seconds" in values else {})))

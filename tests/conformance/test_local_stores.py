@@ -59,7 +59,7 @@ class TestFilesystemStore(StoreConformance):
 # The store of the guide --------------------------------------------------------------------------------------------
 
 
-PAGE = "docs/guides/custom-stores.md"
+PAGE = "docs/guides/extending.md"
 STORE, LISTED, TEST = (block.code for block in blocks(PAGE) if block.note == "store")
 
 module = types.ModuleType("mypackage")

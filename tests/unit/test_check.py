@@ -314,10 +314,7 @@ def test_a_payload_must_outlive_its_message_and_not_longer():
     assert settings(retention_ms=30 * DAY * 1000, **tiered) == [("warning", "kafka-retention")]
 
 
-def test_every_finding_is_documented_and_used():
-    page = (ROOT / "docs/guides/operations.md").read_text()
-    rows = re.findall(r"^\| `([a-z0-9]+(?:-[a-z0-9]+)+)` \| (?:error|warning|info)", page, re.MULTILINE)
-    assert sorted(rows) == sorted(WHY)
+def test_every_finding_is_used():
     texts = [path.read_text() for path in (ROOT / "claimcheck/_operate").glob("check*.py")]
     texts.append((ROOT / "claimcheck/_operate/findings.py").read_text().partition("@dataclass")[2])  # after the table
     used = {name for text in texts for name in re.findall(r'"([\w-]+)"', text)}
