@@ -153,6 +153,38 @@ def _open_files() -> int:
     return len(os.listdir(folder)) if os.path.isdir(folder) else 0
 
 
+# Starting servers ---------------------------------------------------------------------------------------------
+
+
+def _started(programs: str, start: Callable[[], AbstractContextManager[Server]]) -> AbstractContextManager[Server]:
+    _require(programs)
+    return start()
+
+
+def _require(programs: str) -> None:
+    missing = [program for program in programs.split() if not shutil.which(program)]
+    if missing:
+        _missing(f"no {' and no '.join(missing)} on PATH (see tests/servers.py for the CLAIMCHECK_TEST_* variables)")
+
+
+def _missing(reason: str) -> None:
+    """Skip the test, or fail it where servers are required."""
+    if SERVERS_REQUIRED:
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+def _server(programs: str, start: Callable[[], AbstractContextManager[Server]]) -> Any:
+    """Return a fixture: one server for the whole run."""
+
+    @pytest.fixture(scope="session")
+    def server() -> Iterator[Server]:
+        with _started(programs, start) as started:
+            yield started
+
+    return server
+
+
 # Spark ---------------------------------------------------------------------------------------------------------
 
 
@@ -218,13 +250,9 @@ def fake_redis_url() -> Iterator[str]:
 
 
 # No environment variable names the variants below: the tests always start their own.
-
-
-@pytest.fixture(scope="session")
-def redis_endpoints() -> Iterator[servers.RedisEndpoints]:
-    """A Redis with passwords that listens on a TLS port and a unix socket, too."""
-    with _started("redis-server openssl", servers.redis_endpoints) as endpoints:
-        yield endpoints
+redis_endpoints = _server("redis-server openssl", servers.redis_endpoints)  # passwords, a TLS port, a unix socket
+redis_cluster = _server("redis-server redis-cli", servers.redis_cluster)  # three masters; no test moves its slots
+redis_sentinel = _server("redis-server", servers.redis_sentinel)  # a replica, too; any test may switch their roles
 
 
 @pytest.fixture(scope="session")
@@ -246,23 +274,9 @@ def redis_acl_url(redis_endpoints: servers.RedisEndpoints) -> str:
 
 
 @pytest.fixture(scope="session")
-def redis_cluster() -> Iterator[servers.RedisCluster]:
-    """A cluster of three masters. Use unique keys; a test that moves slots starts its own cluster."""
-    with _started("redis-server redis-cli", servers.redis_cluster) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="session")
 def redis_cluster_url(redis_cluster: servers.RedisCluster) -> str:
     """URL of all three nodes, as a store takes it."""
     return redis_cluster.url
-
-
-@pytest.fixture(scope="session")
-def redis_sentinel() -> Iterator[servers.RedisSentinel]:
-    """A master and its replica; any test may make them switch roles."""
-    with _started("redis-server", servers.redis_sentinel) as sentinel:
-        yield sentinel
 
 
 @pytest.fixture(scope="session")
@@ -280,6 +294,9 @@ def own_redis(redis_programs: None) -> Iterator[servers.Server]:
 
 # S3 ------------------------------------------------------------------------------------------------------------
 
+s3_tls = _server("versitygw openssl", servers.s3_tls)  # its port, and the certificate of its authority
+azure_emulator = _server("azurite-blob", servers.azure)  # its address, and the environment of its clients
+
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[servers.S3Server]:
@@ -291,23 +308,9 @@ def s3_server() -> Iterator[servers.S3Server]:
 
 
 @pytest.fixture(scope="session")
-def s3_tls() -> Iterator[tuple[int, Path]]:
-    """Port of a real S3 server with TLS, and the certificate of its authority."""
-    with _started("versitygw openssl", servers.s3_tls) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
 def s3_programs() -> None:
     """Skips or fails a test that starts its own S3 server where the program is missing."""
     _require("versitygw")
-
-
-@pytest.fixture(scope="session")
-def azure_emulator() -> Iterator[tuple[str, dict[str, str]]]:
-    """Address of an emulator of Azure's blob storage, and the environment of its clients."""
-    with _started("azurite-blob", servers.azure) as emulator:
-        yield emulator
 
 
 @pytest.fixture(scope="session")
@@ -447,24 +450,3 @@ def spark_connect() -> None:
 def topic() -> str:
     """A unique topic name."""
     return f"test-{uuid.uuid4().hex}"
-
-
-# Missing servers -----------------------------------------------------------------------------------------------
-
-
-def _started(programs: str, start: Callable[[], AbstractContextManager[Server]]) -> AbstractContextManager[Server]:
-    _require(programs)
-    return start()
-
-
-def _require(programs: str) -> None:
-    missing = [program for program in programs.split() if not shutil.which(program)]
-    if missing:
-        _missing(f"no {' and no '.join(missing)} on PATH (see tests/servers.py for the CLAIMCHECK_TEST_* variables)")
-
-
-def _missing(reason: str) -> None:
-    """Skip the test, or fail it where servers are required."""
-    if SERVERS_REQUIRED:
-        pytest.fail(reason, pytrace=False)
-    pytest.skip(reason)

@@ -10,21 +10,29 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import importlib.util
+import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from claimcheck._content.encryption import DataKey
 from claimcheck._content.header import ContentHeader
-from tests import tink_oracle
+from tests.conftest import IN_CI
 
-VECTORS = Path(__file__).parent / "golden" / "tink" / "content.json"
+FOLDER = Path(__file__).parent / "golden" / "tink"
+VECTORS, STREAMS = FOLDER / "content.json", FOLDER / "vectors.json"
 KEY = bytes(range(100, 132))
 DATA_KEY = bytes(range(32))
+SIZES = (0, 1, 1000, 1048519, 1048520, 1048521, 2097080, 2097081, 3_500_000)  # around the borders of segments
 UUID = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
 HEADER = b"PRF_wdkafcli_header_"
 PAYLOAD = b"The payload of the golden vectors. " * 40
+
+needs_tink = pytest.mark.skipif(not IN_CI and importlib.util.find_spec("tink") is None, reason="tink is not installed")
 
 
 class SameKey:
@@ -41,6 +49,77 @@ class SameKey:
         return self._key.key
 
 
+# Tink --------------------------------------------------------------------------------------------------------------
+
+
+def plaintext(size: int) -> bytes:
+    """Bytes that a test can make again."""
+    return hashlib.shake_128(b"claimcheck").digest(size)
+
+
+def encrypt(plain: bytes, *, key: bytes = DATA_KEY, associated_data: bytes) -> bytes:
+    """Encrypt with Tink's streaming AEAD."""
+    box = _Kept()
+    with _streaming_aead(key).new_encrypting_stream(box, associated_data) as stream:
+        stream.write(plain)
+    return box.value
+
+
+def decrypt(ciphertext: bytes, *, key: bytes = DATA_KEY, associated_data: bytes) -> bytes:
+    """Decrypt with Tink's streaming AEAD."""
+    with _streaming_aead(key).new_decrypting_stream(io.BytesIO(ciphertext), associated_data) as stream:
+        whole: bytes = stream.read()
+    return whole
+
+
+def aead(key: bytes) -> Any:
+    """Tink's AES-256-GCM without a prefix, the format of a wrapped data key."""
+    from tink import aead
+    from tink.proto import aes_gcm_pb2
+
+    aead.register()
+    return _handle("AesGcmKey", aes_gcm_pb2.AesGcmKey(version=0, key_value=key)).primitive(aead.Aead)
+
+
+def _streaming_aead(key: bytes) -> Any:
+    from tink import streaming_aead
+    from tink.proto import aes_gcm_hkdf_streaming_pb2, tink_pb2
+
+    streaming_aead.register()
+    template: tink_pb2.KeyTemplate = streaming_aead.streaming_aead_key_templates.AES256_GCM_HKDF_1MB
+    form = aes_gcm_hkdf_streaming_pb2.AesGcmHkdfStreamingKeyFormat.FromString(template.value)
+    main = aes_gcm_hkdf_streaming_pb2.AesGcmHkdfStreamingKey(version=0, key_value=key, params=form.params)
+    return _handle("AesGcmHkdfStreamingKey", main).primitive(streaming_aead.StreamingAead)
+
+
+def _handle(kind: str, key: Any) -> Any:
+    from tink import proto_keyset_format, secret_key_access
+    from tink.proto import tink_pb2
+
+    data = tink_pb2.KeyData(
+        type_url=f"type.googleapis.com/google.crypto.tink.{kind}",
+        value=key.SerializeToString(),
+        key_material_type=tink_pb2.KeyData.SYMMETRIC,
+    )
+    entry = tink_pb2.Keyset.Key(key_data=data, key_id=1, status=tink_pb2.ENABLED, output_prefix_type=tink_pb2.RAW)
+    keyset = tink_pb2.Keyset(primary_key_id=1, key=[entry])
+    return proto_keyset_format.parse(keyset.SerializeToString(), secret_key_access.TOKEN)
+
+
+class _Kept(io.BytesIO):
+    """Keeps its value when Tink closes it."""
+
+    value = b""
+
+    def close(self) -> None:
+        if not self.closed:
+            self.value = self.getvalue()
+        super().close()
+
+
+# By hand -----------------------------------------------------------------------------------------------------------
+
+
 def canonical(fields: dict[str, Any]) -> bytes:
     return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
@@ -51,11 +130,10 @@ def content(plain: bytes, **fields: Any) -> bytes:
     context = {"claimcheck": "2", "destination": bound["destination"]}
     if bound["store"]:
         context["store"] = bound["store"]
-    identity = canonical({"context": context, "key_id": "k1"})
-    wrapped = base64.b64encode(tink_oracle.aead(KEY).encrypt(DATA_KEY, identity)).decode()
-    text = canonical(bound | {"key": wrapped, "key_id": "k1"})
+    wrapped = aead(KEY).encrypt(DATA_KEY, canonical({"context": context, "key_id": "k1"}))
+    text = canonical(bound | {"key": base64.b64encode(wrapped).decode(), "key_id": "k1"})
     header = b"CCE2" + len(text).to_bytes(4, "big") + text
-    return header + tink_oracle.encrypt(plain, key=DATA_KEY, associated_data=b"CCE2" + canonical(bound))
+    return header + encrypt(plain, associated_data=b"CCE2" + canonical(bound))
 
 
 def keyed_checksum(content: bytes) -> str:
@@ -67,12 +145,12 @@ def keyed_checksum(content: bytes) -> str:
     return f"hmac-sha256:{hmac.digest(derived, text, 'sha256').hex()}"
 
 
-def main() -> None:
+def _content_vectors() -> dict[str, str]:
     import zstandard
 
     frame = zstandard.ZstdCompressor(level=1, write_checksum=False).compress(PAYLOAD)
-    stored = {"size": len(PAYLOAD), "destination": "Straße", "store": "s", "stored_as": "golden"}
     sent = {"size": len(PAYLOAD), "destination": "Straße", "store": "", "stored_as": ""}
+    stored = {**sent, "store": "s", "stored_as": "golden"}
     vectors = {
         "object": content(PAYLOAD, **stored),
         "object_without_size": content(PAYLOAD, **{name: value for name, value in stored.items() if name != "size"}),
@@ -80,9 +158,29 @@ def main() -> None:
         "message": content(PAYLOAD, **sent),
         "message_compressed": content(frame, **sent, codec="zstd"),
     }
-    vectors |= {name: bytes.fromhex(text) for name, text in json.loads(VECTORS.read_text()).items() if "0.1" in name}
-    VECTORS.write_text(json.dumps({name: value.hex() for name, value in vectors.items()}, indent=1) + "\n")
+    kept = {name: text for name, text in json.loads(VECTORS.read_text()).items() if "0.1" in name}
+    return {name: value.hex() for name, value in vectors.items()} | kept
+
+
+def _stream_vector(size: int) -> dict[str, Any]:
+    associated_data = b"claimcheck %d" % size
+    ciphertext = encrypt(plaintext(size), associated_data=associated_data)
+    return {
+        "plaintext_bytes": size,
+        "associated_data": associated_data.decode(),
+        "stream_header": ciphertext[:40].hex(),
+        "ciphertext_bytes": len(ciphertext),
+        "ciphertext_sha256": hashlib.sha256(ciphertext).hexdigest(),
+    }
+
+
+def _wrapped() -> dict[str, str]:
+    associated_data = '{"context":{"claimcheck":"1"},"key_id":"k1"}'
+    wrapped = aead(DATA_KEY).encrypt(DATA_KEY[::-1], associated_data.encode())
+    return {"associated_data": associated_data, "data_key": DATA_KEY[::-1].hex(), "wrapped": wrapped.hex()}
 
 
 if __name__ == "__main__":
-    main()
+    VECTORS.write_text(json.dumps(_content_vectors(), indent=1) + "\n")
+    streams = {"key": DATA_KEY.hex(), "streams": [_stream_vector(size) for size in SIZES], "data_key": _wrapped()}
+    STREAMS.write_text(json.dumps(streams, indent=2) + "\n")

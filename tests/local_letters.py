@@ -11,15 +11,7 @@ import claimcheck
 from claimcheck import Failed, Resolved
 from claimcheck._receive.resolver import Outcome
 from claimcheck.errors import ConfigError
-from claimcheck.transports._common.dead_letters import (
-    EndClock,
-    Letter,
-    Senders,
-    foreign,
-    origin,
-    patient,
-    relabeled,
-)
+from claimcheck.transports._common.dead_letters import EndClock, Letter, Senders, foreign, origin, patient, relabeled
 from claimcheck.transports.local import (
     LocalBroker,
     LocalConsumer,

@@ -8,12 +8,7 @@ from typing import Any
 
 import claimcheck
 from claimcheck._wire.envelope import Chunk, decode, encode_chunk
-from claimcheck.transports.local import (
-    LocalBroker,
-    LocalConsumer,
-    LocalProducer,
-    MessageId,
-)
+from claimcheck.transports.local import LocalBroker, LocalConsumer, LocalProducer, MessageId
 
 LIMIT = 4096
 BIG = os.urandom(10_000)

@@ -34,12 +34,15 @@ def test_it_runs_on_its_own_folder(script):
 
 
 @pytest.mark.parametrize("strategy", ["external", "chunking", "hybrid"])
-def test_pulsar_files(pulsar_broker, tmp_path, strategy):
-    sizes = {"empty": 0, "small": 10, "large": 700_000}
-    for name, size in sizes.items():
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=getattr(pytest.mark, kind)) for kind in ("kafka", "pulsar")])
+def test_files_through_a_real_broker(kind, strategy, request, tmp_path):
+    for name, size in {"empty": 0, "small": 10, "large": 700_000}.items():
         (tmp_path / name).write_bytes(os.urandom(size))
-    said = run("pulsar_files.py", str(tmp_path), "--strategy", strategy, PULSAR_URL=pulsar_broker.service_url)
-    assert [line.split()[:2] for line in said.splitlines()] == [["0", "empty"], ["700,000", "large"], ["10", "small"]]
+    broker = request.getfixturevalue(f"{kind}_broker")
+    where = {"KAFKA_SERVERS": broker.bootstrap_servers} if kind == "kafka" else {"PULSAR_URL": broker.service_url}
+    said = run(f"{kind}_files.py", str(tmp_path), "--strategy", strategy, **where)
+    found = sorted(line.split()[:2] for line in said.splitlines())  # of several partitions, in any order
+    assert found == [["0", "empty"], ["10", "small"], ["700,000", "large"]]
 
 
 def test_pulsar_workers(pulsar_broker):
@@ -48,16 +51,6 @@ def test_pulsar_workers(pulsar_broker):
     assert said.count("500,000 bytes") == 6
     assert "first: " in said
     assert "second: " in said
-
-
-@pytest.mark.parametrize("strategy", ["external", "chunking", "hybrid"])
-def test_kafka_files(kafka_broker, tmp_path, strategy):
-    sizes = {"empty": 0, "small": 10, "large": 700_000}
-    for name, size in sizes.items():
-        (tmp_path / name).write_bytes(os.urandom(size))
-    said = run("kafka_files.py", str(tmp_path), "--strategy", strategy, KAFKA_SERVERS=kafka_broker.bootstrap_servers)
-    found = sorted(line.split()[:2] for line in said.splitlines())  # of several partitions, in any order
-    assert found == [["0", "empty"], ["10", "small"], ["700,000", "large"]]
 
 
 @pytest.mark.parametrize("strategy", ["external", "chunking"])

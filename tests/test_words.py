@@ -15,7 +15,6 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PROSE = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "examples", "claimcheck", "stores"]
 SPELLED = [*PROSE, "tests", "Makefile", "pyproject.toml", "mkdocs.yml", "docker-compose.yml"]
-SAMPLES = {"A stranger's store": 1, "it gives bytes": 1, "a payload rests in a store": 1, "what it says": 0}
 
 BANNED = {
     r"\bstrangers?\b|\bstranger's\b": "third party",
@@ -91,10 +90,3 @@ def test_spelling():
     command = [sys.executable, "-m", "codespell_lib", *SPELLED]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stdout
-
-
-def test_the_check_can_fail(tmp_path):
-    for text, count in SAMPLES.items():
-        (tmp_path / "page.md").write_text(text)
-        (tmp_path / "module.py").write_text(f'x = 1  # {text}\ndef f():\n    """{text}"""\n    raise E("{text}")\n')
-        assert [len(hits(tmp_path / name)) for name in ("page.md", "module.py")] == [count, 3 * count]

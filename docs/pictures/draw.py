@@ -13,6 +13,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parents[1]))
 
+from tests.benchmarks.compare.report import draw as draw_comparison  # noqa: E402
 from tests.benchmarks.picture import (  # noqa: E402
     BLUES,
     GRAY,
@@ -84,6 +85,13 @@ def spark() -> None:
     draw_distances(distances, IMAGES / "spark.png")
 
 
+def compare() -> None:
+    """Draw what ``make compare`` has written, copied to ``compare-kafka.json`` and so on."""
+    shown = ("produce_throughput", "consume_throughput", "consumer_memory", "partition_bytes")
+    for broker in ("embedded", "kafka", "pulsar"):
+        draw_comparison(figures(f"compare-{broker}"), IMAGES / f"compare-{broker}.png", only=shown)
+
+
 def idea() -> None:
     """Draw how a payload travels."""
     from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
@@ -137,5 +145,5 @@ def idea() -> None:
 
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
-    for draw in (idea, kafka, pulsar, line, spark):
+    for draw in (idea, kafka, pulsar, line, spark, compare):
         draw()

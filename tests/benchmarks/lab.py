@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import claimcheck
 from tests import servers
 from tests.benchmarks.children import helper
+from tests.benchmarks.compare.broker import Broker, BrokerAddress, connect
 from tests.benchmarks.rounds import MIB, Effort
 from tests.benchmarks.sink import RawHttp, RawSocket
 from tests.parts import divided
@@ -51,6 +52,7 @@ class Lab:
         self._stack = contextlib.ExitStack()
         self._step = contextlib.ExitStack()
         self._lines: dict[tuple[str, float, float], str] = {}
+        self._brokers: dict[str, Broker] = {}
 
     def __enter__(self) -> Lab:
         self._stack.enter_context(mock.patch.dict(os.environ, CREDENTIALS))
@@ -107,17 +109,15 @@ class Lab:
         needed("redis-server")
         return self._stack.enter_context(servers.redis())
 
-    @contextlib.contextmanager
-    def redis_client(self) -> Iterator[Any]:
+    @cached_property
+    def redis_client(self) -> Any:
         import redis
 
-        with redis.Redis.from_url(self.redis) as client:
-            yield client
+        return self._closed(redis.Redis.from_url(self.redis))
 
     def forget(self, result: object = None) -> None:
         """Delete what is in the Redis: nobody wants it, and the server would keep it for its lifetime."""
-        with self.redis_client() as client:
-            client.flushall()
+        self.redis_client.flushall()
 
     @cached_property
     def s3(self) -> str:
@@ -160,16 +160,17 @@ class Lab:
         return spark
 
     @cached_property
-    def pulsar_url(self) -> str:
-        """URL of a Pulsar with its usual limit of 5 MiB."""
+    def pulsar(self) -> servers.PulsarBroker:
+        """A Pulsar with its usual limit of 5 MiB."""
         needed("java", servers.PULSAR_JARS, "tests/real/pulsar.xml")
-        return self._stack.enter_context(servers.pulsar(5 * MIB)).service_url
+        return self._stack.enter_context(servers.pulsar(5 * MIB))
 
     @cached_property
     def pulsar_client(self) -> Any:
         import pulsar
 
-        return self._closed(pulsar.Client(self.pulsar_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)))
+        logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+        return self._closed(pulsar.Client(self.pulsar.service_url, logger=logger))
 
     @cached_property
     def kafka(self) -> str:
@@ -177,6 +178,14 @@ class Lab:
         needed("java", servers.KAFKA_JARS, "tests/real/kafka.xml")
         broker = servers.kafka(max_message_bytes=KAFKA_MAX_MESSAGE_BYTES, heap="3g")
         return self._stack.enter_context(broker).bootstrap_servers
+
+    def broker(self, kind: str) -> Broker:
+        """Connect to one of these as `make compare` does."""
+        if kind not in self._brokers:
+            address = BrokerAddress(kind, self.kafka) if kind == "kafka" else None
+            address = address or BrokerAddress(kind, self.pulsar.service_url, self.pulsar.admin_url)
+            self._brokers[kind] = self._closed(connect(address))
+        return self._brokers[kind]
 
     # Peers -------------------------------------------------------------------------------------------------------
 
@@ -196,17 +205,6 @@ class Lab:
         import boto3
 
         return self._closed(boto3.client("s3", endpoint_url=url or self.s3))
-
-    @cached_property
-    def crt_afar(self) -> Any:
-        """The transfers of ``boto3[crt]``, set up by hand: boto3 itself takes no address for them."""
-        import botocore.session
-        from s3transfer import crt
-
-        session = botocore.session.Session()
-        credentials = crt.BotocoreCRTCredentialsWrapper(session.get_credentials()).to_crt_credentials_provider()
-        serializer = crt.BotocoreCRTRequestSerializer(session, {"region_name": REGION, "endpoint_url": self.cloud_s3})
-        return crt.CRTTransferManager(crt.create_s3_crt_client(REGION, credentials, use_ssl=False), serializer)
 
     def bare_obstore(self, url: str) -> Any:
         """Open the bucket of an S3 server with obstore alone."""

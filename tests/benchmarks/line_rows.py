@@ -1,27 +1,29 @@
-"""S3 and Redis at the end of a line like a cloud's: a round trip, and a rate for each connection.
+"""S3 and Redis at the end of a line like a cloud's, alone and with many payloads at once.
 
-The S3 server is versitygw, which keeps what it gets. Peers: what boto3 does by itself, its managed transfers, those of
-the AWS CRT, obstore and smart_open, all with their defaults.
+A line has a round trip, and a rate for each connection. The S3 server is versitygw, which keeps what it gets. Peers:
+what boto3 does by itself, its managed transfers, those of the AWS CRT, obstore and smart_open, all with their defaults.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import io
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from claimcheck import Store
-from tests.benchmarks.lab import BUCKET, Lab
+from claimcheck import ClaimCheck, Pointer, Store
+from tests.benchmarks.lab import BUCKET, REGION, Lab, checksum_of
 from tests.benchmarks.rounds import OURS, Series, Variant, compare, payload_of, reading, times_as_fast, writing
 from tests.benchmarks.rows import Findings, Rows
 
-ROWS = Rows()
-REDIS_LINE = (1.0, 600.0)  # milliseconds, MB/s of each connection
-KEY = "line"
+LINE, MANY = Rows(), Rows()
+_REDIS_LINE = (1.0, 600.0)  # milliseconds, MB/s of each connection
+_KEY = "line"
 _SIZES = (1, 4, 16, 32, 64, 256)
 _STREAM_BYTES = 64 << 10
 _NEAR_SIZES = (32, 64, 256)
@@ -52,7 +54,7 @@ def _peers(lab: Lab) -> list[Peer]:
 
 
 def _plain(lab: Lab) -> Peer:
-    client, place = lab.boto3(lab.cloud_s3), {"Bucket": BUCKET, "Key": KEY}
+    client, place = lab.boto3(lab.cloud_s3), {"Bucket": BUCKET, "Key": _KEY}
 
     def get(**options: str) -> bytes:
         body: bytes = client.get_object(**place, **options)["Body"].read()
@@ -76,17 +78,24 @@ def _managed(lab: Lab) -> Peer:
     client = lab.boto3(lab.cloud_s3)
     return Peer(
         "boto3 managed",
-        lambda payload: client.upload_fileobj(io.BytesIO(payload), BUCKET, KEY),
-        lambda: _into_file(lambda file: client.download_fileobj(BUCKET, KEY, file)),
+        lambda payload: client.upload_fileobj(io.BytesIO(payload), BUCKET, _KEY),
+        lambda: _into_file(lambda file: client.download_fileobj(BUCKET, _KEY, file)),
     )
 
 
 def _crt(lab: Lab) -> Peer:
-    manager = lab.crt_afar
+    """Set its transfers up by hand: boto3 itself takes no address for them."""
+    import botocore.session
+    from s3transfer import crt
+
+    session = botocore.session.Session()
+    credentials = crt.BotocoreCRTCredentialsWrapper(session.get_credentials()).to_crt_credentials_provider()
+    serializer = crt.BotocoreCRTRequestSerializer(session, {"region_name": REGION, "endpoint_url": lab.cloud_s3})
+    manager = crt.CRTTransferManager(crt.create_s3_crt_client(REGION, credentials, use_ssl=False), serializer)
     return Peer(
         "boto3[crt]",
-        lambda payload: manager.upload(io.BytesIO(payload), BUCKET, KEY).result(),
-        lambda: _into_file(lambda file: manager.download(BUCKET, KEY, file).result()),
+        lambda payload: manager.upload(io.BytesIO(payload), BUCKET, _KEY).result(),
+        lambda: _into_file(lambda file: manager.download(BUCKET, _KEY, file).result()),
     )
 
 
@@ -96,16 +105,16 @@ def _obstore(lab: Lab) -> Peer:
     there = lab.bare_obstore(lab.cloud_s3)
     return Peer(
         "obstore",
-        lambda payload: obstore.put(there, KEY, payload),
-        lambda: obstore.get(there, KEY).bytes().to_bytes(),
-        lambda stop: obstore.get_range(there, KEY, start=0, end=stop).to_bytes(),
+        lambda payload: obstore.put(there, _KEY, payload),
+        lambda: obstore.get(there, _KEY).bytes().to_bytes(),
+        lambda stop: obstore.get_range(there, _KEY, start=0, end=stop).to_bytes(),
     )
 
 
 def _smart_open(lab: Lab) -> Peer:
     from smart_open import open as smart_open
 
-    url, client = f"s3://{BUCKET}/{KEY}", {"client": lab.boto3(lab.cloud_s3)}
+    url, client = f"s3://{BUCKET}/{_KEY}", {"client": lab.boto3(lab.cloud_s3)}
 
     def opened(mode: str, use: Callable[[Any], Any]) -> Any:
         with smart_open(url, mode, transport_params=client) as file:
@@ -152,14 +161,14 @@ def _get(lab: Lab, size: int) -> Findings:
 
 for _way, _measure in (("put", _put), ("get", _get)):
     for _mib in _SIZES:
-        ROWS.findings(
+        LINE.findings(
             f"S3 {_way} {{size}} over a line, of the fastest peer's rate",
             f"S3 {_way} {{size}} over a line, through obstore, of the same",
             mib=_mib,
         )(_measure)
 
 
-@ROWS.ratio("S3 stream {size} over a line by reads of 64 KiB, against one connection", 64)
+@LINE.ratio("S3 stream {size} over a line by reads of 64 KiB, against one connection", 64)
 def _stream(lab: Lab, size: int) -> Sequence[Variant]:
     payload, store, one = payload_of(size), _stores(lab)[0][1], lab.s3_store_at(lab.cloud_s3, transfer_bytes=0)
     pointer = lab.stored(store, payload)
@@ -172,7 +181,7 @@ def _stream(lab: Lab, size: int) -> Sequence[Variant]:
     return Variant(_BEFORE, partial(stream, one)), Variant(OURS, partial(stream, store))
 
 
-@ROWS.findings("S3 range of {size} over a line, of the fastest peer's rate", mib=32)
+@LINE.findings("S3 range of {size} over a line, of the fastest peer's rate", mib=32)
 def _range(lab: Lab, size: int) -> Findings:
     payload, store = payload_of(2 * size), _stores(lab)[0][1]
     pointer = lab.stored(store, payload)
@@ -182,13 +191,13 @@ def _range(lab: Lab, size: int) -> Findings:
     return _of_best(compare(lab.effort, size, ours, *theirs), 1)
 
 
-@ROWS.ratio("S3 put {size} on loopback, of one connection's rate", *_NEAR_SIZES)
+@LINE.ratio("S3 put {size} on loopback, of one connection's rate", *_NEAR_SIZES)
 def _near_put(lab: Lab, size: int) -> Sequence[Variant]:
     payload, (one, new) = payload_of(size), _new_stores(lab)
     return writing(one, payload, _BEFORE), writing(new, payload)
 
 
-@ROWS.ratio("S3 get {size} on loopback, of one connection's rate", *_NEAR_SIZES)
+@LINE.ratio("S3 get {size} on loopback, of one connection's rate", *_NEAR_SIZES)
 def _near_get(lab: Lab, size: int) -> Sequence[Variant]:
     one, new = _new_stores(lab)
     pointer = lab.stored(one, payload_of(size))
@@ -203,12 +212,113 @@ def _new_stores(lab: Lab) -> list[Store]:
 # Redis ---------------------------------------------------------------------------------------------------------
 
 
-@ROWS.findings(
+@LINE.findings(
     "Redis put {size} over a line, of the line's rate", "Redis get {size} over a line, of the line's rate", mib=16
 )
 def _redis(lab: Lab, size: int) -> Findings:
-    milliseconds, megabytes = REDIS_LINE
+    milliseconds, megabytes = _REDIS_LINE
     store, payload = lab.store(type="redis", url=lab.afar(lab.redis, milliseconds, megabytes)), payload_of(size)
     pointer = lab.stored(store, payload)
     series = compare(lab.effort, size, writing(store, payload, f"{OURS}, put"), reading(store, pointer, f"{OURS}, get"))
     return Findings(tuple(size / megabytes / 1e6 / each.seconds.median for each in series), series)
+
+
+# Many payloads at once ------------------------------------------------------------------------------------------
+
+_TASKS = 1000
+_FAR_MS, _NEAR_MS = 20, 5  # round trips
+_STORED = 20  # payloads, read in turns
+_CONNECTIONS = 100  # of the peer, as many as redis-py allows by default
+_THREADS = 32
+_FAR, _NEAR = f"{_TASKS} tasks, {_FAR_MS} ms", f"{_NEAR_MS} ms"
+
+
+@MANY.ratio(_FAR + ": cc.aresolve from Redis, of redis.asyncio's rate, {size}", 1 / 16, operations=_TASKS)
+def _redis_reads(lab: Lab, size: int) -> Sequence[Variant]:
+    cc, pointers = _stored(lab, lab.afar(lab.redis, _FAR_MS), size)
+    sealed, loop = [cc.seal(pointer) for pointer in pointers], lab.enter(asyncio.Runner())
+    peer = _peer(lab, loop)
+    by_hand = _tasks("redis.asyncio GET", loop, lambda n: peer.get(f"{pointers[n % _STORED].key}-0"))
+    return by_hand, _tasks(OURS, loop, lambda n: cc.aresolve(sealed[n % _STORED]))
+
+
+@MANY.ratio(_FAR + ": store.awrite to Redis, of redis.asyncio's rate, {size}", 1 / 16, operations=_TASKS)
+def _redis_writes(lab: Lab, size: int) -> Sequence[Variant]:
+    store, payload = lab.store(type="redis", url=lab.afar(lab.redis, _FAR_MS)), payload_of(size)
+    near, loop, written = lab.redis_store(), lab.enter(asyncio.Runner()), list[Pointer]()
+    peer = _peer(lab, loop)
+
+    async def write(_: int) -> None:
+        written.append(await store.awrite(payload))
+
+    def clean(_: object) -> None:
+        while written:
+            near.rollback(written.pop())
+
+    by_hand = _tasks("redis.asyncio SET", loop, lambda n: peer.set(f"peer-{n}", payload, ex=600))
+    return by_hand, _tasks(OURS, loop, write, clean)
+
+
+@MANY.ratio(_FAR + ": store.aread with obstore, of its own async rate, {size}", 1 / 16, operations=_TASKS)
+def _obstore_reads(lab: Lab, size: int) -> Sequence[Variant]:
+    import obstore
+
+    url, loop = lab.afar(lab.s3, _FAR_MS), lab.enter(asyncio.Runner())
+    store, peer = lab.obstore_at(url), lab.bare_obstore(url)
+    written = [store.write(payload_of(size)) for _ in range(_STORED)]
+    pattern = checksum_of(memoryview(obstore.get(peer, written[0].key).bytes()))  # the server keeps sizes only
+    pointers = [replace(pointer, checksum=pattern) for pointer in written]
+
+    async def get(n: int) -> None:
+        await (await obstore.get_async(peer, pointers[n % _STORED].key)).bytes_async()
+
+    return _tasks("obstore get_async", loop, get), _tasks(OURS, loop, lambda n: store.aread(pointers[n % _STORED]))
+
+
+@MANY.ratio(f"{_NEAR}: cc.resolve_many, of {_THREADS} threads' rate, {{size}}", 1 / 16, operations=_TASKS)
+def _resolve_many(lab: Lab, size: int) -> Sequence[Variant]:
+    cc, pointers = _stored(lab, lab.afar(lab.redis, _NEAR_MS), size)
+    many = pointers * (_TASKS // _STORED)
+    sealed = [cc.seal(pointer) for pointer in many]
+
+    def ours() -> None:
+        for resolution in cc.resolve_many(sealed):
+            assert len(resolution.payload or b"") == size
+
+    return _threads(lab, cc, many), Variant(OURS, ours)
+
+
+def _stored(lab: Lab, url: str, size: int) -> tuple[ClaimCheck, list[Pointer]]:
+    """Return a configuration with the store at the end of a line, and payloads that are in it."""
+    payload, near = payload_of(size), lab.redis_store()
+    return lab.cc(type="redis", url=url), [near.write(payload) for _ in range(_STORED)]
+
+
+def _threads(lab: Lab, cc: ClaimCheck, pointers: Sequence[Pointer]) -> Variant:
+    """Read all of them by threads, as people do by hand."""
+    store, threads = cc.store("hot"), lab.enter(ThreadPoolExecutor(_THREADS))
+    return Variant(f"store.read, {_THREADS} threads", lambda: list(map(len, threads.map(store.read, pointers))))
+
+
+def _tasks(
+    name: str,
+    loop: asyncio.Runner,
+    one: Callable[[int], Awaitable[Any]],
+    clean: Callable[[Any], object] = lambda _: None,
+) -> Variant:
+    """A thousand tasks that start together, on a loop that stays open between rounds, as its connections do."""
+
+    async def together() -> None:
+        await asyncio.gather(*(one(n) for n in range(_TASKS)))
+
+    return Variant(name, lambda: loop.run(together()), clean)
+
+
+def _peer(lab: Lab, loop: asyncio.Runner) -> Any:
+    """Make a client as people do: one pool for all tasks, which waits for a free connection."""
+    from redis import asyncio as redis
+
+    url = lab.afar(lab.redis, _FAR_MS)
+    pool = redis.BlockingConnectionPool.from_url(url, max_connections=_CONNECTIONS, timeout=None)
+    lab.at_end(lambda: loop.run(pool.disconnect()))
+    return redis.Redis(connection_pool=pool)

@@ -146,7 +146,7 @@ async def _pulsar_chunks(lab: Lab, payload: bytes, *, wrapped: bool = True) -> A
     from claimcheck.transports.pulsar import AsyncPulsarConsumer, AsyncPulsarProducer
 
     topic = f"pauses-{uuid.uuid4().hex}"
-    client = pulsar.asyncio.Client(lab.pulsar_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    client = pulsar.asyncio.Client(lab.pulsar.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     options = {} if wrapped else {"chunking_enabled": True, "batching_enabled": False}
     producer: Any = await client.create_producer(topic, **options)
     consumer: Any = await client.subscribe(topic, "s")

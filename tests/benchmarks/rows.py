@@ -73,38 +73,50 @@ def take(step: Step, lab: Lab) -> list[Row]:
     return [Row(what, step.unit, measured, found.series, found.note) for what, measured in pairs]
 
 
-Prepare = Callable[["Lab", int], Sequence[Variant]]
-"""Opens what variants need, for payloads of a size; the first variant is what the last one is compared with."""
+Prepare = Callable[..., Sequence[Variant]]
+"""Opens what variants need, for a lab and payloads of a size."""
 Measure = Callable[..., Findings]
 
 
 class Rows:
     """The rows of one group, as they are declared."""
 
-    def __init__(self) -> None:
+    def __init__(self, effort: Effort | None = None) -> None:
+        self._effort = effort
         self._makers: list[Callable[[Effort], Step]] = []
 
     def steps(self, effort: Effort) -> list[Step]:
         return [make(effort) for make in self._makers]
 
-    def ratio(self, what: str, *sizes: float, note: str = "", operations: int = 0) -> Callable[[Prepare], Prepare]:
-        """Declare a row for each size: the rate of the last variant, of that of the first.
+    def ratio(
+        self,
+        what: str | tuple[str, ...],
+        *sizes: float,
+        pairs: Sequence[tuple[int, int]] = ((-1, 0),),
+        note: str = "",
+        operations: int = 0,
+        **options: Any,
+    ) -> Callable[[Prepare], Prepare]:
+        """Declare a row, or several of one run, for each size: the rate of one variant, of that of another.
 
         Args:
             what: With ``{size}``.
             sizes: In MiB.
+            pairs: For each row, the places of the two variants; by default the last and the first.
             note: What a reader must know.
             operations: How many a round makes, if they count and not their bytes.
+            options: Of the function.
         """
 
         def register(prepare: Prepare) -> Prepare:
-            def measure(lab: Lab, size: int) -> Findings:
-                counts = "operations" if operations else "bytes"
-                series = compare(lab.effort, operations or size, *prepare(lab, size), counts=counts)
-                return Findings((times_as_fast(series[-1], series[0]),), series, note)
+            def measure(lab: Lab, size: int, **options: Any) -> Findings:
+                counts, effort = "operations" if operations else "bytes", self._effort or lab.effort
+                effort = lab.effort if lab.effort.is_quick else effort
+                series = compare(effort, operations or size, *prepare(lab, size, **options), counts=counts)
+                return Findings(tuple(times_as_fast(series[ours], series[base]) for ours, base in pairs), series, note)
 
             for mib in sizes:
-                self.findings(what, mib=mib)(measure)
+                self.findings(*((what,) if isinstance(what, str) else what), mib=mib, **options)(measure)
             return prepare
 
         return register
@@ -126,16 +138,16 @@ class Rows:
 
 # Where the rows of each group are: a process that measures one group imports no other.
 GROUPS = {
-    "redis": "redis_rows.ROWS",
-    "s3": "s3_rows.ROWS",
-    "file": "path_rows.FILE",
-    "memory": "redis_rows.MEMORY",
-    "path": "path_rows.ROWS",
-    "many": "many_rows.ROWS",
+    "redis": "store_rows.REDIS",
+    "s3": "store_rows.S3",
+    "file": "store_rows.FILE",
+    "memory": "store_rows.MEMORY",
+    "path": "store_rows.PATH",
+    "many": "line_rows.MANY",
     "pauses": "pause_rows.ROWS",
-    "line": "line_rows.ROWS",
-    "pulsar": "pulsar_rows.ROWS",
-    "kafka": "kafka_rows.ROWS",
+    "line": "line_rows.LINE",
+    "pulsar": "broker_rows.PULSAR",
+    "kafka": "broker_rows.KAFKA",
     "spark": "spark_rows.ROWS",
     "spark-source": "spark_rows.SOURCE",
 }

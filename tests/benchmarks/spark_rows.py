@@ -11,7 +11,7 @@ import struct
 import sys
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,10 @@ from tests.benchmarks.lab import Lab
 from tests.benchmarks.rounds import MIB, OURS, Effort, Variant, compare, payload_of, size_text, times_as_fast
 from tests.benchmarks.rows import Findings, Rows
 
-ROWS, SOURCE = Rows(), Rows()
 THREADS = (1, 4, 8, 16)
 PARTITIONS = 2
-SPARK_EFFORT = Effort(seconds=8, least=3, most=9)
+_EFFORT = Effort(seconds=8, least=3, most=9)
+ROWS, SOURCE = Rows(_EFFORT), Rows(_EFFORT)
 _WARM_ROUNDS = 8  # until Java has compiled Spark's loops, as in any job of some gigabytes
 _HAND = "the best of 1, 4, 8 and 16 threads by hand, which check nothing"
 CHUNK = struct.Struct(">s36sii")  # what is between header and piece: older versions have the function elsewhere
@@ -52,41 +52,31 @@ _BATCH_BYTES = 16 << 20
 _clients: dict[str, Any] = {}
 
 
-def _few(lab: Lab, rows: int) -> int:
-    return rows // (8 if lab.effort.is_quick else 1)
-
-
 # Reading -------------------------------------------------------------------------------------------------------
 
 
-def _resolved(lab: Lab, size: int, milliseconds: int, kib: int, rows: int, *, naive: bool) -> Findings:
-    there = Topic(lab, milliseconds, kib, rows)
+def _resolved(lab: Lab, size: int, milliseconds: int, kib: int, *, naive: bool) -> Findings:
+    there = Topic(lab, milliseconds, kib * 1024, size)
     ways = [there.variant(f"by hand, {n} threads", by_hand(there.url, n)) for n in THREADS]
     if naive:
         ways.append(there.variant("naive UDF", naive_read(there.url)))
-    *others, ours = compare(effort_of(lab), there.amount, *ways, there.ours())
+    ways.append(there.variant(OURS, resolve("value", config=there.config), column="value"))
+    *others, ours = series = compare(lab.effort if lab.effort.is_quick else _EFFORT, size, *ways)
     best = min(others[: len(THREADS)], key=lambda series: series.seconds.median)
     bases = [best, *others[len(THREADS) :]]
-    return Findings(tuple(times_as_fast(ours, base) for base in bases), (*others, ours), f"in 2 partitions; {_HAND}")
+    return Findings(tuple(times_as_fast(ours, base) for base in bases), series, f"in 2 partitions; {_HAND}")
 
 
-for _ms, _kib, _count in (
-    (0, 1024, 256),
-    (1, 1024, 256),
-    (5, 1024, 256),
-    (20, 1024, 256),
-    (5, 64, 2048),
-    (5, 8192, 32),
-):
+for _ms, _kib, _mib in ((0, 1024, 256), (1, 1024, 256), (5, 1024, 256), (20, 1024, 256), (5, 64, 128), (5, 8192, 256)):
     _what, _is_naive = f"Spark resolve {size_text(_kib * 1024)}, round trip {_ms} ms, against", _kib == 1024 and _ms > 0
     _against = ["mapInArrow by hand", "a UDF with a client for each row"][: 1 + _is_naive]
-    ROWS.findings(*(f"{_what} {each}" for each in _against), milliseconds=_ms, kib=_kib, rows=_count, naive=_is_naive)(
+    ROWS.findings(*(f"{_what} {each}" for each in _against), mib=_mib, milliseconds=_ms, kib=_kib, naive=_is_naive)(
         _resolved
     )
 
 
-@ROWS.findings("Spark map_payloads 1 MiB, against resolve and a function behind it")
-def _mapped(lab: Lab, size: int) -> Findings:
+@ROWS.ratio("Spark map_payloads 1 MiB, against resolve and a function behind it", 256)
+def _mapped(lab: Lab, size: int) -> Sequence[Variant]:
     def lengths(batches: Any) -> Iterator[Any]:
         for batch in batches:
             yield pa.RecordBatch.from_arrays([pc.binary_length(batch.column("payload"))], names=["size"])
@@ -94,56 +84,56 @@ def _mapped(lab: Lab, size: int) -> Findings:
     def resolved(df: DataFrame) -> DataFrame:
         return df.transform(resolve("value", config=there.config)).mapInArrow(lengths, "size int")
 
-    there = Topic(lab, 0, 1024, 256)
+    there = Topic(lab, 0, MIB, size)
     mapped = map_payloads(len, "size int", column="value", config=there.config)
-    behind, ours = compare(
-        effort_of(lab),
-        there.amount,
+    return (
         there.variant("resolve, then mapInArrow", resolved, column="value"),
         there.variant(f"{OURS}, map_payloads", mapped, column="value"),
     )
-    return Findings((times_as_fast(ours, behind),), (behind, ours))
 
 
 # Writing -------------------------------------------------------------------------------------------------------
 
 
-@ROWS.findings(
-    "Spark offload 1 MiB, against a UDF that pickles",
-    "Spark offload 1 MiB, against mapInArrow by hand, which checks nothing",
+@ROWS.ratio(
+    (
+        "Spark offload 1 MiB, against a UDF that pickles",
+        "Spark offload 1 MiB, against mapInArrow by hand, which checks nothing",
+    ),
+    512,
+    pairs=((3, 1), (3, 2)),
+    note="in 2 partitions, from the JVM",
 )
-def _offloaded(lab: Lab, size: int) -> Findings:
-    config, rows, spark = store_config(lab.redis), _few(lab, 512), lab.spark  # functions of columns need a session
+def _offloaded(lab: Lab, size: int) -> Sequence[Variant]:
+    config, spark = store_config(lab.redis), lab.spark  # functions of columns need a session
     payload = F.repeat(F.lpad(F.col("id").cast("string"), 16, "0"), MIB // 16).cast("binary")
-    df = spark.range(0, rows, 1, PARTITIONS).select(payload.alias("payload"))
+    df = spark.range(0, size // MIB, 1, PARTITIONS).select(payload.alias("payload"))
 
     def variant(name: str, made: Callable[[], Callable[[DataFrame], DataFrame]]) -> Variant:
         # made for each run: else the second run would find everything written
         return Variant(name, lambda: noop(df.transform(made())), lab.forget)
 
-    least, pickled, hand, ours = series = compare(
-        effort_of(lab),
-        rows * MIB,
+    return (
         variant("taken out and dropped", lambda: dropped),
         variant("UDF that pickles", lambda: naive_write(lab.redis)),
         variant("mapInArrow by hand", lambda: written_by_hand(lab.redis)),
         variant(OURS, lambda: offload("payload", destination="bench", config=config)),
     )
-    most = times_as_fast(least, pickled)
-    note = f"{rows} payloads in 2 partitions, from the JVM; to drop them is {most:.2f} times as fast as the UDF"
-    return Findings((times_as_fast(ours, pickled), times_as_fast(ours, hand)), series, note)
 
 
 # Chunks --------------------------------------------------------------------------------------------------------
 
-_CHUNKED = "Spark reassemble, 64 payloads in 8 chunks of 1 MiB, shuffled, 64 duplicates"
 
-
-@ROWS.findings(f"{_CHUNKED}, of by hand")
-def _reassembled(lab: Lab, size: int) -> Findings:
-    payloads, folder = _few(lab, 64), lab.folder / "chunks"
+@ROWS.ratio(
+    "Spark reassemble, 64 payloads in 8 chunks of 1 MiB, shuffled, 64 duplicates, of by hand",
+    512,
+    note="from Parquet, to the JVM, in a warm JVM",
+)
+def _reassembled(lab: Lab, size: int) -> Sequence[Variant]:
+    folder = lab.folder / "chunks"
     piece = payload_of(MIB - len(HEADER) - CHUNK.size)  # its message has 1 MiB, as writers cut them
-    write_chunks(folder, payloads=payloads, chunks=8, piece=piece)
+    write_chunks(folder, payloads=size // MIB // 8, chunks=8, piece=piece)
+    lab.at_end(lambda: shutil.rmtree(folder))
     df = lab.spark.read.parquet(str(folder))
 
     def ours() -> None:  # to select the payload would copy it twice more in Spark, which by hand has no other column
@@ -152,10 +142,7 @@ def _reassembled(lab: Lab, size: int) -> Findings:
     variants = Variant("by hand, heads known", lambda: noop(joined_by_hand(df))), Variant(OURS, ours)
     for variant in variants * (_WARM_ROUNDS // lab.effort.divisor):
         variant.run()
-    hand, made = compare(effort_of(lab), payloads * 8 * len(piece), *variants)
-    shutil.rmtree(folder)
-    note = f"{made.rate * 1e9 / MIB:.0f} MiB/s, from Parquet, to the JVM, in a warm JVM"
-    return Findings((times_as_fast(made, hand),), (hand, made), note)
+    return variants
 
 
 # What is read --------------------------------------------------------------------------------------------------
@@ -164,14 +151,12 @@ def _reassembled(lab: Lab, size: int) -> Findings:
 class Topic:
     """Payloads in a Redis so far away, once as we write them and once as one value each, and a DataFrame with both."""
 
-    def __init__(self, lab: Lab, milliseconds: float, kib: int, rows: int) -> None:
+    def __init__(self, lab: Lab, milliseconds: float, size: int, total: int) -> None:
         self.url = lab.afar(lab.redis, milliseconds) if milliseconds else lab.redis
-        rows //= 8 if lab.effort.is_quick else 1
-        self.config, self.amount = store_config(self.url), kib * 1024 * rows
+        self.config, rows = store_config(self.url), total // size
         lab.at_end(lab.forget)
-        messages = list(_written(lab, kib * 1024, min(rows, 64)))
-        told = [messages[n % len(messages)] for n in range(rows)]
-        rdd = lab.spark.sparkContext.parallelize(told, PARTITIONS)
+        messages = list(_written(lab, size, min(rows, 64)))
+        rdd = lab.spark.sparkContext.parallelize([messages[n % len(messages)] for n in range(rows)], PARTITIONS)
         self._df = lab.spark.createDataFrame(rdd, "key string, value binary").cache()
         lab.at_end(self._df.unpersist)
         noop(self._df)
@@ -179,9 +164,6 @@ class Topic:
     def variant(self, name: str, transform: Callable[[Any], Any], *, column: str = "key") -> Variant:
         """One way to read everything."""
         return Variant(name, lambda: noop(self._df.select(column).transform(transform)))
-
-    def ours(self) -> Variant:
-        return self.variant(OURS, resolve("value", config=self.config), column="value")
 
 
 def noop(df: DataFrame) -> None:
@@ -191,10 +173,10 @@ def noop(df: DataFrame) -> None:
 
 def _written(lab: Lab, size: int, count: int) -> Iterator[tuple[str, bytes]]:
     """Write payloads both ways."""
-    with claimcheck.from_dict(store_config(lab.redis)) as cc, lab.redis_client() as plain:
+    with claimcheck.from_dict(store_config(lab.redis)) as cc:
         for n in range(count):
             payload = payload_of(size)
-            plain.set(f"by-hand-{n}", payload)
+            lab.redis_client.set(f"by-hand-{n}", payload)
             with cc.outbound(payload, destination="bench") as out:
                 (envelope,) = out.envelopes
             yield f"by-hand-{n}", bytes(envelope.data)
@@ -205,105 +187,86 @@ def store_config(url: str) -> dict[str, Any]:
     return {"strategy": "external", "threshold_bytes": 1000, "stores": {"hot": store}}
 
 
-def effort_of(lab: Lab) -> Effort:
-    return lab.effort if lab.effort.is_quick else SPARK_EFFORT
-
-
 # The data source of Pulsar --------------------------------------------------------------------------------------
 
 _TOPICS = 2
+_ENVELOPES, _POINTERS = 200_000, 8_000
 
 
-def _envelopes(lab: Lab) -> int:
-    return 200_000 // (100 if lab.effort.is_quick else 1)
+def _source(lab: Lab, topic: str, **options: Any) -> DataFrame:
+    """Return what the data source reads from topics, which are separated by commas."""
+    register(lab.spark)
+    options |= {"serviceUrl": lab.pulsar.service_url, "topic": topic}
+    df: DataFrame = lab.spark.read.format("claimcheck_pulsar").schema("value binary").options(**options).load()
+    return df
 
 
-def _measure_read(lab: Lab, size: int, *, batched: bool) -> Findings:
-    count, spark, topic = _envelopes(lab), lab.spark, f"bench-{uuid.uuid4().hex[:8]}"
-    register(spark)
-    _fill(lab.pulsar_client, topic, count, batched=batched)
-    options = {"serviceUrl": lab.pulsar_url, "topic": ",".join(_partitions(topic))}
+def _few(lab: Lab, messages: int) -> int:
+    return messages // (100 if lab.effort.is_quick else 1)
 
-    def read() -> None:
-        noop(spark.read.format("claimcheck_pulsar").schema("value binary").options(**options).load())
 
-    names = itertools.count()
-    series = compare(
-        effort_of(lab),
-        count,
-        Variant("receive, data", lambda: _receive(lab.pulsar_client, topic, count, f"s{next(names)}")),
-        Variant(OURS, read),
-        counts="operations",
+@SOURCE.ratio(
+    "claimcheck_pulsar, 200,000 small envelopes, unbatched, against a plain consumer loop",
+    1,
+    note=f"a batch query for the value, planning included, of {_TOPICS} topics; two tasks against one loop",
+    operations=_ENVELOPES,
+    batched=False,
+)
+@SOURCE.ratio(
+    "claimcheck_pulsar, 200,000 small envelopes, batched, against a plain consumer loop",
+    1,
+    operations=_ENVELOPES,
+    batched=True,
+)
+def _small_envelopes(lab: Lab, size: int, *, batched: bool) -> Sequence[Variant]:
+    name, count, names = f"bench-{uuid.uuid4().hex[:8]}", _few(lab, _ENVELOPES), itertools.count()
+    topics = [f"{name}-{number}" for number in range(_TOPICS)]
+    envelope = b"PRF_wdkafcli_header_\x02\x02" + b"x" * 250
+    for topic in topics:
+        _send(lab, topic, [envelope] * (count // _TOPICS), batching_enabled=batched, batching_max_publish_delay_ms=10)
+    return (
+        Variant("receive, data", lambda: _receive(lab.pulsar_client, topics, count, f"s{next(names)}")),
+        Variant(OURS, lambda: noop(_source(lab, ",".join(topics)))),
     )
-    loop, ours = series
-    note = f"a batch query for the value, planning included, of {_TOPICS} topics; two tasks against one loop"
-    return Findings((times_as_fast(ours, loop),), series, note)
 
 
-for _kind in ("unbatched", "batched"):
-    SOURCE.findings(
-        f"claimcheck_pulsar, 200,000 small envelopes, {_kind}, against a plain consumer loop",
-        batched=_kind == "batched",
-    )(_measure_read)
-
-
-@SOURCE.findings("claimcheck_pulsar, one partition of 8,000 pointers, resolved and decoded: four tasks against one")
-def _measure_hot(lab: Lab, size: int) -> Findings:
-    count, spark, topic = _envelopes(lab) // 25, lab.spark, f"bench-{uuid.uuid4().hex[:8]}"
-    register(spark)
-    config = _fill_with_pointers(lab, topic, count)
+@SOURCE.ratio(
+    "claimcheck_pulsar, one partition of 8,000 pointers, resolved and decoded: four tasks against one",
+    1,
+    note="minPartitions; JSON of 70 KiB from Redis; two cores for all",
+    operations=_POINTERS,
+)
+def _hot(lab: Lab, size: int) -> Sequence[Variant]:
+    topic, config = f"bench-{uuid.uuid4().hex[:8]}", store_config(lab.redis)
+    records = [{"id": n, "name": f"record {n}", "value": n / 7, "tags": ["a", "b"]} for n in range(900)]
+    with claimcheck.from_dict(config) as cc:
+        messages = [cc.seal(cc.store("hot").write(json.dumps(records).encode())) for _ in range(64)]
+    count = _few(lab, _POINTERS)
+    _send(lab, topic, [messages[n % len(messages)] for n in range(count)], batching_enabled=False)
     decode = map_payloads(_decode, "records int", column="value", config=config)
-    options = {"serviceUrl": lab.pulsar_url, "topic": topic}
-
-    def read(tasks: int) -> None:
-        df = spark.read.format("claimcheck_pulsar").schema("value binary").options(**options, minPartitions=tasks)
-        noop(df.load().transform(decode))
-
-    variants = Variant("one task", lambda: read(1)), Variant("claimcheck, four tasks", lambda: read(4))
-    one, four = series = compare(effort_of(lab), count, *variants, counts="operations")
-    return Findings((times_as_fast(four, one),), series, "minPartitions; JSON of 70 KiB from Redis; two cores for all")
+    tasks = {"one task": 1, "claimcheck, four tasks": 4}
+    return [
+        Variant(name, lambda n=n: noop(_source(lab, topic, minPartitions=n).transform(decode)))  # type: ignore[misc]
+        for name, n in tasks.items()
+    ]
 
 
 def _decode(payload: bytes) -> int:
     return len(json.loads(payload))
 
 
-def _fill_with_pointers(lab: Lab, topic: str, count: int) -> dict[str, Any]:
-    """Send pointers to a few payloads, again and again; returns the configuration."""
-    config = store_config(lab.redis)
-    records = [{"id": n, "name": f"record {n}", "value": n / 7, "tags": ["a", "b"]} for n in range(900)]
-    producer = lab.pulsar_client.create_producer(topic, batching_enabled=False, block_if_queue_full=True)
-    with claimcheck.from_dict(config) as cc:
-        messages = [cc.seal(cc.store("hot").write(json.dumps(records).encode())) for _ in range(64)]
-    for n in range(count):
-        producer.send_async(messages[n % len(messages)], lambda result, message_id: None)
+def _send(lab: Lab, topic: str, messages: Sequence[bytes], **options: Any) -> None:
+    producer = lab.pulsar_client.create_producer(topic, block_if_queue_full=True, **options)
+    for message in messages:
+        producer.send_async(message, lambda result, message_id: None)
     producer.flush()
     producer.close()
-    return config
 
 
-def _partitions(topic: str) -> Iterator[str]:
-    return (f"{topic}-{number}" for number in range(_TOPICS))
-
-
-def _fill(client: Any, topic: str, count: int, *, batched: bool) -> None:
-    envelope = b"PRF_wdkafcli_header_\x02\x02" + b"x" * 250
-    for name in _partitions(topic):
-        producer = client.create_producer(
-            name, batching_enabled=batched, block_if_queue_full=True, batching_max_publish_delay_ms=10
-        )
-        for _ in range(count // _TOPICS):
-            producer.send_async(envelope, lambda result, message_id: None)
-        producer.flush()
-        producer.close()
-
-
-def _receive(client: Any, topic: str, count: int, subscription: str) -> None:
+def _receive(client: Any, topics: Sequence[str], count: int, subscription: str) -> None:
     import pulsar
 
-    consumer = client.subscribe(
-        list(_partitions(topic)), subscription, initial_position=pulsar.InitialPosition.Earliest
-    )
+    consumer = client.subscribe(topics, subscription, initial_position=pulsar.InitialPosition.Earliest)
     for _ in range(count):
         consumer.receive().data()
     consumer.close()

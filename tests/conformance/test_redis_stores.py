@@ -96,19 +96,24 @@ class TestVariants(FewerPayloads, RedisConformance):
 # Without hiredis ---------------------------------------------------------------------------------------------------
 
 
-ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+import sys
+sys.modules["hiredis"] = None
+import pytest, redis
+assert redis.connection.DefaultParser.__module__.startswith("redis._parsers.resp"), redis.connection.DefaultParser
+sys.exit(pytest.main(sys.argv[1:]))
+"""
 
 
 def test_the_store_kit_passes_without_hiredis(redis_url, tmp_path):
     kits = [f"{__file__}::{name}" for name in ("TestRedisStore", "TestRedisStoreVersion1")]
-    library = Path(claimcheck.__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": f"{library}{os.pathsep}{ROOT}", "CLAIMCHECK_TEST_REDIS_URL": redis_url}
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "tests.conformance.without_hiredis"]
-    command += ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'its'}", "--rootdir", str(ROOT), *kits]
+    root, library = Path(__file__).resolve().parents[2], Path(claimcheck.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": f"{library}{os.pathsep}{root}", "CLAIMCHECK_TEST_REDIS_URL": redis_url}
+    command = [sys.executable, "-P", "-c", PROGRAM, "-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'its'}"]
 
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, f"--rootdir={root}", *kits], cwd=root, env=environment, capture_output=True, text=True
+    )
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "hiredis: False, parser: <class 'redis._parsers.resp" in done.stdout
     assert int(re.findall(r"(\d+) passed", done.stdout)[0]) > 150
-    assert "failed" not in done.stdout

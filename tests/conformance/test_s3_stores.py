@@ -1,4 +1,4 @@
-"""The store kit on S3, by boto3 and by obstore: a mock, a real server, and each engine on what the other wrote."""
+"""The store kit on object stores, by boto3 and by obstore; and each engine on what the other wrote."""
 
 import functools
 import os
@@ -9,6 +9,7 @@ import boto3
 import obstore
 import pytest
 from botocore.exceptions import ClientError
+from obstore.store import AzureStore
 
 from claimcheck.errors import PayloadNotFoundError
 from claimcheck.stores import obstore as obstore_client
@@ -19,9 +20,10 @@ from claimcheck.testing import StoreConformance
 from claimcheck.testing._store_kit import Breaking
 from tests.conformance.subsets import SMOKE, FewerPayloads, only
 from tests.parts import divided
+from tests.real.azurite import CONTAINER
+from tests.unit.tiny_s3 import TinyS3
 
 PART_BYTES = 5 << 20
-TRANSFER_BYTES = 16 << 20
 
 
 @functools.cache
@@ -30,30 +32,27 @@ def resource(endpoint_url):
     return boto3.resource("s3", endpoint_url=endpoint_url)
 
 
-class S3Conformance(StoreConformance):
-    memory_bytes = 48 << 20  # those for parts, one being read, one being filled
+class InParts(StoreConformance):
+    """A store that needs several parts for `several MiB`."""
 
-    def medium(self, endpoint_url, bucket):
-        """Open the bucket and return the options of a store that needs several parts for `several MiB`."""
-        self.bucket = resource(endpoint_url).Bucket(bucket)
-        return {
-            "type": "s3",
-            "bucket": bucket,
-            "prefix": "claims",
-            "endpoint_url": endpoint_url,
-            "ttl_seconds": 600,
-            "transfer_bytes": TRANSFER_BYTES,
-        }
+    memory_bytes = 48 << 20  # those for parts, one being read, one being filled
+    place: ClassVar = {"ttl_seconds": 600, "transfer_bytes": 16 << 20}
 
     @pytest.fixture(autouse=True)
     def _several_parts(self, monkeypatch):
         monkeypatch.setattr(TransferPolicy, "_part", PART_BYTES)
         monkeypatch.setattr(TransferPolicy, "_single", PART_BYTES)
 
-    @pytest.fixture(autouse=True)
-    def _no_unfinished_uploads(self, options):
-        yield
+
+class TestS3Store(InParts):
+    @pytest.fixture
+    def options(self, s3_server, s3_bucket):
+        self.bucket = resource(s3_server.endpoint_url).Bucket(s3_bucket)
+        yield {**self.place, **self.of_bucket(s3_bucket), "endpoint_url": s3_server.endpoint_url}
         assert [upload.id for upload in self.bucket.multipart_uploads.all()] == []
+
+    def of_bucket(self, name):
+        return {"type": "s3", "bucket": name, "prefix": "claims"}
 
     def peek(self, pointer):
         try:
@@ -66,18 +65,25 @@ class S3Conformance(StoreConformance):
         target.delete() if payload is None else target.put(Body=payload)
 
 
-class TestS3Store(S3Conformance):
-    @pytest.fixture
-    def options(self, s3_server, s3_bucket):
-        return self.medium(s3_server.endpoint_url, s3_bucket)
+class TestObstoreOnS3(TestS3Store):
+    def of_bucket(self, name):
+        return {"type": "obstore", "url": f"s3://{name}/claims"}
 
 
 @only(*SMOKE)
-class TestS3StoreOnMoto(FewerPayloads, S3Conformance):
+class TestS3StoreOnTinyServer(FewerPayloads, InParts):
     @pytest.fixture
-    def options(self, moto_url):
-        resource(moto_url).create_bucket(Bucket="payloads")
-        return self.medium(moto_url, "payloads")
+    def options(self):
+        with TinyS3() as self.server:
+            yield {**self.place, "type": "s3", "bucket": "b", "endpoint_url": self.server.url}
+
+    def peek(self, pointer):
+        return self.server.objects.get(f"/b/{pointer.key}")
+
+    def damage(self, pointer, payload):
+        self.server.objects.pop(f"/b/{pointer.key}")
+        if payload is not None:
+            self.server.objects[f"/b/{pointer.key}"] = payload
 
 
 class TestObstoreInMemory(StoreConformance):
@@ -90,7 +96,7 @@ class TestObstoreInMemory(StoreConformance):
 
     def peek(self, pointer):
         try:
-            return obstore.get(self.objects, pointer.key).bytes().to_bytes()
+            return bytes(obstore.get(self.objects, pointer.key).bytes())
         except FileNotFoundError:
             return None
 
@@ -101,18 +107,21 @@ class TestObstoreInMemory(StoreConformance):
             obstore.put(self.objects, pointer.key, payload)
 
 
-class TestObstoreOnS3(S3Conformance):
+class TestAzure(InParts, TestObstoreInMemory):
+    """As far as its emulator goes."""
+
+    skip: ClassVar = {}
+
     @pytest.fixture
-    def options(self, s3_server, s3_bucket):
-        options = self.medium(s3_server.endpoint_url, s3_bucket)
-        place = f"s3://{options.pop('bucket')}/{options.pop('prefix')}"
-        return {**options, "type": "obstore", "url": place}
+    def options(self, azure_emulator, monkeypatch):
+        url, environment = azure_emulator
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        self.objects = AzureStore(CONTAINER, config={"endpoint": url}, client_options={"allow_http": True})
+        return {**self.place, "type": "obstore", "url": f"az://{CONTAINER}/{uuid.uuid4()}", "endpoint_url": url}
 
 
 # Two engines -------------------------------------------------------------------------------------------------------
-
-
-SIZES = {"empty": 0, "small": 1000, "one part": PART_BYTES, "several parts": 3 * PART_BYTES + 17}
 
 
 @pytest.fixture(params=["", "claims/of a/team"], ids=["", "prefix"])
@@ -124,7 +133,7 @@ def stores(request, s3_server, s3_bucket):
         yield {"boto3": boto, "obstore": rust}
 
 
-@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("size", [0, 1000, PART_BYTES, 3 * PART_BYTES + 17])
 @pytest.mark.parametrize(("writer", "reader"), [("boto3", "obstore"), ("obstore", "boto3")])
 def test_one_reads_what_the_other_wrote(stores, writer, reader, size):
     payload = os.urandom(size)
@@ -145,6 +154,6 @@ def test_failed_uploads_leave_no_part_behind(stores, s3_server, s3_bucket, engin
         with pytest.raises(Exception, match="on fire"):
             stores[engine].write(Breaking(8 * PART_BYTES, OSError("the disk is on fire")))
 
-    bucket = boto3.resource("s3", endpoint_url=s3_server.endpoint_url).Bucket(s3_bucket)
+    bucket = resource(s3_server.endpoint_url).Bucket(s3_bucket)
     assert list(bucket.multipart_uploads.all()) == []
     assert list(bucket.objects.all()) == []

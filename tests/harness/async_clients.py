@@ -17,8 +17,9 @@ import pulsar.asyncio
 
 from claimcheck._wire.envelope import encode_chunk
 from claimcheck.transports.kafka import _asyncio, _consumer, _producer
-from tests.harness.kafka_callbacks import TOPIC, Scenario, ScriptedClient, Topic
 from tests.simulation.scheduler import patched
+
+TOPIC = "t"
 
 # Kafka -----------------------------------------------------------------------------------------------------------
 
@@ -78,46 +79,61 @@ class AioClient:
         self.executor.shutdown(wait=False)
 
 
-def kafka_consumer_client(cc: Any, layout: list[str]) -> AioClient:
-    """Return a consumer of a topic."""
-    topic = Topic(cc)
-    topic.fill(layout)
-    world: Any = types.SimpleNamespace(
-        topic=topic, scenario=Scenario(False, False), now=0.0, happened=[], check_commit=lambda at: None
-    )
-    return AioClient(Consumer(world, {}))
+class KafkaConsumerClient:
+    """Returns its records one after the other; notices calls at the same time, which the client does not allow."""
 
+    def __init__(self, values: list[bytes]) -> None:
+        self._values, self._at = values, 0
+        self._pending: Callable[..., None] | None = None
+        self._busy, self.clashes, self.closed = threading.Lock(), 0, False
 
-class Consumer(ScriptedClient):
-    """Notices calls at the same time, which the client does not allow."""
+    def subscribe(self, topics: list[str], on_assign: Any, **_: Any) -> None:
+        self._pending = on_assign
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.busy, self.clashes = threading.Lock(), 0
+    def incremental_assign(self, partitions: list[Any]) -> None:
+        pass
+
+    def store_offsets(self, offsets: list[Any]) -> None:
+        pass
+
+    def committed(self, partitions: list[Any], timeout: float = -1) -> list[Any]:
+        return [kafka.TopicPartition(TOPIC, 0, kafka.OFFSET_INVALID)]
+
+    def poll(self, timeout: float = -1) -> Any:
+        return next(iter(self.consume(1, timeout)), None)
 
     def consume(self, count: int = 1, timeout: float = -1) -> list[Any]:
         with self._alone():
-            return super().consume(count, timeout)
+            if self.closed:
+                raise RuntimeError("Consumer closed")
+            if self._pending is not None:
+                self._pending(self, [kafka.TopicPartition(TOPIC, 0)])
+                self._pending = None
+            begin, self._at = self._at, min(len(self._values), self._at + count)
+            return [
+                kafka.Message(topic=TOPIC, partition=0, offset=offset, value=self._values[offset], timestamp=(1, 1))
+                for offset in range(begin, self._at)
+            ]
 
     def close(self) -> None:
         with self._alone():
-            super().close()
+            self.closed = True
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        free = self.busy.acquire(blocking=False)
+        free = self._busy.acquire(blocking=False)
         self.clashes += not free
         try:
             yield
         finally:
             if free:
-                self.busy.release()
+                self._busy.release()
 
 
 @contextlib.contextmanager
 def scripted_kafka() -> Iterator[None]:
     """Let the wrappers take the clients above."""
-    client = types.SimpleNamespace(**{**vars(kafka), "Consumer": Consumer, "Producer": KafkaProducerClient})
+    client = types.SimpleNamespace(**{**vars(kafka), "Consumer": KafkaConsumerClient, "Producer": KafkaProducerClient})
     modules: list[tuple[Any, str, Any]] = [
         (_consumer, "vendor", lambda: client),
         (_producer, "vendor", lambda: client),

@@ -85,37 +85,15 @@ def _payload(resolution: Any) -> Callable[[], Any]:
 # Kafka ------------------------------------------------------------------------------------------------------------
 
 
-class KafkaClient:
-    """Stands for a `confluent_kafka.Consumer` that has fetched some records."""
-
-    def __init__(self, values: Iterable[bytes]) -> None:
-        from confluent_kafka import Message
-
-        self._records = [
-            Message(topic="t", partition=0, offset=offset, key=b"k", value=value) for offset, value in enumerate(values)
-        ]
-
-    def poll(self, timeout: float = -1) -> Any:
-        return self._records.pop(0) if self._records else None
-
-    def consume(self, count: int = 1, timeout: float = -1) -> list[Any]:
-        taken, self._records = self._records[:count], self._records[count:]
-        return taken
-
-    def store_offsets(self, message: Any = None, offsets: Any = None) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 def _kafka(config: Config, messages: list[bytes], receive: Callable[[Any], list[Any]]) -> Iterator[str]:
     import confluent_kafka
 
-    confluent_kafka.Consumer = KafkaClient  # type: ignore[assignment, misc]
+    from tests.harness.async_clients import KafkaConsumerClient
+
+    confluent_kafka.Consumer = KafkaConsumerClient  # type: ignore[assignment, misc]
     from claimcheck.transports.kafka import KafkaConsumer
 
-    consumer = KafkaConsumer(KafkaClient(messages), claimcheck.from_dict(config))  # type: ignore[arg-type]
+    consumer = KafkaConsumer(KafkaConsumerClient(messages), claimcheck.from_dict(config))  # type: ignore[arg-type]
     while received := receive(consumer):
         while received:
             message = received.pop(0)

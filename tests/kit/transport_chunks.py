@@ -37,7 +37,6 @@ class ChunkConformance(TransportKit):
 
     @requires("counted_redeliveries")
     def test_an_incomplete_payload_ends_as_a_dead_letter(self, harness: Harness) -> None:
-        """With a destination for dead letters, its messages are sent there instead of the error."""
         harness.subscribe(chunking=_expiring(max_redeliveries=REDELIVERIES), dead_letters=True)
         sent = chunks_of(content(600), 3)[:2]
         harness.append(*sent)
@@ -85,7 +84,6 @@ class ChunkConformance(TransportKit):
         harness.assert_finished()
 
     def test_payloads_that_are_evicted_end_too(self, harness: Harness) -> None:
-        """With too many incomplete payloads, those of dead writers are reported and the others are delivered."""
         limits = {"max_pending_payloads": 2, "max_redeliveries": REDELIVERIES}
         harness.subscribe(chunking=_expiring(**limits))
         for seed in range(4):
@@ -112,7 +110,6 @@ class ChunkConformance(TransportKit):
         assert any(identity in text for text in warnings)
 
     def test_no_other_writer_may_abort_them(self, harness: Harness) -> None:
-        """An abort marker of another writer has no effect."""
         identity = new_uuid()
         first, last = chunks_of(content(600), 2, identity)
         harness.append(first)
@@ -146,19 +143,7 @@ class ChunkConformance(TransportKit):
         harness.acknowledge(conflict)
         harness.assert_finished()
 
-    def test_chunks_that_contradict_each_other_are_no_payload(self, harness: Harness) -> None:
-        """Two chunks with one position and different bytes are an error; neither payload is delivered."""
-        identity = new_uuid()
-        one, other = chunks_of(content(600), 2, identity), chunks_of(content(600, 1), 2, identity)
-        harness.append(one[0], other[0], one[1])
-
-        error = harness.take()[0]
-
-        assert isinstance(error, ChunkConflictError)
-        harness.assert_finished()
-
     def test_writers_with_one_uuid_do_not_mix(self, harness: Harness) -> None:
-        """Chunks of two writers are two payloads, even if their uuids are equal."""
         identity = new_uuid()
         first, second = chunks_of(content(600), 2, identity), chunks_of(content(800, 1), 2, identity)
         harness.append(first[0])

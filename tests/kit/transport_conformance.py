@@ -1,38 +1,8 @@
 """The contract of a transport, as tests for every transport.
 
 A transport's author writes a fixture that connects to a broker, and about 20 hooks of a few lines each, with the
-broker's native client; see `TransportKit`. Those of the embedded broker take about 100 lines::
-
-    class TestRabbit(TransportConformance):
-        limit_bytes = 100_000
-        has_seek = False                                   # the broker cannot seek; those tests are skipped
-
-        @pytest.fixture
-        def broker(self, clock):
-            with connect("amqp://localhost") as self.native:
-                yield
-
-        def create_topic(self, topic, partitions): ...     # with the native client
-        def append(self, topic, data, *, key, headers, writer): ...
-        def messages(self, topic): ...
-        def backlog(self, topic): ...
-
-        def open_producer(self, cc, topic): ...            # the transport under test
-        def send(self, producer, topic, payload, *, key, headers): ...
-        def send_refused(self, cc, topic, payload): ...
-        def send_unknown(self, cc, topic, payload): ...
-        def open_consumer(self, cc, topic, *, clock, look_ahead, dead_letters): ...
-        def receive(self, consumer, seconds): ...
-        def payload_of(self, message): ...
-        def facts_of(self, topic, message): ...
-        def acknowledge(self, consumer, message): ...
-
-        def give_back(self, consumer, message): ...        # for has_nack
-        def dead_letter(self, consumer, message): ...      # for has_dead_letters
-        def dead_letters(self, topic): ...
-        def begin(self, producer, topic, payload): ...     # for has_open_producers
-
-Hooks are blocking. Those of an asyncio client run a coroutine on an event loop of their own and wait for its result.
+broker's native client: see `TransportKit`, and tests/conformance/test_transport_local.py for an example. Hooks are
+blocking. Those of an asyncio client run a coroutine on an event loop of their own and wait for its result.
 """
 
 from __future__ import annotations
@@ -102,7 +72,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
 
     @pytest.mark.parametrize("strategy", STRATEGIES)
     def test_the_limit_counts_the_whole_message(self, harness: Harness, strategy: str) -> None:
-        """Key and headers count: no size around the limit is refused by the broker."""
         headers = {"name": "v" * 300, "ünïcode": "ü" * 50}
         sent = [content(self.limit_bytes + over) for over in range(-1000, 150, 41)]
 
@@ -112,7 +81,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
 
     @pytest.mark.parametrize("strategy", STRATEGIES)
     def test_every_shape_comes_back(self, harness: Harness, strategy: str) -> None:
-        """Buffers and files, small and large."""
         expected = [content(size) for size in (100, 3 * self.limit_bytes) for _ in payloads.SHAPES]
         shapes = [*payloads.SHAPES.values()] * 2
 
@@ -122,7 +90,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
 
     @pytest.mark.parametrize("strategy", [*STRATEGIES, "inline"])
     def test_tombstones_and_payloads_that_look_like_envelopes_come_back(self, harness: Harness, strategy: str) -> None:
-        """``None`` stays ``None``, and what begins with the header is not mistaken for an envelope."""
         large = [] if strategy == "inline" else [HEADER + b"\x01" + content(3 * self.limit_bytes)]
         sent = [None, b"", *LOOKALIKES, *large]
 
@@ -131,7 +98,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
         assert harness.take(len(sent)) == sent
 
     def test_inline_sends_nothing_that_does_not_fit(self, harness: Harness) -> None:
-        """The strategy ``inline`` sends every payload as it is; the broker's error is raised."""
         with pytest.raises(self.refusal):
             harness.send(content(2 * self.limit_bytes), strategy="inline")
 
@@ -214,7 +180,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
 
     @requires("look_ahead")
     def test_the_next_payloads_are_read_while_one_is_processed(self, harness: Harness) -> None:
-        """With reading ahead, the store is asked for payloads that the application has not received yet."""
         harness.send(*[content(2 * self.limit_bytes, seed) for seed in range(6)])
         harness.subscribe(look_ahead=True)
         store, ahead = harness.reader_store, threading.Event()
@@ -234,7 +199,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
 
     @requires("look_ahead", "lazy_payloads")
     def test_by_default_what_the_application_does_not_read_is_not_read_ahead(self, harness: Harness) -> None:
-        """An application that looks at headers only causes no traffic with the store."""
         harness.send(*[content(2 * self.limit_bytes, seed) for seed in range(12)])
         harness.subscribe(look_ahead=None)
 
@@ -262,7 +226,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
         harness.assert_finished()
 
     def test_a_payload_that_is_not_what_was_declared_is_an_error(self, harness: Harness) -> None:
-        """A checksum in the headers is verified: wrong bytes are never delivered."""
         hints = {"claimcheck-type": "chunk", "claimcheck-checksum": "crc32:00000000"}
         harness.append(*chunks_of(content(500), 2), headers=hints)
 
@@ -273,7 +236,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
 
     @pytest.mark.parametrize("look_ahead", [False, True])
     def test_a_retryable_error_is_retryable(self, harness: Harness, look_ahead: bool) -> None:
-        """The same call on the same message succeeds when the store works again."""
         self._need(look_ahead=look_ahead)
         harness.subscribe(look_ahead=look_ahead)
         harness.reader_store.fail("read")
@@ -334,16 +296,7 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
         assert harness.take() == [content(500)]
         harness.assert_finished()
 
-    def test_chunks_of_several_payloads_may_interleave(self, harness: Harness) -> None:
-        """In any order and with duplicates, each is delivered once, as soon as it is complete."""
-        one, two = chunks_of(content(900, 1), 3), chunks_of(content(800, 2), 2)
-        harness.append(one[0], two[0], two[0], one[2], two[1], one[0], one[1], one[1], two[1], b"plain")
-
-        assert harness.take(3) == [content(800, 2), content(900, 1), b"plain"]
-        harness.assert_finished()
-
     def test_a_late_duplicate_goes_with_its_payload(self, harness: Harness) -> None:
-        """A redelivered chunk is not a new payload, before and after the acknowledgment."""
         first, last = chunks_of(content(500), 2)
         harness.append(first, last)
         message = harness.receive()
@@ -390,7 +343,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
 
     @requires("counted_redeliveries", "nack")
     def test_what_is_given_back_too_often_is_a_dead_letter(self, harness: Harness) -> None:
-        """After two redeliveries it is a dead letter and is acknowledged in the topic."""
         harness.subscribe(dead_letters=True)
         harness.append(*chunks_of(content(500), 2))
         sent = harness.messages()
@@ -424,7 +376,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
 
     @requires("seek")
     def test_chunks_from_before_a_seek_complete_nothing(self, harness: Harness) -> None:
-        """A seek drops pending chunks."""
         first, last = chunks_of(content(500), 2)
         _, behind = harness.append(first, b"behind")
         assert harness.take() == [b"behind"]

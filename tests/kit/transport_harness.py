@@ -139,10 +139,7 @@ class TransportKit:
         producer.flush()
 
     def send_refused(self, cc: ClaimCheck, topic: str, payload: bytes) -> None:
-        """Send a payload through a wrapped producer so that the broker or the client definitely rejects the message.
-
-        The payload is over the limit, so the strategy stores it or splits it first. Raises ``refusal``.
-        """
+        """Send a payload over the limit so that the broker or the client definitely rejects it. Raises ``refusal``."""
         raise NotImplementedError
 
     def send_unknown(self, cc: ClaimCheck, topic: str, payload: bytes) -> None:
@@ -150,15 +147,7 @@ class TransportKit:
         raise NotImplementedError
 
     def append(self, topic: str, data: bytes | None, *, key: str | None, headers: dict[str, str], writer: str) -> Any:
-        """Append one message with the native client, and return its position.
-
-        Args:
-            topic: The topic; always its partition 0.
-            data: The message's value.
-            key: The message's key.
-            headers: The message's headers.
-            writer: The name of a writer. Transports that distinguish writers use one native producer for each.
-        """
+        """Append one message to partition 0 with the native client of this writer, and return its position."""
         raise NotImplementedError
 
     def messages(self, topic: str) -> list[bytes | None]:
@@ -171,15 +160,8 @@ class TransportKit:
         """Open a wrapped consumer of one topic, in the same group for each consumer of this topic.
 
         A new group begins at the topic's first message. Only `acknowledge` acknowledges, and negatively acknowledged
-        messages are redelivered as soon as possible.
-
-        Args:
-            cc: The configuration.
-            topic: The topic.
-            clock: The clock for the wrapper, if it takes one.
-            look_ahead: Whether to read stored payloads ahead; ``None`` for the wrapper's default.
-            dead_letters: Whether there is a dead-letter destination, for payloads after two redeliveries if they are
-                counted.
+        messages are redelivered as soon as possible. ``look_ahead`` is ``None`` for the wrapper's default; with
+        ``dead_letters`` there is a destination for them, for payloads after two redeliveries if these are counted.
         """
         raise NotImplementedError
 
@@ -216,10 +198,7 @@ class TransportKit:
         raise NotImplementedError
 
     def backlog(self, topic: str) -> int:
-        """Return the number of messages that the group has not finished.
-
-        These are the unacknowledged ones, or those from the committed offset on.
-        """
+        """Return how many messages are not acknowledged, or lie behind the committed offset."""
         raise NotImplementedError
 
     def close(self, opened: Any) -> None:
@@ -265,9 +244,7 @@ class Harness:
         self._reader: ClaimCheck | None = None
         self._consumer: Any = None
         self._options: dict[str, Any] = {}
-        self._acknowledged: dict[
-            tuple[int, Any], bool
-        ] = {}  # whether the broker confirmed it, by partition and position
+        self._acknowledged: dict[tuple[int, Any], bool] = {}  # by place: whether the broker confirmed it
 
     # Writing ---------------------------------------------------------------------------------------------------
 

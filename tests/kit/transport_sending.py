@@ -60,7 +60,6 @@ class SendingConformance(TransportKit):
     @requires("open_producers")
     @pytest.mark.parametrize("strategy", STRATEGIES)
     def test_closing_sends_everything(self, harness: Harness, strategy: str) -> None:
-        """Also what is still being stored."""
         producer = harness.producer(strategy)
         sent = [content([20, 4 * self.limit_bytes][seed % 2], seed) for seed in range(10)]
         with _slow_at_first(faulty(harness.writer(strategy))):
@@ -73,7 +72,6 @@ class SendingConformance(TransportKit):
     @requires("open_producers")
     @pytest.mark.parametrize(("strategy", "large"), [("external", True), ("chunking", True), ("external", False)])
     def test_a_closed_producer_sends_and_stores_nothing(self, harness: Harness, strategy: str, large: bool) -> None:
-        """Its client's own error is raised."""
         self.close(harness.producer(strategy))
 
         with pytest.raises(self.closed):
@@ -106,7 +104,6 @@ class SendingConformance(TransportKit):
     # Failures --------------------------------------------------------------------------------------------------
 
     def test_a_store_that_is_down_is_an_error_and_nothing_is_sent(self, harness: Harness) -> None:
-        """The strategy ``external`` raises, and works again when the store does."""
         store = faulty(harness.writer("external"))
         store.fail("write")
 
@@ -120,7 +117,6 @@ class SendingConformance(TransportKit):
         assert harness.take(2) == [b"small", content(2 * self.limit_bytes)]
 
     def test_hybrid_sends_chunks_while_the_store_is_down(self, harness: Harness) -> None:
-        """Chunks are sent instead of an error."""
         faulty(harness.writer("hybrid")).fail("write")
 
         harness.send(content(3 * self.limit_bytes), strategy="hybrid")
@@ -144,7 +140,6 @@ class SendingConformance(TransportKit):
         assert _outcomes(harness) == ["failed"]
 
     def test_a_refused_first_chunk_is_a_plain_refusal(self, harness: Harness) -> None:
-        """Nothing is in the topic: the original error is raised, not one about a partial send."""
         with pytest.raises(self.refusal) as raised:
             self.send_refused(harness.configure("chunking"), harness.topic, content(3 * self.limit_bytes))
 
@@ -167,7 +162,6 @@ class SendingConformance(TransportKit):
         assert SECRET.decode() not in caplog.text + str(raised.value) + repr(raised.value)
 
     def test_an_unknown_outcome_of_chunks_is_counted(self, harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
-        """A `PartialSendError` counts acknowledged, unknown and unsent chunks."""
         caplog.set_level(logging.DEBUG)
         with pytest.raises((PartialSendError, *_as_tuple(self.unknown))) as raised:
             self.send_unknown(harness.configure("chunking"), harness.topic, SECRET * self.limit_bytes)

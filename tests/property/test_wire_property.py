@@ -6,18 +6,30 @@ import array
 import copy
 import io
 import json
+import random
+import sys
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import example, given
 
 import claimcheck
+from claimcheck._content.header import ContentHeader, Damaged, read_header
 from claimcheck._wire import envelope
 from claimcheck._wire import pointer as pointers
+from claimcheck._wire.buffers import PieceReader
 from claimcheck._wire.envelope import Chunk, decode
 from claimcheck._wire.pointer import Pointer
+from claimcheck._wire.signing import Seal
 from claimcheck.config import HEADER
+from claimcheck.errors import ClaimCheckError
+from tests.content_oracle import VECTORS
+from tests.hypothesis_examples import examples
 from tests.produce_rig import Unseekable
+from tests.vectors import golden, names
 
 uuids = st.uuids(version=4).map(str)
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)
@@ -129,3 +141,57 @@ def test_the_threshold_counts_the_message_on_the_wire_to_the_byte(extra, more, s
     with cc.outbound(payload, destination="orders", key=key, headers=headers) as out:
         first = next(iter(out.envelopes))
     assert (first.data == payload) == (extra <= 0)
+
+
+# Bytes of others: errors of claimcheck, never other exceptions. The hostile world has whole readers. ------------------
+
+SIGNING = {"strategy": "chunking", "signing": {"key_id": "s1", "keys": {"s1": "signing key " * 4}}}
+SEAL = Seal(claimcheck.from_dict(SIGNING).config, clock=lambda: 1)
+STATEMENT = SEAL.statement("chunks", "orders", uuid="1", chunks=3, size=5, checksum="sha256:0").encode()
+CONTENT = [bytes.fromhex(text) for text in json.loads(VECTORS.read_text()).values()]
+MESSAGES = [golden(name) for name in names()] + [HEADER + b"\x04" + each for each in CONTENT]
+TOKENS = [b"null", b"-1", b"1e999", b"NaN", b"[" * 40, b'{"a":' * 40, b"\\ud800", b"9" * 5000, b'"', b"\x00", b"\xff"]
+
+
+def check_statement(data: bytes) -> None:
+    SEAL.check_chunks([data.decode("latin-1")], uuid="1", count=3, pieces=[b"piece"], destination="orders")
+
+
+PARSERS: dict[str, tuple[Callable[[bytes], Any], list[bytes]]] = {
+    "messages": (envelope.decode, MESSAGES),
+    "pointers": (pointers.decode, [message[21:] for message in MESSAGES if message[20] == 2]),
+    "content": (lambda data: read_header(PieceReader([data])), CONTENT),
+    "headers": (ContentHeader.parse, [content[8 : 8 + int.from_bytes(content[4:8], "big")] for content in CONTENT]),
+    "statements": (check_statement, [STATEMENT]),
+}
+
+
+def mutated(pick: random.Random, seeds: list[bytes]) -> bytes:
+    data = bytearray(pick.choice(seeds))
+    for _ in range(pick.choice((1, 1, 2, 5))):
+        at, other = pick.randrange(len(data) + 1), pick.choice(seeds)
+        end = at + pick.choice((0, 1, 1, 8, 20, len(data)))
+        start = pick.randrange(len(other) + 1)
+        data[at:end] = pick.choice([b"", pick.randbytes(1), pick.randbytes(8), pick.choice(TOKENS), other[start:]])
+    return bytes(data)
+
+
+@pytest.mark.parametrize("kind", PARSERS)
+def test_changed_bytes_are_read_or_refused(kind: str) -> None:
+    parse, seeds = PARSERS[kind]
+    pick, refused = random.Random(1), 0
+    for _ in range(examples(20_000).max_examples):
+        try:
+            parse(mutated(pick, seeds))
+        except (ClaimCheckError, Damaged):
+            refused += 1
+    assert refused
+
+
+@pytest.mark.parametrize("parse", [pointers.decode, ContentHeader.parse], ids=["pointer", "header"])
+@pytest.mark.parametrize("nested", [b"[", b'{"a":'])
+def test_deep_nesting_does_not_exhaust_the_stack(parse: Callable[[bytes], object], nested: bytes) -> None:
+    start = b"\x02" if parse is pointers.decode else b""
+    for depth in (31, 33, sys.getrecursionlimit() - 50, sys.getrecursionlimit() * 3):
+        with pytest.raises((ClaimCheckError, Damaged)):
+            parse(start + b'{"id":' + nested * depth)

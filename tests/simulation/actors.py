@@ -186,13 +186,13 @@ class Run:
             sender.finish()
         self.scheduler.wait(lambda: False, 5.0)  # what arrives after its timeout
         for number in range(CALM):
-            if self.is_busy or number < 2:
+            if self.is_busy or number < 3:
                 self.ledger.append_markers()
             received = [receiver.finish(busy=self.is_busy) for receiver in self.receiving]
             for group in self.ledger.groups:
                 group.read_again()
             is_done = all(group.is_done() for group in self.ledger.groups)
-            if number and is_done and (self.is_busy or not any(received)):
+            if number > 1 and is_done and (self.is_busy or not any(received)):
                 break
             if number:
                 self.scheduler.wait(lambda: False, 6.0)

@@ -17,9 +17,8 @@ import confluent_kafka as kafka
 
 from claimcheck.transports.kafka import _asyncio, _consumer, _producer
 from claimcheck.transports.kafka._partition import CommitMetadata
-from tests.harness.kafka_callbacks import TOPIC, ScriptedClient
 from tests.simulation import ledger
-from tests.simulation.ledger import Group, Ledger, Record
+from tests.simulation.ledger import TOPIC, Group, Ledger, Record
 from tests.simulation.scheduler import Patch, Process, Scheduler
 
 DEFINITE = ("MSG_SIZE_TOO_LARGE", "_UNKNOWN_PARTITION", "_QUEUE_FULL")
@@ -44,16 +43,15 @@ class KafkaGroup(Group):
 
     def rebalance(self) -> None:
         """Give each partition to some member; its owner has to give it up first, in a call of its own."""
-        scheduler = self.ledger.scheduler
-        for number in range(len(self.ledger.low)):
-            target = self.targets[number] = scheduler.choice(self.members) if self.members else None
+        for number in range(len(self.ledger.low) if self.members else 0):
+            target = self.targets[number] = self.ledger.scheduler.choice(self.members)
             owner = self.owners.get(number)
             if owner is not None and owner is not target:
                 owner.pending.append(("revoke", number))
 
     def lose(self) -> None:
         """Take a member's partitions away without asking it."""
-        owned = [number for number, owner in self.owners.items() if owner is not None]
+        owned = [number for number, owner in self.owners.items() if owner in self.members]
         if owned:
             number = self.ledger.scheduler.choice(owned)
             self.owners[number].pending.append(("lost", number))
@@ -88,16 +86,25 @@ class KafkaGroup(Group):
                 self.ledger.scheduler.violated(text)
 
 
-class ConsumerClient(ScriptedClient):
-    """A `confluent_kafka.Consumer`, with rebalances and commits of its own inside its calls."""
+class ConsumerClient:
+    """A `confluent_kafka.Consumer`; rebalances, its own commits and the application's callbacks happen inside its calls.
+
+    Revoked partitions come back with a later call. Records that one call has collected and not returned are discarded
+    if their partition is revoked, sought or paused. A callback that raises is followed by what it did not do.
+    """
 
     def __init__(self, group: KafkaGroup, process: Process, options: dict[str, Any]) -> None:
-        super().__init__(types.SimpleNamespace(topic=None), {})  # type: ignore[arg-type]
         self.group, self.process, self.ledger = group, process, group.ledger
         self.auto_commit, self.reset = options["auto_commit"], options["reset"]
         self.scheduler: Scheduler = self.ledger.scheduler
+        self.react: Callable[[], object] = lambda: None  # the application's callback
+        self.positions: dict[int, int] = {}
+        self.stored: dict[int, Any] = {}
+        self.paused: set[int] = set()
+        self.callbacks: dict[str, Any] = {}
         self.pending: list[Any] = []  # what the next call serves: a kind of rebalance, and a partition
-        self.is_leaving = False
+        self.collected: list[Any] = []
+        self.closed = self.is_closing = self.in_callback = self.is_leaving = False
         self.misplaced: dict[int, bool] = {}  # sought below the low watermark: the caller's mistake, no excuse
         self.sought: dict[int, int] = {}  # by the application, in partitions that it has kept since
         self.halted: set[int] = set()  # reported as out of range; goes on after a seek
@@ -110,8 +117,11 @@ class ConsumerClient(ScriptedClient):
         self.group.rebalance()
 
     def unsubscribe(self) -> None:
-        self.process.check()
+        self._reach()
         self.is_leaving = True
+
+    def poll(self, timeout: float = -1) -> Any:
+        return next(iter(self.consume(1, timeout)), None)
 
     def consume(self, count: int = 1, timeout: float = -1) -> list[Any]:
         self.process.check()
@@ -119,8 +129,8 @@ class ConsumerClient(ScriptedClient):
         end = self.scheduler.now + (timeout if timeout >= 0 else 1e9)
         outer, self.collected = self.collected, []
         while len(self.collected) < count:
-            self.scheduler.point()
-            self.process.check()
+            self._reach()
+            self._check_open()
             self._serve()
             self._check_open()
             record = self._fetch()
@@ -131,14 +141,13 @@ class ConsumerClient(ScriptedClient):
             else:
                 self.scheduler.wait(lambda: self._has_work(), min(1.0, end - self.scheduler.now))
         found, self.collected = self.collected, outer
-        if self.auto_commit and self.scheduler.chance(0.2):
+        if self.scheduler.chance(0.2):
             self._commit_stored()
         return found
 
     def commit(self, message: Any = None, offsets: Any = None, asynchronous: bool = True) -> Any:
-        self.process.check()
         self._check_open()
-        self.scheduler.point()
+        self._reach()
         if offsets is None:
             known = self.group.committed
             offsets = [each for number, each in self.stored.items() if each.offset > known.get(number, (-1, ""))[0]]
@@ -157,11 +166,13 @@ class ConsumerClient(ScriptedClient):
         return offsets
 
     def close(self) -> None:
-        self.process.check()
-        if self.closed:
+        self._reach()
+        if self.closed or self.is_closing:
             return
+        self.is_closing = True
         if self.callbacks and self.positions:
             self._rebalance("revoke", sorted(self.positions))
+        self._commit_stored()
         self.closed = True
         self.positions.clear()
         self.group.leave(self)
@@ -173,11 +184,46 @@ class ConsumerClient(ScriptedClient):
                 raise raised("_STATE")
             self.stored[each.partition] = each
 
+    def assign(self, partitions: list[Any]) -> None:
+        self._check_open()
+        self.positions.clear()
+        self.incremental_assign(partitions)
+
+    def incremental_assign(self, partitions: list[Any]) -> None:
+        self.group.owners.update(dict.fromkeys([each.partition for each in partitions], self))
+        self.positions |= {each.partition: self._start(each) for each in partitions}
+
+    def incremental_unassign(self, partitions: list[Any]) -> None:
+        self._commit_stored()
+        self._remove([each.partition for each in partitions])
+
+    def unassign(self) -> None:
+        self.incremental_unassign(self.assignment())
+
     def seek(self, partition: Any) -> None:
+        number = partition.partition
         self.process.check()
-        super().seek(partition)
-        self.halted.discard(partition.partition)
-        self.misplaced[partition.partition] = partition.offset < self.ledger.low[partition.partition]
+        self._check_open()
+        if number not in self.positions:
+            raise raised("_UNKNOWN_PARTITION")
+        self.positions[number] = partition.offset
+        self._discard([number])
+        self.halted.discard(number)
+        self.misplaced[number] = partition.offset < self.ledger.low[number]
+
+    def pause(self, partitions: list[Any]) -> None:
+        numbers = [each.partition for each in partitions]
+        self.paused.update(numbers)
+        for record in reversed(self.collected):
+            if record.partition() in numbers:
+                self.positions[record.partition()] = record.offset()
+        self.collected = [each for each in self.collected if each.partition() not in numbers or each.error()]
+
+    def resume(self, partitions: list[Any]) -> None:
+        self.paused -= {each.partition for each in partitions}
+
+    def assignment(self) -> list[Any]:
+        return [kafka.TopicPartition(TOPIC, number) for number in self.positions]
 
     def committed(self, partitions: list[Any], timeout: float = -1) -> list[Any]:
         self.process.check()
@@ -197,6 +243,20 @@ class ConsumerClient(ScriptedClient):
             raise raised("_TIMED_OUT")
         return self.ledger.low[partition.partition], len(self.ledger.logs[partition.partition])
 
+    # What happens inside
+
+    def _reach(self) -> None:
+        """Let other events happen here, and perhaps a callback of the application, which may call this client again."""
+        self.scheduler.point()
+        self.process.check()
+        if not self.in_callback and self.scheduler.strikes("callback", 0.02):
+            self.in_callback = True
+            try:
+                self.react()
+            finally:
+                self.in_callback = False
+            self.process.check()
+
     def _has_work(self) -> bool:
         stopped, logs = self.paused | self.halted, self.ledger.logs
         readable = (n not in stopped and at < len(logs[n]) for n, at in self.positions.items())
@@ -213,13 +273,14 @@ class ConsumerClient(ScriptedClient):
             if self.callbacks and self.positions:
                 self._rebalance("revoke", sorted(self.positions))
             self.is_leaving, self.callbacks = False, {}
-            self.group.leave(self)
+            if self in self.group.members:  # partitions that were assigned by hand stay
+                self.group.leave(self)
         targets, owners = self.group.targets, self.group.owners
         free = [n for n in targets if targets[n] is self and owners.get(n) is None and n not in self.positions]
-        if free and self.callbacks:
+        if free and self.callbacks and not self.closed:
             self._rebalance("assign", free)
 
-    def _rebalance(self, kind: str, numbers: list[int]) -> None:  # type: ignore[override]
+    def _rebalance(self, kind: str, numbers: list[int]) -> None:
         partitions = [kafka.TopicPartition(TOPIC, number) for number in numbers]
         nested, self.in_callback = self.in_callback, True
         if kind == "assign":
@@ -228,8 +289,13 @@ class ConsumerClient(ScriptedClient):
             self.callbacks[f"on_{kind}"](self, partitions)
         finally:
             self.in_callback = nested
+            if not self.closed:
+                self._after_callback(kind, numbers)
+
+    def _after_callback(self, kind: str, numbers: list[int]) -> None:
         if kind == "assign":
-            self.incremental_assign([each for each in partitions if each.partition not in self.positions])
+            missing = [number for number in numbers if number not in self.positions]
+            self.incremental_assign([kafka.TopicPartition(TOPIC, number) for number in missing])
             return
         if kind == "revoke":
             if self.auto_commit:
@@ -242,9 +308,23 @@ class ConsumerClient(ScriptedClient):
         self.pending = [each for each in self.pending if each[1] not in numbers]  # of an assignment that has ended
         self._remove(numbers)
 
+    def _remove(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self.positions.pop(number, None)
+            self.stored.pop(number, None)
+        self._discard(numbers)
+
+    def _discard(self, numbers: list[int]) -> None:
+        self.collected = [each for each in self.collected if each.partition() not in numbers]
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise RuntimeError("Consumer closed")
+
     def _commit_stored(self) -> None:
+        """Commit what is stored, if this client commits by itself."""
         known = self.group.committed
-        newer = [each for n, each in self.stored.items() if self.group.owners.get(n) is self]
+        newer = [each for n, each in self.stored.items() if self.auto_commit and self.group.owners.get(n) is self]
         self._apply([each for each in newer if each.offset > known[each.partition][0]])
 
     def _apply(self, offsets: list[Any]) -> None:

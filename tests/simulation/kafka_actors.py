@@ -11,14 +11,19 @@ import confluent_kafka as kafka
 
 from claimcheck.errors import ClaimCheckError, PartialSendError
 from claimcheck.transports.kafka import AsyncKafkaConsumer, AsyncKafkaProducer, KafkaConsumer, KafkaProducer
-from tests.harness.kafka_callbacks import TOPIC
 from tests.simulation import actors
 from tests.simulation.actors import STRATEGIES, Run
 from tests.simulation.kafka import DEFINITE, AioClient, ConsumerClient, KafkaGroup, ProducerClient
-from tests.simulation.ledger import Ledger, Sent
+from tests.simulation.ledger import TOPIC, Ledger, Sent
 from tests.simulation.scheduler import Scheduler
 
 COMMITS = ("auto", "stored", "message", "store message", "position")
+REACTIONS = ("commit", "commit position", "seek", "pause", "unsubscribe", "unassign one", "close")
+ON_REVOKE = ("nothing", "nothing", "commit", "commit position", "raise", "close")
+
+
+class CallbackError(Exception):
+    """Raised by a callback of the application."""
 
 
 class Sender(actors.Sender):
@@ -116,6 +121,28 @@ class Receiver(actors.Receiver):
         self.client = ConsumerClient(self.group, self.process, self.options)
         self.connect()
         self.listen()
+        if not self.is_async:
+            self.client.react = lambda: self.react(self.scheduler.choice(REACTIONS))
+
+    def react(self, event: str) -> None:
+        """Do what a callback of the application may do inside a call of the client."""
+        if event in ("raise", "close") and not self.scheduler.is_faulty:
+            return
+        if event == "raise":
+            raise CallbackError
+        with contextlib.suppress(kafka.KafkaException, RuntimeError):
+            if event == "commit":
+                self.consumer.commit(asynchronous=False)
+            elif event == "commit position":
+                self._commit_position()
+            elif event == "seek":
+                self._seek()
+            elif event == "pause":
+                self.consumer.pause(self.client.assignment())
+            elif event == "unassign one" and self.options["manual"]:
+                self.consumer.incremental_unassign(self.client.assignment()[:1])
+            elif event in ("close", "unsubscribe"):
+                getattr(self.consumer, event)()
 
     def connect(self) -> None:
         options = {name: self.options[name] for name in ("auto_offset_store", "prefetch_bytes")}
@@ -123,7 +150,11 @@ class Receiver(actors.Receiver):
         self.consumer: Any = KafkaConsumer(self.client, cc, clock=self.scheduler.clock, **options)  # type: ignore[arg-type]
 
     def listen(self) -> None:
-        self.consumer.subscribe([TOPIC], on_revoke=self._revoked)
+        """Subscribe, or assign all partitions."""
+        if not self.options["manual"]:
+            self.consumer.subscribe([TOPIC], on_revoke=lambda *_: self.react(self.options["on_revoke"]))
+        elif missing := set(range(len(self.ledger.low))) - set(self.client.positions):
+            self.consumer.incremental_assign([kafka.TopicPartition(TOPIC, number) for number in sorted(missing)])
 
     def end(self) -> None:
         self.group.is_orderly = False
@@ -131,20 +162,29 @@ class Receiver(actors.Receiver):
 
     def act(self) -> None:
         chance = self.scheduler.random.random()
-        with contextlib.suppress(kafka.KafkaException, RuntimeError):
+        with contextlib.suppress(kafka.KafkaException, RuntimeError, CallbackError):
             if chance < 0.03:
                 self._seek()
             elif chance < 0.06:
-                self._pause()
+                self.call(self.consumer.pause, self.client.assignment())
+                self.scheduler.wait(lambda: False, 0.5)
             elif chance < 0.08:
                 self.call(self.consumer.unsubscribe)
-                self.receive(0.5)
-                self.listen()
             elif chance < 0.09:
                 self.call(self.consumer.close)
-                self.start()
             else:
                 self.receive(self.scheduler.choice((0, 0.1, 1, 5)))
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Undo what this application, or one of its callbacks, has stopped."""
+        if self.client.closed:
+            self.start()
+        if self.client.paused and self.scheduler.chance(0.5):
+            self.call(self.consumer.resume, self.client.assignment())
+            self.client.paused.clear()
+        if not self.client.callbacks or self.options["manual"]:
+            self.listen()
 
     def receive(self, seconds: float) -> int:
         is_cancelled = self.is_async and self.scheduler.strikes("receive is cancelled", 0.1)
@@ -177,9 +217,8 @@ class Receiver(actors.Receiver):
 
     def finish(self, *, busy: bool) -> bool:
         received, most = 0, sum(map(len, self.ledger.logs))
-        with contextlib.suppress(kafka.KafkaException):
-            if self.client not in self.group.members:  # an error kept it from subscribing again
-                self.listen()
+        with contextlib.suppress(kafka.KafkaException, RuntimeError, CallbackError):
+            self.go_on()
             self.call(self.consumer.resume, self.client.assignment())
             while received < most and (count := self.receive(0 if busy and received else 1.0)):
                 received += count
@@ -200,14 +239,6 @@ class Receiver(actors.Receiver):
         if number in self.client.paused:
             self.scheduler.violated(f"returned {number}@{message.offset()}, of a partition that is paused")
 
-    def _revoked(self, consumer: Any, partitions: list[Any]) -> None:
-        how = self.options["on_revoke"]
-        with contextlib.suppress(kafka.KafkaException):
-            if how == "commit":
-                consumer.commit(asynchronous=False)
-            elif how == "position" and (known := [each for each in consumer.position(partitions) if each.offset >= 0]):
-                consumer.commit(offsets=known, asynchronous=False)
-
     def _seek(self) -> None:
         if not self.client.assignment():
             return
@@ -225,12 +256,6 @@ class Receiver(actors.Receiver):
         self.call(self.consumer.seek, kafka.TopicPartition(TOPIC, number, offset))
         if number in self.client.positions:
             self.client.sought[number] = offset
-
-    def _pause(self) -> None:
-        self.call(self.consumer.pause, self.client.assignment())
-        self.scheduler.wait(lambda: False, 0.5)
-        self.receive(0.1)
-        self.call(self.consumer.resume, self.client.assignment())
 
 
 class AsyncReceiver(Receiver):
@@ -274,19 +299,21 @@ class KafkaRun(Run):
         choice = self.scheduler.choice
         group = KafkaGroup(name, self.ledger)
         group.committed = dict.fromkeys(range(len(self.ledger.logs)), (0, None))
-        commit = choice(COMMITS)
+        commit, manual = choice(COMMITS), self.scheduler.chance(0.15)
         group.is_orderly = commit == "auto"  # the others may process what they do not commit in time
         options = {
             "commit": commit,
             "auto_offset_store": commit in ("auto", "stored"),
             "auto_commit": commit in ("auto", "store message"),
             "reset": choice(("earliest", "latest", "error")),
-            "on_revoke": choice(("nothing", "commit", "position")),
+            "on_revoke": choice(ON_REVOKE),
+            "manual": manual,
             "count": choice((1, 3, 20)),
             "prefetch_bytes": choice((None, 0, 2000)),
         }
-        kind = choice((Receiver, Receiver, Receiver, AsyncReceiver))
-        self.receiving += [kind(group, f"{name} member {n}", options) for n in range(choice((1, 1, 2)))]
+        kind = Receiver if manual else choice((Receiver, Receiver, Receiver, AsyncReceiver))
+        members = 1 if manual else choice((1, 1, 2))
+        self.receiving += [kind(group, f"{name} member {n}", options) for n in range(members)]
         return group
 
     def disturb(self) -> None:

@@ -12,6 +12,7 @@ from claimcheck.errors import ClaimCheckError, IncompletePayloadError, Integrity
 from tests.simulation.scheduler import Process, Scheduler
 from tests.simulation.store import Medium
 
+TOPIC = "t"
 ABORT = encode_abort("0" * 36)[:21]
 
 
@@ -47,6 +48,7 @@ class Unit:
     uuid: str = ""
     total: int = 1
     positions: dict[int, int] = field(default_factory=dict)  # chunk to the position of its first copy
+    records: int = 0
     is_aborted: bool = False
     is_removed: bool = False  # at least in part
 
@@ -73,7 +75,7 @@ class Group:
 
     name: str
     ledger: Ledger
-    returned: set[Unit] = field(default_factory=set)
+    returned: dict[Unit, int] = field(default_factory=dict)  # with the number of its records at that time
     reported: set[Unit] = field(default_factory=set)
     excused: set[Unit] = field(default_factory=set)  # skipped by the application, or by the client itself
     unread: list[tuple[Any, Unit, Process]] = field(default_factory=list)  # the store was unavailable
@@ -93,9 +95,9 @@ class Group:
         if unit is None:
             self.ledger.scheduler.violated(f"{self.name} got a message at {position}, where none begins")
             return None
-        if unit in self.returned and self.is_orderly:
+        if self.returned.get(unit) == unit.records and self.is_orderly:
             self.ledger.scheduler.violated(f"{self.name} got {unit} twice, without a reason")
-        self.returned.add(unit)
+        self.returned[unit] = unit.records
         self._read(unit, message, process)
         return unit
 
@@ -166,6 +168,7 @@ class Ledger:
             if isinstance(envelope, Chunk | Abort):
                 unit.uuid, unit.total = envelope.uuid, 1 << 30
                 self._chunked[partition, envelope.uuid] = unit
+        unit.records += 1
         if isinstance(envelope, Abort):
             unit.is_aborted = True
             return position

@@ -67,6 +67,15 @@ def _taken_as_delivered(add: Callable[..., None]) -> Callable[..., None]:
     return take
 
 
+def _looking_ahead_last(hand_out: Callable[..., Any]) -> Callable[..., Any]:
+    def call(receiver: Any, count: int, *, look_ahead: bool = False) -> Any:
+        messages = hand_out(receiver, count)
+        receiver._look_ahead()
+        return messages
+
+    return call
+
+
 def _all_plain(receiver: Any, natives: Any) -> None:
     """Let plain records count as delivered although the client is called again."""
     for native in natives:
@@ -174,6 +183,7 @@ DEFECTS = [
         "all records count as delivered when they arrive",
         (Receiver, "_add", _taken_as_delivered(Receiver._add)),
     ),
+    _defect("it looks ahead after it has counted", (Receiver, "hand_out", _looking_ahead_last(Receiver.hand_out))),
     _defect("unsubscribe forgets offsets", (KafkaConsumer, "unsubscribe", _unsubscribed)),
     _defect("every error is definite", (_classification, "classify_error", lambda error: "failed")),
     _defect("the future of a cancelled produce stays open", (_asyncio, "threading", set_at_once)),

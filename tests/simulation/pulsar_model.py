@@ -15,9 +15,8 @@ import pulsar
 
 from claimcheck.transports.pulsar import _send
 from tests.harness.async_clients import PulsarMessageOf
-from tests.harness.kafka_callbacks import TOPIC
 from tests.simulation import ledger
-from tests.simulation.ledger import Group, Ledger, Record
+from tests.simulation.ledger import TOPIC, Group, Ledger, Record
 from tests.simulation.scheduler import Patch, Process
 
 DEFINITE = ("ProducerQueueIsFull", "MessageTooBig")

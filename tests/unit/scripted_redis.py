@@ -9,7 +9,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
+
+from claimcheck import _threads
 from claimcheck._store.contract import StoreContext
+from claimcheck._threads import IoThreads
 from claimcheck.stores.redis import RedisStore
 
 Command = list[bytes]
@@ -120,3 +124,16 @@ def opened(url: str, *, timeout_seconds: float = 5) -> RedisStore:
 
 def bulk(data: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(data), data)
+
+
+@contextlib.contextmanager
+def busy_thread(patch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The only thread for calls of stores; it is busy until `go` is called, so that all calls wait at the same time."""
+    pool, busy = IoThreads(1), threading.Event()
+    patch.setattr(_threads, "_io", [pool])
+    patch.setattr(_threads, "_PIPELINED_THREADS", 1)
+    pool.submit(lambda: busy.wait(10))
+    pool.go = busy.set  # type: ignore[attr-defined]
+    yield pool
+    busy.set()
+    pool._executor.shutdown()

@@ -9,11 +9,11 @@ import threading
 import pytest
 
 from claimcheck import _threads
-from claimcheck._receive.messages import Work, _Window
 from claimcheck._threads import IoThreads, Pipelined
 from claimcheck.errors import StoreUnavailableError
 from claimcheck.stores.filesystem import FilesystemStore
 from tests.produce_rig import BIG, Rig
+from tests.unit.scripted_redis import busy_thread
 
 MIB = 1 << 20
 
@@ -23,84 +23,62 @@ def store(tmp_path):
     return FilesystemStore(path=str(tmp_path))
 
 
-class HeldUp:
-    """Wraps a method of a store: it waits, before or after its work, until the test lets it go on."""
+class Gated(io.BytesIO):
+    """A file whose first read waits until the test lets it go on."""
 
-    def __init__(self, monkeypatch, target, name, *, after=False):
+    def __init__(self, data):
+        super().__init__(data)
         self.reached, self.go_on, self.threads = threading.Event(), threading.Event(), []
-        method = getattr(target, name)
 
-        def slow(*args):
-            self.threads.append(threading.current_thread())
-            result = method(*args) if after else None
-            self.reached.set()
-            assert self.go_on.wait(10)
-            return result if after else method(*args)
+    def read(self, size=-1):
+        self._wait()
+        return super().read(size)
 
-        monkeypatch.setattr(target, name, slow)
+    def readinto(self, buffer):
+        self._wait()
+        return super().readinto(buffer)
 
-    async def cancelled(self, coroutine):
-        """Start it, cancel it when it waits, and let what it left behind come to its end."""
-        task = asyncio.create_task(coroutine)
-        assert await asyncio.to_thread(self.reached.wait, 10)
+    def _wait(self):
+        self.threads.append(threading.current_thread())
+        self.reached.set()
+        assert self.go_on.wait(10)
+
+
+@pytest.mark.parametrize("name", ["awrite", "aread"])
+def test_a_cancelled_call_stops_at_the_next_piece_and_a_read_closes_what_it_opened(store, monkeypatch, name):
+    file, pointer = Gated(bytes(10 * MIB)), store.write(bytes(10 * MIB))
+    monkeypatch.setattr(store, "_open", lambda *_: file)
+
+    async def main():
+        task = asyncio.create_task(getattr(store, name)(file if name == "awrite" else pointer))
+        assert await asyncio.to_thread(file.reached.wait, 10)
         task.cancel()
-        asyncio.get_running_loop().call_later(0.01, self.go_on.set)
+        asyncio.get_running_loop().call_later(0.01, file.go_on.set)
         with pytest.raises(asyncio.CancelledError):
             await task
 
+    asyncio.run(main())
+    assert len(file.threads) == 1
+    assert file.closed is (name == "aread")
+
 
 def test_resolve_asks_stores_in_a_thread_and_has_all_else_at_hand(monkeypatch):
-    rig = Rig()
+    rig, file = Rig(), Gated(BIG)
     rig.publisher()("t", BIG)
     rig.publisher()("t", b"small")
-    held = HeldUp(monkeypatch, rig.cc.store("hot"), "read")
+    monkeypatch.setattr(rig.cc.store("hot"), "read", lambda pointer: file.read())
     (_, pointer, _, _), (_, plain, _, _) = rig.sent
 
     async def main():
         resolving = asyncio.create_task(rig.cc.aresolve(pointer))
-        await asyncio.to_thread(held.reached.wait, 10)
-        held.go_on.set()  # nobody could, if the loop stood still
+        await asyncio.to_thread(file.reached.wait, 10)
+        file.go_on.set()  # nobody could, if the loop stood still
         assert await resolving == BIG
         assert await rig.cc.aresolve(plain) is plain
         assert await rig.cc.aresolve(None) is None
 
     asyncio.run(main())
-    assert len(held.threads) == 1
-    assert held.threads[0] is not threading.main_thread()
-
-
-def test_a_cancelled_write_stops_at_the_next_piece(store, monkeypatch):
-    held = HeldUp(monkeypatch, store, "_write")
-    file = io.BytesIO(bytes(100 * MIB))
-
-    asyncio.run(held.cancelled(store.awrite(file)))
-
-    assert file.tell() <= MIB
-
-
-def test_a_cancelled_read_stops_at_the_next_piece_and_closes_what_it_opened(store, monkeypatch):
-    pointer, opened = store.write(bytes(10 * MIB)), []
-    original = store._open
-
-    class Counting:
-        def __init__(self, reader):
-            self.reader, self.reads, self.closed = reader, 0, False
-            opened.append(self)
-
-        def readinto(self, buffer):
-            self.reads += 1
-            return self.reader.readinto(buffer)
-
-        def close(self):
-            self.closed = True
-            self.reader.close()
-
-    monkeypatch.setattr(store, "_open", lambda *args: Counting(original(*args)))
-    held = HeldUp(monkeypatch, store, "_open", after=True)
-
-    asyncio.run(held.cancelled(store.aread(pointer)))
-
-    assert [(reader.reads <= 1, reader.closed) for reader in opened] == [(True, True)]
+    assert threading.main_thread() not in file.threads
 
 
 # Threads for calls -----------------------------------------------------------------------------------------------
@@ -163,14 +141,6 @@ def test_calls_wait_for_bytes_and_a_larger_one_is_not_passed_by():
     assert calls.most == 500
 
 
-def test_calls_without_a_size_do_not_wait_for_bytes():
-    calls = Calls(threads=9, max_bytes=100)
-    futures = [calls.submit("huge", 500), calls.submit("none")]
-    assert calls.began("huge", "none")
-    calls.end("huge", "none")
-    assert [future.result(10) for future in futures] == ["huge", "none"]
-
-
 @pytest.mark.parametrize("error", [StoreUnavailableError("down", store="s"), _threads.Interrupted()])
 def test_an_error_is_that_of_the_call_and_frees_its_thread(error):
     def fail():
@@ -192,78 +162,29 @@ def test_a_forked_process_has_threads_of_its_own():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-class TestTasks:
-    """The faces for event loops use these threads."""
+def test_reads_count_the_declared_bytes(monkeypatch):
+    sizes, pool = [], IoThreads(1)
+    submit = pool.submit
+    monkeypatch.setattr(_threads, "_io", [pool])
+    monkeypatch.setattr(pool, "submit", lambda work, *, size=0, **more: sizes.append(size) or submit(work, **more))
+    rig = Rig()
+    pointer = rig.cc.store("hot").write(BIG)
 
-    @pytest.fixture
-    def calls(self, monkeypatch):
-        calls = Calls(threads=1)
-        monkeypatch.setattr(_threads, "_io", [calls.pool])
-        yield calls
-        calls.end("first")
+    async def main():
+        await rig.cc.store("hot").aread(pointer)
+        await rig.cc.aresolve(rig.cc.seal(pointer))
 
-    def test_many_tasks_move_payloads_in_few_threads(self, monkeypatch):
-        monkeypatch.setattr(_threads, "_io", [IoThreads(3)])
-        rig, threads = Rig(), set()
-        store = rig.cc.store("hot")
-        read = store.read
-        monkeypatch.setattr(store, "read", lambda pointer: (threads.add(threading.get_ident()), read(pointer))[1])
-
-        async def round_trip(n):
-            payload = BIG + str(n).encode()
-            pointer = await store.awrite(payload)
-            assert await store.aread(pointer) == await rig.cc.aresolve(rig.cc.seal(pointer)) == payload
-
-        async def main():
-            await asyncio.gather(*map(round_trip, range(100)))
-
-        asyncio.run(main())
-        assert 1 <= len(threads) <= 3
-        assert rig.stored == 100
-
-    def test_reads_count_the_declared_bytes(self, calls, monkeypatch):
-        sizes, submit = [], calls.pool.submit
-        monkeypatch.setattr(
-            calls.pool,
-            "submit",
-            lambda work, *, size=0, **more: (sizes.append(size), submit(work, size=size, **more))[1],
-        )
-        rig = Rig()
-        pointer = rig.cc.store("hot").write(BIG)
-
-        async def main():
-            await rig.cc.store("hot").aread(pointer)
-            await rig.cc.aresolve(rig.cc.seal(pointer))
-
-        asyncio.run(main())
-        assert sizes == [len(BIG), len(BIG)]
-
-    @pytest.mark.parametrize("cancelled", ["aread", "arollback"])
-    def test_cancelled_before_it_has_a_thread(self, calls, cancelled):
-        """A read is not made at all; a rollback is made nevertheless."""
-        rig = Rig()
-        store = rig.cc.store("hot")
-        pointer, made = store.write(BIG), []
-        for name in ("read", "rollback"):
-            method = getattr(store, name)
-            setattr(store, name, lambda pointer, name=name, method=method: (made.append(name), method(pointer))[1])
-
-        async def main():
-            first = calls.submit("first")
-            task = asyncio.create_task(getattr(store, cancelled)(pointer))
-            await asyncio.sleep(0)  # it waits for the only thread
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            calls.end("first")
-            first.result(10)
-            await store.aread(store.write(BIG))
-
-        asyncio.run(main())
-        assert made == (["read"] if cancelled == "aread" else ["rollback", "read"])
+    asyncio.run(main())
+    assert sizes == [len(BIG), len(BIG)]
 
 
 # Requests that are sent together: each call has its own result and error ---------------------------------------------
+
+
+@pytest.fixture
+def pool(monkeypatch):
+    with busy_thread(monkeypatch) as pool:
+        yield pool
 
 
 class Server:
@@ -290,18 +211,6 @@ class Server:
         ]
 
 
-@pytest.fixture
-def pool(monkeypatch):
-    """One thread, which is busy until `go` is called, so that all calls wait at the same time."""
-    pool, busy = IoThreads(1), threading.Event()
-    monkeypatch.setattr(_threads, "_PIPELINED_THREADS", 1)
-    pool.submit(lambda: busy.wait(10))
-    pool.go = busy.set
-    yield pool
-    busy.set()
-    pool._executor.shutdown()
-
-
 def test_calls_that_wait_are_sent_together_without_those_that_were_cancelled(pool):
     server, requests = Server(), [b"%d" % n for n in range(9)]
     futures = server.submit(pool, *requests)
@@ -313,49 +222,9 @@ def test_calls_that_wait_are_sent_together_without_those_that_were_cancelled(poo
     assert server.closed == 1
 
 
-def test_other_calls_between_them_keep_their_turn_and_one_alone_is_not_sent_before_it_runs(pool):
-    server, order = Server(), []
-    futures = server.submit(pool, b"a", b"b")
-    futures.append(pool.submit(lambda: order.append(len(server.sent))))
-    futures += server.submit(pool, b"c")
-    pool.go()
-    assert [future.result(10) for future in futures] == [b"a", b"b", None, None]
-    assert (server.sent, order) == ([[b"a", b"b"]], [1])
-
-
 def test_bytes_that_are_sent_together_are_bounded(pool):
     server = Server()
     futures = server.submit(pool, *(b"%d" % n for n in range(8)), size=300 << 10)
     pool.go()
     assert all(future.result(10) is not None for future in futures[:6])
     assert max(map(len, server.sent)) == 4
-
-
-def test_an_error_of_one_call_is_not_that_of_the_next(pool):
-    server = Server()
-    failing = pool.submit(lambda: server.nothing, pipelined=Pipelined(server.send, b"fails"))
-    [good] = server.submit(pool, b"good")
-    pool.go()
-    assert isinstance(failing.exception(10), AttributeError)
-    assert good.result(10) == b"good"
-
-
-@pytest.mark.parametrize(("is_pipelined", "taken"), [(True, 4), (False, 1)])
-def test_a_full_window_is_refilled_with_as_many_as_are_requested_together(pool, monkeypatch, is_pipelined, taken):
-    monkeypatch.setattr(_threads, "_io", [pool])
-    server = Server()
-
-    def prepare(value, headers):
-        pipelined = Pipelined(server.send, value) if is_pipelined else None
-        return Work(lambda: server.reply(value), blocks=True, size=1, pipelined=pipelined)
-
-    window = _Window(prepare, 8, 100)
-    pool.go()
-    for n in range(8):
-        assert not window.is_full
-        window.add(b"%d" % n)
-    assert window.is_full
-    for _ in range(taken):
-        assert window.is_full
-        window.take()
-    assert not window.is_full

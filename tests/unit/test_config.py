@@ -26,7 +26,6 @@ from claimcheck._validation import (
     Range,
     build,
     check_arguments,
-    check_cc,
     check_int,
     check_seconds,
     without_secrets,
@@ -76,8 +75,7 @@ def test_the_whole_file_loads_and_means_what_is_in_it(tmp_path):
     assert config.stores["hot"] == StoreConfig(
         "redis", {"url": "redis://:${REDIS_PASSWORD:-}@localhost:6379/0", "ttl_seconds": 604800}
     )
-    assert config.chunking == ChunkingConfig()
-    assert config.header == claimcheck.HEADER
+    assert (config.chunking, config.header) == (ChunkingConfig(), claimcheck.HEADER)
     assert config.for_destination("orders") is config
     audit = config.for_destination("audit.eu")
     assert (audit.strategy, audit.chunking.max_chunks, audit.chunking.max_pending_payloads) == ("chunking", 7, 100)
@@ -134,11 +132,6 @@ class MineWithoutStore(Mine):
     needs_store = False
 
 
-def test_strategies_that_need_no_store():
-    for strategy in ("chunking", "inline", "tests.unit.test_config:MineWithoutStore"):
-        assert claimcheck.from_dict({"strategy": strategy}).config.store is None
-
-
 # Pickled configurations ------------------------------------------------------------------------------------------
 
 THIS = configuration.VERSION
@@ -191,54 +184,36 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"strategy": "hybird"}, "strategy", "found 'hybird', .*did you mean 'hybrid'"),
     ({"threshold_bytes": -1}, "threshold_bytes", "found -1, .* at least 0 or 'auto'"),
     ({"threshold_bytes": "big"}, "threshold_bytes", "found 'big', expected an integer"),
-    ({"threshold_bytes": True}, "threshold_bytes", "found True, expected an integer"),
     ({"threshold_bytes": "${TH:-1000}"}, "threshold_bytes", "found a placeholder, .*placeholders work only in"),
     ({"stores": []}, "stores", "found a list, expected a mapping"),
-    ({"stores": {"hot": {}}}, "stores.hot.type", "found nothing, expected a store type"),
     ({"stores": {"hot": "redis://me:hunter2@host"}}, "stores.hot", "found text, expected a mapping with type: a store"),
     (with_store(type="${TYPE}"), "stores.hot.type", "found a placeholder, .*placeholders work only"),
     (with_store(type="reddis"), "stores.hot.type", "filesystem, memory, obstore, pulsar-topic, redis, s3"),
     (with_store(type="memory", spcae="${X}"), "stores.hot.spcae", "did you mean 'space'"),
     (with_store(type="memory", ttl_seconds="soon"), "stores.hot.ttl_seconds", "expected a number"),
-    (with_store(type="memory", ttl_seconds=-1), "stores.hot.ttl_seconds", "at least 0"),
     (with_store(type="redis"), "stores.hot.url", "redis://"),
     (with_store(type="redis", url="localhost:6379"), "stores.hot.url", "found text, expected .*redis://"),
     (with_store(**REDIS, segment_bytes=999999999999), "stores.hot.segment_bytes", "at most"),
-    (with_store(**REDIS, timeout_seconds=0), "stores.hot.timeout_seconds", "at least 0.001"),
-    (with_store(**REDIS, pointer_version=3), "stores.hot.pointer_version", "1 or 2"),
     (with_store(type="s3", bucket="b", endpoint_url="localhost:7070"), "stores.hot.endpoint_url", "http://host"),
     ({"chunking": {"max_chunks": 0}}, "chunking.max_chunks", "found 0, .* at least 1"),
     ({"chunking": {"on_evict": "drop"}}, "chunking.on_evict", "found 'drop', .*'redeliver'"),
-    ({"chunking": None}, "chunking", "found nothing, expected a mapping"),
     ({"chunking": {"max_message_bytes": 199}}, "chunking.max_message_bytes", "found 199, .* at least 200 or 'auto'"),
-    ({"limits": {"max_payload_byte": 1}}, "limits.max_payload_byte", "unknown key, .*'max_payload_bytes'"),
-    ({"limits": {"max_pointer_bytes": 511}}, "limits.max_pointer_bytes", "found 511, .* at least 512"),
     ({"signing": {"keys": {"k1": 5}}}, "signing.keys.k1", "found a number, expected text"),
     ({"signing": {"accept_from": {"a": "b"}}}, "signing.accept_from.a", "found text, expected a list"),
-    ({"reads_from": "hot"}, "reads_from", "found 'hot', expected a list of texts"),
     ({"reads_from": [["hot"]]}, "reads_from.0", "found a list, expected text"),
     ({"destinations": {"a": {"stores": {}}}}, "destinations.a.stores", "applies to all .*strategy"),
-    ({"destinations": {"a": {"threshold_bytes": -5}}}, "destinations.a.threshold_bytes", "found -5, .* at least 0"),
-    ({"destinations": {"a": {"stor": "hot"}}}, "destinations.a.stor", "did you mean 'store'"),
     ({"destinations": 5}, "destinations", "found a number, expected a mapping"),
-    ({"compression": "zstd"}, "compression", "found 'zstd', expected a mapping"),
     ({"compression": {"codec": "gzip"}}, "compression.codec", "found 'gzip', .*'zstd' or 'lz4'"),
 ]
 BEYOND_THE_SCHEMA: list[tuple[Any, str, str]] = [
     ({"stores": {"hot": {"type": "memory"}, 1: {"type": "memory"}}}, "stores.1", "found the name 1, expected a name"),
     ({"store": "hto"}, "store", "found 'hto', .*; did you mean 'hot'"),
     ({"reads_from": ["hot", "cold"]}, "reads_from", "found 'cold', .*names below stores \\(hot\\)"),
-    ({"destinations": {"a": {"reads_from": ["x"]}}}, "destinations.a.reads_from", "found 'x', .*below stores"),
     ({"reads_from": [], "destinations": {"a": {"reads_from": ["hot"]}}}, "destinations.a.reads_from", "hot.*none"),
-    (with_store(type="no.such.module:Store"), "stores.hot.type", "cannot import"),
     (with_store(type="claimcheck._wire.pointer:slug"), "stores.hot.type", "a class"),
-    (with_store(type="builtins:dict"), "stores.hot.type", "a subclass of claimcheck.Store"),
-    (with_store(type="claimcheck._store.store:Store"), "stores.hot.type", "a subclass of claimcheck.Store"),
     (with_store(**REDIS, ttl_seconds=math.inf), "stores.hot.ttl_seconds", "found inf"),
-    (with_store(**REDIS, ttl_seconds=math.nan), "stores.hot.ttl_seconds", "found nan"),
     (with_store(type="redis", url="${URL}", key_prefix="/app/"), "stores.hot.key_prefix", "begins with no slash"),
     (with_store(**REDIS, key_prefix="../a/"), "stores.hot.key_prefix", "printable"),
-    (with_store(**REDIS, key_prefix="a\t"), "stores.hot.key_prefix", "printable"),
     (with_store(**REDIS, key_prefix="ü" * 451), "stores.hot.key_prefix", "900 bytes"),
     (with_store(type="s3", bucket=""), "stores.hot.bucket", "a bucket"),
     (with_store(type="filesystem", path=""), "stores.hot.path", "a directory"),
@@ -250,22 +225,16 @@ BEYOND_THE_SCHEMA: list[tuple[Any, str, str]] = [
     ({"signing": {"keys": {"k1": "\ud800" * 16}}}, "signing.keys.k1", "too short.*at least 16 bytes of text"),
     ({"envelope": {"header": "${HEADER}"}}, "envelope.header", "a placeholder.*store options and keys"),
     ({"envelope": {"header": "\xfcmlaut"}}, "envelope.header", "ü.*ASCII"),
-    ({"envelope": {"header": ""}}, "envelope.header", "''.*4 to 64"),
+    ({"strategy": "chunking", "chunking": {"max_chunks": 10, "max_pending_messages": 9}},
+     "chunking.max_pending_messages", r"found 9, expected at least chunking\.max_chunks \(10\)"),
     ({"chunking": {"expire_after_seconds": math.inf}}, "chunking.expire_after_seconds", "found inf, .*at most 10000"),
-    ({"chunking": {"max_pending_bytes": 1000}}, "chunking.max_pending_bytes", r"1000.*max_payload_bytes \(268435456\)"),
-    (
-        {"destinations": {"a": {"chunking": {"max_pending_bytes": 5}}}},
-        "destinations.a.chunking.max_pending_bytes",
-        "found 5, .*at least chunking.max_payload_bytes",
-    ),
+    ({"destinations": {"a": {"chunking": {"max_pending_bytes": 5}}}},
+     "destinations.a.chunking.max_pending_bytes", "found 5, .*at least chunking.max_payload_bytes"),
     ({"encryption": {"key_id": "k", "keys": {"k": KEY}, "provider": "vualt"}}, "encryption.provider", "'vualt'.*aws"),
     ({"encryption": {"keys": {"k": KEY}, "options": {"region": "x"}}}, "encryption.options.region", "unknown key"),
     ({"compression": {"level": 20}}, "compression.level", "found 20, .*a level of zstd, from 1 to 19"),
-    (
-        {"compression": {"level": 15}, "destinations": {"a": {"compression": {"codec": "lz4"}}}},
-        "destinations.a.compression.level",
-        "found 15, .*a level of lz4, from 0 to 12",
-    ),
+    ({"compression": {"level": 15}, "destinations": {"a": {"compression": {"codec": "lz4"}}}},
+     "destinations.a.compression.level", "found 15, .*a level of lz4, from 0 to 12"),
     *(
         ({section: {name: 1000}, "destinations": {"a": {section: {name: 1001}}}}, f"destinations.a.{section}.{name}",
          "at most 1000: readers use the top-level limits")
@@ -290,11 +259,8 @@ def test_one_mistake_is_one_problem_that_names_its_place(change, path, text):
     "raw",
     [
         {"strategy": "external", "store": {"hot": {"type": "memory"}}},  # no second error about a missing store
-        {"strategy": "external", "stores": ["hot"], "store": "hot", "reads_from": ["hot"]},
         {"strategy": "external", "stores": {"hot": 5}, "destinations": {"a": {"strategy": "hybrid"}}},
         GOOD | {"chunking": {"max_chunks": 0}, "destinations": {"a": {"chunking": {"max_chunks": 5}}}},
-        GOOD | {"limits": {"max_payload_bytes": 0}, "destinations": {"a": {}, "b": {}}},
-        GOOD | {"strategy": "hybird", "destinations": {"a": {"store": "hot"}}},
         GOOD | {"store": "hott", "destinations": {"a": {"threshold_bytes": 5}}},
         GOOD | {"chunking": {"max_pending_bytes": 1000}, "destinations": {"a": {}}},
         GOOD | with_store(type="filesystem", pth="x"),  # and not that `path` is missing
@@ -382,20 +348,14 @@ def test_version_1_pointers_cannot_be_signed_nor_mark_encrypted_or_compressed_pa
         # Where it is wrong, and where that began
         ("a:\n\tb: x\n", r"not YAML: line 2, .*found character '\\t' \(a tab\) that cannot start any token"),
         ("a:\nb: {c: {d: e}\nf: {}\n", "line 3, .*a flow mapping that begins at line 2, expected ',' or '}'"),
-        ('a: 1\nb: "x\nc: [\n', "a quoted scalar that begins at line 2, found unexpected end of stream"),
         # Keys that appear twice
         ("stores:\n  hot: {type: memory}\n  hot: {type: redis}", "line 3, column 3: this key appears twice"),
-        ("a: {b: 1, b: 2}", "line 1, column 11: this key appears twice"),
         ("signing: {keys: {k1: x}}\nhunter2: 1\nhunter2: 2\n", "line 3, column 1: this key appears twice"),
         # Texts that may have a secret where it cannot be parsed
         ("url: redis://me:hunter2@host: [", "not YAML: line 1"),
-        ("url: 'redis://me:hunter2@host", "not YAML: line 1"),
         ("key: !hunter2 x", "not YAML: line 1"),
         ("key: *hunter2", r"line 1, column 6: found undefined alias \.\.\.$"),
-        ("key: @hunter2", "not YAML: line 1"),
         ("key: !!int hunter2", "not YAML: it cannot be read"),
-        ("key: !!timestamp 2001-99-99hunter2", "not YAML: it cannot be read"),
-        ("key: hunter2\n\tx: 1", "not YAML: line 2"),
         ("a: " + "[" * 5000, "not YAML: it is nested too deeply"),
         # No document of text
         (b"stores:\n  \xe9: {type: memory}\n", "not YAML: it is not UTF-8 text$"),
@@ -437,15 +397,6 @@ def test_a_path_that_leads_to_no_file_or_to_a_huge_one(tmp_path):
 )
 def test_placeholders(text, environ, result):
     assert expand(text, path="p", environ=environ) == result
-
-
-def test_numbers_may_come_from_the_environment(monkeypatch):
-    monkeypatch.setenv("TTL", "60")
-    cc = claimcheck.from_dict(GOOD | with_store(type="memory", ttl_seconds="${TTL}"))
-    assert cc.store("hot").ttl_seconds == 60
-    monkeypatch.setenv("TTL", "soon")
-    with pytest.raises(ConfigError, match="a number"):
-        claimcheck.ClaimCheck(cc.config).store("hot")
 
 
 def test_a_signing_key_is_checked_when_it_is_resolved():
@@ -523,25 +474,17 @@ def test_the_schema_accepts_every_configuration_of_the_documentation():
     assert accepted
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
+def test_the_schema_accepts_what_loads_and_refuses_typical_mistakes():
+    for raw in (
         yaml.safe_load(DESIGN),
         {"stores": None, "destinations": None, "reads_from": None, "store": None},
-        GOOD | with_store(type="mypackage.stores:TapeStore", anything=[1]),
-        GOOD | {"strategy": "mypackage.strategies:Mine"},
+        GOOD | {"strategy": "mypackage.strategies:Mine"} | with_store(type="mypackage.stores:TapeStore", anything=[1]),
         GOOD | with_store(type="memory", ttl_seconds="${TTL:-60}"),
         GOOD | with_store(type="filesystem", path="/x", mode=0o640, fsync=True),
         GOOD | with_store(type="redis", url="redis+sentinel://a,b/main", pointer_version=1, tls_ca_file=None),
         GOOD | with_store(type="obstore", url="az://container/prefix"),
-        GOOD | with_store(type="pulsar-topic", url="pulsar+ssl://h:6651", topic="t"),
-    ],
-)
-def test_the_schema_accepts_what_loads(raw):
-    VALIDATOR.validate(raw)
-
-
-def test_the_schema_refuses_typical_mistakes():
+    ):
+        VALIDATOR.validate(raw)
     assert [change for change, _, _ in MISTAKES if VALIDATOR.is_valid(GOOD | change)] == []
 
 
@@ -594,13 +537,3 @@ def test_other_arguments_than_integers_and_times_are_refused(bad):
     if bad not in (0, 1.5):
         with pytest.raises(ConfigError, match=r"^wait: found .*, expected a number of at least 0\.0 and at most"):
             check_seconds("wait", bad, allow_zero=True)
-
-
-def test_only_a_claimcheck_is_one():
-    check_cc(claimcheck.from_dict({"strategy": "inline"}))
-    for bad in ("claimcheck.yaml", None, claimcheck):
-        with pytest.raises(
-            ConfigError, match=r"^cc: found an object of type \w+, expected a ClaimCheck, as claimcheck.load returns"
-        ) as caught:
-            check_cc(bad)
-        assert isinstance(caught.value, TypeError)

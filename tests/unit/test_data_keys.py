@@ -4,38 +4,24 @@ from __future__ import annotations
 
 import base64
 import copy
-import importlib.util
 import json
 import pickle
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 import claimcheck
 from claimcheck._config_file import from_dict
-from claimcheck._content.data_keys import DataKeys, KeyProvider, LocalKeys
-from claimcheck._validation import Problems
+from claimcheck._content.data_keys import DataKeys, LocalKeys
 from claimcheck.config import EncryptionConfig
 from claimcheck.errors import ConfigError, IntegrityError, StoreUnavailableError
-from tests import tink_oracle
+from tests import content_oracle as tink
 from tests.clocks import Clock
-from tests.conftest import IN_CI
+from tests.unit.tiny_s3 import Answer, TinyS3
 
 K1, K2 = (base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2))
-
-
-VECTOR = json.loads(tink_oracle.VECTORS.read_text())["data_key"]
-
-
+VECTOR = json.loads(tink.STREAMS.read_text())["data_key"]
 HERE = f"{__name__}:Service"
-
-
 CONTEXT = {"claimcheck": "1"}
-
-
-needs_tink = pytest.mark.skipif(not IN_CI and importlib.util.find_spec("tink") is None, reason="tink is not installed")
 
 
 class Service:
@@ -89,29 +75,20 @@ def service(clock=None, *, options=None) -> DataKeys:
 # Local keys ----------------------------------------------------------------------------------------------------
 
 
-def test_a_wrapped_key_opens_in_another_process_with_the_same_key():
-    made = local().new(CONTEXT)
-
-    assert len(made.key) == 32
-    assert made.key_id == "k1"
-    assert made.key not in made.wrapped
-    assert local("k2").open("k1", made.wrapped, CONTEXT) == made.key
-
-
 def test_a_wrapped_key_is_in_the_format_of_tink():
-    keys = LocalKeys(keys={"k1": base64.b64encode(tink_oracle.KEY).decode()})
+    keys = LocalKeys(keys={"k1": base64.b64encode(tink.DATA_KEY).decode()})
 
     key = keys.unwrap(bytes.fromhex(VECTOR["wrapped"]), key_id="k1", context=CONTEXT)
 
     assert key.hex() == VECTOR["data_key"]
 
 
-@needs_tink
+@tink.needs_tink
 def test_tink_unwraps_our_keys():
     made = local().new(CONTEXT)
     associated_data = VECTOR["associated_data"].encode()
 
-    assert tink_oracle.aead(base64.b64decode(K1)).decrypt(made.wrapped, associated_data) == made.key
+    assert tink.aead(base64.b64decode(K1)).decrypt(made.wrapped, associated_data) == made.key
 
 
 def test_no_changed_byte_of_a_wrapped_key_is_accepted():
@@ -126,19 +103,16 @@ def test_no_changed_byte_of_a_wrapped_key_is_accepted():
             local().open("k1", cut, CONTEXT)
 
 
-def test_a_missing_variable_affects_only_its_own_key(monkeypatch):
+def test_a_variable_that_is_missing_or_wrong_affects_only_its_own_key_and_is_not_quoted(monkeypatch):
     monkeypatch.setenv("KEY_TWO", K2 + "\n")
-    keys = local("k2", k1="${KEY_ONE}", k2="${KEY_TWO}")
+    monkeypatch.setenv("KEY_THREE", "hunter2hunter2hunter2")
+    keys = local("k2", k1="${KEY_ONE}", k2="${KEY_TWO}", k3="${KEY_THREE}")
 
     assert keys.open("k2", keys.new(CONTEXT).wrapped, CONTEXT)
     with pytest.raises(ConfigError, match="KEY_ONE"):
         keys.open("k1", b"x", CONTEXT)
-
-
-def test_a_key_from_the_environment_that_is_wrong_is_not_quoted(monkeypatch):
-    monkeypatch.setenv("KEY_ONE", "hunter2hunter2hunter2")
-    with pytest.raises(ConfigError, match=r"encryption\.keys\.k1.*openssl") as caught:
-        local("k1", k1="${KEY_ONE}").new(CONTEXT)
+    with pytest.raises(ConfigError, match=r"encryption\.keys\.k3.*openssl") as caught:
+        keys.open("k3", b"x", CONTEXT)
     assert "hunter2" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"encryption\.key_id"):
         local(None).new(CONTEXT)  # a process that only reads
@@ -219,38 +193,19 @@ def test_a_data_key_opens_in_its_own_context_only():
 # Providers -----------------------------------------------------------------------------------------------------
 
 
-def test_a_provider_gets_keys_and_options_with_variables_resolved(monkeypatch):
-    monkeypatch.setenv("URL", "http://keys")
+def test_options_of_a_provider_are_checked_before_use_and_may_be_variables(monkeypatch):
     monkeypatch.setenv("TRIES", "3")
-    keys = service(options={"url": "${URL}", "tries": "${TRIES}"})
-    keys.check()
-
-    assert isinstance(Service(keys={}), KeyProvider)
-    keys.check_keys(Problems())
-    assert vars(keys._provider)["url"] == "http://keys"
-
-
-@pytest.mark.parametrize(
-    ("options", "path"),
-    [({"urll": "x"}, "encryption.options.urll"), ({"tries": "many"}, "encryption.options.tries")],
-)
-def test_options_of_a_provider_are_checked_before_use(options, path):
-    with pytest.raises(ConfigError) as caught:
-        service(options=options).check()
-    assert caught.value.path == path
-    assert "many" not in str(caught.value)
+    service(options={"url": "x", "tries": "${TRIES}"}).check()
+    for options in ({"urll": "x"}, {"tries": "many"}):
+        with pytest.raises(ConfigError) as caught:
+            service(options=options).check()
+        assert caught.value.path == f"encryption.options.{next(iter(options))}"
+        assert "many" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("provider", "why"),
-    [
-        ("vault", ""),
-        (f"{__name__}:Lacking", ".*Lacking', which has no wrap and no unwrap"),
-        (f"{__name__}:Nothing", ""),
-        ("no_such_module:Keys", ""),
-    ],
-)
-def test_a_provider_that_is_none_is_named(provider, why):
+@pytest.mark.parametrize("provider", ["vault", f"{__name__}:Lacking", f"{__name__}:Nothing", "no_such_module:Keys"])
+def test_a_provider_that_is_none_is_named(provider):
+    why = ".*Lacking', which has no wrap and no unwrap" if "Lacking" in provider else ""
     with pytest.raises(ConfigError, match=rf"encryption\.provider{why}"):
         DataKeys(EncryptionConfig(key_id="k1", keys={"k1": "x"}, provider=provider)).check()
 
@@ -286,24 +241,25 @@ def test_a_provider_that_returns_a_key_of_another_length_is_not_believed():
 
 
 class Sized:
-    """A provider that wraps a data key to as many bytes as its options say, or to text, or unwraps nothing."""
+    """A provider that wraps a data key to as many bytes as its options say, or to text."""
 
-    def __init__(self, *, keys: dict[str, str], wrapped_bytes: int = 32, answers: bool = True) -> None:
-        self.wrapped_bytes, self.answers = wrapped_bytes, answers
+    def __init__(self, *, keys: dict[str, str], wrapped_bytes: int = 32) -> None:
+        self.wrapped_bytes = wrapped_bytes
 
     def wrap(self, data_key, *, key_id, context):
         return data_key.ljust(self.wrapped_bytes)[: self.wrapped_bytes] if self.wrapped_bytes >= 0 else "text"
 
     def unwrap(self, wrapped, *, key_id, context):
-        return memoryview(wrapped)[:32] if self.answers else None
+        return memoryview(wrapped)[:32]
 
 
 class Lacking:
     """A class with none of the methods of a provider."""
 
 
-def sized(**options) -> dict[str, object]:
-    return {"key_id": "k1", "keys": {"k1": "x"}, "provider": f"{__name__}:Sized", "options": options}
+def sized(size: int) -> dict[str, object]:
+    provider = {"provider": f"{__name__}:Sized", "options": {"wrapped_bytes": size}}
+    return {"key_id": "k1", "keys": {"k1": "x"}, **provider}
 
 
 LONGEST = 16 << 10
@@ -313,17 +269,12 @@ LONGEST = 16 << 10
 def test_a_wrapped_key_that_readers_could_not_use_is_refused_before_anything_is_stored(tmp_path, size, found):
     disk = {"type": "filesystem", "path": str(tmp_path)}
     refused = pytest.raises(ConfigError, match=f"Sized' returned .*{found} from wrap")
-    with claimcheck.from_dict({"stores": {"disk": disk}, "encryption": sized(wrapped_bytes=size)}) as cc, refused:
+    with claimcheck.from_dict({"stores": {"disk": disk}, "encryption": sized(size)}) as cc, refused:
         cc.store("disk").write(b"payload", destination="orders")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-    with claimcheck.from_dict({"stores": {"disk": disk}, "encryption": sized(wrapped_bytes=LONGEST)}) as cc:
+    with claimcheck.from_dict({"stores": {"disk": disk}, "encryption": sized(LONGEST)}) as cc:
         pointer = cc.store("disk").write(b"payload", destination="orders")
         assert cc.store("disk").read(pointer) == b"payload"
-
-
-def test_a_provider_that_unwraps_no_bytes_is_named():
-    with pytest.raises(IntegrityError, match="Sized' returned an object of type NoneType"):
-        DataKeys(EncryptionConfig(**sized(answers=False))).open("k1", b"wrapped", CONTEXT)
 
 
 # Configuration -------------------------------------------------------------------------------------------------
@@ -383,66 +334,25 @@ def test_keys_by_alias_and_arn_wrap_and_unwrap(kms, moto_url):
         provider(moto_url, **keys).open("k1", foreign, KMS_CONTEXT)
 
 
-def test_a_key_that_does_not_exist_is_named(moto_url):
-    with pytest.raises(ConfigError, match=r"encryption\.keys\.k1.*NotFoundException.*kms:Encrypt"):
-        provider(moto_url, k1="alias/nothing").new(KMS_CONTEXT)
-
-
-class _Answer:
-    code, status = "", 400
-
-
-@pytest.fixture
-def failing_kms() -> Iterator[tuple[str, type[_Answer]]]:
-    """A service that answers every request with one error, in the real one's format."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            body = json.dumps({"__type": _Answer.code, "message": "no"}).encode()
-            self.send_response(_Answer.status)
-            self.send_header("Content-Type", "application/x-amz-json-1.1")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", _Answer
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
 @pytest.mark.parametrize(
     ("code", "when_writing", "when_reading"),
     [
         ("AccessDeniedException", ConfigError, ConfigError),
+        ("NotFoundException", ConfigError, IntegrityError),
         ("KMSInvalidStateException", ConfigError, IntegrityError),
         ("InvalidCiphertextException", ConfigError, IntegrityError),
+        pytest.param("ThrottlingException", StoreUnavailableError, StoreUnavailableError, marks=pytest.mark.slow),
     ],
 )
-def test_answers_of_the_service_are_errors_of_claimcheck(failing_kms, code, when_writing, when_reading):
-    url, answer = failing_kms
-    answer.code = code
-    keys = provider(url, k1="alias/one")
-
-    with pytest.raises(when_writing, match=code):
-        keys.new(KMS_CONTEXT)
-    with pytest.raises(when_reading, match=code):
-        keys.open("k1", b"wrapped", KMS_CONTEXT)
-
-
-@pytest.mark.slow  # the SDK waits before its own retries
-def test_a_throttled_call_is_worth_another_try(failing_kms):
-    url, answer = failing_kms
-    answer.code = "ThrottlingException"
-    with pytest.raises(StoreUnavailableError, match="Throttling"):
-        provider(url, k1="alias/one").open("k1", b"wrapped", KMS_CONTEXT)
+def test_answers_of_the_service_are_errors_of_claimcheck(code, when_writing, when_reading):
+    """The SDK repeats a throttled call, and waits before that."""
+    with TinyS3() as server:
+        server.answers = [Answer(400, body=json.dumps({"__type": code, "message": "no"}).encode())] * 50
+        keys = provider(server.url, k1="alias/one")
+        with pytest.raises(when_writing, match=code):
+            keys.new(KMS_CONTEXT)
+        with pytest.raises(when_reading, match=code):
+            keys.open("k1", b"wrapped", KMS_CONTEXT)
 
 
 def test_a_service_that_cannot_be_reached_is_worth_another_try():

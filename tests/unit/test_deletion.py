@@ -11,6 +11,7 @@ import re
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime
 
@@ -145,9 +146,11 @@ def test_an_unreachable_store_ends_a_sweep(memory, clock):
         Sweep(grace_seconds=5, dry_run=False, clock=clock).run(faulty, on_batch=reports.append)
 
     assert [(each.expired, each.finished) for each in reports] == [(1, False)]
-    assert isinstance(events[-1], SweepEvent)
-    assert (events[-1].store, events[-1].expired, events[-1].deleted) == ("mine", 1, 0)
-    assert isinstance(events[-1].error, StoreUnavailableError)
+    faulty.heal()
+    assert sweep(faulty, clock).deleted == 1
+    swept = [event for event in events if isinstance(event, SweepEvent)]
+    assert [(each.store, each.expired, each.deleted) for each in swept] == [("mine", 1, 0), ("mine", 1, 1)]
+    assert [type(each.error) for each in swept] == [StoreUnavailableError, type(None)]
 
 
 def test_wrong_options_and_a_store_that_cannot_be_listed_are_refused():
@@ -160,19 +163,6 @@ def test_wrong_options_and_a_store_that_cannot_be_listed_are_refused():
 
     with pytest.raises(ScanNotSupportedError, match="Opaque cannot list"):
         Sweep().run(Opaque())
-
-
-def test_a_store_of_a_configuration_is_swept_with_an_event():
-    events = []
-    raw = {"stores": {"m": {"type": "memory", "space": "swept", "ttl_seconds": 0}}}
-    with claimcheck.from_dict(raw, hooks=[events.append]) as cc:
-        cc.store("m").context = StoreContext(name="m", clock=lambda: time.time() - 2, hooks=cc.hooks)
-        cc.store("m").write(b"payload")
-
-        assert cc.sweep("m", grace_seconds=0).expired == 1
-        assert cc.sweep("m", grace_seconds=0, dry_run=False).deleted == 1
-        assert cc.sweep("m").scanned == 0
-    assert [event.deleted for event in events if isinstance(event, SweepEvent)] == [0, 1, 0]
 
 
 def test_a_clock_that_is_ahead_of_the_stores_deletes_nothing(store, monkeypatch):
@@ -244,15 +234,14 @@ def test_a_folder_that_cannot_be_read_does_not_keep_the_others(disk, tmp_path, m
     assert outcomes == {each.key: "failed" if each.key in kept else "deleted" for each in entries[:15]}
 
     refused = [tmp_path / each for each in folders[:2]]
-    monkeypatch.setattr(os, "scandir", lambda path: refuse() if path in refused else scandir(path))
-    monkeypatch.setattr(disk, "_server_time", lambda: None)
-    report = Sweep(dry_run=False, grace_seconds=0, clock=lambda: 10**10).run(disk)
-
-    assert (report.failed, report.finished) == (2, True)
-    assert "cannot be listed: Operation not permitted" in str(report.errors[0])
-    with pytest.raises(StoreError, match=r"cannot be listed.*and 1 more"):
-        list(disk.scan())
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", lambda path: refuse() if path in refused else scandir(path))
+        patch.setattr(disk, "_server_time", lambda: None)
+        report = Sweep(dry_run=False, grace_seconds=0, clock=lambda: 10**10).run(disk)
+        assert (report.failed, report.finished) == (2, True)
+        assert "cannot be listed: Operation not permitted" in str(report.errors[0])
+        with pytest.raises(StoreError, match=r"cannot be listed.*and 1 more"):
+            list(disk.scan())
     assert {entry.key for entry in disk.scan()} == kept
 
 
@@ -334,76 +323,56 @@ POINTER = Pointer(key=OLD_KEY, store="hot", size=3, checksum="crc32:352441c2")
 
 
 @pytest.mark.parametrize(
-    "pointer",
+    ("message", "found"),
     [
-        encode(POINTER),
-        encode_signed(POINTER, key_id="of another configuration", secret=b"unknown here"),
-        encode(Pointer(key=POINTER.key, version=1)),
-        encode(replace(POINTER, extra={"new": "x" * 9000})),  # longer than max_pointer_bytes
+        *(
+            (encode_pointer(pointer), OLD_KEY)
+            for pointer in (
+                encode(POINTER),
+                encode_signed(POINTER, key_id="of another configuration", secret=b"unknown here"),
+                encode(Pointer(key=OLD_KEY, version=1)),
+                encode(replace(POINTER, extra={"new": "x" * 9000})),  # longer than max_pointer_bytes
+            )
+        ),
+        *((plain, None) for plain in (b"", b"plain", HEADER, encode_abort(UUID), HEADER + b"\x01damaged chunk")),
+        *(
+            (wrap(encode_pointer(encode(POINTER))), None)
+            for wrap in (encode_literal, lambda x: encode_chunk(UUID, 0, 1, x))
+        ),
+        *(
+            (encode_pointer(data), EnvelopeError)
+            for data in (b"", b"\x01\x00\x00\x00\x00key", b"\x02{}", b"\x02not json")
+        ),
+        *((HEADER + data, UnknownVersionError) for data in (b"\x02\x03{}", b"\x05", b"\xffx")),
     ],
 )
-def test_every_pointer_that_some_reader_reads_counts(pointer):
-    assert reference_of(encode_pointer(pointer, header=b"OURS"), header=b"OURS") == POINTER.key
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        b"",
-        b"plain",
-        HEADER,
-        encode_literal(encode_pointer(encode(POINTER))),
-        encode_chunk(UUID, 0, 1, encode_pointer(encode(POINTER))),
-        encode_abort(UUID),
-        HEADER + b"\x01damaged chunk",
-    ],
-)
-def test_other_messages_refer_to_nothing(message):
-    assert reference_of(message) is None
-
-
-@pytest.mark.parametrize(
-    ("message", "newer"),
-    [
-        *((encode_pointer(data), False) for data in (b"", b"\x01\x00\x00\x00\x00key", b"\x02{}", b"\x02not json")),
-        *((HEADER + data, True) for data in (b"\x02\x03{}", b"\x05", b"\xffx")),
-    ],
-)
-def test_a_damaged_pointer_is_told_from_what_a_newer_release_wrote(message, newer):
+def test_a_message_refers_to_one_payload_or_none_or_is_damaged_or_of_a_newer_release(message, found):
+    """Every pointer that some reader reads counts."""
+    if not isinstance(found, type):
+        assert reference_of(message) == found
+        return
     with pytest.raises(EnvelopeError) as caught:
         reference_of(message)
-    assert isinstance(caught.value, UnknownVersionError) is newer
+    assert isinstance(caught.value, UnknownVersionError) is (found is UnknownVersionError)
 
 
-@pytest.mark.parametrize(
-    ("destination", "grace", "verdict"),
-    [
-        ("a/b", 998, "candidate"),  # it was written at 1000 s, and it is 2000 s now
-        ("a/b", 1000, "recent"),
-        ("long/a/b", 0, "candidate"),
-        ("a-b", 0, "other"),
-        ("a/b.dlq", 0, "other"),
-        ("", 0, "other"),
-    ],
-)
-def test_payloads_of_the_topic_are_candidates_after_the_grace(memory, destination, grace, verdict):
-    memory.prefix = "a-team/"
-    memory.write(b"payload", destination=destination)
-    (entry,) = memory.scan()
-    candidates = Candidates.of({"a/b": ["a/b", "long/a/b"]}, now=2000, grace_seconds=grace)
-    assert candidates.verdict(entry, prefix=memory.prefix) == verdict
+def test_payloads_of_the_topic_are_candidates_after_the_grace(memory):
+    """Written at 1000 s; it is 2000 s now."""
+    memory.prefix, verdicts = "a-team/", {}
+    for destination, grace in (("a/b", 998), ("a/b", 1000), ("long/a/b", 0), ("a-b", 0), ("a/b.dlq", 0), ("", 0)):
+        pointer = memory.write(b"payload", destination=destination)
+        (entry,) = memory.scan()
+        candidates = Candidates.of({"a/b": ["a/b", "long/a/b"]}, now=2000, grace_seconds=grace)
+        verdicts[destination, grace] = candidates.verdict(entry, prefix=memory.prefix)
+        memory.rollback(pointer)
+    assert [*verdicts.values()] == ["candidate", "recent", "candidate", "other", "other", "other"]
 
 
-@pytest.mark.parametrize(
-    ("entry", "verdict"),
-    [
-        (StoreEntry(kind="leftover", key=f"a_b-{UUID}", created_ms=0), "leftover"),
-        (StoreEntry(key=f"a_b-{UUID}", created_ms=0), "unknown"),  # of an earlier release
-        (StoreEntry(key=f"a_b-60s_{UUID}", has_lifetime=True, expires_ms=1), "unknown"),  # no time
-    ],
-)
-def test_what_is_not_known_is_kept(entry, verdict):
-    assert Candidates.of({"a/b": ["a/b"]}, now=2000, grace_seconds=0).verdict(entry) == verdict
+def test_what_is_not_known_is_kept():
+    verdict = Candidates.of({"a/b": ["a/b"]}, now=2000, grace_seconds=0).verdict
+    assert verdict(StoreEntry(kind="leftover", key=f"a_b-{UUID}", created_ms=0)) == "leftover"
+    assert verdict(StoreEntry(key=f"a_b-{UUID}", created_ms=0)) == "unknown"  # of an earlier release
+    assert verdict(StoreEntry(key=f"a_b-60s_{UUID}", has_lifetime=True, expires_ms=1)) == "unknown"  # no time
 
 
 def test_a_payload_has_one_fingerprint_whatever_its_store_is_called():
@@ -468,20 +437,16 @@ def test_clusters_that_are_collected_together_own_a_topic_together(store):
 
 
 def test_of_several_that_claim_at_the_same_time_one_succeeds(store):
-    count, won = 8, []
-    barrier = threading.Barrier(count)
+    barrier = threading.Barrier(8)
 
-    def run(number: int) -> None:
-        mine = claim("orders", f"kafka:{number}")
+    def wins(number: int) -> bool:
         barrier.wait()
         with contextlib.suppress(ConfigError):
-            won.extend([number] if take(store, *mine) == [] else [])
+            return take(store, *claim("orders", f"kafka:{number}")) == []
+        return False
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as threads:
+        won = [number for number, has_won in enumerate(threads.map(wins, range(8))) if has_won]
     (winner,) = won
     assert f"belong to kafka:{winner}," in owner(store)
 
@@ -493,13 +458,11 @@ def test_a_damaged_record_stops_the_collection(disk, tmp_path):
         take(disk, *claim("orders", "kafka:A"))
 
 
-def test_small_segments_and_required_encryption_do_not_matter(redis_url):
-    redis = {"type": "redis", "url": redis_url, "key_prefix": f"{uuid.uuid4()}:", "segment_bytes": 100}
+def test_small_segments_and_required_encryption_do_not_matter_to_a_claim(fake_redis_url):
+    redis = {"type": "redis", "url": fake_redis_url, "segment_bytes": 100}
     encryption = {"key_id": "k", "keys": {"k": "A" * 42 + "E="}}
-    config = {"strategy": "external", "stores": {"hot": redis}, "encryption": encryption}
-    with claimcheck.from_dict(config) as cc:
-        assert take(cc.store("hot"), *claim("orders", "kafka:A")) == []
-        assert take(cc.store("hot"), *claim("orders", "kafka:A")) == []
+    with claimcheck.from_dict({"strategy": "external", "stores": {"hot": redis}, "encryption": encryption}) as cc:
+        assert [take(cc.store("hot"), *claim("orders", "kafka:A")) for _ in range(2)] == [[], []]
         assert "belong to kafka:A" in owner(cc.store("hot"))
 
 
@@ -510,14 +473,12 @@ def test_each_embedded_broker_and_each_pulsar_cluster_has_its_own_name(tmp_path)
             broker.create_topic("orders")
             names.append(local_cluster(broker.database))
     assert names[0] == names[1] != names[2]
-    assert names[0].startswith("local:")
 
-    class Admin(AdminClient):
-        def __init__(self, answers):
-            self.get = answers.get
-
+    admin = AdminClient("http://host")
     settings = {"brokers/configuration/runtime": {"clusterName": "west"}}
-    assert Admin({"clusters": ["global", "east"], **settings}).cluster() == "pulsar:east"
-    assert Admin({"clusters": ["east", "west"], **settings}).cluster() == "pulsar:west"
+    for clusters, name in ((["global", "east"], "pulsar:east"), (["east", "west"], "pulsar:west")):
+        admin.get = {"clusters": clusters, **settings}.get
+        assert admin.cluster() == name
+    admin.get = {"clusters": ["east", "west"]}.get
     with pytest.raises(AdminError, match="does not name its cluster"):
-        Admin({"clusters": ["east", "west"]}).cluster()
+        admin.cluster()

@@ -105,7 +105,7 @@ def test_content_that_was_changed(cc, part):
         assert secrets_in(caught(read), data_key, b"PLAINTEXT-SECRET") == []
 
 
-def test_a_message_that_was_changed(cc):
+def test_a_message_or_a_signature_that_was_changed(cc):
     with cc.outbound(b"PLAINTEXT-SECRET", destination="o", key=b"k") as out:
         (envelope,) = out.envelopes
     data = bytes(envelope.data)
@@ -114,17 +114,10 @@ def test_a_message_that_was_changed(cc):
         for changed in (flipped(data, len(data) - 1), data[:-1], data + b"x", flipped(data, len(data) - 40)):
             error = caught(lambda changed=changed: reader.resolve(changed, destination="o"))
             assert secrets_in(error, b"PLAINTEXT-SECRET") == []
-
-
-def test_a_wrong_signature(cc):
     pointer = cc.seal(cc.store("s").write(PAYLOAD, destination="o"))
-    at = pointer.index(b'"mac":"') + 8
-    assert secrets_in(caught(lambda: cc.resolve(flipped(pointer, at), destination="o"))) == []
-
-    with cc.outbound(b"PLAINTEXT", destination="o", key=b"k") as out:
-        (envelope,) = out.envelopes
-    headers = {name: value.replace("0", "1").replace("a", "b") for name, value in dict(envelope.headers).items()}
-    assert secrets_in(caught(lambda: cc.resolve(envelope.data, destination="o", headers=headers))) == []
+    wrong = flipped(pointer, pointer.index(b'"mac":"') + 8)
+    assert secrets_in(caught(lambda: cc.resolve(wrong, destination="o"))) == []
+    assert secrets_in(caught(lambda: cc.resolve(data, destination="o", headers={}))) == []
 
 
 def test_a_failed_write(cc, monkeypatch):
@@ -154,16 +147,11 @@ def held_by(work):
         gc.enable()
 
 
-@pytest.mark.parametrize("kind", ["memory", "filesystem"])
-def test_of_a_damaged_payload(tmp_path, kind):
-    entry = {"type": kind} | ({"path": str(tmp_path)} if kind == "filesystem" else {})
-    with claimcheck.from_dict({"strategy": "external", "stores": {"m": entry}}) as cc:
+def test_of_a_damaged_payload():
+    with claimcheck.from_dict({"strategy": "external", "stores": {"m": {"type": "memory"}}}) as cc:
         store, resolver = cc.store("m"), cc.resolver()
         pointer = store.write(bytes(SIZE))
-        if kind == "filesystem":
-            (tmp_path / pointer.key).write_bytes(b"x" * SIZE)
-        else:
-            store._payloads[pointer.key] = b"x" * SIZE
+        store._payloads[pointer.key] = b"x" * SIZE
         message = cc.seal(pointer)
         for read in (
             lambda: caught(lambda: store.read(pointer)),

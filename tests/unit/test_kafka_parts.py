@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 import claimcheck
 from claimcheck._send.outbound import SendLedger
 from claimcheck._wire import envelope as _envelope
-from claimcheck._wire import pointer as _pointer
 from claimcheck.errors import PayloadError, TransportError
 from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.kafka import AsyncKafkaConsumer, KafkaConsumer, KafkaMessage, KafkaProducer
@@ -231,42 +230,3 @@ def test_plain_records_take_no_more_than_one_or_two_calls(servers):
             consumer.assign(PARTITIONS)
             assert consumer.poll(30).value() == b"first"
             assert calls(lambda: consumer.poll(30))[0] == 2
-
-
-def count_calls(patch, module, name):
-    """Count the calls of a function that other functions of its module call by its name."""
-    calls, original = [], getattr(module, name)
-    patch.setattr(module, name, lambda *args, **kwargs: calls.append(name) or original(*args, **kwargs))
-    return calls
-
-
-@pytest.mark.parametrize("strategy", ["external", "chunking"])
-def test_each_chunk_and_each_pointer_is_decoded_once(strategy, servers, monkeypatch):
-    signing = {"key_id": "k1", "keys": {"k1": "0123456789abcdef" * 4}, "require": True}
-    config = {"strategy": strategy, "stores": {"m": {"type": "memory"}}, "signing": signing}
-    with claimcheck.from_dict(config) as cc:
-        with KafkaProducer(kafka.Producer(servers), cc) as producer:
-            producer.produce("t", b"z" * 3_000_000, b"k")
-        with KafkaConsumer(kafka.Consumer({**servers, **CONSUMER}), cc) as consumer:
-            consumer.assign(PARTITIONS)
-            chunks = count_calls(monkeypatch, _envelope, "_decode_chunk")
-            envelopes = count_calls(monkeypatch, _envelope, "PointerData")
-            pointers = count_calls(monkeypatch, _pointer, "_decode_v2")
-            signatures = count_calls(monkeypatch, _pointer, "mac_of")
-
-            message = consumer.poll(30)
-
-            assert len(message.value()) == 3_000_000
-    records = message.last_offset - message.offset() + 1
-    expected = (0, 1, 1, 1) if strategy == "external" else (records, 0, 0, 1)
-    assert (len(chunks), len(envelopes), len(pointers), len(signatures)) == expected
-
-
-def test_methods_of_the_client_are_coroutine_functions_on_an_event_loop(servers):
-    async def metadata():
-        consumer = AIOConsumer({**servers, "group.id": "g", "enable.auto.offset.store": False})
-        async with AsyncKafkaConsumer(consumer, claimcheck.from_dict({"strategy": "inline"})) as wrapped:
-            assert wrapped.pending_payloads == 0
-            return await wrapped.list_topics(timeout=5)
-
-    assert asyncio.run(metadata()).brokers

@@ -96,61 +96,42 @@ def test_a_message_comes_back_as_it_was_appended_and_does_not_show_its_contents(
     assert repr(message) == f"LocalMessage(topic={topic!r}, partition=0, offset=0, timestamp=1000.5)"
 
 
-def test_fetch_begins_at_the_offset_and_stops_at_the_limit(broker):
-    for number in range(5):
-        broker.append("single", b"%d" % number)
-    assert [m.offset for m in broker.fetch("single", 0, 1, 3)] == [1, 2, 3]
-    assert [broker.fetch("single", 0, *args) for args in ((5, 3), (2**62, 3), (0, 0))] == [[], [], []]
-
-
-NAMES = ["", "x" * 250, "x" * 100_000, "a\n", "\ud800", None]
+NAMES = ["", "x" * 250, "a\n", "\ud800", None]
 HEADERS = ["ab", [("a", 1)], {"a": None}, [("\ud800", b"")]]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "text"),
+    ("method", "arguments", "error", "text"),
     [
-        *(({"topic": name}, ConfigError, "topic: found") for name in NAMES),
-        *(({"headers": headers}, ConfigError, "header") for headers in HEADERS),
-        *(({"value": value}, PayloadTypeError, "bytes-like or None") for value in ("text", [b"x"])),
-        *(({"key": key}, ConfigError, "key") for key in (5, "\ud800")),
-        *(({"partition": number}, UnknownPartitionError, "only 0 to 1") for number in (-1, 2, "0")),
-        ({"value": memoryview(bytes(1 << 20)).cast("I")}, MessageTooLargeError, "1048576"),
+        *(("append", {"topic": name}, ConfigError, "topic: found") for name in NAMES),
+        *(("append", {"headers": headers}, ConfigError, "header") for headers in HEADERS),
+        *(("append", {"value": value}, PayloadTypeError, "bytes-like or None") for value in ("text", [b"x"])),
+        *(("append", {"key": key}, ConfigError, "key") for key in (5, "\ud800")),
+        *(("append", {"partition": number}, UnknownPartitionError, "only 0 to 1") for number in (-1, 2, "0")),
+        ("append", {"value": memoryview(bytes(1 << 20)).cast("I")}, MessageTooLargeError, "1048576"),
+        *(("create_topic", {"name": name}, ConfigError, "topic: found") for name in NAMES),
+        *(("create_topic", {"name": "new", "partitions": number}, ConfigError, "partitions") for number in (0, 10_001)),
+        *((name, {"topic": "no"}, UnknownTopicError, r"create_topic\('no'\)") for name in ("partitions", "stats")),
+        *(("fetch", {"offset": at, "limit": limit}, ConfigError, "found -1") for at, limit in ((-1, 1), (0, -1))),
+        ("fetch", {"topic": "no"}, UnknownTopicError, r"create_topic\('no'\)"),
+        ("fetch", {"partition": 2}, UnknownPartitionError, "only 0 to 1"),
+        ("end_offset", {"partition": -1}, UnknownPartitionError, "only 0 to 1"),
+        ("delete_group", {"name": ""}, ConfigError, "group"),
     ],
 )
-def test_a_message_that_is_refused_leaves_nothing(broker, arguments, error, text):
+def test_a_call_that_is_refused_changes_nothing(broker, method, arguments, error, text):
+    needed = {
+        "append": {"topic": "orders", "value": b"x"},
+        "fetch": {"topic": "orders", "partition": 0, "offset": 0, "limit": 1},
+        "end_offset": {"topic": "orders"},
+    }
     with pytest.raises(error, match=text) as caught:
-        broker.append(**({"topic": "orders", "value": b"x"} | arguments))
+        getattr(broker, method)(**(needed.get(method, {}) | arguments))
     assert len(str(caught.value)) < 250
     copy = pickle.loads(pickle.dumps(caught.value))
     assert (type(copy), str(copy)) == (error, str(caught.value))
-    assert broker.stats("orders") == TopicStats(messages=0, bytes=0)
-    assert broker.append("orders", b"x", partition=1).offset == 0
-
-
-@pytest.mark.parametrize(
-    ("method", "arguments", "error"),
-    [
-        *(("create_topic", [name], ConfigError) for name in NAMES),
-        *(("create_topic", ["new", number], ConfigError) for number in (0, 10_001)),
-        *((name, [""], ConfigError) for name in ("partitions", "stats", "delete_group")),
-        *(("fetch", ["orders", *args], ConfigError) for args in ((0, -1, 1), (0, 0, -1))),
-        ("fetch", ["", 0, 0, 1], ConfigError),
-        ("fetch", ["orders", 2, 0, 1], UnknownPartitionError),
-        ("end_offset", ["orders", -1], UnknownPartitionError),
-        *((name, ["no"], UnknownTopicError) for name in ("partitions", "stats")),
-        ("append", ["no", b"x"], UnknownTopicError),
-        ("fetch", ["no", 0, 0, 1], UnknownTopicError),
-        ("end_offset", ["no", 0], UnknownTopicError),
-    ],
-)
-def test_other_calls_that_are_refused(broker, method, arguments, error):
-    with pytest.raises(error) as caught:
-        getattr(broker, method)(*arguments)
     assert broker.topics() == ["orders", "single"]
-    if error is UnknownTopicError:
-        assert "create_topic('no')" in str(caught.value)
-        assert caught.value.destination == "no"
+    assert broker.stats("orders") == TopicStats(messages=0, bytes=0)
 
 
 def test_the_partition_is_that_of_the_key_or_else_the_one_with_the_fewest_messages(broker, path):
@@ -175,12 +156,11 @@ def test_the_limit_counts_value_key_headers_and_overhead_and_so_do_statistics(pa
         with pytest.raises(MessageTooLargeError) as caught:
             broker.append("t", b"12345", key="ä1", headers=[("h", b"12"), ("ä", "1")])
         assert broker.stats("t") == TopicStats(messages=3, bytes=3 * limit)
+    assert (caught.value.size, caught.value.limit, caught.value.destination) == (limit + 1, limit, "t")
+    assert not caught.value.retryable
     for refused in (0, 1 << 30):
         with pytest.raises(ConfigError, match="max_message_bytes"):
             LocalBroker(path, max_message_bytes=refused)
-    assert (caught.value.size, caught.value.limit, caught.value.destination) == (limit + 1, limit, "t")
-    assert str(limit) in str(caught.value)
-    assert not caught.value.retryable
 
 
 # Lifetime and failures ---------------------------------------------------------------------------------------------
@@ -197,12 +177,8 @@ def test_the_file_is_opened_at_first_use_and_closing_keeps_it_and_refuses_furthe
     broker.close()
     with pytest.raises(BrokerClosedError, match="was closed"):
         broker.stats("t")
-    abandoned = LocalBroker(tmp_path / "b.sqlite")
-    assert abandoned.fetch("t", 0, 0, 1)[0].value == b"kept"
-    connection = abandoned.database._connection
-    del abandoned
-    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
-        connection.execute("SELECT 1")
+    with LocalBroker(tmp_path / "b.sqlite") as again:
+        assert again.fetch("t", 0, 0, 1)[0].value == b"kept"
 
 
 @pytest.mark.parametrize(
@@ -227,15 +203,13 @@ def test_a_file_that_is_not_a_brokers_is_refused_and_left_alone(path, content, t
 
 
 def test_a_missing_folder_and_a_file_that_cannot_be_written_are_named(broker, tmp_path):
-    lost = LocalBroker(tmp_path / "missing" / "b.sqlite")
-    with pytest.raises(BrokerStorageError, match="folder has to exist") as caught:
-        lost.create_topic("t")
-    assert caught.value.path == str(tmp_path / "missing" / "b.sqlite")
-    assert isinstance(caught.value.__cause__, sqlite3.Error)
     with broker.database.read() as db:
         db.execute("PRAGMA query_only=ON")
-    with pytest.raises(BrokerStorageError, match="readonly database; its folder has to exist, and both .* writable"):
-        broker.create_topic("t")
+    lost = LocalBroker(tmp_path / "missing" / "b.sqlite")
+    for refusing, text in ((lost, str(tmp_path / "missing")), (broker, "readonly database")):
+        with pytest.raises(BrokerStorageError, match=f"{text}.*folder has to exist") as caught:
+            refusing.create_topic("t")
+        assert isinstance(caught.value.__cause__, sqlite3.Error)
 
 
 def test_a_locked_file_is_retryable_and_changes_nothing(broker, path, monkeypatch):
@@ -291,23 +265,20 @@ def test_writers_that_open_a_new_file_at_the_same_moment_lose_and_mix_nothing(tm
     def write(path: Path, writer: int) -> None:
         start.wait()
         with LocalBroker(path) as broker:
-            broker.create_topic("busy", partitions=2)
+            broker.create_topic("busy")
             for number in range(10):
-                broker.append("busy", b"%d:%d" % (writer, number))
+                broker.append("busy", b"%d%d" % (writer, number))
 
     with ThreadPoolExecutor(4) as pool:
         for path in [tmp_path / f"{number}.sqlite" for number in range(30)]:
             for written in [pool.submit(write, path, writer) for writer in range(4)]:
                 written.result()
-            everything = set()
             with LocalBroker(path) as broker:
-                for partition in range(2):
-                    messages = broker.fetch("busy", partition, 0, 1000)
-                    assert [message.offset for message in messages] == list(range(20))
-                    pairs = [tuple(map(int, (message.value or b"").split(b":"))) for message in messages]
-                    assert sorted(pairs) == sorted(pairs, key=lambda pair: pair[0]), "each writer's order is kept"
-                    everything.update(pairs)
-            assert everything == {(writer, number) for writer in range(4) for number in range(10)}
+                messages = broker.fetch("busy", 0, 0, 1000)
+            assert [message.offset for message in messages] == list(range(40))
+            values = [message.value or b"" for message in messages]
+            assert len({*values}) == 40
+            assert sorted(values) == sorted(values, key=lambda value: value[:1]), "each writer's order is kept"
 
 
 def test_a_forked_child_uses_the_broker_of_its_parent(broker):
@@ -382,13 +353,11 @@ def test_waiting_ends_as_soon_as_something_comes(broker, join, clock):
 
 def test_consumed_is_what_all_groups_have_acknowledged_and_a_deleted_group_begins_again(broker, join):
     fill(broker, 3)
-    assert broker.consumed_offset("single", 0) == 0
     consumers = {group: join(group=group) for group in ("a", "b")}
     for group, count in (("a", 3), ("b", 2)):
         for message in take(consumers[group], count):
             consumers[group].ack(message)
     assert broker.consumed_offset("single", 0) == 2
-    broker.delete_group("b")
     broker.delete_group("b")
     with pytest.raises(GroupTakenOverError, match="or the group was deleted"):
         consumers["b"].receive(timeout=0)
@@ -398,27 +367,22 @@ def test_consumed_is_what_all_groups_have_acknowledged_and_a_deleted_group_begin
 
 def test_the_next_consumer_of_a_topic_takes_over_and_the_first_can_change_nothing(broker, join):
     fill(broker, 3)
-    fill(broker, 1, "orders")
     first, elsewhere = join(), join("orders")  # another topic: takes nothing over
     messages = take(first)
     first.ack(messages[0])
-    assert len(take(elsewhere)) == 1
     second = join("single", "orders")
-    for call in (
-        first.receive,
-        elsewhere.receive,
-        lambda: first.ack(messages[1]),
-        lambda: first.seek("single", 0, 3),
-    ):
+    for call in (first.receive, elsewhere.receive, lambda: first.ack(messages[1]), lambda: first.seek("single", 0, 3)):
         with pytest.raises(GroupTakenOverError, match="another consumer of group g was opened"):
             call()
-    assert broker.consumed_offset("single", 0) == 1
-    assert sorted(offsets(take(second))) == [0, 1, 2]
+    assert offsets(take(second)) == [1, 2]
     first.close()
     assert offsets(take(join())) == [1, 2]
 
 
-def test_places_that_cannot_be_sought(broker, join):
+def test_what_a_consumer_refuses(broker, join):
+    for group, topics in (("a b", ["single"]), ("g", []), ("g", "single"), ("g", ["a\0"])):
+        with pytest.raises(ConfigError):
+            LocalConsumer(broker, claimcheck.from_dict({"strategy": "inline"}), topics=topics, group=group)
     fill(broker, 2)
     consumer = join()
     for offset in (-1, 3, "0"):
@@ -428,30 +392,11 @@ def test_places_that_cannot_be_sought(broker, join):
         consumer.seek("single", 1, 0)
     with pytest.raises(ConfigError, match="one of this consumer's: single"):
         consumer.seek("orders", 0, 0)
-    assert offsets(take(consumer)) == [0, 1]
-
-
-def test_a_closed_consumer_refuses_everything_but_closing(broker, join):
-    fill(broker, 1)
-    consumer = join()
-    (message,) = take(consumer)
+    first, _ = take(consumer)
     consumer.close()
-    consumer.close()
-    for call in (
-        consumer.receive,
-        lambda: consumer.ack(message),
-        lambda: consumer.nack(message),
-        lambda: consumer.seek("single", 0, 0),
-    ):
+    for call in (consumer.receive, lambda: consumer.ack(first), lambda: consumer.nack(first)):
         with pytest.raises(BrokerClosedError, match="group g was closed"):
             call()
-    assert repr(consumer) == "<LocalConsumer of g on single: closed>"
-
-
-@pytest.mark.parametrize(("group", "topics"), [("a b", ["single"]), ("g", []), ("g", "single"), ("g", ["a\0"])])
-def test_names_that_are_refused(broker, group, topics):
-    with pytest.raises(ConfigError):
-        LocalConsumer(broker, claimcheck.from_dict({"strategy": "inline"}), topics=topics, group=group)
 
 
 _VERDICTS = st.just(["ack"] * 9) | st.lists(

@@ -1,10 +1,13 @@
 """What is sent to an object store by both engines, and what becomes of its answers; tests/conformance has the rest."""
 
+import io
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
+import uuid
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +17,8 @@ import pytest
 
 import claimcheck
 from claimcheck._content.source import Source
+from claimcheck._operate.sweep import Sweep
+from claimcheck._threads import Interrupted, interruptible
 from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import (
     ConfigError,
@@ -26,11 +31,14 @@ from claimcheck.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from claimcheck.stores import s3 as s3_store
 from claimcheck.stores.obstore import ObstoreStore
+from claimcheck.stores.redis import RedisStore
 from claimcheck.stores.s3 import S3Store
 from claimcheck.stores.s3 import _client as s3_client
+from claimcheck.stores.s3._client import ViewFile
 from claimcheck.testing._store_kit import Breaking, Unseekable, Zeros
-from tests.unit.tiny_s3 import ENGINES, Answer, TinyS3, opened
+from tests.unit.tiny_s3 import ENGINES, Answer, TinyS3, crc32_of, opened
 
 MIB = 1 << 20
 PART = 5 * MIB
@@ -98,27 +106,25 @@ class TestRequests:
             f"bytes={start}-{min(start + PART, len(LARGE)) - 1}" for start in range(0, len(LARGE), PART)
         )
 
-    def test_only_a_record_must_be_the_first_of_its_key(self, server, store):
-        server.answers += [Answer(412, "PreconditionFailed")]
+    @pytest.mark.parametrize("known", [True, False])
+    def test_only_a_record_must_be_the_first_of_its_key_unless_the_server_knows_no_such_condition(
+        self, server, store, known
+    ):
         record = Pointer(key="claims/record", store=store.name, size=1)
-
-        with pytest.raises(Exception, match=r"PreconditionFailed|already in use") as caught:
-            store._write(record, Source(b"x", limit=1))
         store._write(replace(record, created_ms=1), Source(b"y", limit=1))
-
-        assert KeyTakenError in (type(caught.value), store._translate(caught.value))
-        assert server.said("if-none-match") == ["*", None]
-
-    def test_do_without_that_condition_where_the_server_knows_none(self, server, store):
         answer = server.answer
         server.answer = lambda request: (
-            Answer(501, "NotImplemented") if "if-none-match" in request.headers else answer(request)
+            answer(request) if known or "if-none-match" not in request.headers else Answer(501, "NotImplemented")
         )
 
-        store._write(Pointer(key="claims/record", store=store.name, size=1), Source(b"x", limit=1))
-
-        assert set(server.said("if-none-match")) == {"*", None}
-        assert server.objects == {"/b/claims/record": b"x"}
+        if known:
+            with pytest.raises(Exception, match=r"PreconditionFailed|already in use") as caught:
+                store._write(record, Source(b"x", limit=1))
+            assert KeyTakenError in (type(caught.value), store._translate(caught.value))
+        else:
+            store._write(record, Source(b"x", limit=1))
+        assert server.said("if-none-match")[:2] == [None, "*"]
+        assert server.objects == {"/b/claims/record": b"y" if known else b"x"}
 
     @SIZES
     @pytest.mark.parametrize("first", [Answer(503, "SlowDown"), Answer(500, "InternalError")])
@@ -155,17 +161,11 @@ class TestEndpoint:
 
     @SIZES
     @pytest.mark.parametrize(
-        ("status", "code"),
-        [
-            (301, "PermanentRedirect"),
-            (307, "TemporaryRedirect"),
-            (308, ""),
-            (400, "AuthorizationHeaderMalformed"),
-            (404, "NoSuchBucket"),
-        ],
+        "answer",
+        [(301, "PermanentRedirect"), (307, "TemporaryRedirect"), (308, ""), (400, "AuthorizationHeaderMalformed")],
     )
     def test_no_redirect_takes_a_payload_elsewhere(
-        self, server, elsewhere, store, engine, monkeypatch, payload, status, code
+        self, server, elsewhere, store, engine, monkeypatch, payload, answer
     ):
         """Without an address of its own the SDK would ask each region for the bucket."""
         places, find = [], socket.getaddrinfo
@@ -174,7 +174,7 @@ class TestEndpoint:
         )
         begun = [Answer(200, body=b"<X><UploadId>u</UploadId></X>")] if payload is LARGE else []
         headers = {"Location": f"{elsewhere.url}/b/x", "x-amz-bucket-region": "us-west-2"}
-        server.answers += begun + [Answer(status, code, headers)] * 20
+        server.answers += begun + [Answer(*answer, headers)] * 20
 
         with pytest.raises(StoreError):
             store.write(payload)
@@ -253,6 +253,7 @@ class TestErrors:
             (Answer(404, "NoSuchBucket"), StoreError, 0),
             (Answer(400, "Whatever"), StoreError, 1),
             (Answer(503, "SlowDown"), StoreUnavailableError, 1),
+            (Answer(409, "ConditionalRequestConflict"), StoreUnavailableError, 1),
             (Answer(), StoreUnavailableError, 1),
         ],
     )
@@ -302,7 +303,8 @@ class TestErrors:
 
 
 @pytest.mark.parametrize(
-    ("extra", "modules"), [("s3", ["boto3", "botocore.config"]), ("obstore", ["obstore", "obstore.store"])]
+    ("extra", "modules"),
+    [("s3", ["boto3", "botocore.config"]), ("obstore", ["obstore", "obstore.store"]), ("redis", ["redis"])],
 )
 def test_a_missing_driver_is_named_and_nothing_is_undone(monkeypatch, extra, modules):
     for name in modules:
@@ -310,19 +312,9 @@ def test_a_missing_driver_is_named_and_nothing_is_undone(monkeypatch, extra, mod
     s3_client.session.cache_clear()
 
     with pytest.raises(MissingDependencyError, match=rf"claimcheck-messaging\[{extra}\]") as caught:
-        ENGINES[extra]().write(b"payload")
+        {**ENGINES, "redis": lambda: RedisStore(url="redis://127.0.0.1:1/0")}[extra]().write(b"payload")
 
     assert not hasattr(caught.value, "__notes__")
-
-
-@pytest.mark.parametrize(
-    "url", ["localhost:7070", "me:hunter2@host", "ftp://host", "http://", "http://[x", "http://h:x"]
-)
-def test_an_endpoint_needs_a_scheme_and_a_host(url):
-    with pytest.raises(ConfigError, match="endpoint_url: found text") as caught:
-        S3Store(bucket="b", endpoint_url=url)
-
-    assert "hunter2" not in str(caught.value)
 
 
 # The engine of obstore -----------------------------------------------------------------------------------------------
@@ -381,6 +373,7 @@ def test_removing_what_is_not_there_is_fine_but_not_in_the_wrong_bucket(server, 
         store.rollback(pointer)
 
 
+@BOTH
 def test_no_credentials_anywhere(open_store, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
@@ -425,45 +418,306 @@ def test_a_forked_process_does_not_wait_for_ever(before, expected):
     assert second == "b'of the parent'"
 
 
-class TestOptions:
+@pytest.mark.parametrize(
+    ("url", "prefix", "text"),
+    [
+        ("s3://b", "", "s3://b/"),
+        ("s3://b/a/b/", "a/b/", "s3://b/a/b/"),
+        ("gs://b/a", "a/", "gs://b/a/"),
+        ("az://container/a", "a/", "az://container/a/"),
+        ("memory:///space", "space/", "memory:///space/"),
+    ],
+)
+def test_places(url, prefix, text, monkeypatch):
+    """The engine takes what it is given, as far as that goes without the vendors."""
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    store = ObstoreStore(url=url)
+
+    assert store.prefix == prefix
+    assert repr(store) == f"<ObstoreStore 'store' at {text}>"
+    assert store._objects() is store._objects()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"url": url} for url in ("bucket", "http://host/bucket", "s3://", "s3:///prefix", "file:///tmp/claims")),
+        *({"url": url} for url in ("memory://space", "s3://me:hunter2@b/x", "s3://b/a/../b", "s3://b/a//b")),
+        *({"url": url} for url in ("s3://b/a?x=hunter2", "s3://[x")),
+        {"url": "memory:///", "endpoint_url": "http://localhost:7070"},  # it has no server
+        *({"endpoint_url": url} for url in ("localhost:7070", "me:hunter2@host", "ftp://host", "http://", "http://[x")),
+        {"endpoint_url": "http://h:x"},
+    ],
+)
+def test_what_is_no_place_is_refused(options):
+    with pytest.raises(ConfigError, match=rf"{[*options][-1]}: found") as caught:
+        ObstoreStore(**options) if "url" in options else S3Store(bucket="b", **options)
+
+    assert "hunter2" not in str(caught.value)
+
+
+# The engine of boto3: checksums, connections, the reader's own way to the socket, and listings ------------------------
+
+FAR = os.urandom(21 * MIB + 1000)
+DAY = 86_400
+
+
+class Boto:
+    @pytest.fixture
+    def engine(self):
+        return "s3"
+
+    @pytest.fixture
+    def in_parts(self, open_store):
+        return open_store()
+
+    @pytest.fixture
+    def store(self, open_store):
+        return open_store(part=None, single=None)
+
+    @pytest.fixture
+    def pointer(self, server, store):
+        pointer = store.write(PAYLOAD)
+        server.requests.clear()
+        return pointer
+
+    @pytest.fixture(params=[True, False], ids=["direct", "by the SDK"])
+    def direct(self, request, monkeypatch):
+        """Everything is as good, only slower, where the response is not the one that we know."""
+        if not request.param:
+            monkeypatch.setattr(s3_store, "_direct", lambda body: None)
+
+
+class TestOneRequest(Boto):
+    @pytest.mark.parametrize("shape", [bytes, memoryview, io.BytesIO])
+    @pytest.mark.parametrize(("size", "asks"), [(0, None), (MIB - 1, None), (MIB, "100-continue")])
+    def test_has_the_checksum_in_its_header_and_asks_before_much_is_sent(self, server, store, shape, size, asks):
+        payload = os.urandom(size)
+
+        pointer = store.write(shape(payload))
+
+        (request,) = server.requests
+        assert (request.body, request.headers["x-amz-checksum-crc32"]) == (payload, crc32_of(payload))
+        assert server.said("expect") == [asks]
+        assert (pointer.size, pointer.checksum) == (size, f"crc32:{zlib.crc32(payload):08x}")
+
+    def test_has_the_callers_own_memory_as_body(self, store):
+        seen, payload = [], bytearray(b"payload" * 1000)
+
+        def look(request, **_):
+            seen.append(request.body.read(10).obj)
+            request.body.seek(0)
+
+        store._s3().meta.events.register_first("before-send.s3", look)
+        store.write(payload)
+
+        assert seen[0] is payload
+
+    def test_is_verified_by_the_server(self, server, store, monkeypatch):
+        monkeypatch.setattr("claimcheck.stores.s3._client.checksum.crc32", lambda piece, before=0: 4711)
+
+        with pytest.raises(StoreError, match="BadDigest"):
+            store.write(PAYLOAD)
+
+        assert server.objects == {}
+
+    def test_ends_at_the_next_piece_when_it_is_interrupted_and_leaves_nothing(self, server, open_store, monkeypatch):
+        stop, pieces = threading.Event(), ViewFile.pieces
+        store, payload = open_store(part=None, single=64 * MIB, gets=1), bytes(20 * MIB)
+
+        def stopping(self):
+            for piece in pieces(self):
+                yield piece
+                stop.set()
+
+        monkeypatch.setattr(ViewFile, "pieces", stopping)
+        with pytest.raises(Interrupted):
+            interruptible(stop, store.write, payload)
+
+        monkeypatch.undo()
+        assert server.objects == {}
+        assert store.read(store.write(payload)) == payload
+        assert server.connections == 2, "the line with half a payload on it is gone"
+
+    def test_the_client_is_made_anew_in_a_forked_process(self, store, monkeypatch):
+        first = store._s3()
+        assert store._s3() is first
+
+        monkeypatch.setattr("claimcheck.stores.s3.os.getpid", lambda: 1)
+
+        assert store._s3() is not first
+
+
+class TestParts(Boto):
+    def test_have_their_checksums_in_the_header(self, server, in_parts):
+        server.answers += [
+            Answer(200, body=b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"),
+            Answer(503, "SlowDown"),
+            Answer(),
+        ]
+        before = threading.active_count()
+
+        pointer = in_parts.write(LARGE[: 12 * MIB])
+
+        puts = {r.query["partNumber"]: r for r in server.requests if r.method == "PUT"}  # the last of each
+        assert [len(puts[number].body) for number in "123"] == [PART, PART, 2 * MIB]
+        assert all(put.headers["x-amz-checksum-crc32"] == crc32_of(put.body) for put in puts.values())
+        assert {put.headers.get("expect") for put in puts.values()} == {None}, "it agreed to the upload already"
+        assert pointer.checksum == f"crc32:{zlib.crc32(LARGE[: 12 * MIB]):08x}"
+        assert list(server.objects.values()) == [LARGE[: 12 * MIB]]
+        assert threading.active_count() <= before + server.connections, "only the server's threads are new"
+
+    def test_are_aborted_again_when_one_of_them_was_lost(self, server, in_parts):
+        """The server may have gone on with it, and so may have stored it after the first abort."""
+        answer = server.answer
+
+        def torn(request):
+            return Answer() if "partNumber" in request.query else answer(request)
+
+        server.answer = torn
+        with pytest.raises(StoreError) as caught:
+            in_parts.write(LARGE)
+
+        assert [request.query.get("uploadId") for request in server.requests if request.method == "DELETE"].count(
+            "u"
+        ) > 2
+        assert not hasattr(caught.value.__cause__, "__notes__")
+
+    def test_are_not_used_for_a_short_file_of_unknown_size(self, server, in_parts):
+        for data in (b"", b"short"):
+            assert in_parts.read(in_parts.write(Unseekable(io.BytesIO(data)))) == data
+
+        assert [request.method for request in server.requests] == ["PUT", "GET"] * 2
+
+
+class TestReading(Boto):
+    def test_is_one_request_without_a_range_and_one_connection(self, server, store, pointer, direct):
+        for _ in range(3):
+            assert store.read(pointer) == PAYLOAD
+            with store.open(pointer) as file:
+                assert file.read() == PAYLOAD
+        store.read(store.write(b""))
+
+        assert server.said("range") == [None] * 8
+        assert server.connections == 1
+
+    def test_a_reader_that_stops_early_closes_its_connection(self, server, store, pointer, direct):
+        with store.open(pointer) as file:
+            file.read(1000)
+        assert store.read(pointer) == PAYLOAD
+
+        assert server.connections == 2, "what was left over is on no line that is used again"
+
+    def test_a_payload_that_is_not_the_right_one_closes_it_too(self, server, store, pointer, direct):
+        server.objects = dict.fromkeys(server.objects, PAYLOAD[:-1])
+
+        for _ in range(3):
+            with pytest.raises(IntegrityError):
+                store.read(pointer)
+
+        assert server.connections == 3, "the writer's, which the first one takes, and a new one each time"
+
     @pytest.mark.parametrize(
-        ("url", "prefix", "text"),
+        ("start", "length", "asked"),
         [
-            ("s3://b", "", "s3://b/"),
-            ("s3://b/a/b/", "a/b/", "s3://b/a/b/"),
-            ("gs://b/a", "a/", "gs://b/a/"),
-            ("az://container/a", "a/", "az://container/a/"),
-            ("memory:///", "", "memory:///"),
-            ("memory:///space", "space/", "memory:///space/"),
+            (0, 1, ["bytes=0-0"]),
+            (2 * MIB, 5 * MIB, [f"bytes={2 * MIB}-{len(PAYLOAD) - 1}"]),
+            (0, 10 * MIB, [None]),
+            (5, 0, []),
         ],
     )
-    def test_places(self, url, prefix, text):
-        store = ObstoreStore(url=url)
-
-        assert store.prefix == prefix
-        assert repr(store) == f"<ObstoreStore 'store' at {text}>"
+    def test_only_what_is_wanted_is_asked_for(self, server, store, pointer, direct, start, length, asked):
+        assert store.read_range(pointer, start, length) == PAYLOAD[start : start + length]
+        assert server.said("range") == asked
 
     @pytest.mark.parametrize(
-        "url",
+        "answer",
         [
-            *("bucket", "http://host/bucket", "s3://", "s3:///prefix", "file:///tmp/claims", "memory://space"),
-            *("s3://me:hunter2@b/x", "s3://b/a/../b", "s3://b/a//b", "s3://b/a?x=hunter2", "s3://[x"),
+            Answer(200, body=PAYLOAD),
+            Answer(206, headers={"Content-Range": f"bytes 2-11/{len(PAYLOAD)}"}, body=PAYLOAD[2:12]),
+            Answer(206, headers={"Content-Range": f"bytes 1-9/{len(PAYLOAD)}"}, body=PAYLOAD[1:10]),
         ],
+        ids=["the whole", "from elsewhere", "too little"],
     )
-    def test_what_is_no_place_is_refused(self, url):
-        with pytest.raises(ConfigError, match="url: found text") as caught:
-            ObstoreStore(url=url)
+    def test_a_server_that_sends_something_else_is_no_server_for_ranges(self, server, store, pointer, answer):
+        server.answers += [answer]
 
-        assert "hunter2" not in str(caught.value)
+        with pytest.raises(StoreError, match="a different part"):
+            store.read_range(pointer, 1, 10)
 
-    @pytest.mark.parametrize("url", ["gs://b/p", "az://c/p"])
-    def test_other_vendors_are_made(self, url, monkeypatch):
-        """As far as that goes without them: the engine takes what it is given."""
-        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
-        store = ObstoreStore(url=url, endpoint_url="http://127.0.0.1:1")
 
-        assert store._objects() is store._objects()
+class TestSideBySide(Boto):
+    """As many connections as the store found to be good."""
 
-    def test_an_endpoint_needs_a_server(self):
-        with pytest.raises(ConfigError, match="endpoint_url"):
-            ObstoreStore(url="memory:///", endpoint_url="http://localhost:7070")
+    @pytest.fixture(params=[1, 2, 8])
+    def far(self, store, request):
+        transfers = store._transfers.gets
+        transfers.connections, transfers.is_fast = request.param, False
+        yield store
+        assert transfers.active == 0, "memory is bounded and given back"
+
+    @pytest.fixture
+    def large(self, server, store):
+        pointer = store.write(FAR)
+        server.requests.clear()
+        return pointer
+
+    def test_a_payload_is_whole_however_many_there_are(self, server, far, large):
+        assert far.read(large) == FAR
+        assert len(server.said("range")) == {1: 1, 2: 3, 8: 6}[far._transfers.gets.connections]
+
+        with far.open(large) as file:
+            assert b"".join(iter(lambda: file.read(65536), b"")) == FAR
+            file.seek(5 * MIB)
+            assert file.read(12 * MIB) == FAR[5 * MIB : 17 * MIB]
+        assert far.read_range(large, 7, 20 * MIB) == FAR[7 : 7 + 20 * MIB]
+
+    @pytest.mark.parametrize("how", ["replaced", "torn"])
+    def test_parts_are_never_joined_with_what_is_not_theirs(self, server, store, large, how):
+        store._transfers.gets.connections, store._transfers.gets.is_fast = 2, False
+        answer = server.answer
+
+        def other(request):
+            whole = answer(request)
+            if request.headers.get("range", "").startswith("bytes=0-"):
+                return whole
+            changed = {"headers": {**whole.headers, "ETag": '"other"'}} if how == "replaced" else {"hang_up_after": MIB}
+            return replace(whole, **changed)
+
+        server.answer = other
+        with pytest.raises(StoreUnavailableError, match="replaced" if how == "replaced" else "failed"):
+            store.read_range(large, 0, len(FAR) - 1)
+        assert store._transfers.gets.active == 0
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("claimcheck-read")]
+
+        server.answer = answer
+        assert store.read(large) == FAR
+
+
+class TestListing(Boto):
+    @pytest.fixture
+    def listed(self, open_store):
+        return open_store(ttl_seconds=DAY)
+
+    def test_has_only_the_stores_own_objects(self, server, listed):
+        key = f"orders-{uuid.uuid4()}"
+        for other in ("claims/notes.txt", f"claims/team/{key}", key, "claims/", "data.csv"):
+            server.objects[f"/b/{other}"] = b"of others"
+        pointer = listed.write(b"payload", destination="orders")
+        listed.prefix = ""
+        other = listed.write(b"of a store without a prefix", destination="orders")
+
+        assert sorted(entry.key for entry in listed.scan()) == sorted([other.key, key])
+        listed.prefix = "claims/"
+        assert [entry.key for entry in listed.scan()] == [pointer.key]
+
+    def test_goes_on_after_a_page_and_deletes_a_thousand_in_a_request(self, server, open_store):
+        store, server.page_keys = open_store(ttl_seconds=0), 400
+        for _ in range(1001):
+            key = store._key("orders", uuid.uuid4(), created_ms=0, expires_ms=DAY * 1000)
+            server.objects[f"/b/{key}"] = b""
+
+        assert Sweep(dry_run=False).run(store).deleted == 1001
+        assert server.objects == {}
+        deletions = [request.body.count(b"<Key>") for request in server.requests if "delete" in request.query]
+        assert deletions == [1000, 1]

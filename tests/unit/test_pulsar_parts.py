@@ -1,20 +1,24 @@
-"""Parts of the Pulsar transport that need no broker: ids, limits, deadlines, and the in-flight window."""
+"""Parts of the Pulsar transport that need no broker: ids, limits, deadlines, the window, and the web service."""
 
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
 import pickle
+import ssl
 import threading
-import weakref
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pulsar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import claimcheck
 from claimcheck._wire.envelope import Envelope
-from claimcheck.errors import TransportError
-from claimcheck.transports.pulsar import _message
+from claimcheck.errors import ConfigError, TransportError
+from claimcheck.stores.pulsar_topic import PulsarTopicStore
+from claimcheck.transports.pulsar import _message, ask_limit
 from claimcheck.transports.pulsar._consumer import RedeliveryTracker
 from claimcheck.transports.pulsar._message import (
     AckPlan,
@@ -26,15 +30,9 @@ from claimcheck.transports.pulsar._message import (
     position_of,
 )
 from claimcheck.transports.pulsar._producer import checked_options, delay_seconds, metadata_bytes, wire_limit
-from claimcheck.transports.pulsar._receiver import Receiver
-from claimcheck.transports.pulsar._send import (
-    BoundedProducer,
-    InFlightWindow,
-    SendDeadlineError,
-    Ticket,
-    error_of,
-)
-from tests.clocks import Clock
+from claimcheck.transports.pulsar._queries import AdminClient, AdminError
+from claimcheck.transports.pulsar._send import BoundedProducer, InFlightWindow, SendDeadlineError, Ticket, error_of
+from tests import servers
 
 OK = pulsar.Result.Ok
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)
@@ -141,19 +139,6 @@ class Client:
     def answer(self, result=OK):
         self.in_flight.pop(0)(result, len(self.taken) - len(self.in_flight))
 
-    def answering(self):
-        """Acknowledges all messages from another thread, as the real client does."""
-        stop = threading.Event()
-
-        def run():
-            while not stop.is_set():
-                if self.in_flight:
-                    self.answer()
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        return stop
-
 
 def window(client, window_bytes=30, deadline_seconds=5.0):
     producer = BoundedProducer(client, deadline_seconds)
@@ -162,32 +147,6 @@ def window(client, window_bytes=30, deadline_seconds=5.0):
 
 
 class TestInFlightWindow:
-    @pytest.mark.parametrize("room", [1, 1000])
-    def test_the_window_bounds_what_is_on_its_way_and_a_full_queue_is_tried_again(self, room):
-        client, seen = Client(room=room), []
-        one, stop = window(client), client.answering()
-        for i in range(50):
-            one.launch(Envelope(b"%10d" % i))
-            seen.append(sum(one._in_flight.values()))
-        ids = one.wait()
-        stop.set()
-
-        assert max(seen) <= 30
-        assert sorted(ids) == list(range(1, 51))
-        assert sorted(client.taken) == [b"%10d" % i for i in range(50)]
-
-    def test_what_the_client_accepted_is_not_kept(self):
-        """The client has its own copy, and the next chunk can use the memory."""
-
-        class Key(str):
-            pass
-
-        one, key = window(Client()), Key("k")
-        kept = weakref.ref(key)
-        one.launch(Envelope(b"x", None, key))
-        del key
-        assert (kept(), one._in_flight) == (None, {0: 1})
-
     def test_a_queue_that_is_full_of_others_is_a_refusal(self):
         client = Client(room=0)
         one = window(client)
@@ -216,18 +175,6 @@ class TestInFlightWindow:
         with pytest.raises(SendDeadlineError, match=r"t: no answer in 0\.05 s; .* set max_message_bytes"):
             one.launch(Envelope(b"x"))
         one.settle()  # does not wait for what is overdue
-
-    def test_on_finished_is_called_once_after_the_last_result(self):
-        client, finished = Client(), []
-        one = window(client)
-        one.on_finished = lambda: finished.append(one)
-        one.launch(Envelope(b"x"))
-        one.launch(Envelope(b"y"))
-        client.answer()
-        one.close()
-        assert finished == []
-        client.answer()
-        assert finished == [one]
 
 
 class Silent:
@@ -261,15 +208,6 @@ class TestDeadlines:
         producer.close()
         assert results == [pulsar.Result.Timeout]
 
-    def test_called_tickets_are_not_kept(self):
-        producer = BoundedProducer(Silent(), 1000)
-        for _ in range(100):
-            ticket = Ticket(lambda *_: None)
-            producer.watch(ticket)
-            ticket(OK, None)
-        assert len(producer._watched) <= 65
-        producer.close()
-
 
 class TestRedeliveryTracker:
     def test_those_that_were_given_back_last_are_kept(self):
@@ -289,50 +227,6 @@ class TestRedeliveryTracker:
         assert list(counts) == [("u", (1, 5, 0))]
 
 
-class Busy(Receiver):
-    """Receives messages without end, and no payload."""
-
-    pending_payloads = 1
-
-    def __init__(self, clock):
-        schema = pulsar.schema.BytesSchema()
-        cc = claimcheck.from_dict({"strategy": "chunking"})
-        super().__init__(SimpleNamespace(_schema=schema), self.receive, cc, clock)
-        self.taken = 0
-
-    def receive(self, timeout_millis=None):
-        self._clock.now += 0.1
-        self.taken += 1
-
-    def _arrivals_of(self, native):
-        return ()
-
-    def _drop(self, dropped):
-        """Nothing to do."""
-
-    def _forget_history(self):
-        """Nothing to do."""
-
-
-def test_messages_that_make_no_payload_do_not_keep_a_receiver_for_ever():
-    busy = Busy(Clock())
-    with pytest.raises(pulsar.Timeout):
-        busy._wait(500)
-    assert 5 <= busy.taken <= 20
-
-
-class TestReceiver:
-    @pytest.mark.parametrize(("size", "is_taken"), [(0, True), (1 << 17, True), (1 << 20, False)])
-    def test_an_event_loop_copies_only_small_messages(self, size, is_taken):
-        native = pulsar.Message()
-        native._message = pulsar._pulsar.MessageBuilder().content(b"x" * size).build()
-
-        message = Busy(Clock())._plain(native)
-
-        assert (message is not None) == is_taken
-        assert message is None or message.data() == b"x" * size
-
-
 class TestCumulativeAcks:
     def test_a_late_message_of_a_settled_payload_is_named_although_it_lies_behind_the_target(self):
         plan = CumulativeAcks().up_to(5, hole=None, settled=[(3, "3"), (9, "9")])
@@ -344,3 +238,143 @@ class TestCumulativeAcks:
         for i in (5, 6, 9, 7, 8):
             acks.received(i, i)
         assert acks.up_to(99, hole=1).individually == (7, 8, 9)
+
+
+# The broker's web service ----------------------------------------------------------------------------------------
+
+TOKEN = {"Authorization": "Bearer a-secret-token"}
+
+
+LIMITS = {
+    "/admin/v2/brokers/configuration/runtime": {"maxMessageSize": "5000"},
+    "/admin/v2/persistent/public/default/t/maxMessageSize": 4000,
+}
+
+
+class Service:
+    """A web service that answers, refuses or redirects."""
+
+    def __init__(self, host, *, redirect_to=None, certificate=None):
+        self.requests, self.redirect_to, service = [], redirect_to, self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                service.requests.append((self.path, self.headers.get("Authorization")))
+                self.send_response(*service.status(self.path))
+                if service.redirect_to:
+                    self.send_header("Location", f"{service.redirect_to}{self.path}")
+                self.end_headers()
+                self.wfile.write(json.dumps(LIMITS.get(self.path)).encode())
+
+            def log_message(self, *args):
+                """Log nothing."""
+
+        self.server = http.server.ThreadingHTTPServer((host, 0), Handler)
+        self.required = False
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate / "server.crt", certificate / "server.key")
+            self.server.socket = context.wrap_socket(self.server.socket, server_side=True)
+        scheme = "http" if certificate is None else "https"
+        self.url = f"{scheme}://{host}:{self.server.server_port}"
+
+    def status(self, path):
+        if self.redirect_to:
+            return (307,)
+        if self.required and self.requests[-1][1] is None:
+            return (401,)
+        return (200,) if path in LIMITS else (404,)
+
+
+@pytest.fixture
+def serve():
+    with contextlib.ExitStack() as stack:
+
+        def start(host="127.0.0.1", **options):
+            service = Service(host, **options)
+            thread = threading.Thread(target=service.server.serve_forever, args=(0.01,))
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(service.server.server_close)
+            stack.callback(service.server.shutdown)
+            return service
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("certificate")
+    servers.make_certificate(folder)
+    return folder
+
+
+@pytest.mark.parametrize("way", ["another host", "another port", "back again"])
+def test_a_token_follows_no_redirect(serve, way):
+    last = serve("127.0.0.2" if way == "another host" else "127.0.0.1")
+    there = serve("127.0.0.2", redirect_to=last.url) if way == "back again" else last
+    first = serve(redirect_to=there.url)
+
+    assert ask_limit(first.url, "t", headers=TOKEN) == 4000
+
+    assert {token for _, token in first.requests} == {TOKEN["Authorization"]}
+    assert {token for _, token in last.requests} == {None}
+
+
+def test_a_host_that_wants_it_gets_its_own_token_or_is_named_in_an_error_without_it(serve):
+    other = serve("127.0.0.2")
+    other.required = True
+    assert ask_limit(other.url, "t", headers=TOKEN) == 4000
+    with pytest.raises(AdminError, match=r"\(401\).*redirected to 127.0.0.2") as caught:
+        AdminClient(serve(redirect_to=other.url).url, headers=TOKEN).get("x")
+    assert caught.value.status == 401
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("elsewhere", ["http://127.0.0.1:1", "file:///etc"])
+def test_no_redirect_leads_out_of_tls(serve, certificate, elsewhere):
+    service = serve(certificate=certificate, redirect_to=elsewhere)
+    with pytest.raises(TransportError, match="307"):
+        ask_limit(service.url, "t", headers=TOKEN, ca_file=str(certificate / "ca.crt"))
+
+
+def test_only_a_named_authority_and_the_host_of_the_certificate_are_trusted(serve, certificate, tmp_path):
+    authority = str(certificate / "ca.crt")
+    service, other = serve(certificate=certificate), serve("127.0.0.2", certificate=certificate)
+    assert ask_limit(service.url, "t", ca_file=authority) == 4000
+    with pytest.raises(TransportError) as unknown:
+        ask_limit(service.url, "t")
+    assert isinstance(unknown.value.__cause__.reason, ssl.SSLCertVerificationError)
+    with pytest.raises(TransportError) as wrong_host:
+        ask_limit(other.url, "t", ca_file=authority)
+    assert "127.0.0.2" in str(wrong_host.value.__cause__.reason)
+    for path in (tmp_path / "missing", tmp_path):
+        with pytest.raises(ConfigError, match="ca_file: found a file without readable certificates"):
+            ask_limit("https://127.0.0.1:1", "t", ca_file=str(path))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        *(({"admin_url": url}, "admin_url") for url in ("file:///etc", "localhost:8080", "ftp://host")),
+        ({"tls_ca_file": "ca.crt"}, "tls_ca_file"),
+        ({"url": "pulsar://u:hunter2@host:6650"}, "without credentials"),
+        ({"url": "pulsar+ssl://host:6651/?x=u:hunter2@host"}, "without credentials"),
+        ({"admin_url": "http://u:hunter2@host"}, "without credentials"),
+    ],
+)
+def test_addresses_of_a_store_that_are_refused_and_not_quoted(options, text):
+    with pytest.raises(ConfigError, match=text) as caught:
+        PulsarTopicStore(topic="payloads", **{"url": "pulsar://host", **options})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_address_that_the_client_or_the_web_service_rejects_is_not_quoted():
+    store = PulsarTopicStore(url="pulsar://u:hunter2", topic="payloads")
+    with pytest.raises(ConfigError, match="stores.store.url: found an address that the client cannot read") as caught:
+        store.write(b"payload")
+    error = caught.value
+    assert "hunter2" not in f"{error} {error.__cause__} {error.__context__}"
+    with pytest.raises(AdminError, match="must have no credentials") as refused:
+        AdminClient("http://u:hunter2@host")
+    assert "hunter2" not in str(refused.value)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import array
+import contextlib
 import io
 import logging
+import tracemalloc
 import uuid
+import zlib
 from dataclasses import replace
 
 import pytest
 
+import claimcheck
 from claimcheck._store.contract import StoreContext
+from claimcheck._store.read import PayloadFile
 from claimcheck._store.store import Store
-from claimcheck._wire.digest import digest_of
-from claimcheck._wire.pointer import Pointer, slug
+from claimcheck._wire.buffers import PieceReader
+from claimcheck._wire.digest import Crc32
+from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import (
     ConfigError,
     IntegrityError,
@@ -30,7 +37,7 @@ from claimcheck.hooks import Hooks
 from claimcheck.stores.filesystem import FilesystemStore
 from claimcheck.stores.memory import MemoryStore
 from claimcheck.testing import FaultyStore
-from claimcheck.testing._store_kit import HARMS, MIB, SHAPES, Unseekable, content, forbid_io, read_in_pieces
+from claimcheck.testing._store_kit import HARMS, MIB, SHAPES, Unseekable, content, forbid_io
 from tests.clocks import Clock
 
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
@@ -100,33 +107,13 @@ def test_segments_are_counted_and_no_more_written_than_a_reader_would_follow(sto
     store.segment_bytes = 10
     written = [store.write(bytes(n)) for n in (0, 10, 11, 20, 21)]
 
-    assert [(each.segments, each.segment_bytes) for each in written] == [
-        (1, None),
-        (1, None),
-        (2, 10),
-        (2, 10),
-        (3, 10),
-    ]
+    counted = [(each.segments, each.segment_bytes) for each in written]
+    assert counted == [(1, None), (1, None), (2, 10), (2, 10), (3, 10)]
     store.payloads.clear()
     store.segment_bytes = 1
     with pytest.raises(PayloadTooLargeError, match="1000000 segments of 1 bytes"):
         store.write(bytes(1_000_001))
     assert store.payloads == {}
-
-
-@pytest.mark.parametrize(
-    ("destination", "expected"),
-    [
-        ("persistent://a/b", "persistent_a_b"),
-        ("", "_"),
-        ("..", "_"),
-        ("...a", "a"),
-        ("ünï", "_n_"),
-        ("x" * 99, "x" * 64),
-    ],
-)
-def test_slug(destination, expected):
-    assert slug(destination) == expected
 
 
 def test_what_is_no_payload_is_refused_before_anything_begins(store):
@@ -205,66 +192,45 @@ class TestFailedWrite:
 
         assert len(store.deleted) == 1
 
-
-class TestOwnPointers:
     @pytest.mark.parametrize(
-        ("name", "value"), [*(("prefix", each) for each in ("/p/", "../p", "p\t", "x" * 1000)), ("pointer_version", 1)]
+        ("name", "value", "error"),
+        [
+            *(("prefix", each, "would reject its own pointer") for each in ("/p/", "../p", "p\t", "x" * 1000)),
+            ("pointer_version", 1, "would reject its own pointer"),
+            *(("ttl_seconds", each, r"stores\.mine\.ttl_seconds") for each in (float("inf"), float("nan"), -1)),
+        ],
     )
-    def test_that_would_not_be_followed_are_not_written(self, store, name, value):
+    def test_is_one_whose_pointer_no_reader_would_follow(self, store, name, value, error):
         setattr(store, name, value)
 
-        with pytest.raises(StoreError, match="would reject its own pointer, so nothing was written"):
+        with pytest.raises((StoreError, ConfigError), match=error):
             store.write(b"payload")
 
         assert store.payloads == {}
 
-    @pytest.mark.parametrize("ttl", [float("inf"), float("nan"), -1])
-    def test_that_would_live_for_no_time_that_can_be_written_down(self, store, ttl):
-        store.ttl_seconds = ttl
 
-        with pytest.raises(ConfigError) as caught:
-            store.write(b"payload")
-
-        assert caught.value.path == "stores.mine.ttl_seconds"
-        assert store.payloads == {}
-
-    @pytest.mark.parametrize(("shortest", "lifetime"), [(None, 60), (30, 60), (90, 90)])
-    def test_may_live_longer_than_others(self, store, shortest, lifetime):
-        store.ttl_seconds = 60
-        pointer = store.write(b"payload", min_ttl_seconds=shortest)
-
-        assert pointer.expires_ms - pointer.created_ms == lifetime * 1000
-        assert f"-{lifetime}s." in pointer.key
-
-    @pytest.mark.parametrize("seconds", [-1, float("nan"), "7d"])
-    def test_have_no_lifetime_that_is_none(self, store, seconds):
-        store.ttl_seconds = 60
+@pytest.mark.parametrize(("shortest", "lifetime"), [(None, 60), (30, 60), (90, 90), (-1, None), (float("nan"), None)])
+def test_a_payload_may_live_longer_than_others(store, shortest, lifetime):
+    store.ttl_seconds = 60
+    if lifetime is None:
         with pytest.raises(ConfigError, match="ttl_seconds"):
-            store.write(b"payload", min_ttl_seconds=seconds)
+            store.write(b"payload", min_ttl_seconds=shortest)
+        return
+    pointer = store.write(b"payload", min_ttl_seconds=shortest)
+    assert pointer.expires_ms - pointer.created_ms == lifetime * 1000
+    assert f"-{lifetime}s." in pointer.key
 
 
-class TestLimit:
-    @pytest.fixture
-    def store(self, store):
-        store.context = replace(store.context, max_payload_bytes=10)
-        return store
+@pytest.mark.parametrize(("size", "limit", "lowest"), [(6, 5, 5), (11, 20, 10), (11, None, 10)])
+@pytest.mark.parametrize("shape", ["bytes", "file at an offset", "unseekable file"])
+def test_a_limit_may_be_lower_for_one_write_and_never_above_what_the_store_reads(store, size, limit, lowest, shape):
+    store.context = replace(store.context, max_payload_bytes=10)
+    with pytest.raises(PayloadTooLargeError) as caught:
+        store.write(SHAPES[shape](bytes(size)), limit=limit)
 
-    @pytest.mark.parametrize(("size", "limit", "lowest"), [(6, 5, 5), (11, 20, 10), (11, None, 10)])
-    @pytest.mark.parametrize("shape", ["bytes", "file at an offset", "unseekable file"])
-    def test_of_one_write_may_be_lower_and_never_above_what_the_store_reads(self, store, size, limit, lowest, shape):
-        with pytest.raises(PayloadTooLargeError) as caught:
-            store.write(SHAPES[shape](bytes(size)), limit=limit)
-
-        assert (caught.value.size, caught.value.limit) == (size, lowest)
-        assert store.payloads == {}
-        assert store.write(SHAPES[shape](bytes(lowest)), limit=limit).size == lowest
-
-    def test_of_the_reader_applies_whatever_the_writers_was(self, store, monkeypatch):
-        pointer = replace(store.write(b"payload"), size=11)
-        forbid_io(store, monkeypatch)
-
-        with pytest.raises(PointerRejectedError):
-            store.read(pointer)
+    assert (caught.value.size, caught.value.limit) == (size, lowest)
+    assert store.payloads == {}
+    assert store.write(SHAPES[shape](bytes(lowest)), limit=limit).size == lowest
 
 
 class TestErrors:
@@ -276,10 +242,10 @@ class TestErrors:
             (FileNotFoundError("x"), PayloadNotFoundError),
             (KeyError("x"), PayloadNotFoundError),
             (OSError("x"), StoreError),
-            (RuntimeError("x"), StoreError),
+            (RuntimeError("cannot reach http://me:hunter2@host/ today"), StoreError),
         ],
     )
-    def test_vendors_errors_are_mapped_and_chained(self, store, raised, expected):
+    def test_vendors_errors_are_mapped_and_chained_without_passwords(self, store, raised, expected):
         pointer = store.write(b"payload")
         store._read = failing(raised)
 
@@ -289,45 +255,23 @@ class TestErrors:
         assert type(caught.value) is expected
         assert caught.value.__cause__ is raised
         assert (caught.value.store, caught.value.key) == ("mine", pointer.key)
-
-    def test_a_missing_file_while_writing_is_not_a_missing_payload(self, store):
-        store._write = failing(FileNotFoundError("no such directory"))
-
-        with pytest.raises(StoreError) as caught:
-            store.write(b"payload")
-
-        assert type(caught.value) is StoreError
-
-    def test_addresses_lose_their_passwords(self, store):
-        store._write = failing(RuntimeError("cannot reach http://me:hunter2@host/ today"))
-
-        with pytest.raises(StoreError, match=r"//\*\*\*@host") as caught:
-            store.write(b"payload")
-
         assert "hunter2" not in str(caught.value)
-
-    def test_missing_payload_of_any_year(self, store):
-        assert "written 9223372036854775808 ms" in str(store.missing(Pointer(key="k", created_ms=2**63 - 1)))
+        store._write = failing(raised)
+        with pytest.raises(StoreError) as written:
+            store.write(b"payload")
+        assert type(written.value) is (StoreError if isinstance(raised, FileNotFoundError | KeyError) else expected)
 
     @pytest.mark.parametrize(
-        ("after", "changes", "text"),
+        ("after", "expires_ms", "text"),
         [
-            (
-                900,
-                {},
-                "(written 1970-01-01T00:16:40+00:00): it expired 5 minutes ago, at 1970-01-01T00:26:40+00:00",
-            ),
-            (
-                300,
-                {},
-                "it should be readable until 1970-01-01T00:26:40+00:00: it was evicted, rolled back or deleted",
-            ),
-            (300, {"expires_ms": None}, ": it expired, was evicted, was rolled back or was deleted"),
-            (1, {"expires_ms": 10**18}, "deleted"),
-            (1, {"expires_ms": -(10**18)}, "ago, at -1"),
+            (900, 1_600_000, "(written 1970-01-01T00:16:40+00:00): it expired 5 minutes ago, at 1970-01-01T00:26:40"),
+            (300, 1_600_000, "should be readable until 1970-01-01T00:26:40+00:00: it was evicted, rolled back or"),
+            (300, None, ": it expired, was evicted, was rolled back or was deleted"),
+            (1, 10**18, "deleted"),
+            (1, -(10**18), "ago, at -1"),
         ],
     )
-    def test_a_payload_that_is_gone_says_what_the_pointer_and_the_clock_tell(self, after, changes, text):
+    def test_a_payload_that_is_gone_says_what_the_pointer_and_the_clock_tell(self, after, expires_ms, text):
         clock, store = Clock(), MemoryStore(space=str(uuid.uuid4()), ttl_seconds=600)
         store.context = StoreContext(clock=clock)
         pointer = store.write(b"payload", destination="orders")
@@ -335,26 +279,17 @@ class TestErrors:
         clock.sleep(after)
 
         with pytest.raises(PayloadNotFoundError) as caught:
-            store.read(replace(pointer, **changes))
+            store.read(replace(pointer, expires_ms=expires_ms))
 
         assert text in str(caught.value)
-        assert (caught.value.created_ms, caught.value.expires_ms) == (1_000_000, changes.get("expires_ms", 1_600_000))
+        assert (caught.value.created_ms, caught.value.expires_ms) == (1_000_000, expires_ms)
 
 
 class TestCheck:
-    def test_version_1_is_refused_unless_the_store_reads_it(self, store):
-        pointer = Pointer(key="p/x", version=1)
-
-        with pytest.raises(PointerRejectedError, match="version 1") as caught:
-            store.check(pointer)
-        store.reads_v1 = True
-        store.check(pointer)
-
-        assert caught.value.reason == "version"
-
     @pytest.mark.parametrize(
         ("reason", "changes"),
         [
+            ("version", {"version": 1}),
             ("store", {"store": "other"}),
             ("scope", {"key": "q/x"}),
             ("scope", {"key": "p/../x"}),
@@ -366,8 +301,9 @@ class TestCheck:
             ("feature", {"checksum": "md5:00"}),
         ],
     )
-    def test_reason_is_one_word_whatever_is_done(self, store, reason, changes):
+    def test_reason_is_one_word_whatever_is_done(self, store, monkeypatch, reason, changes):
         pointer = Pointer(**{"key": "p/x", "store": "mine", "size": 7} | changes)
+        forbid_io(store, monkeypatch)
 
         for use in (
             store.check,
@@ -377,6 +313,8 @@ class TestCheck:
             with pytest.raises(PointerRejectedError) as caught:
                 use(pointer)
             assert caught.value.reason == reason
+        store.reads_v1 = True
+        store.check(Pointer(key="p/x", version=1))
 
     @pytest.mark.parametrize("wrong", [None, "key", b"an envelope"])
     def test_what_is_no_pointer_is_refused_with_the_way_out(self, store, wrong):
@@ -385,24 +323,17 @@ class TestCheck:
                 use(wrong)
             assert caught.value.reason == "type"
 
-    def test_authors_can_compare_sizes_before_reading(self, store):
-        with pytest.raises(IntegrityError) as caught:
-            store.check_size(Pointer(key="p/x", size=7), 6)
 
-        assert (caught.value.expected, caught.value.actual) == (7, 6)
-
-
-class TestReading:
-    """Of a medium that is read from anywhere, and of one that is read in sequence."""
+class TestReadingInto:
+    """From a medium that is read from anywhere, and from one that is read in sequence."""
 
     @pytest.fixture(params=[True, False], ids=["anywhere", "in sequence"])
     def store(self, request):
         memory = MemoryStore(space=f"reading-{uuid.uuid4()}")
-        store = memory if request.param else FaultyStore(store=memory)
         self.entries = memory._payloads
-        return store
+        return memory if request.param else FaultyStore(store=memory)
 
-    def test_into_too_small_a_buffer_or_none_or_of_a_range_that_is_none(self, store):
+    def test_too_small_a_buffer_or_none_or_a_range_that_is_none(self, store):
         """A payload is never truncated; the error has its size."""
         pointer, buffer = store.write(b"payload"), bytearray(6)
 
@@ -418,62 +349,222 @@ class TestReading:
 
     @pytest.mark.parametrize("harm", HARMS)
     @pytest.mark.parametrize("size", [1000, 2 * MIB + 1000])
-    def test_of_a_damaged_payload_into_a_buffer_is_an_error(self, store, harm, size):
-        expected = content(size)
-        pointer = store.write(expected)
-        self.entries[pointer.key] = HARMS[harm](expected)
+    def test_a_damaged_payload_is_an_error(self, store, harm, size):
+        pointer = store.write(content(size))
+        self.entries[pointer.key] = HARMS[harm](content(size))
 
         with pytest.raises(IntegrityError):
             store.read_into(pointer, bytearray(2 * size))
 
-    def test_a_file_says_whether_it_can_seek(self, store):
-        with store.open(store.write(b"payload")) as file:
-            assert file.seekable() is store.is_seekable
-            if not store.is_seekable:
-                with pytest.raises(io.UnsupportedOperation):
-                    file.seek(3)
 
-    @pytest.mark.parametrize("algorithm", ["sha256", "xxh3-128"])
-    def test_verifies_by_the_algorithm_that_the_pointer_names(self, store, algorithm):
-        if algorithm == "xxh3-128":
-            pytest.importorskip("xxhash")
-        expected, crc32 = content(6 * MIB), store.context
-        store.context = replace(crc32, checksum=algorithm)
-        pointer, small = store.write(expected), store.write(Unseekable(io.BytesIO(b"small")))
-        store.context = crc32
+@pytest.mark.parametrize("size", [1000, 9 * MIB])
+def test_of_a_damaged_payload_there_is_no_copy_and_errors_of_either_store_are_its_own(tmp_path, size):
+    archive = FilesystemStore(path=tmp_path / "archive", create=True)
+    memory = MemoryStore(space=f"copied-{uuid.uuid4()}")
+    source, target = FaultyStore(store=memory), FaultyStore(store=archive)
+    pointer = source.write(content(size))
+    for store, operation in ((source, "read"), (target, "write")):
+        store.fail(operation)
+        with pytest.raises(StoreUnavailableError):
+            source.copy(pointer, to=target)
+        store.heal()
+    memory._payloads[pointer.key] = bytes(size)
+    with pytest.raises(IntegrityError):
+        source.copy(pointer, to=target)
 
-        assert pointer.checksum == digest_of(expected, algorithm=algorithm)
-        assert small.checksum == digest_of(b"small", algorithm=algorithm)
-        assert store.read(pointer) == read_in_pieces(store, pointer) == expected
-        self.entries[small.key] = b"smalL"
-        with pytest.raises(IntegrityError, match="checksum"):
-            store.read(small)
+    assert [path for path in (tmp_path / "archive").rglob("*") if path.is_file()] == []
 
 
-class TestCopies:
+# Files --------------------------------------------------------------------------------------------------------------
+
+PAYLOAD = bytes(range(256)) * 40
+
+
+def pointer(**changes):
+    facts = {"key": "k", "store": "s", "size": len(PAYLOAD), "checksum": Crc32(zlib.crc32(PAYLOAD)).text()}
+    return Pointer(**facts | changes)
+
+
+def cut(data, size=1000):
+    return [data[i : i + size] for i in range(0, len(data), size)]
+
+
+def opened(open_part, expected=None, *, limit=1 << 30):
+    """A file whose store reads with a function of start and stop."""
+    store = MemoryStore()
+    store.context = StoreContext(name="s", max_payload_bytes=limit)
+    store._open = lambda _, start, stop: open_part(start, stop)
+    return PayloadFile(store, expected or pointer())
+
+
+def reader(pieces, expected=None, **options):
+    file = opened(lambda start, stop: PieceReader(pieces, start=start), expected, **options)
+    file._store.is_seekable = file._can_seek = False
+    return file
+
+
+def unknown():
+    return pointer(size=None, checksum=None)
+
+
+class Medium:
+    """Bytes that can be read from anywhere; remembers what was asked for."""
+
+    def __init__(self, data):
+        self.data, self.asked, self.open = data, [], 0
+
+    def __call__(self, start, stop):
+        self.asked.append((start, stop))
+        self.open += 1
+        medium, file = self, io.BytesIO(self.data)
+        file.seek(start)
+
+        class Part:
+            def readinto(self, buffer):
+                return file.readinto(buffer)
+
+            def close(self):
+                medium.open -= 1
+
+        return Part()
+
+
+class TestPayloadReader:
+    def test_one_piece_is_verified_and_not_copied(self):
+        assert reader([PAYLOAD]).readall() is PAYLOAD
+        for pieces in ([PAYLOAD + b"x"], [PAYLOAD[:-1]], [PAYLOAD[:-1] + b"?"], [PAYLOAD, b"x"]):
+            with pytest.raises(IntegrityError):
+                reader(pieces).readall()
+
+    def test_unknown_size_is_bounded_by_the_limit(self):
+        assert reader(cut(PAYLOAD), unknown(), limit=len(PAYLOAD)).readall() == PAYLOAD
+        with pytest.raises(PayloadTooLargeError):
+            reader(cut(PAYLOAD), unknown(), limit=len(PAYLOAD) - 1).readall()
+
+    def test_pieces_may_share_one_buffer_and_have_wide_items(self):
+        buffer = array.array("I", bytes(1000))
+
+        def reused():
+            for piece in cut(PAYLOAD):
+                memoryview(buffer).cast("B")[: len(piece)] = piece
+                yield memoryview(buffer)[: len(piece) // 4]
+
+        assert reader(reused()).readall() == PAYLOAD
+
+
+class TestMemory:
+    """One payload, however it comes; nothing that was only declared."""
+
     @pytest.fixture
-    def archive(self, tmp_path):
-        archive = FilesystemStore(path=tmp_path / "archive", create=True)
-        archive.context = StoreContext(name="archive")
-        return archive
+    def peak(self):
+        tracemalloc.start()
+        yield lambda: tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
 
-    @pytest.mark.parametrize("size", [1000, 9 * MIB])
-    def test_of_a_damaged_payload_there_is_none(self, archive, tmp_path, size):
-        source = MemoryStore(space=f"copied-{uuid.uuid4()}")
-        pointer = source.write(content(size))
-        source._payloads[pointer.key] = bytes(size)
+    @pytest.mark.parametrize(("mib", "known", "most"), [(32, True, 1.1), (96, True, 1.2), (96, False, 1.2)])
+    def test_of_one_payload(self, peak, mib, known, most):
+        piece = bytearray(b"x" * MIB)
+        expected = pointer(size=mib * MIB if known else None, checksum=None)
 
-        with pytest.raises(IntegrityError):
-            source.copy(pointer, to=archive)
+        payload = reader((memoryview(piece) for _ in range(mib)), expected).readall()
 
-        assert [path for path in (tmp_path / "archive").rglob("*") if path.is_file()] == []
+        assert peak() < most * len(payload)  # of a large one an eighth more may be asked for, and is never touched
+        assert len(payload) == mib * MIB
 
-    def test_errors_of_either_store_are_its_own(self, archive):
-        source = FaultyStore(store=MemoryStore(space="copies"))
-        target = FaultyStore(store=archive)
-        pointer = source.write(b"payload")
-        for store in (source, target):
-            store.fail("read" if store is source else "write")
-            with pytest.raises(StoreUnavailableError):
-                source.copy(pointer, to=target)
-            store.heal()
+    @pytest.mark.parametrize("size", [5 << 30, 15])
+    def test_grows_with_what_comes_and_not_with_what_was_declared(self, peak, size):
+        memory = MemoryStore()
+        stored = replace(memory.write(b"ten bytes."), size=size)
+
+        for read in (
+            reader([b"ten bytes.", b"more"], pointer(size=size)).readall,
+            lambda: memory.read(stored),
+            lambda: memory.open(stored).read(),
+        ):
+            with pytest.raises(IntegrityError):
+                read()
+
+        assert peak() < 3 * MIB
+
+    def test_nor_does_it_for_compressed_content_without_a_size(self, peak):
+        """Its header has none if it was written from a pipe."""
+        pytest.importorskip("zstandard")
+        stores = {"s": {"type": "memory"}}
+        config = {"strategy": "external", "compression": {"codec": "zstd"}, "stores": stores}
+        with claimcheck.from_dict(config) as cc:
+            store, size = cc.store("s"), 3 << 30
+            forged = replace(store.write(Unseekable(io.BytesIO(b"some text " * 100_000))), size=size)
+            for read in (
+                store.read,
+                lambda each: store.read_range(each, 0, size),
+                lambda each: cc.resolve(cc.seal(each)),
+            ):
+                with pytest.raises(IntegrityError):
+                    read(forged)
+
+        assert peak() < 64 * MIB
+
+
+class TestInterruptions:
+    @pytest.mark.parametrize(
+        ("error", "raised"),
+        [(KeyboardInterrupt, KeyboardInterrupt), (SystemExit, SystemExit), (MemoryError, StoreError)],
+    )
+    def test_an_interruption_is_no_end(self, error, raised):
+        def pieces():
+            yield PAYLOAD[:10]
+            raise error
+
+        for read in (lambda file: file.read(5), lambda file: file.read()):
+            source = reader(pieces())
+            assert source.read(10) == PAYLOAD[:10]
+            for _ in range(3):
+                with pytest.raises(raised):
+                    read(source)
+
+
+class TestClosing:
+    @pytest.mark.parametrize("damaged", [PAYLOAD, PAYLOAD[:-1]])
+    def test_happens_at_the_end_and_at_an_error(self, damaged):
+        """A file that was read to its end holds no connection, even if it is not closed."""
+        medium = Medium(damaged)
+        source = opened(medium)
+
+        with contextlib.suppress(IntegrityError):
+            source.readall()
+
+        assert (len(medium.asked), medium.open) == (1, 0)
+        source.close()
+        with pytest.raises(ValueError, match="closed"):
+            source.read(1)
+
+
+class TestSeekableReader:
+    @pytest.fixture
+    def medium(self):
+        return Medium(PAYLOAD)
+
+    @pytest.fixture
+    def source(self, medium):
+        return opened(medium)
+
+    def test_reads_once_what_is_read_in_order(self, source, medium):
+        assert source.read(4000) + source.read(1) == PAYLOAD[:4001]
+        source.seek(5000)
+        source.seek(4001)
+        for offset, whence in ((-1, io.SEEK_SET), (-4002, io.SEEK_CUR), (0, 7)):
+            with pytest.raises(ValueError, match="seek"):
+                source.seek(offset, whence)
+        assert source.readall() == PAYLOAD[4001:]
+        assert medium.asked == [(0, len(PAYLOAD))]
+
+    def test_elsewhere_verifies_the_rest_once(self, source, medium):
+        source.read(10)
+        source.seek(5000)
+
+        assert source.read(7) == PAYLOAD[5000:5007]
+        source.seek(2)
+        assert source.read(7) == PAYLOAD[2:9]
+
+        assert medium.asked == [(0, len(PAYLOAD)), (5000, 5007), (2, 9)]
+        assert medium.open == 0

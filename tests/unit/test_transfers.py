@@ -1,6 +1,6 @@
 """How many connections are used, on lines that are computed; and payloads that come in parts.
 
-tests/unit/test_s3_store.py has parts over HTTP.
+tests/unit/test_object_stores.py has parts over HTTP.
 """
 
 import os
@@ -9,6 +9,8 @@ from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from claimcheck._threads import Interrupted, interruptible
 from claimcheck._wire.buffers import fill, lend_to
@@ -17,68 +19,57 @@ from claimcheck.stores._common import folder, part_size
 from claimcheck.stores._parts import PartsReader, SameVersion, Slots, TransferPolicy
 
 MIB = 1 << 20
-
-
 PAYLOAD = bytes(range(256)) * 100
 
 
-class Clock:
-    """Passes a time for each MiB that is read."""
+class Part:
+    """A reader of a part of the payload that returns a little at a time."""
 
-    def __init__(self, monkeypatch, rate):
-        self.now, self.rate = 0.0, rate
-        monkeypatch.setattr("claimcheck.stores._parts.time.perf_counter", lambda: self.now)
+    def __init__(self, start, stop, most=700):
+        self.start, self.stop, self.most = start, stop, most
+        self.data = memoryview(PAYLOAD[start:stop])
+        self.closed = False
 
-    def open(self, start, stop):
-        clock, left = self, stop - start
+    def readinto(self, buffer):
+        count = min(len(buffer), len(self.data), self.most)
+        buffer[:count] = self.data[:count]
+        self.data = self.data[count:]
+        return count
 
-        class Body:
-            def readinto(self, buffer):
-                nonlocal left
-                count = min(len(buffer), left)
-                left -= count
-                clock.now += count / clock.rate
-                return count
-
-            def close(self):
-                pass
-
-        return Body()
-
-
-@pytest.fixture
-def requests():
-    return []
-
-
-def read_once(policy, clock, requests, size=24 * MIB):
-    """Read a payload; returns how many requests that took."""
-
-    def opened(start, stop):
-        requests.append((start, stop))
-        return clock.open(start, stop)
-
-    requests.clear()
-    with closing(policy.reader(opened, 0, size)) as reader:
-        assert fill(reader, memoryview(bytearray(size))) == size
-    return len(requests)
+    def close(self):
+        self.closed = True
 
 
 @pytest.mark.parametrize(
     ("rates", "taken"), [([90e6, 90e6], [6, 6]), ([900e6, 900e6, 900e6], [2, 1, 1]), ([900e6, 90e6, 90e6], [2, 1, 6])]
 )
-def test_parts_come_over_several_connections_where_one_is_slow(monkeypatch, requests, rates, taken):
+def test_parts_come_over_several_connections_where_one_is_slow(monkeypatch, rates, taken):
     """A fast one stays alone until it becomes slow, which is noticed."""
-    policy, clock = TransferPolicy(64 * MIB), Clock(monkeypatch, rates[0])
-    counts = []
-    for clock.rate in rates:
-        counts.append(read_once(policy, clock, requests))
+    policy, now, requests = TransferPolicy(64 * MIB), [0.0], []
+    monkeypatch.setattr("claimcheck.stores._parts.time.perf_counter", lambda: now[0])
 
-    assert counts == taken
-    assert read_once(policy, clock, requests, size=8 * MIB - 1) == 1
+    def requests_for(size, rate):
+        class Body(SimpleNamespace):
+            def readinto(self, buffer):
+                count = min(len(buffer), self.left)
+                self.left -= count
+                now[0] += count / rate
+                return count
+
+        def opened(start, stop):
+            requests.append(start)
+            return Body(left=stop - start, close=lambda: None)
+
+        requests.clear()
+        with closing(policy.reader(opened, 0, size)) as reader:
+            assert fill(reader, memoryview(bytearray(size))) == size
+        return len(requests)
+
+    assert [requests_for(24 * MIB, rate) for rate in rates] == taken
+    assert requests_for(8 * MIB - 1, rates[-1]) == 1
 
 
-def test_connections_are_shared_but_each_payload_has_one():
+def test_connections_are_shared_but_each_payload_has_one_also_in_a_forked_process(monkeypatch):
     slots = Slots(64 * MIB, connections=3)
 
     assert [slots.take() for _ in range(4)] == [True, True, True, False]
@@ -86,30 +77,9 @@ def test_connections_are_shared_but_each_payload_has_one():
     slots.leave()
     slots.leave()
     assert slots.take()
-
-
-@pytest.mark.parametrize(("memory", "single", "part"), [(64 * MIB, 16 * MIB - 1, 5 * MIB), (0, 64 * MIB, 8 * MIB)])
-def test_without_memory_one_connection_sends_larger_payloads_at_once(memory, single, part):
-    policy = TransferPolicy(memory)
-
-    assert (policy.single_put_bytes, policy.put_part_bytes(40 * MIB)) == (single, part)
-
-
-class Part:
-    """A reader of a part of the payload that returns a little at a time."""
-
-    def __init__(self, start, stop):
-        self.data = memoryview(PAYLOAD[start:stop])
-        self.closed = False
-
-    def readinto(self, buffer):
-        count = min(len(buffer), len(self.data), 700)
-        buffer[:count] = self.data[:count]
-        self.data = self.data[count:]
-        return count
-
-    def close(self):
-        self.closed = True
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    slots.take()
+    assert slots.active == 1
 
 
 def reader_of(opened, start, stop, *, connections, memory=10_000, part_bytes=1000):
@@ -120,52 +90,35 @@ def reader_of(opened, start, stop, *, connections, memory=10_000, part_bytes=100
     return reader
 
 
-@pytest.mark.parametrize("lent", [0, 700, 5500, len(PAYLOAD)])
-@pytest.mark.parametrize("connections", [1, 3, 50])
-@pytest.mark.parametrize(("start", "stop"), [(0, len(PAYLOAD)), (1, 2), (999, 10_001)])
-def test_parts_make_the_whole_in_order(start, stop, connections, lent):
-    parts = []
-    reader = reader_of(lambda *place: parts.append(Part(*place)) or parts[-1], start, stop, connections=connections)
+@given(
+    place=st.tuples(st.integers(0, 11_000), st.integers(0, 11_000)).map(sorted),
+    connections=st.sampled_from([1, 2, 3, 50]),
+    memory=st.sampled_from([0, 1000, 3000, 10_000]),
+    lent=st.just(0) | st.integers(0, 11_000),
+    most=st.sampled_from([1, 333, 700, 5000]),
+)
+def test_parts_make_the_whole_in_order_and_within_the_memory(place, connections, memory, lent, most):
+    (start, stop), parts = place, []
+    reader = reader_of(
+        lambda *of: parts.append(Part(*of, most)) or parts[-1], start, stop, connections=connections, memory=memory
+    )
     room = memoryview(bytearray(stop - start))
-    lend_to(reader, room[:lent])
-    assert fill(reader, room[:lent]) + fill(reader, room[lent:]) == stop - start
+    if lent:
+        lend_to(reader, room[:lent])
+    done = fill(reader, room[:lent])
+    while done < len(room):
+        count = reader.readinto(room[done : done + 500])
+        assert count
+        done += count
+        begun = sum(part.stop - part.start for part in parts)
+        assert lent or connections == 1 or begun <= done + memory + 2 * 1000
     assert not reader.readinto(memoryview(bytearray(1)))
+    reader.close()
     reader.close()
 
     assert room == PAYLOAD[start:stop]
     assert all(part.closed for part in parts)
     assert reader._slots.active == 0
-
-
-def test_without_memory_everything_is_read_in_this_thread():
-    threads = set()
-
-    def opened(start, stop):
-        threads.add(threading.current_thread())
-        return Part(start, stop)
-
-    with closing(reader_of(opened, 0, len(PAYLOAD), connections=4, memory=0)) as reader:
-        room = memoryview(bytearray(len(PAYLOAD)))
-        while len(room):
-            room = room[reader.readinto(room[:500]) :]
-
-    assert threads == {threading.current_thread()}
-
-
-def test_parts_ahead_are_bounded_by_the_memory():
-    opened, gate = [], threading.Semaphore(0)
-
-    def build(start, stop):
-        opened.append(start)
-        gate.release()
-        return Part(start, stop)
-
-    reader = reader_of(build, 0, len(PAYLOAD), connections=50, memory=3000)
-    room = memoryview(bytearray(1000))
-    for done in range(1, 6):
-        assert fill(reader, room) == 1000
-        assert len(opened) <= done + 4  # what was read, three in memory, and one that is read directly
-    reader.close()
 
 
 def test_an_error_comes_where_it_belongs():
@@ -174,94 +127,74 @@ def test_an_error_comes_where_it_belongs():
             raise ConnectionError("the second part")
         return Part(start, stop)
 
-    reader = reader_of(build, 0, 3000, connections=3)
-    assert fill(reader, memoryview(bytearray(1000))) == 1000
-
-    with pytest.raises(ConnectionError, match="second"):
-        fill(reader, memoryview(bytearray(10)))
-    reader.close()
-    reader.close()
+    with closing(reader_of(build, 0, 3000, connections=3)) as reader:
+        assert fill(reader, memoryview(bytearray(1000))) == 1000
+        with pytest.raises(ConnectionError, match="second"):
+            fill(reader, memoryview(bytearray(10)))
     assert reader._slots.active == 0
 
 
-def test_a_cancelled_caller_does_not_wait_for_a_part():
-    stop, release = threading.Event(), threading.Event()
-
-    class Stuck(Part):
-        def readinto(self, buffer):
-            if threading.current_thread() is not threading.main_thread():
-                stop.set()
-                release.wait(30)
-            return super().readinto(buffer)
-
-    def all_of_it():
-        while reader.readinto(memoryview(bytearray(1000))):
-            pass
-
-    with closing(reader_of(Stuck, 0, 9000, connections=3)) as reader:
-        with pytest.raises(Interrupted):
-            interruptible(stop, all_of_it)
-        release.set()
+def test_a_short_part_is_the_end():
+    with closing(reader_of(lambda start, stop: Part(start, stop - 5), 0, 3000, connections=2)) as reader:
+        assert fill(reader, memoryview(bytearray(3000))) == 995
 
 
-def test_closing_stops_what_is_under_way():
+class Held(Part):
+    """A part that stays in its thread until the test releases it."""
+
     release, begun = threading.Event(), threading.Semaphore(0)
 
-    class Slow(Part):
-        def readinto(self, buffer):
-            if threading.current_thread() is threading.main_thread():
-                return super().readinto(buffer)
-            begun.release()
-            release.wait(10)
-            return super().readinto(buffer)
+    def readinto(self, buffer):
+        if threading.current_thread() is not threading.main_thread():
+            self.begun.release()
+            self.release.wait(30)
+        return super().readinto(buffer)
 
-    reader = reader_of(Slow, 0, 9000, connections=3)
-    reader.readinto(memoryview(bytearray(10)))
-    assert begun.acquire(timeout=10)
-    assert begun.acquire(timeout=10)
-    closing_thread = threading.Thread(target=reader.close)
+
+@pytest.fixture
+def held(monkeypatch):
+    monkeypatch.setattr(Held, "release", threading.Event())
+    monkeypatch.setattr(Held, "begun", threading.Semaphore(0))
+    return reader_of(Held, 0, 9000, connections=3)
+
+
+def test_a_cancelled_caller_does_not_wait_for_a_part(held):
+    stop = threading.Event()
+
+    def all_of_it():
+        while held.readinto(memoryview(bytearray(1000))):
+            stop.set()
+
+    with closing(held):
+        with pytest.raises(Interrupted):
+            interruptible(stop, all_of_it)
+        Held.release.set()
+
+
+def test_closing_stops_what_is_under_way(held):
+    held.readinto(memoryview(bytearray(10)))
+    assert all(Held.begun.acquire(timeout=10) for _ in range(2))
+    closing_thread = threading.Thread(target=held.close)
     closing_thread.start()
-    while not reader._closed:
+    while not held._closed:
         pass
-    release.set()
+    Held.release.set()
     closing_thread.join(10)
 
-    assert not begun.acquire(blocking=False), "a part went on after the close"
-    assert reader._slots.active == 0
-
-
-def test_a_forked_process_begins_with_no_connection_in_use(monkeypatch):
-    slots = Slots(0, connections=2)
-    slots.take()
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    slots.take()
-
-    assert slots.active == 1
+    assert not Held.begun.acquire(blocking=False), "a part went on after the close"
+    assert held._slots.active == 0
 
 
 def test_parts_of_two_versions_are_never_joined():
     version = SameVersion("cold", "key")
-    version.check(None)
-    version.check('"a"')
-    version.check('"a"')
-    version.check(None)
+    for each in (None, '"a"', '"a"', None):
+        version.check(each)
 
     with pytest.raises(StoreUnavailableError, match="replaced"):
         version.check('"b"')
 
 
-@pytest.mark.parametrize(("size", "expected"), [(0, 16), (160_000, 16), (160_001, 17)])
-def test_parts_grow_where_ten_thousand_are_not_enough(size, expected):
-    assert part_size(SimpleNamespace(size=size), 1000, part=16) == expected
-
-
-@pytest.mark.parametrize(("given", "prefix"), [("", ""), ("/", ""), ("a", "a/"), ("a/", "a/"), ("/a/b/", "a/b/")])
-def test_prefixes_are_folders(given, prefix):
-    assert folder(given) == prefix
-
-
-def test_a_short_part_is_the_end():
-    reader = reader_of(lambda start, stop: Part(start, stop - 5), 0, 3000, connections=2)
-
-    assert fill(reader, memoryview(bytearray(3000))) == 995
-    reader.close()
+def test_parts_grow_where_ten_thousand_are_not_enough_and_prefixes_are_folders():
+    sizes = [part_size(SimpleNamespace(size=size), 1000, part=16) for size in (0, 160_000, 160_001)]
+    assert sizes == [16, 16, 17]
+    assert [folder(prefix) for prefix in ("", "/", "a", "/a/b/")] == ["", "", "a/", "a/b/"]

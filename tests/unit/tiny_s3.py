@@ -141,9 +141,11 @@ class TinyS3:
         keys = sorted(path.removeprefix(f"{request.path}/") for path in self.objects)
         keys = [key for key in keys if key.startswith(request.query.get("prefix", "")) and key > after]
         page = keys[: int(request.query.get("max-keys", self.page_keys))]
+        modified = "<LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+        sizes = [len(self.objects[f"{request.path}/{key}"]) for key in page]
         found = "".join(
-            f"<Contents><Key>{key}</Key><Size>1</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
-            for key in page
+            f"<Contents><Key>{key}</Key><Size>{size}</Size>{modified}</Contents>"
+            for key, size in zip(page, sizes, strict=True)
         )
         if page != keys:
             found += f"<IsTruncated>true</IsTruncated><NextContinuationToken>{page[-1]}</NextContinuationToken>"

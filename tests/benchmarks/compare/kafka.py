@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +14,17 @@ from claimcheck._wire.headers import kafka_overhead
 from claimcheck.errors import ClaimCheckError, TransportError
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer
 from claimcheck.transports.kafka._client import exception_of, vendor
-from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES, Cluster, Place, log_offsets
-from tests.benchmarks.compare.broker import Broker, BrokerAddress, Done, Received, TopicSettings, received
-from tests.benchmarks.compare.model import CompareError, Mode, NotMeasuredError
+from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES, Cluster, log_offsets
+from tests.benchmarks.compare.broker import (
+    Broker,
+    BrokerAddress,
+    CompareError,
+    Done,
+    Mode,
+    NotMeasuredError,
+    Received,
+    received,
+)
 
 if TYPE_CHECKING:
     from claimcheck._client import ClaimCheck
@@ -29,10 +36,8 @@ _quiet.propagate = False
 _SECONDS = 15.0
 _POLL_SECONDS = 0.05
 _ROOM_SECONDS = 60.0
-_MIN_SEGMENT_BYTES = 1 << 20  # since Kafka 4.0
 _MAX_REQUEST_BYTES = 1_000_000_000
 _PASSING = {"_PARTITION_EOF", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "UNKNOWN_TOPIC_OR_PART"}
-_NOT_ASSIGNED = {"_STATE", "_UNKNOWN_PARTITION"}
 _MISSING = {"UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC"}
 
 # Of a partition: several chunks, as the guide recommends. With the client's default, 1 MiB, each chunk is a round trip,
@@ -43,7 +48,6 @@ _FETCH_BYTES = 16 << 20
 class KafkaBroker(Broker):
     """A connection to a Kafka cluster; options are settings of librdkafka. Raises `CompareError` if none answers."""
 
-    retention_source = "the topic's retention.ms"
     bytes_source = "the sizes of the records, without batches"
 
     def __init__(self, address: BrokerAddress) -> None:
@@ -72,30 +76,27 @@ class KafkaBroker(Broker):
 
     # Topics ----------------------------------------------------------------------------------------------------
 
-    def create_topic(self, topic: str, settings: TopicSettings) -> None:
-        limit = settings.max_message_bytes or 0
-        found = int(self._settings.get("socket.request.max.bytes", limit))
-        if found < limit:
+    def create_topic(self, topic: str, limit: int | None = None) -> None:
+        found = int(self._settings.get("socket.request.max.bytes", limit or 0))
+        if limit and found < limit:
             text = f"the broker accepts requests of at most {found} bytes, and this run needs {limit}"
             raise NotMeasuredError(f"{text}: raise socket.request.max.bytes, or compare smaller sizes")
-        new = admin.NewTopic(topic, settings.partitions, -1, config=_config(settings))
+        config = {"cleanup.policy": "delete", **({"max.message.bytes": str(limit)} if limit else {})}
         with _explained(f"create topic {topic}", NotMeasuredError if limit else CompareError):
+            new = admin.NewTopic(topic, 1, -1, config=config)
             self._admin.create_topics([new], request_timeout=_SECONDS)[topic].result()
-        self._wait_for_leaders(topic, settings.partitions)
-
-    def _wait_for_leaders(self, topic: str, partitions: int) -> None:
         end = time.monotonic() + _SECONDS
-        while time.monotonic() < end:
-            with contextlib.suppress(vendor().KafkaException):  # the broker that answers may not know it yet
-                found = self._described(topic).partitions
-                if len(found) == partitions and all(each.leader is not None for each in found):
-                    return
+        while not self._has_leader(topic):
+            if time.monotonic() > end:
+                raise CompareError(f"topic {topic} has no leader after {_SECONDS:g} s: check that all brokers run")
             time.sleep(_POLL_SECONDS)
-        raise CompareError(f"topic {topic} has no leaders after {_SECONDS:g} s: check that all brokers run")
 
-    def _described(self, topic: str) -> Any:
-        topics = vendor().TopicCollection([topic])
-        return self._admin.describe_topics(topics, request_timeout=_SECONDS)[topic].result()
+    def _has_leader(self, topic: str) -> bool:
+        with contextlib.suppress(vendor().KafkaException):  # the broker that answers may not know it yet
+            topics = vendor().TopicCollection([topic])
+            found = self._admin.describe_topics(topics, request_timeout=_SECONDS)[topic].result()
+            return bool(found.partitions and found.partitions[0].leader)
+        return False
 
     def delete_topic(self, topic: str) -> None:
         with _explained(f"delete topic {topic}"):
@@ -105,57 +106,52 @@ class KafkaBroker(Broker):
                 if _name(error) not in _MISSING:
                     raise
 
-    # Contents --------------------------------------------------------------------------------------------------
-
-    def topic_bytes(self, topic: str) -> list[int]:
-        starts, ends = self._offsets(topic)
-        sizes = Counter({partition: 0 for _, partition in ends})
+    def topic_bytes(self, topic: str) -> int:
         with _explained(f"read topic {topic}"):
-            for record in self._cluster.read(starts, ends):
-                size = len(record.value() or b"") + kafka_overhead(record.key(), record.headers())
-                sizes[record.partition()] += size
-        return [sizes[partition] for partition in sorted(sizes)]
-
-    def readable_messages(self, topic: str) -> int:
-        starts, ends = self._offsets(topic)
-        return sum(ends[place] - starts[place] for place in ends)
-
-    def positions(self, topic: str, partition: int) -> list[int]:
-        starts, ends = self._offsets(topic)
-        return list(range(starts[topic, partition], ends[topic, partition]))
-
-    def _offsets(self, topic: str) -> tuple[dict[Place, int], dict[Place, int]]:
-        """Return the lowest offset, and the one after the highest, of each partition."""
-        with _explained(f"describe topic {topic}"):
-            places = [(topic, each.id) for each in self._described(topic).partitions]
-            return log_offsets(self._admin, places, "earliest"), log_offsets(self._admin, places, "latest")
+            starts, ends = (log_offsets(self._admin, [(topic, 0)], which) for which in ("earliest", "latest"))
+            return sum(
+                len(record.value() or b"") + kafka_overhead(record.key(), record.headers())
+                for record in self._cluster.read(starts, ends)
+            )
 
     # Clients ---------------------------------------------------------------------------------------------------
 
-    def producer(self, mode: Mode, topic: str, cc: ClaimCheck) -> _KafkaTestProducer:
+    def producer(self, mode: Mode, topic: str, cc: ClaimCheck) -> _Producer:
         limit = _MAX_REQUEST_BYTES if mode == "native" else MAX_MESSAGE_BYTES
         # Without idempotence a batch that is retried, as the first ones of a new topic are, comes after later ones.
         own = {"linger.ms": 0, "enable.idempotence": True, "message.max.bytes": limit}
         native = vendor().Producer({**self._conf, **own}, logger=_quiet)
         client = native if mode == "native" else KafkaProducer(native, cc, max_message_bytes=limit)
-        return _KafkaTestProducer(client, topic)
+        return _Producer(client, topic)
 
-    def consumer(self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str) -> _KafkaTestConsumer:
-        native = vendor().Consumer(_consumer_conf(self._conf, group), logger=_quiet)
+    def consumer(self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str) -> _Consumer:
+        settings = {
+            "max.partition.fetch.bytes": _FETCH_BYTES,  # the user's settings may replace it
+            **self._conf,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "fetch.wait.max.ms": 10,  # a seek waits for the request before it
+            "fetch.queue.backoff.ms": 10,  # after a seek, a full queue would delay the next request by a second
+            "receive.message.max.bytes": _MAX_REQUEST_BYTES,  # a larger record is fetched again and again
+        }
+        native = vendor().Consumer(settings, logger=_quiet)
         client = native if mode == "native" else KafkaConsumer(native, cc)
         client.subscribe([topic])
-        return _KafkaTestConsumer(client, topic)
+        return _Consumer(client, topic)
 
 
-class _KafkaTestProducer:
+class _Producer:
     """Sends to one topic with a `KafkaProducer`, or with the client's own producer."""
 
     def __init__(self, client: Any, topic: str) -> None:
         self._client, self._topic = client, topic
+        self.close = client.close
 
     def send(self, payload: bytes, *, done: Done) -> None:
         def delivered(error: Any, message: Any) -> None:
-            done(None, message.partition()) if error is None else done(exception_of(error), None)
+            done(None if error is None else exception_of(error))
 
         end = time.monotonic() + _ROOM_SECONDS
         while True:
@@ -165,9 +161,9 @@ class _KafkaTestProducer:
                 if time.monotonic() < end:
                     self._client.poll(_POLL_SECONDS)
                     continue
-                done(error, None)
+                done(error)
             except (ClaimCheckError, vendor().KafkaException) as error:
-                done(error, None)
+                done(error)
             self._client.poll(0)
             return
 
@@ -176,22 +172,20 @@ class _KafkaTestProducer:
         if left:
             raise TimeoutError(f"{left} records have no delivery report after {timeout:g} s")
 
-    def close(self) -> None:
-        self._client.close()
 
-
-class _KafkaTestConsumer:
+class _Consumer:
     """Reads one topic with a `KafkaConsumer`, or with the client's own consumer."""
 
     def __init__(self, client: Any, topic: str) -> None:
         self._client, self._topic = client, topic
+        self.close = client.close
 
     def receive(self, timeout: float) -> Received | None:
         end = time.monotonic() + timeout
         while True:
             message = self._client.poll(max(0.0, end - time.monotonic()))
             if message is not None and (error := message.error()) is None:
-                return received(message.value, message.partition(), message.offset(), message)
+                return received(message.value, message.offset(), message)
             if message is not None and error.name() not in _PASSING:
                 raise exception_of(error)
             if time.monotonic() >= end:
@@ -200,19 +194,8 @@ class _KafkaTestConsumer:
     def commit(self, received: Received) -> None:
         self._client.commit(message=received.handle, asynchronous=False)
 
-    def seek(self, partition: int, position: int | str) -> None:
-        target, end = vendor().TopicPartition(self._topic, partition, int(position)), time.monotonic() + _SECONDS
-        while True:
-            try:
-                self._client.seek(target)
-                return
-            except vendor().KafkaException as error:
-                if _name(error) not in _NOT_ASSIGNED or time.monotonic() > end:
-                    raise
-            self._client.poll(_POLL_SECONDS)  # what comes before the seek is not wanted
-
-    def close(self) -> None:
-        self._client.close()
+    def seek(self, position: int | str) -> None:
+        self._client.seek(vendor().TopicPartition(self._topic, 0, int(position)))
 
 
 @contextlib.contextmanager
@@ -222,34 +205,6 @@ def _explained(what: str, kind: type[CompareError] = CompareError) -> Iterator[N
         yield
     except (vendor().KafkaException, TransportError) as error:
         raise kind(f"the broker did not {what} ({_name(error)}): check the user's permissions") from error
-
-
-def _config(settings: TopicSettings) -> dict[str, str]:
-    """Return the configuration of a topic. Small segments, so that a short retention can delete anything."""
-    config = {"cleanup.policy": "delete"}
-    if settings.max_message_bytes is not None:
-        config["max.message.bytes"] = str(settings.max_message_bytes)
-    if settings.retention_seconds is not None:
-        milliseconds = max(1, int(settings.retention_seconds * 1000))
-        config |= {"retention.ms": str(milliseconds), "segment.ms": str(milliseconds), "file.delete.delay.ms": "0"}
-        config["segment.bytes"] = str(max(_MIN_SEGMENT_BYTES, settings.max_message_bytes or 0))
-    return config
-
-
-def _consumer_conf(conf: dict[str, Any], group: str) -> dict[str, Any]:
-    """Return the settings of a consumer with the user's settings, which may replace the first two."""
-    return {
-        "max.partition.fetch.bytes": _FETCH_BYTES,
-        "session.timeout.ms": 6000,  # the least that brokers accept by default: a killed member is soon removed
-        **conf,
-        "group.id": group,
-        "auto.offset.reset": "earliest",
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "fetch.wait.max.ms": 10,  # a seek waits for the request before it
-        "fetch.queue.backoff.ms": 10,  # after a seek, a full queue would delay the next request by a second
-        "receive.message.max.bytes": _MAX_REQUEST_BYTES,  # a larger record is fetched again and again
-    }
 
 
 def _name(error: Exception) -> str:

@@ -1,246 +1,165 @@
-"""What an experiment works with: the broker, configurations, topics and workers, and a `Trial` of one mode."""
+"""What the measurements work with: the broker, the run's part of the store, topics, and pairs of processes."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import random
-import secrets
-import signal
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from claimcheck._client import ClaimCheck
-from claimcheck.config import Config
-from tests.benchmarks.children import ChildEndedError
-from tests.benchmarks.compare.broker import Broker, Consumer, Delivery, TopicSettings, make, recognized
-from tests.benchmarks.compare.model import MODES, STRATEGIES, CompareError, Mode, NotMeasuredError, Row, Tally
-from tests.benchmarks.compare.store_space import StoreSpace
-from tests.benchmarks.compare.worker import Role, Worker, WorkerSpec
+from claimcheck._texts import size_text
+from claimcheck.config import Config, StoreConfig, expand
+from claimcheck.errors import ScanNotSupportedError
+from tests.benchmarks.compare.broker import MODES, Broker, CompareError, Mode, NotMeasuredError
+from tests.benchmarks.compare.worker import Report, Worker, WorkerSpec
 
 PREFIX = "claimcheck-compare-"
 """The names of all topics and the parts of stores begin with this."""
 
 _HEADROOM_BYTES = 64 << 10  # for key, headers and framing of a whole record
+_TTL_SECONDS = 3600.0  # what cannot be removed expires soon
 
-CHUNKS = 8
-"""Into how many chunks a payload is split, at least."""
 
-_SEND_SECONDS = 30.0
-_STEP_SECONDS = 0.2
-_LARGEST_BYTES = 1 << 20
+def _joined(base: object, name: str) -> str:
+    return f"{str(base).rstrip('/')}/{name}" if base else f"{name}/"
+
+
+_OWN: dict[str, Callable[[dict[str, Any], str], dict[str, Any]]] = {
+    "filesystem": lambda options, name: {"path": os.path.join(str(options.get("path", "")), name), "create": True},
+    "redis": lambda options, name: {"key_prefix": f"{options.get('key_prefix', 'claimcheck:')}{name}:"},
+    "s3": lambda options, name: {"prefix": f"{_joined(options.get('prefix'), name).rstrip('/')}/"},
+    "obstore": lambda options, name: {"url": _joined(options.get("url"), name)},
+    "pulsar-topic": lambda options, name: {},
+}
+"""The options that confine a store to a part of its medium, by its type."""
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerPair:
+class Pair:
     """A producer and a consumer of one topic, each in a process of its own."""
 
     mode: Mode
     producer: Worker
     consumer: Worker
 
+    def check(self, size: int, *reports: Report) -> None:
+        """Raise `CompareError` if a payload was not sent, or did not arrive whole and once."""
+        for error in (error for report in reports for error in report.errors):
+            raise CompareError(f"{self.mode}: payloads of {size_text(size)} did not arrive: {error}")
+
 
 @dataclass(slots=True, kw_only=True)
 class Lab:
-    """The surroundings of the experiments of one run."""
+    """The surroundings of the measurements of one run."""
 
     broker: Broker
-    space: StoreSpace
+    user: Config
+    run: str
     sizes: tuple[int, ...]
-    rounds: int = 5
+    rounds: int
     quick: bool = False
-    rng: random.Random = field(default_factory=lambda: random.Random(0))
     progress: Callable[[str], None] = lambda text: None
-    run: str = field(default_factory=lambda: secrets.token_hex(4))
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
     _names: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    @property
+    def store(self) -> str | None:
+        """The name of the store that writers use; ``None`` if the configuration has no store."""
+        stores = self.user.stores
+        name = self.user.store or (next(iter(stores)) if len(stores) == 1 else None)
+        if name is None and stores:
+            raise CompareError("the configuration has several stores: name the one to compare with 'store:'")
+        if name is not None and stores[name].type == "memory":
+            raise CompareError(f"store {name!r} is in the memory of one process: a comparison needs another store")
+        return name
 
     @property
     def modes(self) -> tuple[Mode, ...]:
         """The modes that can be compared: without a store there is no ``external`` and no ``hybrid``."""
-        return MODES if self.space.name is not None else ("chunking", "native")
+        return MODES if self.store is not None else ("chunking", "native")
 
-    @property
-    def strategies(self) -> tuple[Mode, ...]:
-        return STRATEGIES if self.space.name is not None else ("chunking",)
-
-    def config(self, mode: Mode, **store_options: object) -> Config:
+    def config(self, mode: Mode) -> Config:
         """Return the user's configuration with the strategy of a mode, in the run's part of the store.
 
         In mode ``external`` every payload goes to the store, also one that would fit into a message. The others use the
         broker's limit. ``native`` does not use the configuration.
         """
         return replace(
-            self.space.config,
+            self.user,
             strategy="chunking" if mode == "native" else mode,
             threshold_bytes=0 if mode == "external" else "auto",
-            store=self.space.name,
-            stores=self.space.stores(**store_options),
+            store=self.store,
+            stores=self._stores(),
             reads_from=None,
             destinations=(),
         )
 
-    def claimcheck(self, mode: Mode, **store_options: object) -> ClaimCheck:
-        """Return a `ClaimCheck` for a mode; close it. Payloads it stores are removed after the experiment."""
-        return ClaimCheck(self.config(mode, **store_options))
+    def _stores(self) -> dict[str, StoreConfig]:
+        """Return the store, confined to the run's part of it."""
+        if self.store is None:
+            return {}
+        entry = self.user.stores[self.store]
+        known = dict(entry.options)
+        if own := _OWN.get(entry.type):  # a store of a third party may not have a lifetime
+            lifetime = known.get("ttl_seconds", _TTL_SECONDS)
+            is_number = isinstance(lifetime, int | float)  # and not a placeholder
+            known["ttl_seconds"] = min(lifetime, _TTL_SECONDS) if is_number else _TTL_SECONDS
+            known |= own(known, PREFIX + self.run)
+        return {self.store: replace(entry, options=known)}
 
-    def settings(self, mode: Mode, largest: int) -> TopicSettings:
-        """Return settings for payloads up to a size: ``native`` needs a raised limit."""
-        raised = max(largest + _HEADROOM_BYTES, self.broker.limit_bytes) if mode == "native" else None
-        return TopicSettings(max_message_bytes=raised)
+    def clear_store(self) -> None:
+        """Remove everything from the run's part of the store, if it can be listed."""
+        if self.store is None:
+            return
+        with ClaimCheck(self.config("external")) as cc, contextlib.suppress(ScanNotSupportedError):
+            store = cc.store(self.store)
+            for deletion in store.delete(store.scan()):
+                if deletion.error:
+                    raise CompareError(f"payloads of {PREFIX}{self.run} could not be removed: {deletion.error}")
+        if self.user.stores[self.store].type == "filesystem":
+            path = expand(self._stores()[self.store].options["path"], path=f"stores.{self.store}.path")
+            shutil.rmtree(Path(path).expanduser(), ignore_errors=True)
 
     @contextmanager
-    def topic(self, mode: Mode, purpose: str, settings: TopicSettings | None = None) -> Iterator[str]:
-        """Create a topic with a unique name, and delete it after the block."""
+    def topic(self, mode: Mode, purpose: str, largest: int = 0) -> Iterator[str]:
+        """Create a topic with a unique name for payloads up to a size, and delete it after the block.
+
+        ``native`` needs a raised limit; raises `NotMeasuredError` if the broker does not permit it.
+        """
         name = f"{PREFIX}{self.run}-{purpose}-{mode}-{next(self._names)}"
+        limit = max(largest + _HEADROOM_BYTES, self.broker.limit_bytes) if mode == "native" else None
         try:
-            self.broker.create_topic(name, settings or TopicSettings())
+            self.broker.create_topic(name, limit)
             yield name
         finally:
             self.broker.delete_topic(name)
 
-    def worker(self, role: Role, mode: Mode, topic: str, *, config: Config | None = None, **options: Any) -> Worker:
-        """Start a producer or consumer in a process of its own; close it. Options are those of `WorkerSpec`."""
-        config = config or self.config(mode)
-        return Worker(
-            WorkerSpec(role=role, mode=mode, topic=topic, address=self.broker.address, config=config, **options)
-        )
-
     @contextmanager
-    def pairs(self, purpose: str, largest: int, *, modes: Sequence[Mode] = ()) -> Iterator[list[WorkerPair]]:
+    def pairs(self, purpose: str, largest: int) -> Iterator[list[Pair]]:
         """Create a topic for each mode, start a producer and a consumer of each at the same time, and close all.
 
         A mode in which the broker cannot take payloads of this size is left out.
         """
         with contextlib.ExitStack() as stack:
             pairs = []
-            for mode in modes or self.modes:
-                settings = self.settings(mode, largest)
+            for mode in self.modes:
                 try:
-                    topic = stack.enter_context(self.topic(mode, purpose, settings))
+                    topic = stack.enter_context(self.topic(mode, purpose, largest))
                 except NotMeasuredError as error:  # whole records of this size
                     self.progress(f"without {mode}: {error}")
                     continue
-                producer = stack.enter_context(self.worker("producer", mode, topic))
-                consumer = stack.enter_context(self.worker("consumer", mode, topic, group=topic))
-                pairs.append(WorkerPair(mode, producer, consumer))
+                common = mode, topic, self.broker.address, self.config(mode)
+                producer = stack.enter_context(Worker(WorkerSpec("producer", *common)))
+                consumer = stack.enter_context(Worker(WorkerSpec("consumer", *common)))
+                pairs.append(Pair(mode, producer, consumer))
             for pair in pairs:
-                pair.producer.ready()
-                pair.consumer.ready()
+                for worker in (pair.producer, pair.consumer):
+                    worker.report()  # it is connected
             yield pairs
-
-
-@dataclass(slots=True)
-class Trial:
-    """A topic with payloads of one size in one mode; ``sent`` are those whose send was tried."""
-
-    lab: Lab
-    mode: Mode
-    topic: str
-    size: int
-    config: Config
-    sent: set[int] = field(default_factory=set)
-
-    @classmethod
-    @contextmanager
-    def of(cls, lab: Lab, mode: Mode, purpose: str, *, partitions: int = 1) -> Iterator[Trial]:
-        """Create the topic, and delete it after the block."""
-        size = min(lab.broker.limit_bytes + lab.broker.limit_bytes // 4, _LARGEST_BYTES)
-        config = lab.config(mode)
-        chunking = replace(config.chunking, max_message_bytes=max(200, size // CHUNKS))
-        config = replace(config, threshold_bytes=size // 2, chunking=chunking)
-        with lab.topic(mode, purpose, TopicSettings(partitions=partitions)) as topic:
-            yield cls(lab, mode, topic, size, config)
-
-    def consumer(self, cc: ClaimCheck, group: str) -> closing[Consumer]:
-        return closing(self.lab.broker.consumer(self.mode, self.topic, cc, group=group))
-
-    def try_to_send(
-        self, cc: ClaimCheck, numbers: Iterable[int], *, together: bool = False
-    ) -> list[Exception | int | None]:
-        """Send payloads one after the other, or together, and wait; returns the error or the partition of each."""
-        results: dict[int, Exception | int | None] = {}
-        with closing(self.lab.broker.producer(self.mode, self.topic, cc)) as producer:
-            for number in numbers:
-
-                def done(error: Exception | None, partition: int | None, number: int = number) -> None:
-                    results[number] = partition if error is None else error
-
-                self.sent.add(number)
-                results[number] = TimeoutError("the send has no result")
-                try:
-                    producer.send(make(self.size, number), done=done)
-                    if not together:
-                        producer.flush(_SEND_SECONDS)
-                except Exception as error:
-                    results[number] = error
-            producer.flush(_SEND_SECONDS)
-        return list(results.values())
-
-    def send(self, cc: ClaimCheck, numbers: Iterable[int], *, together: bool = False) -> list[int]:
-        """Send payloads, and return their partitions; raises the first error."""
-        partitions = list[int]()
-        for result in self.try_to_send(cc, numbers, together=together):
-            if isinstance(result, Exception):
-                raise result
-            partitions.append(-1 if result is None else result)
-        return partitions
-
-    def receive(
-        self,
-        consumer: Consumer,
-        is_enough: Callable[[list[Delivery]], bool],
-        *,
-        seconds: float = 30.0,
-        late: float = 0.2,
-        commit: bool = False,
-    ) -> list[Delivery]:
-        """Receive until there is enough, or for this long at most, and what follows within ``late`` seconds."""
-        found: list[Delivery] = []
-        end, is_late = time.monotonic() + seconds, False
-        while (left := end - time.monotonic()) > 0:
-            if not is_late and is_enough(found):
-                end, is_late = time.monotonic() + late, True
-                continue
-            received = consumer.receive(min(left, _STEP_SECONDS))
-            if received is not None:
-                found.append(self.checked(recognized(received)))
-                if commit:
-                    consumer.commit(received)
-        return found
-
-    def checked(self, delivery: Delivery) -> Delivery:
-        """Return a delivery whose number is that of a payload that was sent, and is whole."""
-        is_whole = delivery.number in self.sent and delivery.size == self.size
-        return delivery if is_whole else replace(delivery, number=None)
-
-
-def each_mode(lab: Lab, purpose: str, measure: Callable[[Trial], list[Row]], *, partitions: int = 1) -> Tally:
-    """Measure in each mode, with a topic of its own."""
-    rows: list[Row] = []
-    for mode in lab.strategies:
-        lab.progress(mode)
-        with Trial.of(lab, mode, purpose, partitions=partitions) as trial:
-            rows += measure(trial)
-    return Tally(rows)
-
-
-def numbers_of(found: Iterable[Delivery]) -> list[int]:
-    """Return the numbers of the payloads that were received, in order."""
-    return [each.number for each in found if each.number is not None]
-
-
-def until_killed(worker: Worker, command: Callable[[], object]) -> None:
-    """Run a command of a worker that kills itself in its middle."""
-    who = f"a {worker.spec.role} was to be killed after {worker.spec.kill_after} messages"
-    with worker:
-        try:
-            command()
-        except ChildEndedError as error:
-            status = worker.status()
-            if status != -signal.SIGKILL:
-                raise CompareError(f"{who}, and ended with status {status}") from error
-        else:
-            raise CompareError(f"{who}, and was not")

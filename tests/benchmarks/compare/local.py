@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from claimcheck._client import ClaimCheck
-from claimcheck.transports.local import (
-    MESSAGE_OVERHEAD_BYTES,
-    LocalBroker,
-    LocalConsumer,
-    LocalProducer,
-    MessageId,
-    ReceivedMessage,
-)
-from tests.benchmarks.compare.broker import Broker, BrokerAddress, Consumer, Done, Producer, Received, TopicSettings
-from tests.benchmarks.compare.model import Mode
-
-LIMIT_BYTES = 1 << 20
-"""The largest message by default."""
+from claimcheck.transports.local import MESSAGE_OVERHEAD_BYTES, LocalBroker, LocalConsumer, LocalProducer
+from tests.benchmarks.compare.broker import Broker, BrokerAddress, Consumer, Done, Mode, Producer, Received
 
 _NATIVE_BYTES = 300 << 20
 
 
 class EmbeddedBroker(Broker):
-    """The embedded broker, in the folder of its address. Messages never expire."""
+    """The embedded broker, in the folder of its address."""
 
-    retention_source = None
-    limit_bytes = LIMIT_BYTES
+    limit_bytes = 1 << 20
     bytes_source = "the embedded broker's count of each partition"
 
     def __init__(self, address: BrokerAddress) -> None:
@@ -38,30 +26,21 @@ class EmbeddedBroker(Broker):
         self._folder = Path(address.url)
         self.label = f"embedded broker (SQLite {sqlite3.sqlite_version})"
 
-    def create_topic(self, topic: str, settings: TopicSettings) -> None:
-        assert settings.retention_seconds is None, "messages never expire"
-        with self._opened(topic) as broker:
-            broker.create_topic(topic, settings.partitions)
+    def create_topic(self, topic: str, limit: int | None = None) -> None:
+        with closing(self._open(topic)) as broker:
+            broker.create_topic(topic, 1)
 
     def delete_topic(self, topic: str) -> None:
         for suffix in ("", "-wal", "-shm"):
             self._path(topic).with_name(f"{topic}.sqlite{suffix}").unlink(missing_ok=True)
 
-    def topic_bytes(self, topic: str) -> Sequence[int]:
-        query = "SELECT bytes FROM partitions WHERE topic = ? ORDER BY partition"
-        with self._opened(topic) as broker, broker.database.read() as db:
-            return [size for (size,) in db.execute(query, (topic,))]
-
-    def readable_messages(self, topic: str) -> int:
-        with self._opened(topic) as broker:
-            return broker.stats(topic).messages
-
-    def positions(self, topic: str, partition: int) -> Sequence[int]:
-        with self._opened(topic) as broker:
-            return range(broker.end_offset(topic, partition))
+    def topic_bytes(self, topic: str) -> int:
+        with closing(self._open(topic)) as broker, broker.database.read() as db:
+            [(size,)] = db.execute("SELECT bytes FROM partitions WHERE topic = ?", (topic,))
+            return int(size)
 
     def producer(self, mode: Mode, topic: str, cc: ClaimCheck) -> Producer:
-        limit = _NATIVE_BYTES if mode == "native" else LIMIT_BYTES
+        limit = _NATIVE_BYTES if mode == "native" else self.limit_bytes
         broker = LocalBroker(self._path(topic), max_message_bytes=limit + MESSAGE_OVERHEAD_BYTES)
         if mode == "native":
             return _Producer(broker, lambda payload: broker.append(topic, payload))
@@ -69,14 +48,14 @@ class EmbeddedBroker(Broker):
         return _Producer(broker, lambda payload: wrapped.send(topic, payload))
 
     def consumer(self, mode: Mode, topic: str, cc: ClaimCheck, *, group: str) -> Consumer:
-        broker = LocalBroker(self._path(topic))
+        broker = self._open(topic)
         return _Consumer(broker, LocalConsumer(broker, cc, topics=[topic], group=group), topic)
 
     def _path(self, topic: str) -> Path:
         return self._folder / f"{topic}.sqlite"
 
-    def _opened(self, topic: str) -> contextlib.closing[LocalBroker]:
-        return contextlib.closing(LocalBroker(self._path(topic)))
+    def _open(self, topic: str) -> LocalBroker:
+        return LocalBroker(self._path(topic))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +63,15 @@ class _Producer:
     """Appends in the caller's thread: everything is acknowledged when `send` returns."""
 
     broker: LocalBroker
-    append: Callable[[bytes], MessageId]
+    append: Callable[[bytes], object]
 
     def send(self, payload: bytes, *, done: Done) -> None:
         try:
-            sent = self.append(payload)
+            self.append(payload)
         except Exception as error:
-            done(error, None)
+            done(error)
         else:
-            done(None, sent.partition)
+            done(None)
 
     def flush(self, timeout: float) -> None:
         pass
@@ -112,14 +91,13 @@ class _Consumer:
         if message is None:
             return None
         payload = None if message.error is not None else message.value
-        return Received(payload, message.error, message.partition, message.offset, message)
+        return Received(payload, message.error, message.offset, message)
 
     def commit(self, received: Received) -> None:
-        assert isinstance(received.handle, ReceivedMessage)
         self.consumer.ack(received.handle)
 
-    def seek(self, partition: int, position: int | str) -> None:
-        self.consumer.seek(self.topic, partition, int(position))
+    def seek(self, position: int | str) -> None:
+        self.consumer.seek(self.topic, 0, int(position))
 
     def close(self) -> None:
         self.consumer.close()

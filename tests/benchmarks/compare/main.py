@@ -8,13 +8,20 @@ with S3, where the variables of tests/servers.py name them. Writes the results a
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import datetime
 import json
 import logging
 import os
+import random
 import re
+import secrets
 import signal
 import sys
-from collections.abc import Iterator
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,17 +34,28 @@ from claimcheck._config_file import from_dict, read_yaml
 from claimcheck._texts import size_text
 from claimcheck.cli._commands import BrokerOptions, broker_options, one_line
 from claimcheck.cli._files import is_terminal, reported
-from claimcheck.config import Config
+from claimcheck.config import Config, StoreConfig
 from claimcheck.errors import ClaimCheckError, ConfigError
-from tests.benchmarks.compare.broker import MAX_BYTES, MIN_BYTES, BrokerAddress
+from tests.benchmarks.children import ChildError
+from tests.benchmarks.compare.broker import MAX_BYTES, MIN_BYTES, BrokerAddress, CompareError, connect
+from tests.benchmarks.compare.lab import PREFIX, Lab
+from tests.benchmarks.compare.measures import MEASURES, Measure
+from tests.benchmarks.compare.recommendation import Setting, recommend
 from tests.benchmarks.compare.report import draw, render, summary
-from tests.benchmarks.compare.runner import compare
+from tests.benchmarks.machine import machine
+from tests.servers import PREFIX as VARIABLE
 
 BUCKET = "claimcheck-compare"
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB)")
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}
-_FILE = click.Path(exists=True, dir_okay=False)
+_LOCAL_SIZES = (64 << 10, 1 << 20, 10 << 20)
+_SIZES = (*_LOCAL_SIZES, 100 << 20)
+_ROUNDS, _QUICK_ROUNDS = 5, 2
+_STORES_YAML = """\
+stores:
+  files: {type: filesystem, path: claimcheck-payloads, create: true}  # shared by all machines
+"""
 
 
 def _sizes(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
@@ -60,13 +78,16 @@ def _names(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str,
 
 @click.command()
 @broker_options
-@click.option("--config", metavar="FILE", type=_FILE, help="Your configuration; its store is measured.")
+@click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Your configuration; its store is measured.",
+)
 @click.option(
     "--sizes", metavar="SIZES", callback=_sizes, default="", help="Payload sizes, for example 64KiB,1MiB,10MiB."
 )
-@click.option(
-    "--only", metavar="NAMES", callback=_names, default="", help="Run some experiments only, for example speed,seek."
-)
+@click.option("--only", metavar="NAMES", callback=_names, default="", help=f"Measure a part: {','.join(MEASURES)}.")
 @click.option("--rounds", type=click.IntRange(1, 1000), help="How often measurements are repeated.  [default: 5]")
 @click.option("--quick", is_flag=True, help="A short test run; its figures are not reliable.")
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), default="compare-results", show_default=True)
@@ -85,7 +106,6 @@ def main(broker: BrokerOptions, config: str | None, out: Path, brokers: tuple[st
     also needs --admin-url. Passwords and tokens come from environment variables, such as
     CLAIMCHECK_KAFKA_SASL_PASSWORD and CLAIMCHECK_PULSAR_TOKEN.
     """
-    # Experiments make stores fail and consumers die: what the library logs about that is expected.
     logging.getLogger("claimcheck").addHandler(logging.NullHandler())
     try:
         if broker.kafka or broker.pulsar or broker.admin_url or config:
@@ -130,7 +150,7 @@ def _config(store: dict[str, Any] | None) -> Config | None:
 
 
 def _variable(name: str) -> str:
-    return os.environ.get(f"CLAIMCHECK_TEST_{name}", "")
+    return os.environ.get(VARIABLE + name, "")
 
 
 def _s3() -> dict[str, Any] | None:
@@ -150,6 +170,8 @@ def _s3() -> dict[str, Any] | None:
 
 # A run ---------------------------------------------------------------------------------------------------------
 
+Show = Callable[[str], None]
+
 
 def _measured(name: str, address: BrokerAddress | None, config: Config | None, out: Path, **given: Any) -> int:
     """Measure, write the results and show their summary; return the exit status."""
@@ -165,6 +187,74 @@ def _measured(name: str, address: BrokerAddress | None, config: Config | None, o
         return _failed(error)
     Console(width=None if is_terminal(sys.stdout) else 100).print(Markdown(summary(comparison)))
     return 0
+
+
+def compare(
+    address: BrokerAddress | None = None,
+    config: Config | None = None,
+    *,
+    sizes: Sequence[int] = (),
+    only: Sequence[str] = (),
+    rounds: int | None = None,
+    quick: bool = False,
+    show: Show = lambda text: None,
+    done: Show = lambda text: None,
+) -> dict[str, Any]:
+    """Measure and return values for JSON. What was created is removed, also after an error.
+
+    Without a broker and a configuration, those are an embedded one and files in a temporary folder.
+    """
+    if unknown := [name for name in only if name not in MEASURES]:
+        raise CompareError(f"there is no measurement {unknown[0]!r}; choose from {', '.join(MEASURES)}")
+    names, run, begin = [name for name in MEASURES if not only or name in only], secrets.token_hex(4), time.monotonic()
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True))
+        broker = stack.enter_context(contextlib.closing(connect(address or BrokerAddress("local", folder))))
+        files = StoreConfig("filesystem", {"path": str(Path(folder, "store")), "create": True})
+        lab = Lab(
+            broker=broker,
+            user=config or Config(strategy="hybrid", stores={"files": files}),
+            run=run,
+            sizes=tuple(sorted(set(sizes or (_LOCAL_SIZES if broker.address.kind == "local" else _SIZES)))),
+            rounds=rounds or (_QUICK_ROUNDS if quick else _ROUNDS),
+            quick=quick,
+            rng=random.Random(run),
+        )
+        found = [_one(lab, name, f"{number}/{len(names)} {name}", show, done) for number, name in enumerate(names, 1)]
+        setting = Setting(
+            broker.limit_bytes,
+            lab.store,
+            lab.user.chunks.max_payload_bytes,
+            _STORES_YAML if config is None else "",
+        )
+        advice = recommend({name: value for each in found for name, value in each.facts.items()}, setting)
+        return {
+            "made": datetime.datetime.now(datetime.UTC).astimezone().isoformat(timespec="seconds"),
+            "broker": broker.label,
+            "store": f"{lab.store} ({lab.user.stores[lab.store].type})" if lab.store else "none",
+            "machine": machine(),
+            "sizes": list(lab.sizes),
+            "rounds": lab.rounds,
+            "seconds": round(time.monotonic() - begin, 1),
+            "measures": [dataclasses.asdict(each) for each in found],
+            "recommendation": None if advice is None else dataclasses.asdict(advice),
+        }
+
+
+def _one(lab: Lab, name: str, title: str, show: Show, done: Show) -> Measure:
+    """Measure one thing, and remove what it stored; it removes its topics and processes itself."""
+    begin = time.monotonic()
+    lab.progress = lambda text: show(f"{title}: {text}")
+    try:
+        found = MEASURES[name](lab)
+    except (CompareError, ConfigError):
+        raise
+    except (ClaimCheckError, ChildError) as error:
+        raise CompareError(f"{name}: {error}") from error
+    finally:
+        lab.clear_store()
+    done(f"{title:<16} done in {time.monotonic() - begin:.1f} s")
+    return found
 
 
 def _failed(error: Exception) -> int:

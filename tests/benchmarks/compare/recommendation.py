@@ -9,9 +9,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, takewhile
 
 from claimcheck._texts import size_text
-from tests.benchmarks.compare.model import Experiment, Recommendation
 
 MARGIN = 1.25
 """How many times as fast a mode has to be to count as faster."""
@@ -19,28 +19,22 @@ MARGIN = 1.25
 _FRAMING_BYTES = 1024  # a payload that is so much below the limit fits into one message
 _LIKELY = 0.8
 _MANY_ROUNDS = 5
-_PAIRS = (("external", "chunking"), ("external", "native"), ("chunking", "native"))
+_COMPARED = ("external", "chunking", "native")
 
-Times = Mapping[tuple[str, int], Sequence[float]]
-"""Seconds per payload, produced and consumed, of each round by mode and size."""
 Medians = Mapping[tuple[str, int], float]
+"""Seconds per payload, produced and consumed, by mode and size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is known beside the measurements."""
+    """What is known beside the measurements: the broker's limit, the name of the store, if there is one."""
 
     limit_bytes: int
-    """Of the broker."""
     store: str | None
-    """Its name, if there is one."""
     max_chunked_bytes: int = 256 << 20
     """The largest payload that the configuration sends as chunks."""
     stores_yaml: str = ""
     """The entry ``stores`` to paste; empty if the user's own configuration has it."""
-
-    def fits(self, size: int) -> bool:
-        return size + _FRAMING_BYTES <= self.limit_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,52 +46,44 @@ class Choice:
     chunk_below_bytes: int = 0
 
 
-def recommend(experiments: Sequence[Experiment], setting: Setting) -> Recommendation | None:
-    """Return the recommendation; ``None`` if ``speed`` was not measured."""
-    facts = {name: value for each in experiments for name, value in (each.facts or {}).items()}
-    times = _times(facts)
-    sizes = sorted({size for _, size in times})
-    if not sizes:
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """The choice as a configuration, and why; the most important reason first."""
+
+    strategy: str
+    yaml: str
+    reasons: tuple[str, ...]
+    confidence: str
+
+
+def recommend(facts: Mapping[str, float], setting: Setting) -> Recommendation | None:
+    """Return the recommendation for the facts of measurements; ``None`` if ``speed`` was not measured."""
+    times: dict[tuple[str, int], list[float]] = {}
+    for name, seconds in facts.items():
+        if name.startswith("seconds/"):
+            _, mode, size, _ = name.split("/")
+            times.setdefault((mode, int(size)), []).append(seconds)
+    if not times:
         return None
-    choice, confidence = _decide(times, sizes, setting)
     medians = {key: statistics.median(values) for key, values in times.items()}
+    choice, rounds = _choose(medians, setting), min(map(len, times.values()))
+    votes = [_choose({key: values[n] for key, values in times.items()}, setting) for n in range(rounds)]
+    agree = votes.count(choice) / rounds
+    sure = "high" if agree == 1 and rounds >= _MANY_ROUNDS else "medium" if agree >= _LIKELY and rounds > 1 else "low"
+    if agree < _LIKELY:
+        choice = _default(_sizes(medians), setting)
+    advice = "; repeat with more --rounds on an idle machine" if sure == "low" else ""
+    held = facts.get("buffered/chunking", 0)
     return Recommendation(
-        strategy=choice.strategy,
-        store=None if choice.strategy == "chunking" else setting.store,
-        threshold_bytes=setting.limit_bytes if choice.threshold_bytes is None else choice.threshold_bytes,
-        yaml=_yaml(choice, setting),
-        reasons=tuple(_reasons(choice, medians, sizes, setting, facts)),
-        crossovers=tuple(_crossovers(medians, sizes)),
-        confidence=confidence,
+        choice.strategy,
+        _yaml(choice, setting),
+        (*_reasons(choice, medians, setting, held), *_crossovers(medians)),
+        f"{sure}: {agree:.0%} of {rounds} rounds lead to the same configuration by themselves{advice}",
     )
 
 
-def _times(facts: Mapping[str, float]) -> dict[tuple[str, int], list[float]]:
-    """Add producing and consuming, round by round."""
-    found: dict[tuple[str, int], list[float]] = {}
-    for name, seconds in facts.items():
-        kind, *place = name.split("/")
-        if kind == "produce_seconds":
-            mode, size, number = place
-            consume = facts.get(f"consume_seconds/{mode}/{size}/{number}", 0.0)
-            found.setdefault((mode, int(size)), []).append(seconds + consume)
-    return found
-
-
-# The decision ----------------------------------------------------------------------------------------------------
-
-
-def _decide(times: Times, sizes: Sequence[int], setting: Setting) -> tuple[Choice, str]:
-    """Return the choice of the medians, if most rounds lead to it by themselves, and how sure it is."""
-    chosen = _choose({key: statistics.median(values) for key, values in times.items()}, sizes, setting)
-    rounds = min(map(len, times.values()))
-    votes = [_choose({key: values[n] for key, values in times.items()}, sizes, setting) for n in range(rounds)]
-    agree = votes.count(chosen) / rounds
-    sure = "high" if agree == 1 and rounds >= _MANY_ROUNDS else "medium" if agree >= _LIKELY and rounds > 1 else "low"
-    if agree < _LIKELY:
-        chosen = _default(sizes, setting)
-    advice = "; repeat with more --rounds on an idle machine" if sure == "low" else ""
-    return chosen, f"{sure}: {agree:.0%} of {rounds} rounds lead to the same configuration by themselves{advice}"
+def _sizes(medians: Medians) -> list[int]:
+    return sorted({size for _, size in medians})
 
 
 def _default(sizes: Sequence[int], setting: Setting, threshold: int | None = None, chunk_below: int = 0) -> Choice:
@@ -108,18 +94,19 @@ def _default(sizes: Sequence[int], setting: Setting, threshold: int | None = Non
     return Choice("hybrid", threshold, chunk_below)
 
 
-def _choose(medians: Medians, sizes: Sequence[int], setting: Setting) -> Choice:
+def _choose(medians: Medians, setting: Setting) -> Choice:
+    sizes = _sizes(medians)
     if setting.store is None or ("external", sizes[0]) not in medians:
         return Choice("chunking")
     ratios = {size: medians["external", size] / medians["chunking", size] for size in sizes}
-    small = [size for size in sizes if setting.fits(size)]
+    small = [size for size in sizes if size + _FRAMING_BYTES <= setting.limit_bytes]
     large = sizes[len(small) :]
     slower = [size for size in small if ratios[size] > 1 / MARGIN]  # in the store than as whole messages
     threshold = None
     if small and slower[-1:] != small[-1:]:
         threshold = slower[-1] if slower else small[0] // 2
-    chunked = [size for n, size in enumerate(large) if all(ratios[each] > MARGIN for each in large[: n + 1])]
-    if large and chunked == [*large] and threshold is None and sizes[-1] <= setting.max_chunked_bytes:
+    chunked = list(takewhile(lambda size: ratios[size] > MARGIN, large))
+    if large and chunked == large and threshold is None and sizes[-1] <= setting.max_chunked_bytes:
         return Choice("chunking")
     return _default(sizes, setting, threshold, chunked[-1] if chunked else 0)
 
@@ -140,20 +127,13 @@ def _yaml(choice: Choice, setting: Setting) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _reasons(
-    choice: Choice, medians: Medians, sizes: Sequence[int], setting: Setting, facts: Mapping[str, float]
-) -> Iterator[str]:
+def _reasons(choice: Choice, medians: Medians, setting: Setting, held: float) -> Iterator[str]:
     if setting.store is None:
         yield "The configuration has no store, so payloads can only be sent as chunks."
         return
-    largest, limit, most = sizes[-1], size_text(setting.limit_bytes), size_text(setting.max_chunked_bytes)
-    external, chunking = (medians[mode, largest] for mode in ("external", "chunking"))
-    factor = max(external, chunking) / min(external, chunking)
-    who = f"{'the store is' if external < chunking else 'chunks are'} {factor:.1f} times as fast"
-    what = f"{external * 1000:,.3g} ms per payload through the store, {chunking * 1000:,.3g} ms as chunks"
-    yield f"At {size_text(largest)}, {who if factor >= MARGIN else 'both are about equally fast'}: {what}."
-    if setting.fits(largest):
-        yield f"All measured sizes fit into one message of up to {limit}, so nothing has to be offloaded."
+    largest = _sizes(medians)[-1]
+    external, chunking = (medians[mode, largest] * 1000 for mode in ("external", "chunking"))
+    yield f"{size_text(largest)} take {external:,.3g} ms through the store, and {chunking:,.3g} ms as chunks."
     if choice.threshold_bytes is not None:
         yield f"Above {size_text(choice.threshold_bytes)} the store is faster than whole messages."
     if choice.chunk_below_bytes:
@@ -161,19 +141,21 @@ def _reasons(
     if choice.strategy == "hybrid":
         yield "hybrid sends chunks while the store is down; external fails then."
     if choice.strategy == "external" and largest > setting.max_chunked_bytes:
+        most = size_text(setting.max_chunked_bytes)
         yield f"Payloads above {most} (chunking.max_payload_bytes) cannot be sent as chunks."
-    if (held := facts.get("buffered/chunking", 0)) > 1 / 2:
+    if held > 1 / 2:
         yield f"A consumer buffers incomplete chunked payloads, {held:.1f} times the size of each further one."
 
 
-def _crossovers(medians: Medians, sizes: Sequence[int]) -> Iterator[str]:
+def _crossovers(medians: Medians) -> Iterator[str]:
     """Say from which measured size on which of two modes is faster."""
-    for pair in _PAIRS:
+    sizes = _sizes(medians)
+    for pair in combinations(_COMPARED, 2):
         if any((mode, size) not in medians for mode in pair for size in sizes):
             continue
         fastest = [min(pair, key=lambda mode: medians[mode, size]) for size in sizes]
         fast, slow = fastest[-1], next(mode for mode in pair if mode != fastest[-1])
-        begin = len(sizes) - next((n for n, mode in enumerate(reversed(fastest)) if mode != fast), len(sizes))
+        begin = len(sizes) - len(list(takewhile(fast.__eq__, reversed(fastest))))
         if begin:
             yield f"{fast} is faster than {slow} from {size_text(sizes[begin])} on."
             continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,6 @@ from tests.benchmarks.picture import Lines, draw_lines, number_text
 Run = dict[str, Any]
 """The values of a run, as in its JSON file."""
 
-STRATEGIES = ("external", "chunking")
-_PICTURED_FIRST = ("speed", "memory", "partition")
-_VERDICTS = {
-    "agrees": "published: right",
-    "partly": "published: partly right",
-    "disagrees": "published: not right",
-    "not measured": "not measured",
-}
 _MODES = """\
 - `external`: the payload is stored, and a pointer is sent.
 - `chunking`: the payload is sent as several messages.
@@ -31,82 +22,60 @@ _MODES = """\
 
 def render(run: Run, picture: str) -> str:
     """Return the report, which shows the picture of this name."""
-    parts = [summary(run), "## Measurements", _MODES]
-    parts += [f"![Measurements]({picture})", "Lines are medians, and bands 95 % confidence intervals.", "## Details"]
-    for each in run["experiments"]:
+    parts = [summary(run), _MODES, f"![Measurements]({picture})"]
+    parts += ["Lines are medians, and bands 95 % confidence intervals.", "## Details"]
+    for each in run["measures"]:
         parts += [f"### {cell(each['title'])}", cell(each["explanation"])]
-        parts += ["\n".join(_bullets([f"{mode}: {text}" for mode, text in each["measured"].items() if text]))]
-        parts += ["\n".join(_rows(each["columns"], each["rows"]))] if each["rows"] else []
-    parts += ["## Machine", "\n".join(_bullets([f"{name}: {value}" for name, value in run["machine"].items()]))]
+        parts += ["\n".join(_figures(each["series"]))]
+    parts += ["## Machine", _bullets([f"{name}: {value}" for name, value in run["machine"].items()])]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def summary(run: Run) -> str:
-    """Return the beginning of the report: what was measured, the recommendation, and the published table."""
+    """Return the beginning of the report: what was measured, the recommendation, and a sentence for each mode."""
     sizes = ", ".join(map(size_text, run["sizes"]))
     what = f"{run['broker']}; store {run['store']}; {sizes}; {run['rounds']} rounds, {run['seconds']:.0f} s"
-    parts = ["# Large payloads: chunks or a store?", f"{cell(what)}; {cell(run['made'])}", *_recommendation(run)]
-    published = [each for each in run["experiments"] if each["claimed"]]
-    if published:
-        counts = Counter(each["verdict"] for each in published)
-        verdicts = ", ".join(f"{text} in {counts[name]}" for name, text in _VERDICTS.items() if counts[name])
-        parts += ["## The published comparison, measured", f"Of {len(published)} rows: {verdicts}."]
-        parts += ["\n".join(table(run)), differences(run)]
-    return "\n\n".join(filter(None, parts))
-
-
-def _recommendation(run: Run) -> Iterator[str]:
+    parts = ["# Large payloads: chunks or a store?", f"{cell(what)}; {cell(run['made'])}", "## Recommendation"]
     advice = run["recommendation"]
-    yield "## Recommendation"
     if advice is None:
-        yield "None: the recommendation needs the experiment `speed`, which this run did not include."
-        return
-    yield "```yaml\n" + printable(advice["yaml"].rstrip(), keep="\n").replace("```", "") + "\n```"
-    yield "\n".join(_bullets([*advice["reasons"], *advice["crossovers"], f"Confidence {advice['confidence']}"]))
+        parts += ["None: the recommendation needs `speed`, which this run did not measure."]
+    else:
+        parts += ["```yaml\n" + printable(advice["yaml"].rstrip(), keep="\n").replace("```", "") + "\n```"]
+        parts += [_bullets([*advice["reasons"], f"Confidence {advice['confidence']}"])]
+    said = [f"| {cell(each['title'])} | `{mode}` | {cell(text)} |"
+            for each in run["measures"] for mode, text in each["measured"].items()]  # fmt: skip
+    return "\n\n".join([*parts, "## Measurements", "\n".join(["| | mode | |", "|---|---|---|", *said])])
 
 
-def table(run: Run) -> Iterator[str]:
-    """Yield the lines of the table: what was published and what was measured of each strategy."""
-    yield "| | strategy | published | measured |"
-    yield "|---|---|---|---|"
-    for each in run["experiments"]:
-        for number, name in enumerate(STRATEGIES if each["claimed"] else ()):
-            title = f"*{_VERDICTS[each['verdict']]}*" if number else cell(each["title"])
-            texts = [each["claimed"].get(name, ""), each["measured"].get(name, "") or "not measured"]
-            yield f"| {title} | `{name}` | " + " | ".join(map(cell, texts)) + " |"
+def _figures(series: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines of a table with every point."""
+    yield "| | mode | x | median | from | to |"
+    yield "|---|---|---|---|---|---|"
+    for each in series:
+        title = f"{each['title']}, {each['y_label']}"
+        for mode, points in each["points"].items():
+            for point in points:
+                x = size_text(int(point["x"])) if _is_in_bytes(each) else number_text(point["x"])
+                values = [title, mode, x, *(number_text(point[name]) for name in ("y", "low", "high"))]
+                yield f"| {' | '.join(map(cell, values))} |"
 
 
-def differences(run: Run) -> str:
-    """Return a list of the rows in which the measurement does not agree, with the reasons."""
-    found = [each for each in run["experiments"] if each["claimed"] and each["verdict"] in ("partly", "disagrees")]
-    return "\n".join(f"- **{cell(each['title'])}.** {cell(each['explanation'])}" for each in found)
-
-
-def cell(value: str | float | int | None) -> str:
-    """Return a value as text on one line in which nothing is read as Markdown of a table or as HTML."""
-    if value is None:
-        return ""
-    text = value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else number_text(value)
+def cell(text: str) -> str:
+    """Return a text on one line in which nothing is read as Markdown of a table or as HTML."""
     return re.sub(r"\s+", " ", printable(text)).replace("|", "\\|").replace("<", "&lt;")
 
 
-def _bullets(texts: Sequence[str]) -> Iterator[str]:
-    return (f"- {cell(text)}" for text in texts)
+def _bullets(texts: Sequence[str]) -> str:
+    return "\n".join(f"- {cell(text)}" for text in texts)
 
 
-def _rows(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
-    yield "| " + " | ".join(map(cell, columns)) + " |"
-    yield "|---" * len(columns) + "|"
-    for row in rows:
-        yield "| " + " | ".join(map(cell, row)) + " |"
+def _is_in_bytes(series: dict[str, Any]) -> bool:
+    return re.search(r"\bbytes\b|\bsize\b", series["x_label"]) is not None
 
 
 def draw(run: Run, path: Path, *, only: Sequence[str] = ()) -> None:
-    """Draw the series of a run that have points, the most important first, or those of some names."""
-    places = {name: place for place, name in enumerate(_PICTURED_FIRST)}
-    experiments = sorted(run["experiments"], key=lambda each: places.get(each["name"], len(places)))
-    series = [each for experiment in experiments for each in experiment["series"] if any(each["points"].values())]
-    found = {each["name"]: each for each in series}
+    """Draw the series of a run, or those of some names in their order."""
+    found = {each["name"]: each for measure in run["measures"] for each in measure["series"]}
     panels = [_panel(found[name]) for name in only or found if name in found]
     if panels:
         draw_lines(panels, path, printable(run["broker"]))
@@ -118,6 +87,6 @@ def _panel(series: dict[str, Any]) -> Lines:
         for mode, line in series["points"].items()
         if line
     }
-    in_bytes = re.search(r"\bbytes\b|\bsize\b", series["x_label"])
+    in_bytes = _is_in_bytes(series)
     title = f"{series['title']}, {series['y_label']}" + ("" if in_bytes else f", by {series['x_label']}")
     return Lines(printable(title), points, lambda x: size_text(int(x)) if in_bytes else number_text(x))

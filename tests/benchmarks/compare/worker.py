@@ -1,8 +1,4 @@
-"""A producer or a consumer in a process of its own: `Worker` is the experiment's side, `serve` the process.
-
-A consumer also reports each payload as it arrives, so that the parent knows what was delivered before the process was
-killed.
-"""
+"""A producer or a consumer in a process of its own: `Worker` is the measurement's side, `serve` the process."""
 
 from __future__ import annotations
 
@@ -11,48 +7,33 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Literal
+from typing import Any, Literal
 
 from claimcheck._client import ClaimCheck
+from claimcheck._send.decorator import OutboundBlock
+from claimcheck._send.outbound import Outbound
+from claimcheck._wire.envelope import Envelope
 from claimcheck.config import Config
 from tests.benchmarks.children import Child, ChildError, error_text, reset_peak, status
-from tests.benchmarks.compare.broker import (
-    Broker,
-    BrokerAddress,
-    Consumer,
-    Delivery,
-    Producer,
-    connect,
-    make,
-    recognized,
-)
-from tests.benchmarks.compare.faults import KillPoint, WatchedClaimCheck
-from tests.benchmarks.compare.model import Mode
+from tests.benchmarks.compare.broker import Broker, BrokerAddress, Mode, Producer, connect, make, number_of
 
-Role = Literal["producer", "consumer"]
-
-_FLUSH_SECONDS = 120.0
-_KILL_SECONDS = 0.5
-_START_SECONDS = 60.0
+_WAIT_SECONDS = 300.0
+_IDLE_SECONDS = 30.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class WorkerSpec:
     """What a worker is started with; ``config`` has the strategy of ``mode``."""
 
-    role: Role
+    role: Literal["producer", "consumer"]
     mode: Mode
     topic: str
     address: BrokerAddress = field(repr=False)
     config: Config = field(repr=False)
-    group: str = "compare"
-    kill_after: int | None = None
-    """The worker kills itself when the wrapper has got this many messages: chunks and envelopes from the broker, or for
-    it; the latter are flushed before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +46,8 @@ class Report:
     cpu_seconds: float  # of all threads of the process
     peak_bytes: int  # of memory beyond what was there before, as payloads to send were; 0 if it was not measured
     latencies: tuple[float, ...] = field(default=(), repr=False)  # of each payload, to its acknowledgement or return
-    errors: tuple[str, ...] = ()  # of sends
+    errors: tuple[str, ...] = ()  # of sends, and of payloads that did not arrive whole and once
+    begin: int | str = 0  # where the first payload was received
 
 
 class Worker(Child):
@@ -74,27 +56,22 @@ class Worker(Child):
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(serve, spec)
         self.spec = spec
-        self.delivered: list[Delivery] = []
-        """What a consumer received so far, also if it was killed since; not for commands with ``verify=False``."""
 
-    def ready(self) -> Worker:
-        """Wait until the client is connected and, in a group, has joined."""
-        self.report(_START_SECONDS)
-        return self
-
-    def call(self, command: str, *, timeout: float = 120.0, **arguments: object) -> Report:
-        """Send a command, and wait for its report."""
+    def start(self, command: str, **arguments: object) -> None:
+        """Send a command, whose report comes later."""
         self.send((command, arguments))
-        return self.report(timeout)
 
-    def report(self, timeout: float) -> Report:
-        """Wait for the report of the oldest command that has none yet; each payload may take this long."""
+    def report(self) -> Any:
+        """Wait for the oldest report that is to come; the first one is that the client is connected."""
         try:
-            while isinstance(answer := self.answer(timeout), Delivery):
-                self.delivered.append(answer)
+            return self.answer(_WAIT_SECONDS)
         except ChildError as error:
             raise type(error)(f"a {self.spec.role} of mode {self.spec.mode}: {error}") from error
-        report: Report = answer
+
+    def call(self, command: str, **arguments: object) -> Report:
+        """Send a command, and wait for its report."""
+        self.start(command, **arguments)
+        report: Report = self.report()
         return report
 
 
@@ -106,33 +83,24 @@ def serve(pipe: Connection, spec: WorkerSpec) -> None:
     with open(os.devnull, "w") as nothing:
         for descriptor in (1, 2):  # whatever a client prints
             os.dup2(nothing.fileno(), descriptor)
-    with contextlib.ExitStack() as stack:
-        role = _opened(spec, stack, pipe)
+    with (
+        ClaimCheck(spec.config) as cc,
+        contextlib.closing(connect(spec.address)) as broker,
+        contextlib.closing((_Sending if spec.role == "producer" else _Receiving)(spec, broker, cc)) as role,
+    ):
         pipe.send(None)
         while True:
             command, arguments = pipe.recv()
             pipe.send(getattr(role, command)(**arguments))
 
 
-def _opened(spec: WorkerSpec, stack: contextlib.ExitStack, pipe: Connection) -> _Sending | _Receiving:
-    point = None if spec.kill_after is None else KillPoint(spec.kill_after)
-    cc = WatchedClaimCheck(spec.config, before=point.check, after=point.passed) if point else ClaimCheck(spec.config)
-    stack.enter_context(cc)
-    broker = stack.enter_context(contextlib.closing(connect(spec.address)))
-    if spec.role == "consumer":
-        return stack.enter_context(contextlib.closing(_Receiving(spec, broker, cc, pipe)))
-    sending = stack.enter_context(contextlib.closing(_Sending(spec, broker, cc)))
-    if point:
-        point.flush = sending.flush_messages
-    return sending
-
-
 class _Sending:
     """The commands of a producer."""
 
     def __init__(self, spec: WorkerSpec, broker: Broker, cc: ClaimCheck) -> None:
-        self._spec, self._broker = spec, broker
-        self._producer = self._new(cc)
+        self._config = spec.config
+        self._new = partial(broker.producer, spec.mode, spec.topic)
+        self._producer: Producer = self._new(cc)
         self.close = self._producer.close
 
     def produce(
@@ -147,17 +115,12 @@ class _Sending:
             else:
                 batches[0].send(self._producer)
         latencies = [seconds for batch in batches for seconds in batch.latencies]
-        return meter.report(latencies, size * count, tuple(error for batch in batches for error in batch.errors))
-
-    def flush_messages(self) -> None:
-        """Wait until the messages so far are acknowledged; some producers wait for their payload, which never ends."""
-        with contextlib.suppress(TimeoutError):
-            self._producer.flush(_KILL_SECONDS)
+        return meter.report(latencies, size * count, errors=tuple(error for batch in batches for error in batch.errors))
 
     def _interleave(self, batches: list[_Batch]) -> None:
         """Send each batch with a producer of its own; each waits for the others after each message."""
         turn = threading.Barrier(len(batches))
-        with WatchedClaimCheck(self._spec.config, after=partial(_wait, turn)) as cc, contextlib.ExitStack() as stack:
+        with _TurnTaking(self._config, turn) as cc, contextlib.ExitStack() as stack:
             producers = [stack.enter_context(contextlib.closing(self._new(cc))) for _ in batches]
             threads = [
                 threading.Thread(target=batch.send_and_leave, args=(producer, turn))
@@ -167,14 +130,6 @@ class _Sending:
                 thread.start()
             for thread in threads:
                 thread.join()
-
-    def _new(self, cc: ClaimCheck) -> Producer:
-        return self._broker.producer(self._spec.mode, self._spec.topic, cc)
-
-
-def _wait(turn: threading.Barrier) -> None:
-    with contextlib.suppress(threading.BrokenBarrierError):  # another producer has failed or finished
-        turn.wait(_FLUSH_SECONDS)
 
 
 class _Batch:
@@ -190,7 +145,7 @@ class _Batch:
         for i, payload in enumerate(self._payloads):
             self._begins[i] = time.perf_counter()
             producer.send(payload, done=partial(self._done, i))
-        producer.flush(_FLUSH_SECONDS)
+        producer.flush(_WAIT_SECONDS)
 
     def send_and_leave(self, producer: Producer, turn: threading.Barrier) -> None:
         try:
@@ -200,51 +155,76 @@ class _Batch:
         finally:
             turn.abort()
 
-    def _done(self, i: int, error: Exception | None, partition: int | None) -> None:
+    def _done(self, i: int, error: Exception | None) -> None:
         self.latencies[i] = time.perf_counter() - self._begins[i]
         if error is not None:
             self.errors.append(error_text(error))
 
 
+class _TurnTaking(ClaimCheck):
+    """Waits for the other producers after each message."""
+
+    def __init__(self, config: Config, turn: threading.Barrier) -> None:
+        super().__init__(config)
+        self._turn = turn
+
+    def outbound(self, payload: Any, **options: Any) -> OutboundBlock:
+        """Return a block whose messages come in turns."""
+        return _Block(super().outbound(payload, **options), self._in_turns)
+
+    def _in_turns(self, messages: Iterable[Envelope]) -> Iterator[Envelope]:
+        for message in messages:
+            yield message
+            with contextlib.suppress(threading.BrokenBarrierError):  # another producer has failed or finished
+                self._turn.wait(_WAIT_SECONDS)
+
+
+class _Block(OutboundBlock):
+    def __init__(self, block: OutboundBlock, through: Callable[[Iterable[Envelope]], Iterator[Envelope]]) -> None:
+        super().__init__(block._strategy, block._message, block._classify)
+        self._through = through
+
+    def __enter__(self) -> Outbound:
+        out = super().__enter__()
+        out._messages = self._through(out._messages)
+        return out
+
+
 class _Receiving:
     """The commands of a consumer."""
 
-    def __init__(self, spec: WorkerSpec, broker: Broker, cc: ClaimCheck, pipe: Connection) -> None:
-        self._consumer: Consumer = broker.consumer(spec.mode, spec.topic, cc, group=spec.group)
-        self._pipe = pipe
+    def __init__(self, spec: WorkerSpec, broker: Broker, cc: ClaimCheck) -> None:
+        self._consumer = broker.consumer(spec.mode, spec.topic, cc, group=spec.topic)
         self.close = self._consumer.close
 
-    def receive(
-        self,
-        *,
-        count: int,
-        idle: float = 10.0,
-        commit: Literal["each", "last", "none"] = "each",
-        verify: bool = True,
-        peak: bool = False,
-    ) -> Report:
-        """Receive payloads, each of which is reported if it is to be verified."""
-        latencies: list[float] = []
-        total = 0
+    def receive(self, *, count: int, again: bool = False, peak: bool = False) -> Report:
+        """Receive payloads; verifies and acknowledges each, unless they are received again to measure only that."""
+        latencies, errors, numbers, total = list[float](), list[str](), list[int | None](), 0
+        first: int | str = 0
         with _Meter(peak=peak) as meter:
             while len(latencies) < count:
                 begin = time.perf_counter()
-                received = self._consumer.receive(idle)
+                received = self._consumer.receive(_IDLE_SECONDS)
                 if received is None:
+                    errors.append(f"{len(latencies)} of {count} arrived")
                     break
+                first = received.position if not latencies else first
                 latencies.append(time.perf_counter() - begin)
                 total += len(received.payload or b"")
-                if verify:
-                    self._pipe.send(recognized(received))
-                if commit == "each" or (commit == "last" and len(latencies) == count):
+                if received.error is not None:
+                    errors.append(error_text(received.error))
+                if not again:
+                    numbers.append(number_of(received.payload))
                     self._consumer.commit(received)
                 del received  # else one payload more is in memory while the next one is received
-        return meter.report(latencies, total)
+        if None in numbers or len({*numbers}) < len(numbers):
+            errors.append("damaged, or received twice")
+        return meter.report(latencies, total, errors=tuple(errors), begin=first)
 
-    def seek(self, *, partition: int, position: int | str) -> Report:
+    def seek(self, *, position: int | str) -> Report:
         """Move to a position."""
         with _Meter() as meter:
-            self._consumer.seek(partition, position)
+            self._consumer.seek(position)
         return meter.report([], 0)
 
 
@@ -269,6 +249,6 @@ class _Meter:
         seconds, cpu = time.perf_counter() - self._begin, time.process_time() - self._cpu
         self._taken = seconds, cpu, max(0, status("VmHWM") - self._before) if self._peak else 0
 
-    def report(self, latencies: Sequence[float], size: int, errors: tuple[str, ...] = ()) -> Report:
+    def report(self, latencies: Sequence[float], size: int, **more: Any) -> Report:
         """Return what the block took for so many payloads."""
-        return Report(len(latencies), size, *self._taken, tuple(latencies), errors)
+        return Report(len(latencies), size, *self._taken, tuple(latencies), **more)

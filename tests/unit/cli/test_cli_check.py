@@ -87,41 +87,6 @@ def test_wrong_usage(warned, arguments, words):
 # Settings of the brokers' clients --------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_settings_of_the_kafka_client_come_from_a_file_and_the_environment(warned, monkeypatch):
-    monkeypatch.setenv("KAFKA_PASSWORD", "hunter2=x")
-    lines = "# comment\n\nsecurity.protocol = sasl_plaintext\nsasl.mechanism=PLAIN\nsasl.username=me\n"
-    (warned / "client").write_text(
-        f"{lines}sasl.password=${{KAFKA_PASSWORD}}\nsocket.connection.setup.timeout.ms=1000\n"
-    )
-    result = run("check", "--servers", *KAFKA)
-    assert "error    kafka-unreachable  kafka: " in result.stdout
-    assert result.stderr == ""  # the client's own log is a finding
-    assert "hunter2" not in result.output
-    monkeypatch.delenv("KAFKA_PASSWORD")
-    (warned / "client").write_text("sasl.password=${KAFKA_PASSWORD}\n")
-    result = run("check", "--servers", *KAFKA)
-    assert (result.exit_code, "KAFKA_PASSWORD" in result.stderr) == (3, True)
-
-
-@pytest.mark.parametrize(
-    ("setting", "name"),
-    [
-        ("sasl.passwort=hunter2", "sasl.passwort"),
-        ("acks=hunter2", "acks"),
-        ("security.protocol=sasl_plaintext\nsasl.mechanism=hunter2", "SASL mechanism"),
-        ("stats_cb=hunter2", "stats_cb"),
-    ],
-)
-def test_a_setting_that_the_kafka_client_refuses_is_a_configuration_error(warned, setting, name):
-    (warned / "client").write_text(setting)
-    result = run("check", "--servers", *KAFKA)
-    (line,) = [line for line in result.stdout.splitlines() if "kafka-settings-invalid" in line]
-    assert (result.exit_code, name in line) == (3, True)
-    assert "hunter2" not in result.output
-    assert "kafka-unreachable" not in result.output
-
-
 @pytest.mark.parametrize("line", ["sasl.password hunter2", "=hunter2", "sasl.password hunter2=", "HUNTER2=="])
 def test_a_line_of_the_kafka_settings_that_is_none_is_named_by_its_number_only(warned, line):
     (warned / "client").write_text(f"# comment\n\nacks=all\n{line}\n")
@@ -209,14 +174,6 @@ def test_the_environment_names_settings_as_the_clients_do_and_options_take_prece
 
 
 # Completion ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shell", ["bash", "fish"])
-def test_shell_completion_works_as_the_help_describes(shell):
-    assert f"_CLAIMCHECK_COMPLETE={shell}_source claimcheck" in ok("--help").stdout
-    done = start(environment={"_CLAIMCHECK_COMPLETE": f"{shell}_source"})
-    assert done.returncode == 0
-    assert b"claimcheck" in done.stdout
 
 
 def test_shell_completion_knows_the_commands():

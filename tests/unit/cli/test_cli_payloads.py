@@ -18,9 +18,8 @@ from claimcheck import HEADER, errors
 from claimcheck._receive.messages import MessageReader
 from claimcheck._wire.envelope import encode_chunk, encode_literal, encode_pointer
 from claimcheck.cli._commands import exit_code, one_line
-from claimcheck.cli._payloads import lines
 from tests.content_oracle import VECTORS
-from tests.unit.cli.rig import CODE, PAYLOAD, SIGNED, SLOW, claims, command, is_one_line, ok, put, run, start, visible
+from tests.unit.cli.rig import PAYLOAD, SIGNED, SLOW, claims, command, is_one_line, ok, put, run, start, visible
 
 GOLDEN = {name: bytes.fromhex(text) for name, text in json.loads(VECTORS.read_text()).items()}
 LITERAL = encode_literal(HEADER + b"!")
@@ -51,16 +50,12 @@ def test_a_payload_is_written_to_a_file_and_to_standard_output(here, payload):
 @needs_full_disk
 def test_devices_and_pipes_are_written_to(here):
     envelope = put()
-    ok("get", "-", "-o", os.devnull, stdin=envelope)
-    assert not os.path.isfile(os.devnull)
     os.mkfifo(here / "pipe")
     with subprocess.Popen(**command("get", "-", "-o", "pipe"), stdin=subprocess.PIPE) as process:
         process.stdin.write(envelope)
         process.stdin.close()
         assert (here / "pipe").read_bytes() == PAYLOAD
     assert process.returncode == 0
-    done = start("get", "-", "-o", "/dev/stdout", input=envelope)
-    assert (done.returncode, done.stderr, done.stdout) == (0, b"", PAYLOAD)
     full = run("get", "-", "-o", "/dev/full", stdin=envelope)
     assert (full.exit_code, is_one_line(full)) == (1, True)
     assert "cannot write /dev/full: No space left" in full.stderr
@@ -104,23 +99,13 @@ def test_what_comes_up_meanwhile_is_neither_replaced_nor_followed(here, monkeypa
     assert visible(here) == ({"there", "back"} if symbolic else {"back"})
 
 
-def test_a_folder_may_be_a_symbolic_link_on_a_file_system_without_hard_links(here, monkeypatch):
-    monkeypatch.setattr(os, "link", no_links)
-    (here / "folder").mkdir()
-    (here / "link").symlink_to("folder")
-    ok("get", "-", "-o", "link/back", stdin=put())
-    assert (here / "folder" / "back").read_bytes() == PAYLOAD
-
-
-@pytest.mark.parametrize("umask", [0o000, 0o277])
-def test_what_is_written_is_for_its_owner_alone(here, umask):
-    envelope = put()
-    before = os.umask(umask)
+def test_what_is_written_is_for_its_owner_alone(here):
+    envelope, before = put(), os.umask(0)
     try:
         ok("get", "-", "-o", "back", stdin=envelope)
     finally:
         os.umask(before)
-    assert (here / "back").stat().st_mode & 0o777 == 0o600 & ~umask
+    assert (here / "back").stat().st_mode & 0o777 == 0o600
 
 
 @needs_proc
@@ -203,32 +188,12 @@ def test_a_store_that_this_machine_cannot_use_is_a_matter_of_its_configuration(h
     assert (result.exit_code, is_one_line(result), visible(here)) == (3, True, set())
 
 
-def test_every_problem_of_a_configuration_is_one_line(here, monkeypatch):
-    (here / "claimcheck.yaml").write_text("strategy: hybird\nstores: {disk: {type: filesystm}}")
-    result = run("sweep")
-    first, second = result.stderr.splitlines()
-    assert result.exit_code == 3
-    assert first.startswith("claimcheck: strategy: found 'hybird'")
-    assert second.startswith("claimcheck: stores.disk.type: found 'filesystm'")
-
-
 def test_the_configuration_can_be_named_by_an_option_or_the_environment(here, monkeypatch):
     (here / "claimcheck.yaml").rename(here / "mine.yaml")
     assert run("check").exit_code == 3
     ok("--config", "mine.yaml", "check")
     monkeypatch.setenv("CLAIMCHECK_CONFIG", "mine.yaml")
     ok("check")
-
-
-@pytest.mark.parametrize("arguments", [("get", "nothing"), ("get",), ("get", "."), ("sing",), ("get", "payload", "-x")])
-def test_wrong_usage(arguments):
-    assert run(*arguments).exit_code == 2
-
-
-@pytest.mark.parametrize("target", ["nowhere/envelope", "claimcheck.yaml/envelope"])
-def test_a_target_that_cannot_be_is_refused(here, target):
-    result = run("get", "-", "-o", target, stdin=put())
-    assert (result.exit_code, is_one_line(result)) == (1, True)
 
 
 def test_every_error_has_its_code_and_the_help_lists_them():
@@ -240,10 +205,7 @@ def test_every_error_has_its_code_and_the_help_lists_them():
     assert codes["UnknownVersionError"] == codes["ChunkConflictError"] == 5
     assert exit_code(OSError()) == 1
     assert one_line(PermissionError(13, "Permission denied", "secret")) == "secret: Permission denied"
-    text = ok("-h").stdout
-    assert text == ok("--help").stdout
-    assert "Exit codes:" in text
-    assert text.index("  check") < text.index("  sweep") < text.index("  get") < text.index("  inspect")
+    assert "Exit codes:" in ok("-h").stdout
 
 
 def test_an_error_that_nobody_expected_is_one_line_unless_debugging(here, monkeypatch):
@@ -258,37 +220,23 @@ def test_an_error_that_nobody_expected_is_one_line_unless_debugging(here, monkey
     assert isinstance(result.exception, ValueError)
 
 
-def test_a_missing_package_is_named_with_its_extra():
-    done = start("check", code=f"import sys\nsys.modules['click'] = None\n{CODE}")
-    assert done.returncode == 3
-    assert "needs the package click: pip install 'claimcheck-messaging[cli]'" in done.stderr.decode()
-    assert b"Traceback" not in done.stderr
-
-
 # Inspecting ------------------------------------------------------------------------------------------------------
 
 
 def test_inspect_a_pointer(here):
     (here / "claimcheck.yaml").write_text(SIGNED)
     envelope = put()
-    text = ok("inspect", "-", stdin=envelope).stdout
-    shown = dict(line.split(maxsplit=1) for line in text.splitlines())
+    shown = dict(line.split(maxsplit=1) for line in ok("inspect", "-", stdin=envelope).stdout.splitlines())
     assert (shown["kind"], shown["pointer_version"], shown["destination"]) == ("pointer", "2", "cli")
     assert (shown["store"], shown["store_type"]) == ("disk", "filesystem")
     assert shown["size"] == "2.9 MiB (3,000,000 bytes)"
     assert "(in 7 days)" in shown["expires"]
     assert (shown["signature"], shown["key_id"]) == ("valid", "k1")
-    assert "payload" not in text
-
     facts = json.loads(ok("inspect", "-", "--json", stdin=envelope).stdout)
     assert (facts["store_type"], facts["size"], facts["expired"]) == ("filesystem", 3_000_000, False)
     assert facts["expires_ms"] - facts["created_ms"] == 604_800_000
-
     (here / "claimcheck.yaml").unlink()
-    text = ok("inspect", "-", stdin=envelope).stdout
-    assert "store_type" not in text
-    assert all(word in text for word in ("disk", "unchecked", "k1"))
-    assert run("--config", "other.yaml", "inspect", "-", stdin=envelope).exit_code == 3
+    assert "unchecked" in ok("inspect", "-", stdin=envelope).stdout
 
 
 UUID = "c588ed27-7265-4f4d-9d42-64e1de14b8c6"
@@ -318,16 +266,6 @@ def test_inspect_never_sends_an_envelopes_codes_to_the_terminal(here):
     assert all(ch.isprintable() or ch == "\n" for ch in text)
     damaged = run("inspect", "-", stdin=ENCODED[:70])
     assert (damaged.exit_code, is_one_line(damaged)) == (5, True)
-
-
-def test_inspect_shows_that_it_has_expired():
-    names = "kind pointer_version store store_type key checksum codec encryption extra signature key_id destination"
-    facts = dict.fromkeys(names.split()) | {"kind": "pointer", "message_bytes": 300, "pointer_version": 2, "size": 1}
-    facts |= {"segments": 3, "segment_bytes": 1024, "created_ms": 0, "expires_ms": 10**17, "expired": True}
-    shown = dict(line.split(maxsplit=1) for line in lines(facts, now=7200))
-    assert shown["created"] == "1970-01-01T00:00:00+00:00 (2 hours ago)"
-    assert "100000000000000000 ms" in shown["expires"]
-    assert (shown["expired"], shown["segments"], shown["segment_bytes"]) == ("True", "3", "1 KiB (1,024 bytes)")
 
 
 # Streams, signals and terminals ----------------------------------------------------------------------------------
@@ -370,18 +308,6 @@ def test_ended_while_writing_nothing_is_left(here):
     assert visible(here) == {"envelope"}
 
 
-def test_a_process_that_ignores_the_signal_goes_on_doing_so(here):
-    ignoring = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{CODE}"
-    os.mkfifo(here / "pipe")
-    with subprocess.Popen(**command("get", "-", "-o", "pipe", code=ignoring), stdin=subprocess.PIPE) as process:
-        process.stdin.write(put())
-        process.stdin.close()
-        with open(here / "pipe", "rb") as pipe:  # it has begun to write
-            process.terminate()
-            assert pipe.read() == PAYLOAD
-        assert process.wait(20) == 0
-
-
 def _until(done: Callable[[], object]) -> None:
     for _ in range(2000):
         if done():
@@ -418,10 +344,5 @@ def test_a_terminal_shows_progress_and_the_same_facts(here):
     assert "Wrote 2.9 MiB" in shown
     assert "pointer_version    2" in on_terminal("inspect", "envelope", stderr_only=False)
     shown = on_terminal("sweep", stderr_only=True)
-    assert "listing ..." in shown
     assert "disk: 1 listed, 0 expired, 0 deleted" in shown
     assert shown.endswith("\r\x1b[K")
-    (here / "claimcheck.yaml").write_text("stores: {m: {type: memory}}")
-    shown = on_terminal("check", "--servers", stderr_only=False)
-    assert "store-memory" in shown
-    assert "Fix: " in shown
