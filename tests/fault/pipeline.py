@@ -360,7 +360,7 @@ def both(pipeline: Pipeline) -> None:
             acknowledge()
         if time.monotonic() > told + 1:
             told = time.monotonic()
-            balance.counts |= {"blocks": sys.getallocatedblocks(), "malloc": _allocated_bytes()}
+            balance.counts["blocks"], balance.counts["malloc"] = sys.getallocatedblocks(), _allocated_bytes()
             journal.write("counts", len(balance.open["sent"]), json.dumps(balance.counts).replace(" ", ""))
     journal.write("end", len(balance.open["sent"]), json.dumps(balance.counts).replace(" ", ""))
     close()
