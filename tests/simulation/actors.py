@@ -186,7 +186,7 @@ class Run:
             sender.finish()
         self.scheduler.wait(lambda: False, 5.0)  # what arrives after its timeout
         for number in range(CALM):
-            if self.is_busy or number < 3:
+            if self.is_busy or number < 3 or number % 10 == 0:  # a reset to the end skips those before it
                 self.ledger.append_markers()
             received = [receiver.finish(busy=self.is_busy) for receiver in self.receiving]
             for group in self.ledger.groups:
