@@ -172,7 +172,7 @@ class ConsumerClient:
         self.is_closing = True
         if self.callbacks and self.positions:
             self._rebalance("revoke", sorted(self.positions))
-        self._commit_stored()
+        self._commit_last()
         self.closed = True
         self.positions.clear()
         self.group.leave(self)
@@ -194,7 +194,7 @@ class ConsumerClient:
         self.positions |= {each.partition: self._start(each) for each in partitions}
 
     def incremental_unassign(self, partitions: list[Any]) -> None:
-        self._commit_stored()
+        self._commit_last()
         self._remove([each.partition for each in partitions])
 
     def unassign(self) -> None:
@@ -298,10 +298,7 @@ class ConsumerClient:
             self.incremental_assign([kafka.TopicPartition(TOPIC, number) for number in missing])
             return
         if kind == "revoke":
-            if self.auto_commit:
-                self._commit_stored()
-                for each in self.stored.values():  # the client does not commit an offset for its metadata alone
-                    self.group.is_orderly &= self.group.committed[each.partition][1] == each.metadata
+            self._commit_last()
             for number in numbers:
                 if self.group.owners.get(number) is self:
                     self.group.owners[number] = None
@@ -326,6 +323,12 @@ class ConsumerClient:
         known = self.group.committed
         newer = [each for n, each in self.stored.items() if self.auto_commit and self.group.owners.get(n) is self]
         self._apply([each for each in newer if each.offset > known[each.partition][0]])
+
+    def _commit_last(self) -> None:
+        """Commit what is stored before partitions are given up, except an offset whose metadata alone has changed."""
+        self._commit_stored()
+        for each in self.stored.values() if self.auto_commit else ():
+            self.group.is_orderly &= self.group.committed[each.partition][1] == each.metadata
 
     def _apply(self, offsets: list[Any]) -> None:
         for each in offsets:
