@@ -263,6 +263,26 @@ def test_what_was_acknowledged_keeps_no_handle_alive():
     assert (late.reason, late.action) == ("duplicate", "ack")
 
 
+@pytest.mark.parametrize(("name", "count"), [("claimcheck-checksum", 1), ("claimcheck-size", 2)])
+def test_what_was_acknowledged_keeps_neither_headers_nor_keys(name, count):
+    rig = Rig()
+
+    def held():
+        for _ in range(100):
+            number = next(rig.positions)
+            headers = {"claimcheck-type": "chunk", name: f"{number}{'A' * 10_000}"}
+            where = {"headers": headers, "key": b"%d" % number + b"K" * 10_000}
+            rig.settle(rig.chunk(other(number), 0, count, **where))
+            rig.settle(rig.abort(other(number), **where) if count > 1 else [])
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        assert held() > held() - 500_000
+    finally:
+        tracemalloc.stop()
+
+
 def test_finished_payloads_are_forgotten_in_the_end(monkeypatch):
     monkeypatch.setattr(assembler_module, "_REMEMBERED", 3)
     monkeypatch.setattr(assembler_module, "_REMEMBERED_POSITIONS", 4)

@@ -234,10 +234,11 @@ def test_errors_of_a_provider_are_errors_of_claimcheck(error, when_writing, when
     assert keys.open("k1", made.wrapped, CONTEXT) == made.key
 
 
-def test_a_provider_that_returns_a_key_of_another_length_is_not_believed():
-    keys = service()
-    with pytest.raises(IntegrityError, match="5 bytes"):
-        keys.open("k1", json.dumps(["one", CONTEXT]).encode() + b"|12345", CONTEXT)
+@pytest.mark.parametrize(("found", "text"), [(b"12345", "5 bytes"), (None, "an object of type NoneType")])
+def test_a_provider_that_returns_a_key_of_another_length_or_none_is_not_believed(monkeypatch, found, text):
+    monkeypatch.setattr(Service, "unwrap", lambda *_, **__: found)
+    with pytest.raises(IntegrityError, match=text):
+        service().open("k1", b"wrapped", CONTEXT)
 
 
 class Sized:

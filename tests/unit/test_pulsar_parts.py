@@ -147,6 +147,22 @@ def window(client, window_bytes=30, deadline_seconds=5.0):
 
 
 class TestInFlightWindow:
+    @pytest.mark.parametrize("room", [1, 1000])
+    def test_bytes_on_their_way_are_bounded_and_a_full_queue_is_tried_again(self, room):
+        client, seen = Client(room=room), []
+        one = window(client)
+
+        def answer():
+            while len(client.taken) < 50 or client.in_flight:
+                if client.in_flight:
+                    client.answer()
+
+        threading.Thread(target=answer, daemon=True).start()
+        for i in range(50):
+            one.launch(Envelope(b"%10d" % i))
+            seen.append(sum(one._in_flight.values()))
+        assert (len(one.wait()), len(client.taken), max(seen) <= 30) == (50, 50, True)
+
     def test_a_queue_that_is_full_of_others_is_a_refusal(self):
         client = Client(room=0)
         one = window(client)

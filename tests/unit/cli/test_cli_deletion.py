@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import time
 from datetime import UTC, datetime
@@ -332,6 +333,16 @@ def test_wrong_arguments_delete_nothing(here, arguments, code, text):
     assert (result.exit_code, text in result.stderr) == (code, True), result.stderr
     assert code == 2 or is_one_line(result)
     assert len(claims(here)) == 1
+
+
+def test_an_entry_that_cannot_be_deleted_is_an_exit_code(here, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    expire(here, 1)
+    monkeypatch.setattr(os, "unlink", refuse)
+    result = run("sweep", "--yes", "--grace", "0")
+    assert (result.exit_code, "1 failed: store 'disk': delete of" in result.stdout) == (1, True)
 
 
 def test_a_store_that_is_down_does_not_stop_the_others(here):
