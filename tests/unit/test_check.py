@@ -107,7 +107,6 @@ def store(type, **options):  # noqa: A002 - the name of the option
         (signing(accept_from={"*": ["a", "*"]}), {"signing.accept_from": "from any topic"}),
         ({"checksum": "crc32"}, {"checksum": "crc32 can be forged"}),
         ({"checksum": "crc32", "encryption": ENCRYPTS}, {}),  # the encryption authenticates the content
-        ({"strategy": "inline", "encryption": ENCRYPTS}, {"encryption.inline": "all payloads of the strategy inline"}),
         (
             {"destinations": {"a": {"strategy": "inline"}}, "encryption": ENCRYPTS},
             {"encryption.inline": "all payloads of the strategy inline"},

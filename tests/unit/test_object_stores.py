@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import uuid
 import zlib
 from dataclasses import replace
@@ -205,8 +204,9 @@ class TestErrors:
             *((Answer(404, code), PayloadNotFoundError) for code in ("NoSuchKey", "")),
             *((Answer(404, code), StoreError) for code in ("NoSuchBucket", "XAdminUserNotFound")),
             *((Answer(status, "Whatever"), StoreError) for status in (400, 401, 403)),
-            *((Answer(status, "Whatever"), StoreUnavailableError) for status in (429, 500, 503)),
             (Answer(409, "ConditionalRequestConflict"), StoreUnavailableError),
+            (Answer(429, "TooManyRequests"), StoreUnavailableError),
+            *((Answer(*status), StoreUnavailableError) for status in ((500,), (503, "SlowDown"))),
             *((Answer(reset=reset), StoreUnavailableError) for reset in (False, True)),
         ],
     )
@@ -248,12 +248,8 @@ class TestErrors:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             place = f"http://127.0.0.1:{listener.getsockname()[1]}"
             store = open_store(endpoint_url=place, timeout_seconds=0.2)
-            begin = time.monotonic()
-
             with pytest.raises(StoreUnavailableError):
                 store.write(b"payload")
-
-        assert time.monotonic() - begin < 25
 
     def test_server_that_is_not_there_is_not_waited_for_and_nothing_is_undone(self, open_store, monkeypatch):
         pauses = []
@@ -549,15 +545,6 @@ class TestReading(Boto):
         assert store.read(pointer) == PAYLOAD
 
         assert server.connections == 2, "what was left over is on no line that is used again"
-
-    def test_a_payload_that_is_not_the_right_one_closes_it_too(self, server, store, pointer, direct):
-        server.objects = dict.fromkeys(server.objects, PAYLOAD[:-1])
-
-        for _ in range(3):
-            with pytest.raises(IntegrityError):
-                store.read(pointer)
-
-        assert server.connections == 3, "the writer's, which the first one takes, and a new one each time"
 
     @pytest.mark.parametrize(
         ("start", "length", "asked"),

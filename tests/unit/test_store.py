@@ -79,16 +79,6 @@ def failing(error):
     return fail
 
 
-def failing_at_its_end(store, error):
-    """Return a `_write` that stores everything, and fails then."""
-
-    def write(pointer, source):
-        store.payloads[pointer.key] = b"".join(source)
-        raise error
-
-    return write
-
-
 def test_pointer_is_made_by_the_base(store):
     store.ttl_seconds = 60
 
@@ -116,28 +106,20 @@ def test_segments_are_counted_and_no_more_written_than_a_reader_would_follow(sto
 
 
 class TestFailedWrite:
-    def test_is_undone_with_the_pointer_that_it_would_have_had(self, store):
-        store.segment_bytes = 10
-        store._write = failing_at_its_end(store, ConnectionResetError("gone"))
-
-        with pytest.raises(StoreUnavailableError, match="mine.*ConnectionResetError"):
-            store.write(bytes(25))
-
-        assert [(p.size, p.segments) for p in store.deleted] == [(25, 3)]
-        assert store.payloads == {}
-
-    @pytest.mark.parametrize("error", [ConnectionRefusedError("down"), KeyboardInterrupt()])
-    def test_is_undone_even_when_nothing_was_taken(self, store, error):
-        """Its place may have been opened already."""
+    @pytest.mark.parametrize("error", [ConnectionResetError("gone"), KeyboardInterrupt("gone")])
+    @pytest.mark.parametrize("taken", [True, False])
+    def test_is_undone_with_the_pointer_that_it_would_have_had(self, store, error, taken):
+        """Also if nothing was taken: its place may have been opened already."""
 
         def write(pointer, source):
-            store.payloads[pointer.key] = b""
+            store.payloads[pointer.key] = b"".join(source) if taken else b""
             raise error
 
-        store._write = write
-        with pytest.raises((StoreError, KeyboardInterrupt)):
-            store.write(b"payload")
+        store.segment_bytes, store._write = 10, write
+        with pytest.raises((StoreUnavailableError, KeyboardInterrupt), match="gone"):
+            store.write(bytes(25))
 
+        assert [(p.size, p.segments) for p in store.deleted] == [(25, 3) if taken else (0, 1)]
         assert store.payloads == {}
 
     @pytest.mark.parametrize(
@@ -160,7 +142,7 @@ class TestFailedWrite:
             assert (caught.value.store, caught.value.key) == ("mine", f"p/_-20231114T221320Z-never.{UUID}")
 
     def test_keeps_its_error_when_undoing_fails_too(self, store, caplog):
-        store._write = failing_at_its_end(store, OSError(28, "No space left on device"))
+        store._write = failing(OSError(28, "No space left on device"))
         store._delete = failing(RuntimeError("second"))
 
         with caplog.at_level(logging.WARNING), pytest.raises(StoreError, match="No space left") as caught:
