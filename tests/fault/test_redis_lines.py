@@ -1,6 +1,6 @@
 """Lines to Redis that break, stall and lie at any byte: a payload is whole, or an error says why; nothing is left.
 
-`tests/unit/test_redis_segments.py` tells what happens to each segment; here any byte of a real answer may be the one.
+`tests/unit/test_redis_store.py` tells what happens to each segment; here any byte of a real answer may be the one.
 """
 
 import contextlib

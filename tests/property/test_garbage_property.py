@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import hypothesis
-import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from claimcheck._operate.gc import Collection, Run, Topics
 from claimcheck._operate.sweep import Sweep
@@ -164,9 +162,6 @@ class Life(RuleBasedStateMachine):
 
     consumed = False
     topics: tuple[str, ...] = TOPICS
-    grace: float = GRACE
-    Run: type[Run] = Run
-    Topics: type[ModelTopics] = ModelTopics
 
     @initialize()
     def open(self) -> None:
@@ -279,9 +274,9 @@ class Life(RuleBasedStateMachine):
         self.events = iter(())
 
     def collect_to_the_end(self) -> None:
-        options = Collection(grace_seconds=self.grace, dry_run=False, force=True, claim=True, clock=self.clock)
-        topics = self.Topics(self.broker, self.topics, consumed=self.consumed, pause=self.pause)
-        for _ in self.Run(options, [self.store], topics).steps():
+        options = Collection(grace_seconds=GRACE, dry_run=False, force=True, claim=True, clock=self.clock)
+        topics = ModelTopics(self.broker, self.topics, consumed=self.consumed, pause=self.pause)
+        for _ in Run(options, [self.store], topics).steps():
             pass
 
     def pause(self) -> None:
@@ -390,64 +385,5 @@ TestLifeOfConsumed = LifeOfConsumed.TestCase
 TestLifeOfConsumed.settings = examples(400, stateful_step_count=30)
 TestLifeOfDeadLetters = LifeOfDeadLetters.TestCase
 TestLifeOfDeadLetters.settings = examples(300, stateful_step_count=30)
-
-
 TestLifeOfSwept = LifeOfSwept.TestCase
 TestLifeOfSwept.settings = examples(600, stateful_step_count=30)
-
-
-# Faults that the machine has to find ---------------------------------------------------------------------------
-
-
-class ReadsOnce(Run):
-    def _read(self):
-        return super()._read() if self.report.phase == "reading" else iter(())
-
-
-class TakesTheTimeLate(Run):
-    """It reads before it lists and takes the time."""
-
-    def steps(self):
-        self._begin()
-        messages = [message for _ in range(2) for message in self._topics.read()]
-        self._begin()
-        yield from self._list()
-        for message in messages:
-            self._take(message)
-        for store, report in self.stores:
-            yield from self._delete(store, report)
-
-
-class IgnoresFloors(ModelTopics):
-    """It takes the positions of one group for those of all."""
-
-    def __init__(self, broker, *args, **options):
-        super().__init__(broker, *args, **options)
-        self._floors = {place: log.committed["fast"] for place, log in broker.logs.items()}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("machine", "fault"),
-    [
-        (Life, {"Run": ReadsOnce}),
-        (Life, {"Run": TakesTheTimeLate}),
-        (Life, {"grace": 0}),
-        (LifeOfConsumed, {"Topics": IgnoresFloors}),
-    ],
-    ids=["read once", "late time", "no grace", "one group"],
-)
-def test_the_machine_finds(machine: type[Life], fault: dict[str, Any]) -> None:
-    broken = type("Broken", (machine,), fault)
-    seeking = hypothesis.settings(
-        max_examples=5000,
-        stateful_step_count=15,
-        phases=[hypothesis.Phase.generate],
-        report_multiple_bugs=False,
-        database=None,
-        derandomize=True,
-        deadline=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    with pytest.raises(Exception, match="is gone"):
-        run_state_machine_as_test(broken, settings=seeking)

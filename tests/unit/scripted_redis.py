@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from claimcheck import _threads
-from claimcheck._store.contract import StoreContext
 from claimcheck._threads import IoThreads
-from claimcheck.stores.redis import RedisStore
 
 Command = list[bytes]
 Script = Callable[["Conversation", Command], "bytes | None"]
@@ -113,13 +111,6 @@ def scripted_redis(script: Script) -> Iterator[ScriptedRedis]:
         yield server
         server.shutdown()
         thread.join()
-
-
-def opened(url: str, *, timeout_seconds: float = 5) -> RedisStore:
-    """Return a store that asks nothing but what the test has it do."""
-    store = RedisStore(url=url, timeout_seconds=timeout_seconds)
-    store.context = StoreContext(name="hot")
-    return store
 
 
 def bulk(data: bytes) -> bytes:

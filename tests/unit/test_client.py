@@ -8,6 +8,8 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import assert_type
 
 import pytest
@@ -54,6 +56,17 @@ def test_it_pickles_as_its_configuration_without_hooks_or_connections():
     assert copy.store("hot") is not cc.store("hot")
     assert copy.store("hot").read(pointer) == BIG
     assert events == []
+
+
+def test_one_store_per_name_whatever_the_threads_do():
+    cc, start = claimcheck.from_dict(CONFIG), threading.Barrier(8)
+
+    def opened(_):
+        start.wait()
+        return cc.store("hot")
+
+    with ThreadPoolExecutor(8) as threads:
+        assert len(set(threads.map(opened, range(8)))) == 1
 
 
 def test_hooks_receive_each_operation_and_a_failing_hook_has_no_effect(caplog):

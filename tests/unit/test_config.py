@@ -1,4 +1,4 @@
-"""From YAML to frozen dataclasses; every mistake names its place, what was found and what was expected."""
+"""From YAML to frozen dataclasses and stores; every mistake names its place, what was found and what was expected."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import json
 import math
 import pickle
 import re
+import sys
 import threading
 import tomllib
+import types
+from functools import partial
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
@@ -21,6 +24,8 @@ from jsonschema import Draft202012Validator
 import claimcheck
 from claimcheck import config as configuration
 from claimcheck._config_file import from_dict, read_yaml
+from claimcheck._registry import build_store, check_store
+from claimcheck._store.store import Store
 from claimcheck._validation import (
     Check,
     Range,
@@ -28,10 +33,11 @@ from claimcheck._validation import (
     check_arguments,
     check_int,
     check_seconds,
+    fail,
     without_secrets,
 )
 from claimcheck.config import ChunkingConfig, CompressionConfig, StoreConfig, expand, signing_key
-from claimcheck.errors import ConfigError
+from claimcheck.errors import ConfigError, MissingDependencyError, StoreError, StoreUnavailableError, import_vendor
 from tests.config_schema import schema
 from tests.docs_pages import ROOT
 
@@ -206,6 +212,20 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"compression": {"codec": "gzip"}}, "compression.codec", "found 'gzip', .*'zstd' or 'lz4'"),
 ]
 BEYOND_THE_SCHEMA: list[tuple[Any, str, str]] = [
+    # Each of these would be two mistakes if what follows from the first one were reported, too
+    ({"store": {"hot": {"type": "memory"}}}, "store", "expected text"),
+    ({"stores": {"hot": 5}, "destinations": {"a": {"strategy": "hybrid"}}}, "stores.hot", "found a number"),
+    ({"chunking": {"max_chunks": 0}, "destinations": {"a": {"chunking": {"max_chunks": 5}}}}, "chunking.max_chunks",
+     "found 0"),
+    ({"store": "hott", "destinations": {"a": {"threshold_bytes": 5}}}, "store", "found 'hott'"),
+    ({"chunking": {"max_pending_bytes": 1000}, "destinations": {"a": {}}}, "chunking.max_pending_bytes", "found 1000"),
+    (with_store(type="filesystem", pth="x"), "stores.hot.pth", "did you mean 'path'"),
+    ({"encryption": {"require": True}}, "encryption.keys", "found nothing"),
+    ({"encryption": {"key_id": "k9", "keys": {"k1": KEY}}}, "encryption.key_id", "found"),
+    ({"encryption": {"key_id": "k9"}}, "encryption.key_id", "found"),
+    ({"encryption": {"keys": {"k1": KEY[:-4]}}}, "encryption.keys.k1", "^[^A]*$"),  # the key is not quoted
+    ({"encryption": {"keys": {"k1": "hunter2!"}}}, "encryption.keys.k1", "found"),
+    ({"encryption": {"keys": {"k1": 5}}}, "encryption.keys.k1", "found a number"),
     ({"stores": {"hot": {"type": "memory"}, 1: {"type": "memory"}}}, "stores.1", "found the name 1, expected a name"),
     ({"store": "hto"}, "store", "found 'hto', .*; did you mean 'hot'"),
     ({"reads_from": ["hot", "cold"]}, "reads_from", "found 'cold', .*names below stores \\(hot\\)"),
@@ -253,26 +273,6 @@ def test_one_mistake_is_one_problem_that_names_its_place(change, path, text):
     assert str(caught.value).startswith(f"{path}: ")
     assert re.search(text, str(problem))
     assert "hunter2" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        {"strategy": "external", "store": {"hot": {"type": "memory"}}},  # no second error about a missing store
-        {"strategy": "external", "stores": {"hot": 5}, "destinations": {"a": {"strategy": "hybrid"}}},
-        GOOD | {"chunking": {"max_chunks": 0}, "destinations": {"a": {"chunking": {"max_chunks": 5}}}},
-        GOOD | {"store": "hott", "destinations": {"a": {"threshold_bytes": 5}}},
-        GOOD | {"chunking": {"max_pending_bytes": 1000}, "destinations": {"a": {}}},
-        GOOD | with_store(type="filesystem", pth="x"),  # and not that `path` is missing
-        None,
-        "hybrid",
-    ],
-)
-def test_a_mistake_is_not_reported_twice(raw):
-    with pytest.raises(ConfigError) as caught:
-        claimcheck.from_dict(raw)
-    assert len(caught.value.problems) == 1
-    assert isinstance(raw, dict) or caught.value.path == "configuration"
 
 
 def test_all_problems_are_named_at_once():
@@ -525,15 +525,177 @@ def test_arguments_are_checked_under_their_own_names(count, rate, even):
     assert caught.value.path == wrong[0]
 
 
-@pytest.mark.parametrize("bad", [0, -1, True, "2", 1.5, None, math.nan, math.inf, threading.TIMEOUT_MAX * 2])
-def test_other_arguments_than_integers_and_times_are_refused(bad):
-    if bad != math.inf and bad != threading.TIMEOUT_MAX * 2:
-        with pytest.raises(ConfigError, match=r"^count: found .*, expected an integer of at least 1$") as caught:
-            check_int("count", bad, minimum=1)
-        assert caught.value.path == "count"
-    if bad != 1.5:
-        with pytest.raises(ConfigError, match="^wait: found .*, expected a number of seconds above 0$"):
-            check_seconds("wait", bad)
-    if bad not in (0, 1.5):
-        with pytest.raises(ConfigError, match=r"^wait: found .*, expected a number of at least 0\.0 and at most"):
-            check_seconds("wait", bad, allow_zero=True)
+BAD = [0, -1, True, "2", None, math.nan]
+TOO_LONG = [math.inf, threading.TIMEOUT_MAX * 2]
+
+
+@pytest.mark.parametrize(
+    ("check", "values", "expected"),
+    [
+        (partial(check_int, minimum=1), [*BAD, 1.5], "an integer of at least 1$"),
+        (check_seconds, [*BAD, *TOO_LONG], "a number of seconds above 0$|a number of at least"),
+        (partial(check_seconds, allow_zero=True), [*BAD[1:], *TOO_LONG], "a number of at least 0"),
+    ],
+)
+def test_other_arguments_than_integers_and_times_are_refused(check, values, expected):
+    for value in values:
+        with pytest.raises(ConfigError, match=f"^wait: found .*, expected {expected}") as caught:
+            check("wait", value)
+        assert caught.value.path == "wait"
+
+
+# Classes and stores ------------------------------------------------------------------------------------------------
+
+
+class VendorStore(Store):
+    def _write(self, pointer, source): ...
+    def _read(self, pointer): ...
+    def _delete(self, pointer): ...
+
+
+@pytest.fixture
+def use(monkeypatch):
+    """Put a class where a configuration finds it."""
+
+    def put(cls, **options):
+        module = types.ModuleType("third_party")
+        module.Its = cls
+        monkeypatch.setitem(sys.modules, "third_party", module)
+        return StoreConfig("third_party:Its", options)
+
+    return put
+
+
+def failing_with(error):
+    class Its(VendorStore):
+        def __init__(self, *, drive: int = 0) -> None:
+            raise error
+
+    return Its
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (OSError("no such tape at ftp://me:hunter2@host"), StoreError),
+        (ConnectionError("down"), StoreUnavailableError),
+        (TimeoutError("slow"), StoreUnavailableError),
+        (ValueError("there is no drive 9"), ConfigError),
+        (RuntimeError("odd"), ConfigError),
+        (MissingDependencyError("no driver"), None),
+        (StoreError("ours already"), None),
+    ],
+)
+def test_what_a_constructor_raises_is_ours_and_names_the_store(use, raised, expected):
+    text = r"store 'hot' \(stores.hot\) cannot be created" if expected else str(raised)
+    with pytest.raises(expected or type(raised), match=text) as caught:
+        build_store(use(failing_with(raised)), path="stores.hot")
+    if expected is None:
+        assert caught.value is raised
+        return
+    assert type(caught.value) is expected
+    assert caught.value.__cause__ is raised
+    assert str(raised).replace("me:hunter2", "***") in str(caught.value)
+    assert getattr(caught.value, "store", "hot") == "hot"
+    assert getattr(caught.value, "path", "stores.hot") == "stores.hot"
+    pickle.loads(pickle.dumps(caught.value))
+
+
+def test_what_a_constructor_finds_wrong_gets_its_whole_path(use):
+    class Its(VendorStore):
+        def __init__(self, *, drive: int) -> None:
+            fail("drive", found=str(drive), expected="1 to 8")
+
+    with pytest.raises(ConfigError, match=r"^stores\.hot\.drive: found 9, expected 1 to 8$") as caught:
+        build_store(use(Its, drive=9), path="stores.hot")
+
+    assert (caught.value.path, caught.value.found, caught.value.expected) == ("stores.hot.drive", "9", "1 to 8")
+
+
+@pytest.mark.parametrize("url", ["", "not a url", "redis://:47/11@host"])
+def test_an_address_from_the_environment_is_judged_when_the_store_is_opened(monkeypatch, url):
+    monkeypatch.setenv("REDIS_URL", url)
+    config = StoreConfig("redis", {"url": "${REDIS_URL}"})
+    check_store(config, path="stores.r")
+
+    with pytest.raises(ConfigError, match=r"^stores\.r\.url: found text, expected redis://") as caught:
+        build_store(config, path="stores.r")
+
+    assert caught.value.path == "stores.r.url"
+
+
+class Unfinished(Store):
+    def _write(self, pointer, source): ...
+
+
+class Unreadable(VendorStore):
+    def __init__(self, *, drive: NoSuchName) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        *((target, "type: ") for target in (dict, object, failing_with, "text", types.ModuleType("m"))),
+        (Unfinished, "all of its abstract methods"),
+        (Unreadable, "NoSuchName"),
+    ],
+)
+def test_what_is_no_store_that_can_be_made(use, target, text):
+    for check in (check_store, build_store):
+        with pytest.raises(ConfigError, match=text) as caught:
+            check(use(target), path="stores.hot")
+        assert caught.value.path == "stores.hot.type"
+
+
+@pytest.mark.parametrize("source", ["1/0", "raise OSError('disk')", "import no_such_module", "x = "])
+def test_modules_that_cannot_be_imported(tmp_path, monkeypatch, source):
+    (tmp_path / "broken_third_party.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"^stores\.hot\.type: cannot import") as caught:
+        check_store(StoreConfig("broken_third_party:Its"), path="stores.hot")
+    assert caught.value.__cause__ is not None
+
+
+class TestOptions:
+    def test_of_a_store_that_takes_any(self, use, monkeypatch):
+        class Its(VendorStore):
+            def __init__(self, *, drive: int, **options: int) -> None:
+                self.got = options | {"drive": drive}
+
+        monkeypatch.setenv("SPEED", "5")
+        config = use(Its, drive=3, speed="${SPEED}", heads=2)
+        check_store(config, path="stores.hot")
+
+        assert build_store(config, path="stores.hot").got == {"drive": 3, "speed": 5, "heads": 2}
+        with pytest.raises(ConfigError) as caught:
+            check_store(use(Its, drive=3, heads="many"), path="stores.hot")
+        assert caught.value.path == "stores.hot.heads"
+        with pytest.raises(ConfigError, match="unknown key"):
+            build_store(StoreConfig("third_party:Its", {"drive": 3, 5: 5}), path="stores.hot")
+
+    def test_of_a_store_that_takes_none(self, use):
+        build_store(use(VendorStore), path="stores.hot")
+
+        with pytest.raises(ConfigError, match="expected nothing: this takes no options"):
+            check_store(use(VendorStore, drive=3), path="stores.hot")
+
+    def test_are_never_quoted_where_they_may_be_secret(self, use):
+        class Its(VendorStore):
+            def __init__(
+                self, *, token: str = "", count: int = 0, both: int | str = 0, auto: int | Literal["auto"] = 0
+            ) -> None: ...
+
+        for options in ({"token": 4711}, {"count": "4711"}, {"both": ["4711"]}, {"token": None}, {"both": 47.11}):
+            with pytest.raises(ConfigError) as caught:
+                check_store(use(Its, **options), path="stores.hot")
+            assert "4711" not in str(caught.value).replace(".", "")
+        for options in ({"count": 1.5}, {"auto": 1.5}):
+            with pytest.raises(ConfigError, match=r"found 1\.5"):
+                check_store(use(Its, **options), path="stores.hot")
+
+
+def test_a_missing_vendor_names_its_extra():
+    with pytest.raises(MissingDependencyError, match=r"claimcheck-messaging\[s3\]") as caught:
+        import_vendor("no_such_vendor.errors", extra="s3")
+
+    assert (caught.value.package, caught.value.extra) == ("no_such_vendor", "s3")

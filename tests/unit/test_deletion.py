@@ -100,21 +100,6 @@ def refuse(*_, **__):
 # Sweeps ------------------------------------------------------------------------------------------------------------
 
 
-def test_lifetime_and_grace_have_to_pass(memory, clock):
-    pointer = memory.write(b"payload")
-
-    for seconds in (9.9, 5.0):
-        clock.sleep(seconds)
-        assert sweep(memory, clock).kept == {"alive": 1}
-        assert memory.read(pointer) == b"payload"
-    clock.sleep(1.1)
-    report = sweep(memory, clock)
-
-    assert (report.scanned, report.expired, report.expired_bytes, report.deleted) == (1, 1, 7, 1)
-    assert (report.kept, report.finished) == ({}, True)
-    assert list(memory.scan()) == []
-
-
 def test_the_rate_is_kept_and_an_entry_that_cannot_be_deleted_does_not_keep_the_others(memory, clock):
     for _ in range(10):
         memory.write(b"")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gc
 import os
+import pickle
 import tracemalloc
 from dataclasses import replace
 
@@ -17,14 +18,8 @@ from claimcheck._wire.envelope import encode_chunk
 from claimcheck.errors import ClaimCheckError, IntegrityError, clear_frames
 
 pytest.importorskip("cryptography")
-
-
 PAYLOAD = b"PLAINTEXT-SECRET" * (80 * 1024)  # more than one segment of the encryption
-
-
 SIGNING = "signing-secret-0123456789abcdef!"
-
-
 KEY = bytes(range(50, 82))
 
 
@@ -118,6 +113,15 @@ def test_a_message_or_a_signature_that_was_changed(cc):
     wrong = flipped(pointer, pointer.index(b'"mac":"') + 8)
     assert secrets_in(caught(lambda: cc.resolve(wrong, destination="o"))) == []
     assert secrets_in(caught(lambda: cc.resolve(data, destination="o", headers={}))) == []
+    statement = {"claimcheck-signature": envelope.headers["claimcheck-signature"].replace('"mac":"', '"mac":"0')}
+    assert secrets_in(caught(lambda: cc.resolve(data, destination="o", headers=statement))) == []
+
+
+def test_a_configuration(cc):
+    coder = cc.store("s").context.content
+    assert not [each for each in (SIGNING, base64.b64encode(KEY).decode()) if each in f"{cc!r}{cc.config!r}{coder!r}"]
+    with pytest.raises(TypeError, match="secret"):
+        pickle.dumps(coder)
 
 
 def test_a_failed_write(cc, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -73,9 +73,7 @@ def test_a_store_that_dies_half_way_costs_nothing_but_chunks(rig, make, down, ca
     assert (event.destination, event.size, event.store, event.duration_seconds) == ("orders", len(BIG), "hot", 2.1)
     assert isinstance(event.error, StoreError)
     [record] = caplog.records
-    what = "unavailable" if isinstance(event.error, StoreUnavailableError) else "failed"
-    sending = f"sending {len(BIG):,}-byte payload to topic 'orders' as chunks"
-    assert record.getMessage() == f"store 'hot' {what} after 2.1 s, {sending}: {event.error}"
+    assert str(event.error) in record.getMessage()
     facts = (record.store, record.destination, record.payload_bytes, record.duration_seconds)
     assert facts == ("hot", "orders", len(BIG), 2.1)
 
@@ -132,16 +130,12 @@ def test_a_payload_over_the_limit_is_no_failure_of_the_store(monkeypatch):
 
 def test_after_the_pause_one_caller_of_many_tries():
     breaker = Breaker(retry_after_seconds=30, clock=lambda: now[0])
-    now, said = [0.0], []
+    now = [0.0]
     assert breaker.failed()
     assert not breaker.failed()
     now[0] = 60
-    threads = [threading.Thread(target=lambda: said.append(breaker.allows())) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(said) == [False] * 7 + [True]
+    with ThreadPoolExecutor(8) as threads:
+        assert sorted(threads.map(lambda _: breaker.allows(), range(8))) == [False] * 7 + [True]
     assert breaker.succeeded()
     assert [breaker.allows(), breaker.allows()] == [True, True]  # closed: no longer one at a time
 

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
@@ -37,8 +36,6 @@ from claimcheck.transports.local import (
 from claimcheck.transports.local import _broker as database
 from tests.clocks import Clock
 from tests.hypothesis_examples import examples
-
-TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
 
 @pytest.fixture
@@ -75,25 +72,11 @@ def test_only_the_owner_may_read_a_new_file(path):
     assert modes == dict.fromkeys(["broker.sqlite", "broker.sqlite-shm", "broker.sqlite-wal"], "0o600")
 
 
-def test_creating_a_topic_again_changes_nothing_and_never_its_partitions(broker):
-    broker.append("orders", b"a", partition=1)
-    broker.create_topic("orders", partitions=2)
-    with pytest.raises(ConfigError, match="partitions: found 3, expected 2, which topic orders has"):
-        broker.create_topic("orders", partitions=3)
-    assert (broker.partitions("orders"), broker.end_offset("orders", 1)) == (2, 1)
-
-
-@given(st.none() | st.binary(), st.none() | st.binary(), st.lists(st.tuples(TEXT, st.binary() | TEXT)))
-def test_a_message_comes_back_as_it_was_appended_and_does_not_show_its_contents(value, key, headers):
-    """Tombstones, empty values and empty keys stay apart, and so do headers of one name."""
-    with tempfile.TemporaryDirectory() as folder, LocalBroker(Path(folder) / "b", clock=lambda: 1000.5) as broker:
-        broker.create_topic("persistent://tenant/ns/t-1_".ljust(249, "x"))
-        (topic,) = broker.topics()
-        assert broker.append(topic, value, key=key, headers=headers) == MessageId(topic, 0, 0)
-        (message,) = broker.fetch(topic, 0, 0, 10)
-    assert (message.value, message.key, message.timestamp) == (value, key, 1000.5)
-    assert message.headers == [(name, each.encode() if isinstance(each, str) else each) for name, each in headers]
-    assert repr(message) == f"LocalMessage(topic={topic!r}, partition=0, offset=0, timestamp=1000.5)"
+def test_a_message_has_its_place_and_time_and_does_not_show_its_contents(broker, clock):
+    broker.create_topic(topic := "persistent://tenant/ns/t-1_".ljust(249, "x"))
+    assert broker.append(topic, b"payload", headers=[("a", "1")]) == MessageId(topic, 0, 0)
+    (message,) = broker.fetch(topic, 0, 0, 10)
+    assert (message.timestamp, message.headers, "payload" in repr(message)) == (clock.now, [("a", b"1")], False)
 
 
 NAMES = ["", "x" * 250, "a\n", "\ud800", None]
@@ -111,6 +94,12 @@ HEADERS = ["ab", [("a", 1)], {"a": None}, [("\ud800", b"")]]
         ("append", {"value": memoryview(bytes(1 << 20)).cast("I")}, MessageTooLargeError, "1048576"),
         *(("create_topic", {"name": name}, ConfigError, "topic: found") for name in NAMES),
         *(("create_topic", {"name": "new", "partitions": number}, ConfigError, "partitions") for number in (0, 10_001)),
+        (
+            "create_topic",
+            {"name": "orders", "partitions": 3},
+            ConfigError,
+            "found 3, expected 2",
+        ),
         *((name, {"topic": "no"}, UnknownTopicError, r"create_topic\('no'\)") for name in ("partitions", "stats")),
         *(("fetch", {"offset": at, "limit": limit}, ConfigError, "found -1") for at, limit in ((-1, 1), (0, -1))),
         ("fetch", {"topic": "no"}, UnknownTopicError, r"create_topic\('no'\)"),
@@ -128,9 +117,8 @@ def test_a_call_that_is_refused_changes_nothing(broker, method, arguments, error
     with pytest.raises(error, match=text) as caught:
         getattr(broker, method)(**(needed.get(method, {}) | arguments))
     assert len(str(caught.value)) < 250
-    copy = pickle.loads(pickle.dumps(caught.value))
-    assert (type(copy), str(copy)) == (error, str(caught.value))
-    assert broker.topics() == ["orders", "single"]
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    assert (broker.topics(), broker.partitions("orders")) == (["orders", "single"], 2)
     assert broker.stats("orders") == TopicStats(messages=0, bytes=0)
 
 
@@ -158,9 +146,6 @@ def test_the_limit_counts_value_key_headers_and_overhead_and_so_do_statistics(pa
         assert broker.stats("t") == TopicStats(messages=3, bytes=3 * limit)
     assert (caught.value.size, caught.value.limit, caught.value.destination) == (limit + 1, limit, "t")
     assert not caught.value.retryable
-    for refused in (0, 1 << 30):
-        with pytest.raises(ConfigError, match="max_message_bytes"):
-            LocalBroker(path, max_message_bytes=refused)
 
 
 # Lifetime and failures ---------------------------------------------------------------------------------------------
@@ -341,12 +326,7 @@ def test_neither_a_busy_partition_nor_a_message_that_is_always_rejected_keeps_ot
 
 def test_waiting_ends_as_soon_as_something_comes(broker, join, clock):
     consumer, before = join(), clock.now
-
-    def sleep(seconds: float) -> None:
-        clock.sleep(seconds)
-        broker.append("single", b"x")
-
-    broker.sleep = sleep
+    broker.sleep = lambda seconds: (clock.sleep(seconds), broker.append("single", b"x"))
     assert consumer.receive(timeout=60) is not None
     assert clock.now - before < 0.1
 
@@ -368,15 +348,12 @@ def test_consumed_is_what_all_groups_have_acknowledged_and_a_deleted_group_begin
 def test_the_next_consumer_of_a_topic_takes_over_and_the_first_can_change_nothing(broker, join):
     fill(broker, 3)
     first, elsewhere = join(), join("orders")  # another topic: takes nothing over
-    messages = take(first)
-    first.ack(messages[0])
+    message, *_ = take(first)
     second = join("single", "orders")
-    for call in (first.receive, elsewhere.receive, lambda: first.ack(messages[1]), lambda: first.seek("single", 0, 3)):
+    for call in (first.receive, elsewhere.receive, lambda: first.ack(message), lambda: first.seek("single", 0, 3)):
         with pytest.raises(GroupTakenOverError, match="another consumer of group g was opened"):
             call()
-    assert offsets(take(second)) == [1, 2]
-    first.close()
-    assert offsets(take(join())) == [1, 2]
+    assert offsets(take(second)) == [0, 1, 2]
 
 
 def test_what_a_consumer_refuses(broker, join):

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import uuid
 import zlib
 from dataclasses import replace
@@ -88,23 +87,13 @@ class TestRequests:
         assert pointer.checksum == f"crc32:{zlib.crc32(PAYLOAD):08x}"
 
     @pytest.mark.parametrize("make", [lambda: LARGE, lambda: Unseekable(Zeros(len(LARGE)))], ids=["bytes", "pipe"])
-    def test_of_a_payload_in_parts(self, server, store, make):
+    def test_of_a_payload_store(self, server, store, make):
         pointer = store.write(make())
 
         assert [request.method for request in server.requests] == ["POST", *["PUT"] * 4, "POST"]
         assert sorted(len(request.body) for request in server.requests)[-4:] == [1000, PART, PART, PART]
         assert store.read(pointer) == server.objects[f"/b/{pointer.key}"]
         assert pointer.size == len(LARGE)
-
-    def test_of_parts_that_are_read_side_by_side(self, server, open_store):
-        store = open_store(gets=3)
-        pointer = store.write(LARGE)
-        server.requests.clear()
-
-        assert store.read(pointer) == LARGE
-        assert sorted(server.said("range")) == sorted(
-            f"bytes={start}-{min(start + PART, len(LARGE)) - 1}" for start in range(0, len(LARGE), PART)
-        )
 
     @pytest.mark.parametrize("known", [True, False])
     def test_only_a_record_must_be_the_first_of_its_key_unless_the_server_knows_no_such_condition(
@@ -188,14 +177,6 @@ class TestEndpoint:
 
 @BOTH
 class TestUploads:
-    @pytest.mark.parametrize("error", [OSError("the disk is on fire"), KeyboardInterrupt(), None])
-    def test_leave_nothing_when_the_payload_fails(self, server, store, error):
-        with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else PayloadError):
-            store.write(Breaking(5 * PART, error))
-
-        assert server.requests[-1].method == "DELETE"
-        assert server.objects == {}
-
     @pytest.mark.parametrize("method", ["PUT", "POST"])
     def test_are_aborted_when_the_server_refuses_a_part_or_the_end(self, server, store, method):
         refuse(server, lambda request: request.method == method and "uploads" not in request.query)
@@ -220,19 +201,13 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("answer", "expected"),
         [
-            (Answer(404, "NoSuchKey"), PayloadNotFoundError),
-            (Answer(404), PayloadNotFoundError),
-            (Answer(404, "NoSuchBucket"), StoreError),
-            (Answer(404, "XAdminUserNotFound"), StoreError),
-            (Answer(403, "AccessDenied"), StoreError),
-            (Answer(401, "Unauthorized"), StoreError),
-            (Answer(400, "Whatever"), StoreError),
-            (Answer(503, "SlowDown"), StoreUnavailableError),
+            *((Answer(404, code), PayloadNotFoundError) for code in ("NoSuchKey", "")),
+            *((Answer(404, code), StoreError) for code in ("NoSuchBucket", "XAdminUserNotFound")),
+            *((Answer(status, "Whatever"), StoreError) for status in (400, 401, 403)),
             (Answer(409, "ConditionalRequestConflict"), StoreUnavailableError),
-            (Answer(500), StoreUnavailableError),
             (Answer(429, "TooManyRequests"), StoreUnavailableError),
-            (Answer(), StoreUnavailableError),
-            (Answer(reset=True), StoreUnavailableError),
+            *((Answer(*status), StoreUnavailableError) for status in ((500,), (503, "SlowDown"))),
+            *((Answer(reset=reset), StoreUnavailableError) for reset in (False, True)),
         ],
     )
     @pytest.mark.parametrize("payload", [b"small", PAYLOAD], ids=["small", "large"])
@@ -269,26 +244,12 @@ class TestErrors:
         assert [request.method for request in server.requests].count("DELETE") == undone
         assert not hasattr(caught.value, "__notes__")
 
-    @pytest.mark.parametrize("after", [0, 1, MIB, len(PAYLOAD) - 1])
-    def test_a_torn_download_is_whole_or_unavailable(self, server, store, after):
-        pointer = store.write(PAYLOAD)
-        headers = {"ETag": '"e"', "Last-Modified": "Wed, 01 Jan 2025 00:00:00 GMT"}
-        server.answers += [Answer(200, headers=headers, body=PAYLOAD, hang_up_after=after)]
-        try:
-            assert store.read(pointer) == PAYLOAD
-        except StoreUnavailableError:
-            assert store.read(pointer) == PAYLOAD
-
     def test_server_that_says_nothing(self, open_store):
         with socket.create_server(("127.0.0.1", 0)) as listener:
             place = f"http://127.0.0.1:{listener.getsockname()[1]}"
             store = open_store(endpoint_url=place, timeout_seconds=0.2)
-            begin = time.monotonic()
-
             with pytest.raises(StoreUnavailableError):
                 store.write(b"payload")
-
-        assert time.monotonic() - begin < 25
 
     def test_server_that_is_not_there_is_not_waited_for_and_nothing_is_undone(self, open_store, monkeypatch):
         pauses = []
@@ -418,24 +379,13 @@ def test_a_forked_process_does_not_wait_for_ever(before, expected):
     assert second == "b'of the parent'"
 
 
-@pytest.mark.parametrize(
-    ("url", "prefix", "text"),
-    [
-        ("s3://b", "", "s3://b/"),
-        ("s3://b/a/b/", "a/b/", "s3://b/a/b/"),
-        ("gs://b/a", "a/", "gs://b/a/"),
-        ("az://container/a", "a/", "az://container/a/"),
-        ("memory:///space", "space/", "memory:///space/"),
-    ],
-)
-def test_places(url, prefix, text, monkeypatch):
-    """The engine takes what it is given, as far as that goes without the vendors."""
+def test_the_engine_takes_every_kind_of_place(monkeypatch):
+    """As far as that goes without the vendors."""
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
-    store = ObstoreStore(url=url)
-
-    assert store.prefix == prefix
-    assert repr(store) == f"<ObstoreStore 'store' at {text}>"
-    assert store._objects() is store._objects()
+    prefixes = {"s3://b": "", "s3://b/a/b/": "a/b/", "gs://b/a": "a/", "az://container/a": "a/", "memory:///a": "a/"}
+    for url, prefix in prefixes.items():
+        store = ObstoreStore(url=url)
+        assert (store.prefix, store._objects()) == (prefix, store._objects())
 
 
 @pytest.mark.parametrize(
@@ -466,10 +416,6 @@ class Boto:
     @pytest.fixture
     def engine(self):
         return "s3"
-
-    @pytest.fixture
-    def in_parts(self, open_store):
-        return open_store()
 
     @pytest.fixture
     def store(self, open_store):
@@ -513,14 +459,6 @@ class TestOneRequest(Boto):
 
         assert seen[0] is payload
 
-    def test_is_verified_by_the_server(self, server, store, monkeypatch):
-        monkeypatch.setattr("claimcheck.stores.s3._client.checksum.crc32", lambda piece, before=0: 4711)
-
-        with pytest.raises(StoreError, match="BadDigest"):
-            store.write(PAYLOAD)
-
-        assert server.objects == {}
-
     def test_ends_at_the_next_piece_when_it_is_interrupted_and_leaves_nothing(self, server, open_store, monkeypatch):
         stop, pieces = threading.Event(), ViewFile.pieces
         store, payload = open_store(part=None, single=64 * MIB, gets=1), bytes(20 * MIB)
@@ -548,8 +486,9 @@ class TestOneRequest(Boto):
         assert store._s3() is not first
 
 
-class TestParts(Boto):
-    def test_have_their_checksums_in_the_header(self, server, in_parts):
+@pytest.mark.parametrize("engine", ["s3"])
+class TestParts:
+    def test_have_their_checksums_in_the_header(self, server, store):
         server.answers += [
             Answer(200, body=b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"),
             Answer(503, "SlowDown"),
@@ -557,7 +496,7 @@ class TestParts(Boto):
         ]
         before = threading.active_count()
 
-        pointer = in_parts.write(LARGE[: 12 * MIB])
+        pointer = store.write(LARGE[: 12 * MIB])
 
         puts = {r.query["partNumber"]: r for r in server.requests if r.method == "PUT"}  # the last of each
         assert [len(puts[number].body) for number in "123"] == [PART, PART, 2 * MIB]
@@ -567,7 +506,7 @@ class TestParts(Boto):
         assert list(server.objects.values()) == [LARGE[: 12 * MIB]]
         assert threading.active_count() <= before + server.connections, "only the server's threads are new"
 
-    def test_are_aborted_again_when_one_of_them_was_lost(self, server, in_parts):
+    def test_are_aborted_again_when_one_of_them_was_lost(self, server, store):
         """The server may have gone on with it, and so may have stored it after the first abort."""
         answer = server.answer
 
@@ -576,16 +515,15 @@ class TestParts(Boto):
 
         server.answer = torn
         with pytest.raises(StoreError) as caught:
-            in_parts.write(LARGE)
+            store.write(LARGE)
 
-        assert [request.query.get("uploadId") for request in server.requests if request.method == "DELETE"].count(
-            "u"
-        ) > 2
+        aborted = [request.query.get("uploadId") for request in server.requests if request.method == "DELETE"]
+        assert aborted.count("u") > 2
         assert not hasattr(caught.value.__cause__, "__notes__")
 
-    def test_are_not_used_for_a_short_file_of_unknown_size(self, server, in_parts):
+    def test_are_not_used_for_a_short_file_of_unknown_size(self, server, store):
         for data in (b"", b"short"):
-            assert in_parts.read(in_parts.write(Unseekable(io.BytesIO(data)))) == data
+            assert store.read(store.write(Unseekable(io.BytesIO(data)))) == data
 
         assert [request.method for request in server.requests] == ["PUT", "GET"] * 2
 
@@ -607,15 +545,6 @@ class TestReading(Boto):
         assert store.read(pointer) == PAYLOAD
 
         assert server.connections == 2, "what was left over is on no line that is used again"
-
-    def test_a_payload_that_is_not_the_right_one_closes_it_too(self, server, store, pointer, direct):
-        server.objects = dict.fromkeys(server.objects, PAYLOAD[:-1])
-
-        for _ in range(3):
-            with pytest.raises(IntegrityError):
-                store.read(pointer)
-
-        assert server.connections == 3, "the writer's, which the first one takes, and a new one each time"
 
     @pytest.mark.parametrize(
         ("start", "length", "asked"),

@@ -123,12 +123,10 @@ def test_expiry_and_completion_go_through_hooks_with_the_injected_clock():
     assert isinstance(outcome, Dropped)
     assert (outcome.reason, outcome.action, outcome.handles) == ("expired", "dead_letter", (0, 1))
     (whole,) = feed_all(resolver, chunks)
-    assert [type(event) for event in events] == [DropEvent, AssembledEvent]
-    assert [(event.source, event.uuid, event.messages) for event in events] == [
-        ("s", whole.uuid, 2),
-        ("s", whole.uuid, len(chunks)),
+    assert [(type(event), event.source, event.uuid, event.messages) for event in events] == [
+        (DropEvent, "s", whole.uuid, 2),
+        (AssembledEvent, "s", whole.uuid, len(chunks)),
     ]
-    assert events[1].size == len(BIG)
 
 
 def test_a_stuck_position_does_not_make_the_others_pile_up(cc):
@@ -475,17 +473,11 @@ def test_a_tuple_of_another_length_is_an_error_of_its_own(rig, resolve):
     assert [type(each.error) for each in found] == [type(None), PayloadTypeError, PayloadTypeError]
 
 
-@pytest.mark.parametrize(
-    ("messages", "options", "error"),
-    [
-        ([], {"concurrency": 0}, ConfigError),
-        ([], {"max_bytes": 0}, ConfigError),
-        ([], {"concurrency": "4"}, ConfigError),
-        (b"message", {}, PayloadTypeError),
-        ("message", {}, PayloadTypeError),
-    ],
-)
-def test_arguments_are_checked_at_once(rig, messages, options, error):
+def test_arguments_are_checked_at_once(rig):
     for call in (rig.cc.resolve_many, rig.cc.aresolve_many):
-        with pytest.raises(error):
-            call(messages, **options)
+        for options in ({"concurrency": 0}, {"max_bytes": 0}, {"concurrency": "4"}):
+            with pytest.raises(ConfigError):
+                call([], **options)
+        for message in (b"message", "message"):
+            with pytest.raises(PayloadTypeError):
+                call(message)

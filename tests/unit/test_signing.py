@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import uuid
 from dataclasses import replace
 
@@ -50,10 +49,6 @@ def received(cc, envelopes, *, destination: str | None = "orders"):
     ]
 
 
-def errors(outcomes):
-    return [getattr(outcome, "error", None) for outcome in outcomes]
-
-
 def refusal(cc, envelopes, **options):
     """Return the error of messages of which none is delivered."""
     outcomes = received(cc, envelopes, **options)
@@ -91,14 +86,9 @@ class TestDestinations:
         envelopes, _ = sent(cc, destination="orders")
 
         for own in ("orders", TOPIC, f"{TOPIC}-partition-7"):
-            (outcome,) = received(cc, envelopes, destination=own)
-            assert outcome.payload == BIG
-            assert outcome.headers == {"a": "b"}
-        for other in ("salaries", "Orders", "orders-partition-1", "persistent://acme/eu/orders"):
+            assert received(cc, envelopes, destination=own)[0].payload == BIG
+        for other in ("salaries", "Orders", "orders-partition-1", "persistent://acme/eu/orders", None):
             assert refusal(cc, envelopes, destination=other).reason == "destination"
-        error = refusal(cc, envelopes, destination=None)
-        assert error.reason == "destination"
-        assert "pass destination=" in str(error)
 
     def test_every_way_of_reading_takes_the_destination(self):
         cc = configured()
@@ -289,26 +279,14 @@ class TestWholeMessages:
         assert refusal(lenient, [other]).reason == "signature"
 
     def test_plain_messages_pass_unless_envelopes_are_required(self):
-        plain = claimcheck.Envelope(b"small")
-        assert received(configured(), [plain])[0].payload == b"small"
+        assert received(configured(), [claimcheck.Envelope(b"small")])[0].payload == b"small"
         strict = configured(signing=SIGNING | {"require_envelope": True})
         for small in (b"small", b""):
             assert refusal(strict, [claimcheck.Envelope(small)]).reason == "envelope"
             with pytest.raises(PointerRejectedError, match="require_envelope"):
                 strict.resolve(small, destination="orders")
-        assert received(strict, [claimcheck.Envelope(None)])[0].payload is None
-
-    def test_where_envelopes_are_required_a_decorated_function_sends_nothing_else(self):
-        strict, broker = configured(signing=SIGNING | {"require_envelope": True}), RecordingBroker()
-
-        @strict.offload(payload="value", destination="topic", headers="headers")
-        def produce(topic, value, headers=None):
-            broker.send(topic, value, headers=headers)
-
-        produce("orders", b"small")
-        assert broker.messages[0].value == encode_literal(b"small")
-        assert broker.payloads(strict) == [b"small"]
-        assert strict.threshold("orders") == -1
+        offload = strict.offload(payload="value", destination="topic", headers="headers")
+        assert offload(lambda topic, value, headers=None: value)("orders", b"small") == encode_literal(b"small")
 
 
 class TestFormat:
@@ -386,13 +364,3 @@ class TestDowngrade:
         (outcome,) = received(configured(signing=keys | {"require": False}), envelopes)
         assert isinstance(outcome.error, PointerRejectedError)
         assert isinstance(outcome.error.__cause__, ConfigError)
-
-
-def test_errors_and_reprs_show_no_secret(caplog):
-    caplog.set_level(logging.DEBUG)
-    cc = configured("chunking")
-    envelopes, abort = sent(cc)
-    shown = [repr(cc), repr(cc.config), caplog.text]
-    shown += [str(error) for error in errors(received(cc, [*envelopes[:-1], changed(envelopes[-1], size=1)]))]
-    shown += [str(error) for error in errors(received(cc, [unsigned(abort)]))]
-    assert not [each for each in shown if "a secret of ours" in each]

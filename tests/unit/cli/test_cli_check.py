@@ -70,9 +70,7 @@ def test_every_problem_of_a_configuration_is_a_finding(here, text, paths, words)
     [
         (("--ignore", "store-memroy"), "did you mean 'store-memory'?"),
         (("--kafka", "localhost:1"), "name the topics to examine with --topic"),
-        (("--admin-url", "http://localhost:1"), "name the topics to examine with --topic"),
         (("--topic", "t"), "need --kafka, --pulsar or --admin-url"),
-        (("--group", "g"), "need --kafka, --pulsar or --admin-url"),
         (("--kafka", "localhost:1", "--pulsar", "pulsar://localhost:2", "--topic", "t"), "--kafka cannot be combined"),
         (("--kafka", "a:1", "--admin-url", "http://b", "--topic", "t"), "--kafka cannot be combined"),
         (("--pulsar", "pulsar://b", "--kafka-config", __file__, "--topic", "t"), "--kafka-config needs --kafka"),

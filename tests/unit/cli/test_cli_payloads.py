@@ -19,7 +19,7 @@ from claimcheck._receive.messages import MessageReader
 from claimcheck._wire.envelope import encode_chunk, encode_literal, encode_pointer
 from claimcheck.cli._commands import exit_code, one_line
 from tests.content_oracle import VECTORS
-from tests.unit.cli.rig import PAYLOAD, SIGNED, SLOW, claims, command, is_one_line, ok, put, run, start, visible
+from tests.unit.cli.rig import CODE, PAYLOAD, SIGNED, SLOW, claims, command, is_one_line, ok, put, run, start, visible
 
 GOLDEN = {name: bytes.fromhex(text) for name, text in json.loads(VECTORS.read_text()).items()}
 LITERAL = encode_literal(HEADER + b"!")
@@ -99,13 +99,19 @@ def test_what_comes_up_meanwhile_is_neither_replaced_nor_followed(here, monkeypa
     assert visible(here) == ({"there", "back"} if symbolic else {"back"})
 
 
-def test_what_is_written_is_for_its_owner_alone(here):
+@pytest.mark.parametrize("links", [True, False])
+def test_what_is_written_is_for_its_owner_alone_also_in_a_folder_that_is_a_symbolic_link(here, monkeypatch, links):
+    (here / "folder").mkdir()
+    (here / "link").symlink_to("folder")
     envelope, before = put(), os.umask(0)
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
     try:
-        ok("get", "-", "-o", "back", stdin=envelope)
+        ok("get", "-", "-o", "link/back", stdin=envelope)
     finally:
         os.umask(before)
-    assert (here / "back").stat().st_mode & 0o777 == 0o600
+    written = here / "folder" / "back"
+    assert (written.read_bytes(), written.stat().st_mode & 0o777) == (PAYLOAD, 0o600)
 
 
 @needs_proc
@@ -218,6 +224,12 @@ def test_an_error_that_nobody_expected_is_one_line_unless_debugging(here, monkey
     assert result.stderr == "claimcheck: unexpected ValueError: first second [2J (--debug shows the traceback)\n"
     result = run("--debug", "gc", "--kafka", "localhost:1", "--topic", "orders")
     assert isinstance(result.exception, ValueError)
+
+
+def test_a_missing_package_is_named_with_its_extra():
+    done = start("check", code=f"import sys\nsys.modules['click'] = None\n{CODE}")
+    assert (done.returncode, b"Traceback" in done.stderr) == (3, False)
+    assert "needs the package click: pip install 'claimcheck-messaging[cli]'" in done.stderr.decode()
 
 
 # Inspecting ------------------------------------------------------------------------------------------------------
