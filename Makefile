@@ -94,9 +94,9 @@ bench: $(VENV)/.bench
 bench-line: $(VENV)/.bench
 	$(BIN)/python tests/benchmarks/bench.py --only line --out bench-results/line $(if $(OLD),--old $(OLD)) $(BENCH_ARGS)
 
-# Needs redis-server and cc; pauses with a broker also need what bench-kafka and bench-pulsar need.
+# Needs redis-server.
 bench-many: $(VENV)/.bench
-	$(BIN)/python tests/benchmarks/bench.py --only many,pauses --out bench-results/many $(if $(OLD),--old $(OLD)) $(BENCH_ARGS)
+	$(BIN)/python tests/benchmarks/bench.py --only many --out bench-results/many $(if $(OLD),--old $(OLD)) $(BENCH_ARGS)
 
 # Needs java and CLAIMCHECK_TEST_PULSAR_JARS: see tests/real/pulsar.xml.
 bench-pulsar: $(VENV)/.bench

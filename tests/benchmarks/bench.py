@@ -20,7 +20,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # at the end: what is installed wins
 
 from tests.benchmarks import versions
-from tests.benchmarks.machine import enter_network, machine
+from tests.benchmarks.children import machine
 from tests.benchmarks.picture import draw
 from tests.benchmarks.rounds import FULL, QUICK, Effort
 from tests.benchmarks.rows import GROUPS, METHOD, Row, report, steps_of, take
@@ -33,7 +33,7 @@ NO_MEANING = "Quick: few rounds and small payloads, to try the machinery. The fi
 def main(arguments: Sequence[str]) -> None:
     """Measure and report."""
     options = _options(arguments)
-    facts = machine(enter_network())  # starts this program again
+    facts = machine()
     for number in (signal.SIGINT, signal.SIGTERM):  # a run that is broken off still stops its servers
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     print(*(f"{name}: {value}" for name, value in facts.items()), *([NO_MEANING] if options.quick else []), sep="\n")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -122,9 +120,7 @@ class Lab:
     @cached_property
     def s3(self) -> str:
         """URL of the S3 server that keeps nothing."""
-        program = self.folder / "discard_s3"
-        subprocess.run([needed("cc"), "-O2", "-pthread", HERE / "discard_s3.c", "-o", program], check=True)
-        return f"http://127.0.0.1:{self._stack.enter_context(helper(program))}"
+        return f"http://127.0.0.1:{self._stack.enter_context(helper(sys.executable, HERE / 'sink.py', 's3'))}"
 
     @cached_property
     def near_s3(self) -> str:
@@ -235,11 +231,6 @@ class Lab:
 
     def obstore_at(self, url: str) -> claimcheck.Store:
         return self.store(type="obstore", url=f"s3://{BUCKET}/claims", endpoint_url=url, region_name=REGION)
-
-
-def checksum_of(data: Any) -> str:
-    """As pointers have it."""
-    return f"crc32:{zlib.crc32(data):08x}"
 
 
 def needed(program: str, jars: str = "", see: str = "") -> str:
