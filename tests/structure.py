@@ -99,24 +99,6 @@ def longest_chain(used: dict[str, set[str]]) -> int:
     return max(length.values())
 
 
-def private_uses(found: dict[str, Path]) -> int:
-    """How often a file uses a private attribute or method that it does not define itself."""
-    return sum(_foreign_private(ast.parse(file.read_text())) for file in found.values())
-
-
-def _foreign_private(tree: ast.Module) -> int:
-    own, foreign = set[str](), list[str]()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            own.add(node.name)
-        elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
-            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
-                own.add(node.attr)
-            else:
-                foreign.append(node.attr)
-    return sum(name not in own for name in foreign)
-
-
 def code_lines(file: Path) -> int:
     """Lines without imports, docstrings, comments, blank lines and ``__all__``."""
     text = file.read_text()
@@ -151,29 +133,22 @@ def room_of(module: str) -> str:
 
 def calls(run: Callable[[], Any]) -> tuple[int, int]:
     """How many functions of the library a piece of work calls, and how many of its files they are in."""
-    counted = traced(run)
-    return sum(counted.values()), len({file for file, _ in counted})
-
-
-def traced(run: Callable[[], Any]) -> Counter[tuple[str, str]]:
-    """How often a piece of work calls each function of the library, by file and name."""
-    counted, own = Counter[tuple[str, str]](), (str(PACKAGE), str(ROOT / "stores"))
+    counted, own = Counter[str](), (str(PACKAGE), str(ROOT / "stores"))
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
-        code = frame.f_code
-        if event == "call" and code.co_filename.startswith(own):
-            counted[code.co_filename, code.co_qualname] += 1
+        if event == "call" and frame.f_code.co_filename.startswith(own):
+            counted[frame.f_code.co_filename] += 1
 
     sys.setprofile(profile)
     try:
         run()
     finally:
         sys.setprofile(None)
-    return counted
+    return counted.total(), len(counted)
 
 
 def paths() -> dict[str, int]:
-    """Calls, functions and files of one payload out (2 MB to a file) and in, when everything was used once."""
+    """Calls of one payload out (2 MB to a file) and in, when everything was used once."""
     import claimcheck
 
     sent: list[Any] = []
@@ -187,9 +162,7 @@ def paths() -> dict[str, int]:
                 work()
                 _make_folders(Path(folder))
                 # The fewest calls: a payload may be the first one of a minute, or find a thread busy.
-                counted = min((traced(work) for _ in range(3)), key=lambda each: sum(each.values()))
-                found |= {f"{name}: calls": sum(counted.values()), f"{name}: functions": len(counted)}
-                found[f"{name}: files"] = len({file for file, _ in counted})
+                found[f"{name}: calls"] = min(calls(work)[0] for _ in range(3))
     return found
 
 
@@ -260,7 +233,6 @@ def figures() -> dict[str, int]:
     found = modules()
     lines = {name: file.read_text().count("\n") for name, file in found.items()}
     used = imports(found)
-    importers = Counter(target for targets in used.values() for target in targets)
     rooms = Counter[str]()
     for name, count in lines.items():
         rooms[room_of(name)] += count
@@ -270,8 +242,6 @@ def figures() -> dict[str, int]:
         "code lines": sum(map(code_lines, found.values())),
         "files over 500 lines": sum(count > 500 for count in lines.values()),
         "longest import chain": longest_chain(used),
-        "modules with one importer": sum(count == 1 for count in importers.values()),
-        "private names used elsewhere": private_uses(found),
         "options": sum(options().values()),
         **paths(),
         **{f"room {room}": rooms[room] for room in ROOMS},

@@ -26,10 +26,6 @@ class ChildError(RuntimeError):
     """A child failed, or did not answer."""
 
 
-class ChildEndedError(ChildError):
-    """A child's process ended before it answered."""
-
-
 class Child:
     """A function in a process of its own, which gets a pipe and arguments; it returns when the pipe ends.
 
@@ -72,10 +68,6 @@ class Child:
             raise answer
         return answer
 
-    def status(self, timeout: float = _END_SECONDS) -> int:
-        """Wait until the process has ended; return its exit status, negative for a signal."""
-        return self._process.wait(timeout)
-
     def close(self, timeout: float = _END_SECONDS) -> None:
         """End the pipe and wait for the process, which is killed if it takes longer."""
         self._pipe.close()
@@ -95,10 +87,10 @@ class Child:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _ended(self) -> ChildEndedError:
+    def _ended(self) -> ChildError:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
-        return ChildEndedError(f"its process ended with status {self._process.returncode}")
+        return ChildError(f"its process ended with status {self._process.returncode}")
 
 
 def work(descriptor: int) -> None:

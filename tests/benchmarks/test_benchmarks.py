@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks import picture
-from tests.benchmarks.children import Child, ChildEndedError, ChildError, fresh
+from tests.benchmarks.children import Child, ChildError, fresh
 from tests.benchmarks.lab import Lab
 from tests.benchmarks.rounds import QUICK, Effort, Sample, Series, Variant, compare, times_as_fast
 from tests.benchmarks.rows import Findings, Row, Step, report, take
@@ -84,7 +84,7 @@ def test_a_child_answers_fails_and_ends():
         child.send("two")
         with pytest.raises(ChildError, match="TypeError"):
             child.answer()
-        with pytest.raises(ChildEndedError, match="status 0"):
+        with pytest.raises(ChildError, match="status 0"):
             child.answer()
     assert fresh(max, 1, 3) == 3
 
