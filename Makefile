@@ -85,7 +85,7 @@ soak: $(VENV)/.bench
 spark-versions:
 	$(PYTHON) tests/spark_versions.py $(if $(VERSIONS),--versions $(VERSIONS))
 
-# Writes JSON and PNG into bench-results/. BENCH_ARGS="--quick" is a trial run, "--only redis,s3" measures a part.
+# Writes JSON into bench-results/. BENCH_ARGS="--quick" is a trial run, "--only redis,s3" measures a part.
 # OLD=v0.1.0 (a git revision, or a checkout) prints for each row how many times as fast this version is, in 9 rounds.
 bench: $(VENV)/.bench
 	$(BIN)/python tests/benchmarks/bench.py $(if $(OLD),--old $(OLD)) $(BENCH_ARGS)
