@@ -1,21 +1,30 @@
-"""What the network itself can do: the same bytes through a bare socket, and through the standard library's HTTP.
+"""The other ends of connections, each a process of its own: a bare socket, an S3 server that keeps nothing, a line.
 
-    python sink.py            the other end of the socket: prints its port, and runs until its standard input ends
-    python sink.py s3         as much of an S3 server as clients need, which keeps nothing but sizes
+    python far_end.py                                                 a socket: what the network itself can do
+    python far_end.py s3                                              as much S3 as clients need
+    python far_end.py line HOST PORT MILLISECONDS MEGABYTES_PER_SECOND
 
-A request on the socket is one letter and a length of 8 bytes: ``W`` takes so many bytes into one warm buffer and
-answers a byte, ``F`` takes them into memory that nobody has touched yet, as a store must, and ``R`` gives so many.
-The S3 server throws bodies away, and a get returns as many ``x``: it shows what the client costs.
+Each prints its port, and runs until its standard input ends. A request on the socket is one letter and a length of
+8 bytes: ``W`` takes so many bytes into one warm buffer and answers a byte, ``F`` takes them into memory that nobody has
+touched yet, as a store must, and ``R`` gives so many. The S3 server throws bodies away, and a get returns as many
+``x``: it shows what the client costs. A line has a round trip, of which half passes in each direction, and a new
+connection waits for one more; with a rate of ``inf`` for each connection only the delay remains.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import http.client
 import io
+import os
+import queue
+import select
 import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -183,17 +192,90 @@ def _change(method: bytes, path: bytes, query: bytes, size: int) -> bytes:
     return b""
 
 
-def _listen(listener: socket.socket, serve: Callable[[socket.socket, memoryview], None]) -> None:
-    given = memoryview(b"x" * (64 << 20))  # larger than the caches, as payloads are
+# The line --------------------------------------------------------------------------------------------------------
+
+_PIPE_BYTES = 1 << 20  # the most that a process without privileges gets
+_PACE_SECONDS = 0.002  # a piece is what passes in this time, and a wake-up may be late by as much
+
+
+def _carry(source: socket.socket, target: socket.socket, seconds: float, rate: float) -> None:
+    """Move the bytes of one direction of a connection until they end: each piece leaves when its time has come.
+
+    Args:
+        source: Where the bytes come from.
+        target: Where they go.
+        seconds: How long each byte takes.
+        rate: Bytes per second; infinite for no limit.
+    """
+    out, into = os.pipe()  # it limits what is under way
+    fcntl.fcntl(into, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    due = queue.SimpleQueue[tuple[float, int]]()
+    delivering = threading.Thread(target=_deliver, args=(due, out, target))
+    delivering.start()
+    readable, piece, last, count = select.poll(), int(min(_PIECE, rate * _PACE_SECONDS)), 0.0, 1
+    readable.register(source, select.POLLIN)
+    while count:
+        readable.poll()  # to wait in splice would keep the pipe locked
+        try:
+            count = os.splice(source.fileno(), into, piece, flags=os.SPLICE_F_NONBLOCK)
+        except BlockingIOError:  # the pipe is full
+            time.sleep(_PACE_SECONDS)
+            continue
+        except OSError:  # the connection is lost
+            count = 0
+        now = time.perf_counter()
+        last = max(last, now) + count / rate
+        due.put((last + seconds, count))
+        time.sleep(max(0.0, last - now - _PACE_SECONDS))
+    delivering.join()
+    for end in (out, into):
+        os.close(end)
+
+
+def _deliver(due: queue.SimpleQueue[tuple[float, int]], out: int, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            at, left = due.get()
+            time.sleep(max(0.0, at - time.perf_counter()))
+            if not left:
+                break
+            while left:
+                left -= os.splice(out, target.fileno(), left)
+    with contextlib.suppress(OSError):  # the other direction ends, too
+        target.shutdown(socket.SHUT_RDWR)
+
+
+def _serve_line(client: socket.socket, address: tuple[str, int], seconds: float, rate: float) -> None:
+    """Serve one connection until it has ended. Bytes stay in the kernel, so that this takes little of the processor."""
+    time.sleep(seconds)  # the handshake
+    with client, contextlib.suppress(OSError), socket.create_connection(address) as server:
+        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        back = threading.Thread(target=_carry, args=(server, client, seconds / 2, rate))
+        back.start()
+        _carry(client, server, seconds / 2, rate)
+        back.join()
+
+
+def _listen(listener: socket.socket, serve: Callable[[socket.socket], None]) -> None:
     while True:
         connection, _ = listener.accept()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        threading.Thread(target=serve, args=(connection, given), daemon=True).start()
+        threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+
+def _serving(kind: str = "socket", *line: str) -> Callable[[socket.socket], None]:
+    if kind == "line":
+        host, port, milliseconds, megabytes = line
+        address, seconds, rate = (host, int(port)), float(milliseconds) / 1000, float(megabytes) * 1e6
+        return lambda connection: _serve_line(connection, address, seconds, rate)
+    given = memoryview(b"x" * (64 << 20))  # larger than the caches, as payloads are
+    serve = _serve_s3 if kind == "s3" else _serve
+    return lambda connection: serve(connection, given)
 
 
 if __name__ == "__main__":
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        one = _serve_s3 if sys.argv[1:] == ["s3"] else _serve
-        threading.Thread(target=_listen, args=(server, one), daemon=True).start()
+    with socket.create_server(("127.0.0.1", 0), backlog=512) as server:
+        threading.Thread(target=_listen, args=(server, _serving(*sys.argv[1:])), daemon=True).start()
         print(server.getsockname()[1], flush=True)
         sys.stdin.buffer.read()
+        os._exit(0)  # threads still wait for connections
