@@ -45,7 +45,7 @@ def lower_bounds(project: dict[str, Any]) -> dict[str, Version]:
 def not_installable(bounds: dict[str, Version], pins: Iterable[str]) -> list[str]:
     """Return the lower bounds that are not the oldest version that can be installed, which ``name==version`` pins."""
     pairs = (pin.split("==") for pin in pins)
-    found = {canonicalize_name(name): Version(version) for name, version in pairs}
+    found: dict[str, Version] = {canonicalize_name(name): Version(version) for name, version in pairs}
     return [
         f"{name}>={bound}, but the oldest version that can be installed is {found[name]}"
         for name, bound in bounds.items()
