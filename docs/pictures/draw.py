@@ -34,7 +34,7 @@ ORANGE = "#d55e00"
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar: what is written to its left, its length, and what is written at its end."""
+    """One bar: the text to its left, its length, and the text behind it."""
 
     name: str
     value: float
