@@ -85,7 +85,7 @@ soak: $(VENV)/.bench
 spark-versions:
 	$(PYTHON) tests/spark_versions.py $(if $(VERSIONS),--versions $(VERSIONS))
 
-# Writes JSON and PNG into bench-results/. BENCH_ARGS="--quick" is a trial run, "--only redis,s3" measures a part.
+# Writes JSON into bench-results/. BENCH_ARGS="--quick" is a trial run, "--only redis,s3" measures a part.
 # OLD=v0.1.0 (a git revision, or a checkout) prints for each row how many times as fast this version is, in 9 rounds.
 bench: $(VENV)/.bench
 	$(BIN)/python tests/benchmarks/bench.py $(if $(OLD),--old $(OLD)) $(BENCH_ARGS)
@@ -94,9 +94,9 @@ bench: $(VENV)/.bench
 bench-line: $(VENV)/.bench
 	$(BIN)/python tests/benchmarks/bench.py --only line --out bench-results/line $(if $(OLD),--old $(OLD)) $(BENCH_ARGS)
 
-# Needs redis-server and cc; pauses with a broker also need what bench-kafka and bench-pulsar need.
+# Needs redis-server.
 bench-many: $(VENV)/.bench
-	$(BIN)/python tests/benchmarks/bench.py --only many,pauses --out bench-results/many $(if $(OLD),--old $(OLD)) $(BENCH_ARGS)
+	$(BIN)/python tests/benchmarks/bench.py --only many --out bench-results/many $(if $(OLD),--old $(OLD)) $(BENCH_ARGS)
 
 # Needs java and CLAIMCHECK_TEST_PULSAR_JARS: see tests/real/pulsar.xml.
 bench-pulsar: $(VENV)/.bench

@@ -24,19 +24,13 @@ _UNAVAILABLE = (
     *("SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "429", "500", "502", "503", "504"),
 )
 
-ERROR_CODES: dict[str, type[StoreError]] = {
+_ERROR_CODES: dict[str, type[StoreError]] = {
     **dict.fromkeys(_NOT_FOUND, PayloadNotFoundError),
     **dict.fromkeys(_UNAVAILABLE, StoreUnavailableError),
 }
-"""Error classes by the service's error code, or by HTTP status without one. Any other code is a `StoreError`."""
 
 NOT_ADMITTED = {
-    "403",
-    "AccessDenied",
-    "ExpiredToken",
-    "InvalidAccessKeyId",
-    "InvalidToken",
-    "NoSuchBucket",
+    *("403", "AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "InvalidToken", "NoSuchBucket"),
     "SignatureDoesNotMatch",
 }
 """Codes after which there is nothing to delete, and no way to."""
@@ -46,6 +40,11 @@ NOT_KNOWN = {"NotImplemented", "501"}
 
 CaFile = Annotated[str, Check(bool, "the path of a file with certificates in PEM format")]
 """An option: the certificates of the authorities that may sign a server's certificate."""
+
+
+def kind_of_code(code: str, status: str) -> type[StoreError] | None:
+    """Return the error class for a service's error code, or for the HTTP status of an answer whose code is unknown."""
+    return _ERROR_CODES.get(code) or (StoreUnavailableError if status in _UNAVAILABLE else None)
 
 
 def check_ca_file(path: str | None, *, store: str) -> None:

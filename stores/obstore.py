@@ -25,12 +25,12 @@ from claimcheck._wire.pointer import Pointer, is_key_prefix
 from claimcheck.errors import KeyTakenError, PayloadNotFoundError, StoreError, StoreUnavailableError, import_vendor
 from claimcheck.stores._common import (
     ENDPOINT,
-    ERROR_CODES,
     NOT_ADMITTED,
     NOT_KNOWN,
     CaFile,
     check_ca_file,
     folder,
+    kind_of_code,
     part_size,
     whole,
 )
@@ -62,7 +62,8 @@ def kind_of_error(error: Exception) -> type[StoreError] | None:
     for mark, kind in _KINDS:
         if mark in text:
             return kind
-    return ERROR_CODES.get(code or "")
+    status = _STATUS.search(text)
+    return kind_of_code(code or "", status[1] if status else "")
 
 
 def never_arrived(error: BaseException | None) -> bool:

@@ -19,7 +19,6 @@ from claimcheck._config_file import OVERRIDABLE
 from claimcheck._registry import KEY_PROVIDERS, STORES, STRATEGIES, load_class
 from claimcheck._validation import REST, Option, Range, constraints, options_of
 from claimcheck.config import Config
-from claimcheck.errors import ClaimCheckError
 
 Schema = dict[str, object]
 
@@ -30,12 +29,12 @@ _SCHEME = re.compile(r"([a-z0-9+]+)://")
 _TYPES: dict[object, str] = {int: "integer", float: "number", str: "string", bool: "boolean", type(None): "null"}
 
 
-def schema(*, stores: Mapping[str, str] = STORES, strategies: Iterable[str] = STRATEGIES) -> Schema:
+def schema() -> Schema:
     """Return the JSON Schema (draft 2020-12) of a configuration file."""
     definitions: dict[str, Schema] = {}
     top = _object(Config, definitions)
     properties = typing.cast("dict[str, Schema]", top["properties"])
-    properties["strategy"] |= _named(strategies)
+    properties["strategy"] |= _named(STRATEGIES)
     encryption = typing.cast("dict[str, Schema]", definitions["EncryptionConfig"]["properties"])
     encryption["provider"] |= _named(KEY_PROVIDERS)
     overridable = {name: properties[name] for name in OVERRIDABLE}
@@ -43,12 +42,12 @@ def schema(*, stores: Mapping[str, str] = STORES, strategies: Iterable[str] = ST
         description = {"description": properties[name]["description"]}
         properties[name] = description | _mapping({"$ref": f"#/$defs/{item}"}, null=True)
     del definitions["StoreConfig"]
-    named = {name: _store(name, target) for name, target in sorted(stores.items())}
+    named = {name: _store(name, target) for name, target in sorted(STORES.items())}
     definitions |= {
         "destination": {"type": "object", "properties": overridable, "additionalProperties": False},
         "placeholder": {"type": "string", "pattern": r"\$\{"},
-        "store": _any_store([name for name, store in named.items() if store]),
-        **{f"store-{name}": store for name, store in named.items() if store},
+        "store": _any_store([*named]),
+        **{f"store-{name}": store for name, store in named.items()},
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -74,11 +73,8 @@ def _any_store(names: list[str]) -> Schema:
     return {"type": "object", "required": ["type"], "properties": {"type": kind}, "allOf": rules}
 
 
-def _store(name: str, target: str) -> Schema | None:
-    try:
-        cls = load_class(name, {name: target}, group="claimcheck.stores", path=name)
-    except ClaimCheckError:  # a third-party store that is broken
-        return None
+def _store(name: str, target: str) -> Schema:
+    cls = load_class(name, {name: target}, group="claimcheck.stores", path=name)
     options, texts = options_of(cls), _descriptions(cls)
     properties: dict[str, Schema] = {"type": {"const": name}}
     properties |= {key: _store_option(option, texts.get(key, "")) for key, option in options.items() if key != REST}

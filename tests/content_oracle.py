@@ -1,13 +1,7 @@
-"""Encoded content made by Tink and by hand, as the guide to encryption describes it. As a program, it writes vectors.
-
-    python -m tests.content_oracle
-
-Encryption is random, so another run writes other vectors; those in the repository must stay readable for ever.
-"""
+"""Encoded content as Tink makes it, and as the guide to encryption describes it."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
 import importlib.util
@@ -124,18 +118,6 @@ def canonical(fields: dict[str, Any]) -> bytes:
     return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def content(plain: bytes, **fields: Any) -> bytes:
-    """Return encoded content: header and ciphertext."""
-    bound = {"encryption": "AES256_GCM_HKDF_1MB", "id": UUID.replace("-", ""), **fields}
-    context = {"claimcheck": "2", "destination": bound["destination"]}
-    if bound["store"]:
-        context["store"] = bound["store"]
-    wrapped = aead(KEY).encrypt(DATA_KEY, canonical({"context": context, "key_id": "k1"}))
-    text = canonical(bound | {"key": base64.b64encode(wrapped).decode(), "key_id": "k1"})
-    header = b"CCE2" + len(text).to_bytes(4, "big") + text
-    return header + encrypt(plain, associated_data=b"CCE2" + canonical(bound))
-
-
 def keyed_checksum(content: bytes) -> str:
     """Return the checksum of a signed pointer to content, as docs/reference/wire-format.md describes it."""
     fields = json.loads(content[8 : 8 + int.from_bytes(content[4:8], "big")])
@@ -143,44 +125,3 @@ def keyed_checksum(content: bytes) -> str:
     derived = hmac.digest(hmac.digest(bytes(32), DATA_KEY, "sha256"), b"claimcheck checksum\x01", "sha256")
     text = b"CCE2" + canonical(bound) + hashlib.sha256(PAYLOAD).digest()
     return f"hmac-sha256:{hmac.digest(derived, text, 'sha256').hex()}"
-
-
-def _content_vectors() -> dict[str, str]:
-    import zstandard
-
-    frame = zstandard.ZstdCompressor(level=1, write_checksum=False).compress(PAYLOAD)
-    sent = {"size": len(PAYLOAD), "destination": "Straße", "store": "", "stored_as": ""}
-    stored = {**sent, "store": "s", "stored_as": "golden"}
-    vectors = {
-        "object": content(PAYLOAD, **stored),
-        "object_without_size": content(PAYLOAD, **{name: value for name, value in stored.items() if name != "size"}),
-        "object_compressed": content(frame, **stored, codec="zstd"),
-        "message": content(PAYLOAD, **sent),
-        "message_compressed": content(frame, **sent, codec="zstd"),
-    }
-    kept = {name: text for name, text in json.loads(VECTORS.read_text()).items() if "0.1" in name}
-    return {name: value.hex() for name, value in vectors.items()} | kept
-
-
-def _stream_vector(size: int) -> dict[str, Any]:
-    associated_data = b"claimcheck %d" % size
-    ciphertext = encrypt(plaintext(size), associated_data=associated_data)
-    return {
-        "plaintext_bytes": size,
-        "associated_data": associated_data.decode(),
-        "stream_header": ciphertext[:40].hex(),
-        "ciphertext_bytes": len(ciphertext),
-        "ciphertext_sha256": hashlib.sha256(ciphertext).hexdigest(),
-    }
-
-
-def _wrapped() -> dict[str, str]:
-    associated_data = '{"context":{"claimcheck":"1"},"key_id":"k1"}'
-    wrapped = aead(DATA_KEY).encrypt(DATA_KEY[::-1], associated_data.encode())
-    return {"associated_data": associated_data, "data_key": DATA_KEY[::-1].hex(), "wrapped": wrapped.hex()}
-
-
-if __name__ == "__main__":
-    VECTORS.write_text(json.dumps(_content_vectors(), indent=1) + "\n")
-    streams = {"key": DATA_KEY.hex(), "streams": [_stream_vector(size) for size in SIZES], "data_key": _wrapped()}
-    STREAMS.write_text(json.dumps(streams, indent=2) + "\n")

@@ -27,11 +27,7 @@ _LOWER = {">=", "~=", "=="}
 
 
 def lower_bounds(project: dict[str, Any]) -> dict[str, Version]:
-    """Return the lower bound of each package that users install and `make test-oldest` tests.
-
-    Raises:
-        ValueError: A requirement of any extra has no lower bound.
-    """
+    """Return the lower bound of each package that users install; raises `ValueError` for one without."""
     bounds: dict[str, Version] = {}
     found = {"": project["dependencies"], **project["optional-dependencies"]}
     for extra, requirement in ((extra, Requirement(text)) for extra, texts in found.items() for text in texts):
@@ -47,15 +43,9 @@ def lower_bounds(project: dict[str, Any]) -> dict[str, Version]:
 
 
 def not_installable(bounds: dict[str, Version], pins: Iterable[str]) -> list[str]:
-    """Return the lower bounds that are not the oldest version that can be installed.
-
-    Args:
-        bounds: Of each package.
-        pins: Lines of the form ``name==version``.
-    """
-    found: dict[str, Version] = {}
-    for name, version in (pin.split("==") for pin in pins):
-        found[canonicalize_name(name)] = Version(version)
+    """Return the lower bounds that are not the oldest version that can be installed, which ``name==version`` pins."""
+    pairs = (pin.split("==") for pin in pins)
+    found: dict[str, Version] = {canonicalize_name(name): Version(version) for name, version in pairs}
     return [
         f"{name}>={bound}, but the oldest version that can be installed is {found[name]}"
         for name, bound in bounds.items()

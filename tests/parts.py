@@ -13,27 +13,11 @@ __all__ = ["divide", "divided"]
 T = TypeVar("T")
 
 
-def divided(
-    make: Callable[..., T],
-    *,
-    part: int | None = None,
-    single: int | None = None,
-    gets: int | None = None,
-    puts: int | None = None,
-    **options: Any,
-) -> T:
-    """Make a store of type ``s3`` or ``obstore``.
-
-    Args:
-        make: Returns the store.
-        part: The size of each part.
-        single: The largest payload that is sent in one request.
-        gets: Parts fetched concurrently.
-        puts: Parts sent concurrently.
-        options: Of the store.
-    """
+def divided(make: Callable[..., T], **options: Any) -> T:
+    """Make a store of type ``s3`` or ``obstore``, with the options of `divide`, too."""
+    known = {name: options.pop(name, None) for name in ("part", "single", "gets", "puts")}
     store = make(**options)
-    divide(store._transfers, part=part, single=single, gets=gets, puts=puts)  # type: ignore[attr-defined]
+    divide(store._transfers, **known)  # type: ignore[attr-defined]
     return store
 
 
@@ -45,7 +29,15 @@ def divide(
     gets: int | None = None,
     puts: int | None = None,
 ) -> None:
-    """Set what a store divides payloads into; see `divided`."""
+    """Set what a store divides payloads into.
+
+    Args:
+        policy: Of the store.
+        part: The size of each part.
+        single: The largest payload that is sent in one request.
+        gets: Parts fetched concurrently.
+        puts: Parts sent concurrently.
+    """
     from claimcheck.stores._parts import Slots
 
     policy._part, policy._single = part, single

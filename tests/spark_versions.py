@@ -1,9 +1,9 @@
 """Which features run on which pyspark: each is tried in an environment of its own, and a Markdown table says it.
 
-    python tests/spark_versions.py [--versions 3.5,4.2] [--folder FOLDER] [--keep]
+    python tests/spark_versions.py [--versions 3.5,4.2]
 
-Environments come from the package index and take some 500 MB each: one is made at a time, and removed unless it is to
-be kept. Java is the one that is found, or the one that comes by pip. Only the standard library is imported.
+Environments come from the package index and take some 500 MB each: one is made at a time, and removed. Java is the one
+that is found, or the one that comes by pip. Only the standard library is imported.
 """
 
 from __future__ import annotations
@@ -73,16 +73,15 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip().strip("|").split(" |")] if line.startswith("|") else [""]
 
 
-def attempt(version: str, folder: Path, package: Path) -> dict[str, str]:
+def attempt(version: str, folder: Path) -> dict[str, str]:
     """Make an environment with one version, and try all features in it."""
-    python = folder / version / "bin" / "python"
-    if not python.exists():
-        venv.create(folder / version, with_pip=True, symlinks=True)
+    python = folder / "venv" / "bin" / "python"
+    venv.create(folder / "venv", with_pip=True, symlinks=True)
     wanted = (f"pyspark[connect]=={version}.*", *REQUIREMENTS[version])
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted], check=True)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
     env |= {
-        "PYTHONPATH": str(package),
+        "PYTHONPATH": str(staged(folder / "package")),
         "PYTHONSAFEPATH": "1",
         "PYSPARK_PYTHON": str(python),
         "SPARK_LOCAL_IP": "127.0.0.1",
@@ -104,22 +103,12 @@ def staged(folder: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "claimcheck-spark-versions"
     parser.add_argument("--versions", default=",".join(REQUIREMENTS), help="minor versions, separated by commas")
-    parser.add_argument("--folder", type=Path, default=cache, help="for environments")
-    parser.add_argument("--keep", action="store_true", help="leave them there, for the next time")
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
     found = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        package = staged(Path(scratch))
-        for version in given.versions.split(","):
-            print(f"pyspark {version} ...", file=sys.stderr, flush=True)
-            try:
-                found[version] = attempt(version, given.folder, package)
-            finally:
-                if not given.keep:
-                    shutil.rmtree(given.folder / version, ignore_errors=True)
+    for version in parser.parse_args().versions.split(","):
+        print(f"pyspark {version} ...", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            found[version] = attempt(version, Path(folder))
     print(table(found))
 
 

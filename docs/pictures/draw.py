@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +20,71 @@ from tests.benchmarks.picture import (  # noqa: E402
     BLUES,
     GRAY,
     INK,
-    Bar,
     Lines,
-    Panel,
-    draw_distances,
+    draw_grid,
     draw_lines,
-    draw_panels,
+    is_ours,
     pyplot,
 )
 from tests.benchmarks.rounds import size_text  # noqa: E402
 
 IMAGES = HERE.parent / "images"
 ORANGE = "#d55e00"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar: the text to its left, its length, and the text behind it."""
+
+    name: str
+    value: float
+    label: str
+
+    @property
+    def color(self) -> str:
+        """Blue if it is ours; light blue for chunks."""
+        if not is_ours(self.name):
+            return GRAY
+        return BLUES[1] if "chunks" in self.name else BLUES[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Bars under one title."""
+
+    title: str
+    bars: tuple[Bar, ...]
+
+
+def draw_panels(
+    panels: Sequence[Panel], path: Path, title: str, *, columns: int = 2, shared: bool = False, note: str = ""
+) -> None:
+    """Draw panels of bars side by side; with one scale if it is shared."""
+    lines = -(-len(panels) // columns)
+    most = [max(len(panel.bars) for panel in panels[i * columns : (i + 1) * columns]) for i in range(lines)]
+    longest = max(bar.value for panel in panels for bar in panel.bars) if shared else None
+    size = (8.6, 0.9 + sum(0.45 + 0.3 * count for count in most))
+    draw_grid(panels, path, title, note, lambda axes, panel: _panel(axes, panel, longest),
+          nrows=lines, ncols=columns, figsize=size)  # fmt: skip
+
+
+def _panel(axes: Any, panel: Panel, longest: float | None) -> None:
+    places, most = range(len(panel.bars)), longest or max(bar.value for bar in panel.bars)
+    axes.barh(places, [bar.value for bar in panel.bars], height=0.72, color=[bar.color for bar in panel.bars])
+    for place, bar in zip(places, panel.bars, strict=True):
+        weight = "bold" if bar.color != GRAY else "normal"
+        axes.text(bar.value + most * 0.02, place, bar.label, va="center", fontsize=9.5, fontweight=weight)
+    axes.set_yticks(places, [bar.name for bar in panel.bars], fontsize=9.5)
+    axes.tick_params(left=False, bottom=False, labelbottom=False)
+    axes.set(xlim=(0, most * 1.45), ylim=(len(panel.bars) - 0.5, -0.6))
+    axes.set_title(panel.title, loc="left", fontsize=10.5)
+    axes.spines[:].set_visible(False)
+
+
+def lines_of(title: str, values: Mapping[str, Mapping[int, float]], x_text: Callable[[float], str]) -> Lines:
+    """Return lines of values without intervals, by x."""
+    points = {name: [(x, y, y, y) for x, y in sorted(each.items())] for name, each in values.items()}
+    return Lines(title, points, x_text)
 
 
 def figures(name: str) -> Any:
@@ -67,7 +122,7 @@ def line() -> None:
     """Draw throughput of S3 over a line like a cloud's, beside other libraries."""
     found = figures("line")
     panels = [
-        Lines.of(
+        lines_of(
             f"{way.capitalize()}: MB of payload per second",
             {name: dict(zip(found["sizes"], rates, strict=True)) for name, rates in libraries.items()},
             lambda size: size_text(int(size)),
@@ -82,7 +137,9 @@ def spark() -> None:
     """Draw throughput by the distance to the store."""
     rates = figures("spark")["rates"]
     distances = {way: {int(at): rate for at, rate in points.items()} for way, points in rates.items()}
-    draw_distances(distances, IMAGES / "spark.png")
+    panel = lines_of("MB of payload per second, by the round trip to the store", distances, lambda at: f"{at:g} ms")
+    title = "Reading 1 MiB payloads from Redis in Spark, on one 2-core machine"
+    draw_lines([panel], IMAGES / "spark.png", title, columns=1)
 
 
 def compare() -> None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import claimcheck._wire.checksum as checksum
 from claimcheck._threads import IO_THREADS, check_interrupt
 from claimcheck.errors import KeyTakenError, StoreError, StoreUnavailableError, import_vendor
-from claimcheck.stores._common import ERROR_CODES, NOT_ADMITTED, NOT_KNOWN
+from claimcheck.stores._common import NOT_ADMITTED, NOT_KNOWN, kind_of_code
 from claimcheck.stores._parts import CONNECTIONS, Slots
 
 _log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def _timestamp(value: Any) -> datetime:
 
 def kind_of_error(error: Exception) -> type[StoreError] | None:
     if isinstance(error, client_error()):
-        return ERROR_CODES.get(code_of(error))
+        return kind_of_code(code_of(error), str(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")))
     return StoreUnavailableError if isinstance(error, _sdk_errors(*_NOT_REACHED)) else None
 
 

@@ -20,8 +20,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # at the end: what is installed wins
 
 from tests.benchmarks import versions
-from tests.benchmarks.machine import enter_network, machine
-from tests.benchmarks.picture import draw
+from tests.benchmarks.children import machine
 from tests.benchmarks.rounds import FULL, QUICK, Effort
 from tests.benchmarks.rows import GROUPS, METHOD, Row, report, steps_of, take
 
@@ -33,7 +32,7 @@ NO_MEANING = "Quick: few rounds and small payloads, to try the machinery. The fi
 def main(arguments: Sequence[str]) -> None:
     """Measure and report."""
     options = _options(arguments)
-    facts = machine(enter_network())  # starts this program again
+    facts = machine()
     for number in (signal.SIGINT, signal.SIGTERM):  # a run that is broken off still stops its servers
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     print(*(f"{name}: {value}" for name, value in facts.items()), *([NO_MEANING] if options.quick else []), sep="\n")
@@ -45,10 +44,6 @@ def main(arguments: Sequence[str]) -> None:
     print("", METHOD, "", *report(rows), sep="\n")
     found = {"method": METHOD, "quick": options.quick, "groups": options.only, "rows": [row.as_dict() for row in rows]}
     _write({"machine": facts, **found}, options.out / "bench.json")
-    try:
-        draw(rows, options.out / "bench.png")
-    except ImportError as error:
-        print(f"No picture: {error}; pip install 'claimcheck-messaging[bench]'")
 
 
 def _compare_versions(options: argparse.Namespace, effort: Effort) -> None:
@@ -85,7 +80,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few rounds and small payloads, to try it")
     parser.add_argument("--only", type=_groups, default=USUAL, metavar="GROUPS", help=f"of {','.join(GROUPS)}")
     parser.add_argument("--old", metavar="VERSION", help="compare with the library of a git revision or a checkout")
-    parser.add_argument("--out", type=Path, default=Path("bench-results"), help="folder for JSON and PNG")
+    parser.add_argument("--out", type=Path, default=Path("bench-results"), help="folder for the JSON")
     return parser.parse_args(arguments)
 
 

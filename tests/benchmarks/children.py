@@ -1,12 +1,14 @@
-"""Other processes, and what this one takes: helpers with a port, children that run a function, peaks of memory."""
+"""Other processes, and what this one takes: helpers with a port, children that run a function, peaks; the machine."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import gc
+import importlib.metadata
 import multiprocessing
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,10 +24,6 @@ _END_SECONDS = 30.0
 
 class ChildError(RuntimeError):
     """A child failed, or did not answer."""
-
-
-class ChildEndedError(ChildError):
-    """A child's process ended before it answered."""
 
 
 class Child:
@@ -70,10 +68,6 @@ class Child:
             raise answer
         return answer
 
-    def status(self, timeout: float = _END_SECONDS) -> int:
-        """Wait until the process has ended; return its exit status, negative for a signal."""
-        return self._process.wait(timeout)
-
     def close(self, timeout: float = _END_SECONDS) -> None:
         """End the pipe and wait for the process, which is killed if it takes longer."""
         self._pipe.close()
@@ -93,10 +87,10 @@ class Child:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _ended(self) -> ChildEndedError:
+    def _ended(self) -> ChildError:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
-        return ChildEndedError(f"its process ended with status {self._process.returncode}")
+        return ChildError(f"its process ended with status {self._process.returncode}")
 
 
 def work(descriptor: int) -> None:
@@ -159,3 +153,36 @@ def peak_extra(work: Callable[[], Any]) -> int:
     peak = status("VmHWM") - before
     del result
     return peak
+
+
+# The machine -----------------------------------------------------------------------------------------------------
+
+_CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+_LIBRARIES = "claimcheck-messaging confluent-kafka pulsar-client redis hiredis boto3 obstore pyspark isal"
+
+
+def machine() -> dict[str, str]:
+    """Describe this machine and what is installed."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    return {
+        "processor": _model() or platform.processor() or platform.machine(),
+        "cores": str(os.cpu_count() or 1),
+        "memory": f"{memory:.1f} GiB",
+        "system": f"{platform.system()} {platform.release()}",
+        "load at start": f"{os.getloadavg()[0]:.1f}",
+        "python": platform.python_version(),
+        **{name: _version(name) for name in _LIBRARIES.split()},
+        "congestion_control": _CONGESTION.read_text().strip() if _CONGESTION.exists() else "unknown",
+    }
+
+
+def _version(package: str) -> str:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return "not installed"
+
+
+def _model() -> str:
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +18,8 @@ import claimcheck
 from tests import servers
 from tests.benchmarks.children import helper
 from tests.benchmarks.compare.broker import Broker, BrokerAddress, connect
+from tests.benchmarks.far_end import RawHttp, RawSocket
 from tests.benchmarks.rounds import MIB, Effort
-from tests.benchmarks.sink import RawHttp, RawSocket
 from tests.parts import divided
 
 T = TypeVar("T")
@@ -122,9 +120,7 @@ class Lab:
     @cached_property
     def s3(self) -> str:
         """URL of the S3 server that keeps nothing."""
-        program = self.folder / "discard_s3"
-        subprocess.run([needed("cc"), "-O2", "-pthread", HERE / "discard_s3.c", "-o", program], check=True)
-        return f"http://127.0.0.1:{self._stack.enter_context(helper(program))}"
+        return f"http://127.0.0.1:{self._stack.enter_context(helper(sys.executable, HERE / 'far_end.py', 's3'))}"
 
     @cached_property
     def near_s3(self) -> str:
@@ -142,10 +138,10 @@ class Lab:
         return self.afar(self.near_s3, 16, 90)
 
     def afar(self, url: str, milliseconds: float, megabytes: float = float("inf")) -> str:
-        """Return a URL of the same server at the end of a line with that round trip and rate; see delay.py."""
+        """Return a URL of the same server at the end of a line with that round trip and rate; see far_end.py."""
         line, parts = (url, milliseconds, megabytes), urlsplit(url)
         if line not in self._lines:
-            command = (sys.executable, HERE / "delay.py", "127.0.0.1", str(parts.port))
+            command = (sys.executable, HERE / "far_end.py", "line", "127.0.0.1", str(parts.port))
             port = self._stack.enter_context(helper(*command, str(milliseconds), str(megabytes)))
             self._lines[line] = parts._replace(netloc=f"127.0.0.1:{port}").geturl()
         return self._lines[line]
@@ -192,7 +188,7 @@ class Lab:
     @cached_property
     def socket(self) -> RawSocket:
         """A raw connection to a process that throws bytes away."""
-        raw: RawSocket = self._closed(RawSocket(self._stack.enter_context(helper(sys.executable, HERE / "sink.py"))))
+        raw: RawSocket = self._closed(RawSocket(self._stack.enter_context(helper(sys.executable, HERE / "far_end.py"))))
         return raw
 
     def http(self, name: str) -> RawHttp:
@@ -235,11 +231,6 @@ class Lab:
 
     def obstore_at(self, url: str) -> claimcheck.Store:
         return self.store(type="obstore", url=f"s3://{BUCKET}/claims", endpoint_url=url, region_name=REGION)
-
-
-def checksum_of(data: Any) -> str:
-    """As pointers have it."""
-    return f"crc32:{zlib.crc32(data):08x}"
 
 
 def needed(program: str, jars: str = "", see: str = "") -> str:

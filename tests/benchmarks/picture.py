@@ -1,4 +1,4 @@
-"""Bars and lines that compare claimcheck with what people use instead: ours in blue, all else in gray."""
+"""Lines that compare claimcheck with what people use instead: ours in blue, all else in gray."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from tests.benchmarks.rounds import Series
-from tests.benchmarks.rows import Row
 
 GRAY, INK, _NOTE = "#9aa0a6", "#202124", "#5f6368"
 BLUES = ("#0072b2", "#56b4e9", "#004c78", "#8fb8d0")  # distinguishable, also from gray, with any color vision
@@ -44,7 +41,7 @@ def pyplot() -> Any:
     return plt
 
 
-def _draw(
+def draw_grid(
     panels: Sequence[Any], path: Path, title: str, note: str, one: Callable[[Any, Any], None], **grid: Any
 ) -> None:
     """Draw panels into a grid of axes, with a title and a note."""
@@ -59,73 +56,6 @@ def _draw(
         figure.supxlabel(note, fontsize=8.5, x=0.01, ha="left", color=_NOTE)
     figure.savefig(path, dpi=200)
     plt.close(figure)
-
-
-# Bars ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One bar: what is written to its left, its length, and what is written at its end."""
-
-    name: str
-    value: float
-    label: str
-
-    @property
-    def color(self) -> str:
-        """Blue if it is ours; light blue for chunks."""
-        if not is_ours(self.name):
-            return GRAY
-        return BLUES[1] if "chunks" in self.name else BLUES[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """Bars under one title."""
-
-    title: str
-    bars: tuple[Bar, ...]
-
-
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draw the rates of every run, if there are any."""
-    runs = {row.series: re.split(r", (?:against|of|added)\b", row.what)[0] for row in reversed(rows) if row.series}
-    panels = [Panel(title, tuple(map(_bar, series))) for series, title in reversed(runs.items())]
-    if panels:
-        draw_panels(panels, path, "claimcheck and what it is compared with", columns=1)
-        print(f"Drawn: {path}")
-
-
-def _bar(series: Series) -> Bar:
-    if series.counts == "bytes":
-        return Bar(series.name, series.rate * 1000, f"{series.rate * 1000:,.0f} MB/s")
-    return Bar(series.name, series.rate, f"{series.rate:,.0f} per second")
-
-
-def draw_panels(
-    panels: Sequence[Panel], path: Path, title: str, *, columns: int = 2, shared: bool = False, note: str = ""
-) -> None:
-    """Draw panels of bars side by side; with one scale if it is shared."""
-    lines = -(-len(panels) // columns)
-    most = [max(len(panel.bars) for panel in panels[i * columns : (i + 1) * columns]) for i in range(lines)]
-    longest = max(bar.value for panel in panels for bar in panel.bars) if shared else None
-    size = (8.6, 0.9 + sum(0.45 + 0.3 * count for count in most))
-    _draw(panels, path, title, note, lambda axes, panel: _panel(axes, panel, longest),
-          nrows=lines, ncols=columns, figsize=size)  # fmt: skip
-
-
-def _panel(axes: Any, panel: Panel, longest: float | None) -> None:
-    places, most = range(len(panel.bars)), longest or max(bar.value for bar in panel.bars)
-    axes.barh(places, [bar.value for bar in panel.bars], height=0.72, color=[bar.color for bar in panel.bars])
-    for place, bar in zip(places, panel.bars, strict=True):
-        weight = "bold" if bar.color != GRAY else "normal"
-        axes.text(bar.value + most * 0.02, place, bar.label, va="center", fontsize=9.5, fontweight=weight)
-    axes.set_yticks(places, [bar.name for bar in panel.bars], fontsize=9.5)
-    axes.tick_params(left=False, bottom=False, labelbottom=False)
-    axes.set(xlim=(0, most * 1.45), ylim=(len(panel.bars) - 0.5, -0.6))
-    axes.set_title(panel.title, loc="left", fontsize=10.5)
-    axes.spines[:].set_visible(False)
 
 
 # Lines -----------------------------------------------------------------------------------------------------------
@@ -145,12 +75,6 @@ class Lines:
     points: Mapping[str, Sequence[tuple[float, float, float, float]]]
     x_text: Callable[[float], str]
 
-    @classmethod
-    def of(cls, title: str, values: Mapping[str, Mapping[int, float]], x_text: Callable[[float], str]) -> Lines:
-        """Make lines of values without intervals, by x."""
-        points = {name: [(x, y, y, y) for x, y in sorted(each.items())] for name, each in values.items()}
-        return cls(title, points, x_text)
-
 
 def draw_lines(
     panels: Sequence[Lines], path: Path, title: str, *, columns: int = 2, shared: bool = False, note: str = ""
@@ -158,7 +82,7 @@ def draw_lines(
     """Draw panels with lines: modes in their colors, claimcheck in blue, other libraries in gray."""
     rows, most = -(-len(panels) // columns), max(len(panel.points) for panel in panels)
     size = (max(8.6, 5.3 * columns), rows * max(4.2 if rows == 1 else 3.2, 0.42 * most))
-    _draw(panels, path, title, note, _draw_lines, nrows=rows, ncols=columns, figsize=size, sharey=shared)
+    draw_grid(panels, path, title, note, _draw_lines, nrows=rows, ncols=columns, figsize=size, sharey=shared)
 
 
 def _draw_lines(axes: Any, panel: Lines) -> None:
@@ -204,12 +128,3 @@ def apart(values: Sequence[float], factor: float = 1.19) -> list[float]:
             if overlap > 0:
                 logs[i], logs[i + 1] = logs[i] - overlap / 2, logs[i + 1] + overlap / 2
     return [math.exp(each) for each in logs]
-
-
-# Spark -----------------------------------------------------------------------------------------------------------
-
-
-def draw_distances(rates: Mapping[str, Mapping[int, float]], path: Path) -> None:
-    """Draw MB/s by round trip in milliseconds."""
-    panel = Lines.of("MB of payload per second, by the round trip to the store", rates, lambda at: f"{at:g} ms")
-    draw_lines([panel], path, "Reading 1 MiB payloads from Redis in Spark, on one 2-core machine", columns=1)

@@ -144,7 +144,6 @@ GROUPS = {
     "memory": "store_rows.MEMORY",
     "path": "store_rows.PATH",
     "many": "line_rows.MANY",
-    "pauses": "pause_rows.ROWS",
     "line": "line_rows.LINE",
     "pulsar": "broker_rows.PULSAR",
     "kafka": "broker_rows.KAFKA",

@@ -111,17 +111,13 @@ def test_a_crossover_is_the_size_from_which_a_mode_is_faster():
 # The report ------------------------------------------------------------------------------------------------------
 
 
-def test_a_report_has_the_recommendation_and_every_figure_and_hostile_names_stay_text():
+def test_a_report_begins_with_the_recommendation_and_hostile_names_stay_text():
     hostile = "<script>alert(1)</script> | ``` \x00\x1b\u202e $x^2$"
     run = json.loads((ROOT / "docs/pictures/compare-kafka.json").read_text())
     page = render({**run, "broker": hostile, "store": hostile, "machine": {hostile: hostile}, "made": hostile}, "x.png")
 
     advice = run["recommendation"]
     assert page.index(advice["yaml"].strip()) < page.index(advice["reasons"][0]) < page.index("![Measurements](x.png)")
-    plots = [each["points"] for measure in run["measures"] for each in measure["series"]]
-    points = sum(len(line) for plot in plots for line in plot.values())
-    rows = [line for line in page.splitlines() if line.count("|") - line.count("\\|") == 7]
-    assert len(rows) == points + 2 * len(run["measures"])
     assert "None: the recommendation needs" in render({**run, "recommendation": None}, "x.png")
     assert not any(each in page for each in ("<script", "\x1b", "\u202e"))
 

@@ -5,11 +5,14 @@ On PyPI the plain name is another project, which no text may tell anyone to inst
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import textwrap
 import tomllib
 import venv
 import zipfile
@@ -115,6 +118,72 @@ def test_the_command_line_without_its_extra_names_the_extra(clean_python):
         assert "Traceback" not in result.stderr
 
 
+# Types: mypy and pyright, both strict, accept what the documents show -------------------------------------------
+
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLES = sorted(path for path in (ROOT / "examples").rglob("*.py") if not path.name.startswith("test_"))
+SOURCES = [*DOCUMENTS, *EXAMPLES]
+BLOCK = re.compile(r"^ *```python[^\n]*\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+NOT_RUN = re.compile(r"<!-- not run:[^\n]*-->\n\Z")  # before a block that needs a package which is not installed
+
+# The only exceptions: some drivers have no types, and confluent_kafka re-exports names without declaring it.
+MYPY = """\
+[mypy]
+strict = true
+allow_redefinition = true
+disable_error_code = import-untyped
+[mypy-confluent_kafka.*]
+implicit_reexport = true
+"""
+PYRIGHT = {
+    "typeCheckingMode": "strict",
+    "reportMissingTypeStubs": False,
+    "reportPrivateImportUsage": False,
+    "reportDuplicateImport": False,  # blocks of one document are checked as one module
+    "reportUnknownMemberType": False,
+    "reportUnknownVariableType": False,
+    "reportUnknownArgumentType": False,
+}
+
+
+def code_of(document: Path) -> str:
+    """Return the Python blocks of a document as one module, each at its line of the document."""
+    text, code = document.read_text(), ""
+    for block in BLOCK.finditer(text):
+        if NOT_RUN.search(text, 0, block.start()):
+            continue
+        code += "\n" * (text.count("\n", 0, block.start(1)) - code.count("\n")) + textwrap.dedent(block[1])
+    return code
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A user's project: one file per document, and an environment in which claimcheck is installed."""
+    folder = tmp_path_factory.mktemp("project")
+    venv.create(folder / "venv", symlinks=True)
+    [packages] = (folder / "venv").glob("lib/python*/site-packages")
+    shutil.copytree(ROOT / "claimcheck", packages / "claimcheck", ignore=shutil.ignore_patterns("__pycache__"))
+    (packages / "drivers.pth").write_text(sysconfig.get_path("purelib"))  # all else as it is installed here
+    (folder / "src").mkdir()
+    for path in SOURCES:
+        name = path.name if path.suffix == ".py" else re.sub(r"\W", "_", str(path.relative_to(ROOT))) + ".py"
+        (folder / "src" / name).write_text(path.read_text() if path.suffix == ".py" else code_of(path))
+    return folder
+
+
+def test_mypy_accepts_what_the_documents_show(project):
+    (project / "mypy.ini").write_text(MYPY)
+    found = _run(sys.executable, "-m", "mypy", "--python-executable", "venv/bin/python", "src", cwd=project)
+    assert found == f"Success: no issues found in {len(SOURCES)} source files\n"
+
+
+def test_pyright_accepts_what_the_documents_show(project):
+    (project / "pyrightconfig.json").write_text(json.dumps({"include": ["src"], **PYRIGHT}))
+    python = project / "venv/bin/python"
+    found = json.loads(_run(sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", python, cwd=project))
+    assert found["summary"]["filesAnalyzed"] == len(SOURCES), found
+
+
 # The name -------------------------------------------------------------------------------------------------------
 
 
@@ -175,12 +244,12 @@ def _python(interpreter, *arguments):
     return _run(interpreter, "-I", *options, "-c", code).strip()
 
 
-def _run(*command):
-    result = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
+def _run(*command, cwd=None):
+    result = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=_environment(), check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
 
 def _environment():
     """The caller's, so that pip finds its way; without what would let this checkout or another environment in."""
-    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH", "VIRTUAL_ENV")}

@@ -206,7 +206,7 @@ class TestErrors:
             *((Answer(status, "Whatever"), StoreError) for status in (400, 401, 403)),
             (Answer(409, "ConditionalRequestConflict"), StoreUnavailableError),
             (Answer(429, "TooManyRequests"), StoreUnavailableError),
-            *((Answer(*status), StoreUnavailableError) for status in ((500,), (503, "SlowDown"))),
+            *((Answer(*status), StoreUnavailableError) for status in ((500,), (503, "SlowDown"), (503, "Whatever"))),
             *((Answer(reset=reset), StoreUnavailableError) for reset in (False, True)),
         ],
     )

@@ -36,13 +36,12 @@ from claimcheck.cli._commands import BrokerOptions, broker_options, one_line
 from claimcheck.cli._files import is_terminal, reported
 from claimcheck.config import Config, StoreConfig
 from claimcheck.errors import ClaimCheckError, ConfigError
-from tests.benchmarks.children import ChildError
+from tests.benchmarks.children import ChildError, machine
 from tests.benchmarks.compare.broker import MAX_BYTES, MIN_BYTES, BrokerAddress, CompareError, connect
 from tests.benchmarks.compare.lab import PREFIX, Lab
 from tests.benchmarks.compare.measures import MEASURES, Measure
 from tests.benchmarks.compare.recommendation import Setting, recommend
 from tests.benchmarks.compare.report import draw, render, summary
-from tests.benchmarks.machine import machine
 from tests.servers import PREFIX as VARIABLE
 
 BUCKET = "claimcheck-compare"

@@ -1,4 +1,4 @@
-"""What is measured in every mode: bytes in the broker, memory, and throughput, latency and processor time."""
+"""What is measured in every mode: bytes in the broker, memory, and throughput."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.benchmarks.compare.lab import Lab, Pair
 from tests.benchmarks.compare.worker import Report
 from tests.benchmarks.rounds import interval
 
-_MEGA, _GIGA = 1e6, 1e9
+_MEGA = 1e6
 PARTITION_BYTES = 10_000_000_000
 """The partition whose filling is calculated."""
 
@@ -172,20 +172,18 @@ def _held(points: Sequence[Point], size: int) -> float:
     return (last.y - first.y) * _MEGA / size / (last.x - first.x)
 
 
-# Throughput, latency and processor time --------------------------------------------------------------------------
+# Throughput ------------------------------------------------------------------------------------------------------
 
 _ROUND_SECONDS = 0.25
 _ROUND_BYTES = 48 << 20
 _MOST_PAYLOADS_SENT = 400
-_MOST_SINGLE = 20
 _WARM_UP = 2
 _NOT_COUNTED = 4  # further payloads of a round of reading, of which the first is not measured
 _NOT_COUNTED_SIZE = 10 << 20
 _WHY = (
     "Rounds of all modes were interleaved in random order. Throughput counts the payload's bytes until the last"
-    " acknowledgement or delivery; latency is that of one payload at a time. Consumers read what is in the topic after"
-    " a seek; the time that the first payload takes alone is not counted. Before all that, one size was"
-    " measured that does not count."
+    " acknowledgement or delivery. Consumers read what is in the topic after a seek; the time that the first payload"
+    " takes alone is not counted. Before all that, one size was measured that does not count."
 )
 
 
@@ -196,7 +194,6 @@ class Lane:
     pair: Pair
     size: int
     produce: list[Report] = field(default_factory=list)  # of many payloads
-    single: list[Report] = field(default_factory=list)  # of payloads one by one
     first: list[Report] = field(default_factory=list)  # of one payload after a seek
     consume: list[Report] = field(default_factory=list)  # of many payloads after a seek
     count: int = _WARM_UP
@@ -221,10 +218,7 @@ class Lane:
         self.begin = report.begin
 
     def produce_round(self) -> None:
-        """Send many payloads, then some one after the other; one payload is both."""
         self.produce.append(self.send(self.count))
-        several = range(min(self.count, _MOST_SINGLE))
-        self.single += [self.send(1) for _ in several] if self.count > 1 else self.produce[-1:]
 
     def consume_round(self) -> None:
         self.first.append(self._consume(1))
@@ -244,14 +238,12 @@ class Lane:
         varies by more than the others take; then the sum of the others' latencies is the better estimate.
         """
         seconds = statistics.median(report.seconds for report in self.first)
-        cpu = statistics.median(report.cpu_seconds for report in self.first)
         return [
             replace(
                 each,
                 count=each.count - 1,
                 size=each.size - each.size // each.count,
                 seconds=max(each.seconds - seconds, sum(each.latencies[1:])),
-                cpu_seconds=max(each.cpu_seconds - cpu, 0.0),
             )
             for each in self.consume
         ]
@@ -268,14 +260,15 @@ def speed(lab: Lab) -> Measure:
         for lane in _lanes(lab, size):
             by_mode[lane.pair.mode].append(lane)
         lab.clear_store()
+    produced = {mode: tuple(_rate(each.size, each.produce) for each in lanes) for mode, lanes in by_mode.items()}
+    consumed = {mode: tuple(_rate(each.size, each.consume) for each in lanes) for mode, lanes in by_mode.items()}
     series = tuple(
-        Series(name, title, "payload in bytes", unit, {mode: tuple(map(of, found)) for mode, found in by_mode.items()})
-        for name, title, unit, of in _MEASURES
+        Series(f"{what}_throughput", f"{what.capitalize()}: throughput", "payload in bytes", "MB/s", rates)
+        for what, rates in (("produce", produced), ("consume", consumed))
     )
     said = {
-        mode: f"{_rate(lanes[-1].size, lanes[-1].produce).y:,.0f} / {_rate(lanes[-1].size, lanes[-1].consume).y:,.0f}"
-        f" MB/s ({size_text(lanes[-1].size)})"
-        for mode, lanes in by_mode.items()
+        mode: f"{points[-1].y:,.0f} / {consumed[mode][-1].y:,.0f} MB/s ({size_text(int(points[-1].x))})"
+        for mode, points in produced.items()
     }
     facts = dict(fact for lanes in by_mode.values() for lane in lanes for fact in _facts(lane))
     return Measure("speed", "Throughput: produce / consume", said, _WHY, series, facts)
@@ -299,24 +292,6 @@ def _lanes(lab: Lab, size: int) -> list[Lane]:
 
 def _rate(size: int, reports: Sequence[Report]) -> Point:
     return Point.of(size, [report.size / report.seconds / _MEGA for report in reports])
-
-
-def _cpu(lane: Lane) -> Point:
-    pairs = zip(lane.produce, lane.consume, strict=True)
-    return Point.of(lane.size, [_GIGA * (a.cpu_seconds / a.size + b.cpu_seconds / b.size) for a, b in pairs])
-
-
-_MEASURES: tuple[tuple[str, str, str, Callable[[Lane], Point]], ...] = (
-    ("produce_throughput", "Produce: throughput", "MB/s", lambda each: _rate(each.size, each.produce)),
-    ("consume_throughput", "Consume: throughput", "MB/s", lambda each: _rate(each.size, each.consume)),
-    (
-        "produce_latency",
-        "Produce: latency of one payload at a time",
-        "ms",
-        lambda each: Point.of(each.size, [1000 * report.latencies[0] for report in each.single]),
-    ),
-    ("cpu", "Processor time of producer and consumer", "s per GB", _cpu),
-)
 
 
 def _facts(lane: Lane) -> Iterator[tuple[str, float]]:

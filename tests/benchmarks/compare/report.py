@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,10 @@ _MODES = """\
 def render(run: Run, picture: str) -> str:
     """Return the report, which shows the picture of this name."""
     parts = [summary(run), _MODES, f"![Measurements]({picture})"]
-    parts += ["Lines are medians, and bands 95 % confidence intervals.", "## Details"]
-    for each in run["measures"]:
-        parts += [f"### {cell(each['title'])}", cell(each["explanation"])]
-        parts += ["\n".join(_figures(each["series"]))]
+    parts += ["Lines are medians, and bands 95 % confidence intervals. The JSON file has every figure."]
+    parts += [_bullets([f"{each['title']}: {each['explanation']}" for each in run["measures"]])]
     parts += ["## Machine", _bullets([f"{name}: {value}" for name, value in run["machine"].items()])]
-    return "\n\n".join(filter(None, parts)) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def summary(run: Run) -> str:
@@ -47,19 +45,6 @@ def summary(run: Run) -> str:
     return "\n\n".join([*parts, "## Measurements", "\n".join(["| | mode | |", "|---|---|---|", *said])])
 
 
-def _figures(series: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield the lines of a table with every point."""
-    yield "| | mode | x | median | from | to |"
-    yield "|---|---|---|---|---|---|"
-    for each in series:
-        title = f"{each['title']}, {each['y_label']}"
-        for mode, points in each["points"].items():
-            for point in points:
-                x = size_text(int(point["x"])) if _is_in_bytes(each) else number_text(point["x"])
-                values = [title, mode, x, *(number_text(point[name]) for name in ("y", "low", "high"))]
-                yield f"| {' | '.join(map(cell, values))} |"
-
-
 def cell(text: str) -> str:
     """Return a text on one line in which nothing is read as Markdown of a table or as HTML."""
     return re.sub(r"\s+", " ", printable(text)).replace("|", "\\|").replace("<", "&lt;")
@@ -67,10 +52,6 @@ def cell(text: str) -> str:
 
 def _bullets(texts: Sequence[str]) -> str:
     return "\n".join(f"- {cell(text)}" for text in texts)
-
-
-def _is_in_bytes(series: dict[str, Any]) -> bool:
-    return re.search(r"\bbytes\b|\bsize\b", series["x_label"]) is not None
 
 
 def draw(run: Run, path: Path, *, only: Sequence[str] = ()) -> None:
@@ -87,6 +68,6 @@ def _panel(series: dict[str, Any]) -> Lines:
         for mode, line in series["points"].items()
         if line
     }
-    in_bytes = _is_in_bytes(series)
+    in_bytes = "bytes" in series["x_label"]
     title = f"{series['title']}, {series['y_label']}" + ("" if in_bytes else f", by {series['x_label']}")
     return Lines(printable(title), points, lambda x: size_text(int(x)) if in_bytes else number_text(x))

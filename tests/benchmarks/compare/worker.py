@@ -7,7 +7,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
@@ -43,9 +43,8 @@ class Report:
     count: int  # payloads that were sent or received
     size: int  # of all of them
     seconds: float  # from the command to the last acknowledgement or payload
-    cpu_seconds: float  # of all threads of the process
     peak_bytes: int  # of memory beyond what was there before, as payloads to send were; 0 if it was not measured
-    latencies: tuple[float, ...] = field(default=(), repr=False)  # of each payload, to its acknowledgement or return
+    latencies: tuple[float, ...] = field(default=(), repr=False)  # of each payload that was received
     errors: tuple[str, ...] = ()  # of sends, and of payloads that did not arrive whole and once
     begin: int | str = 0  # where the first payload was received
 
@@ -114,8 +113,7 @@ class _Sending:
                 self._interleave(batches)
             else:
                 batches[0].send(self._producer)
-        latencies = [seconds for batch in batches for seconds in batch.latencies]
-        return meter.report(latencies, size * count, errors=tuple(error for batch in batches for error in batch.errors))
+        return meter.report(count, size * count, errors=tuple(error for batch in batches for error in batch.errors))
 
     def _interleave(self, batches: list[_Batch]) -> None:
         """Send each batch with a producer of its own; each waits for the others after each message."""
@@ -133,18 +131,15 @@ class _Sending:
 
 
 class _Batch:
-    """Payloads that exist before the clock starts, and what became of them."""
+    """Payloads that exist before the clock starts, and the errors of sending them."""
 
     def __init__(self, size: int, numbers: Sequence[int]) -> None:
         self._payloads = [make(size, number) for number in numbers]
-        self._begins = [0.0] * len(numbers)
-        self.latencies = [0.0] * len(numbers)
         self.errors: list[str] = []
 
     def send(self, producer: Producer) -> None:
-        for i, payload in enumerate(self._payloads):
-            self._begins[i] = time.perf_counter()
-            producer.send(payload, done=partial(self._done, i))
+        for payload in self._payloads:
+            producer.send(payload, done=self._done)
         producer.flush(_WAIT_SECONDS)
 
     def send_and_leave(self, producer: Producer, turn: threading.Barrier) -> None:
@@ -155,8 +150,7 @@ class _Batch:
         finally:
             turn.abort()
 
-    def _done(self, i: int, error: Exception | None) -> None:
-        self.latencies[i] = time.perf_counter() - self._begins[i]
+    def _done(self, error: Exception | None) -> None:
         if error is not None:
             self.errors.append(error_text(error))
 
@@ -170,24 +164,22 @@ class _TurnTaking(ClaimCheck):
 
     def outbound(self, payload: Any, **options: Any) -> OutboundBlock:
         """Return a block whose messages come in turns."""
-        return _Block(super().outbound(payload, **options), self._in_turns)
+        block = super().outbound(payload, **options)
+        enter = block._entered
+
+        def entered(out: Outbound) -> Outbound:
+            out = enter(out)
+            out._messages = self._in_turns(out._messages)
+            return out
+
+        block._entered = entered  # type: ignore[method-assign]
+        return block
 
     def _in_turns(self, messages: Iterable[Envelope]) -> Iterator[Envelope]:
         for message in messages:
             yield message
             with contextlib.suppress(threading.BrokenBarrierError):  # another producer has failed or finished
                 self._turn.wait(_WAIT_SECONDS)
-
-
-class _Block(OutboundBlock):
-    def __init__(self, block: OutboundBlock, through: Callable[[Iterable[Envelope]], Iterator[Envelope]]) -> None:
-        super().__init__(block._strategy, block._message, block._classify)
-        self._through = through
-
-    def __enter__(self) -> Outbound:
-        out = super().__enter__()
-        out._messages = self._through(out._messages)
-        return out
 
 
 class _Receiving:
@@ -219,17 +211,17 @@ class _Receiving:
                 del received  # else one payload more is in memory while the next one is received
         if None in numbers or len({*numbers}) < len(numbers):
             errors.append("damaged, or received twice")
-        return meter.report(latencies, total, errors=tuple(errors), begin=first)
+        return meter.report(len(latencies), total, latencies=tuple(latencies), errors=tuple(errors), begin=first)
 
     def seek(self, *, position: int | str) -> Report:
         """Move to a position."""
         with _Meter() as meter:
             self._consumer.seek(position)
-        return meter.report([], 0)
+        return meter.report(0, 0)
 
 
 class _Meter:
-    """Measures a block: time, processor time of all threads, and the peak of resident memory beyond its beginning.
+    """Measures a block: time, and the peak of resident memory beyond its beginning.
 
     Args:
         peak: Whether to measure memory. The block is slower then: memory that was freed before returns to the system,
@@ -242,13 +234,13 @@ class _Meter:
     def __enter__(self) -> _Meter:
         gc.collect()
         self._before = reset_peak() if self._peak else 0
-        self._cpu, self._begin = time.process_time(), time.perf_counter()
+        self._begin = time.perf_counter()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        seconds, cpu = time.perf_counter() - self._begin, time.process_time() - self._cpu
-        self._taken = seconds, cpu, max(0, status("VmHWM") - self._before) if self._peak else 0
+        seconds = time.perf_counter() - self._begin
+        self._taken = seconds, max(0, status("VmHWM") - self._before) if self._peak else 0
 
-    def report(self, latencies: Sequence[float], size: int, **more: Any) -> Report:
+    def report(self, count: int, size: int, **more: Any) -> Report:
         """Return what the block took for so many payloads."""
-        return Report(len(latencies), size, *self._taken, tuple(latencies), **more)
+        return Report(count, size, *self._taken, **more)
