@@ -68,10 +68,8 @@ def folder(prefix: str) -> str:
 
 
 PREFIX = Check(lambda prefix: is_key_prefix(folder(prefix)), KEY_PREFIX.expected)
-"""For an option with a prefix of keys."""
 
 ENDPOINT = Check(_is_endpoint, "http://host[:port] or https://host[:port]")
-"""For an option with the address of a server."""
 
 
 def part_size(source: Source, limit: int, *, part: int) -> int:

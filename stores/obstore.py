@@ -353,6 +353,8 @@ def _wait_if_lost(error: BaseException) -> None:
 
 def _give_up(writer: Any, error: BaseException) -> None:
     """Complete an upload, so that the base class can delete it; abort it only if that fails."""
+    if "?uploads=" in str(error):  # it never began, and completing it would send a PUT for the bucket itself
+        return
     _wait_if_lost(error)
     try:
         writer.close()

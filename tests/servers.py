@@ -21,11 +21,10 @@ from pathlib import Path
 if __name__ == "__main__":  # a script has its own folder on the path only
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.real.certificates import make_certificate
 from tests.real.kafka_broker import JARS as KAFKA_JARS
 from tests.real.kafka_broker import KafkaBroker, kafka
 from tests.real.object_stores import ACCESS_KEY, SECRET_KEY, S3Server, azure, s3, s3_tls
-from tests.real.process import Location, Server, ServerError, wait_until
+from tests.real.process import Location, Server, ServerError, make_certificate, wait_until
 from tests.real.pulsar_broker import JARS as PULSAR_JARS
 from tests.real.pulsar_broker import MAX_MESSAGE_BYTES as PULSAR_MAX_MESSAGE_BYTES
 from tests.real.pulsar_broker import PulsarBroker, SecurePulsar, pulsar, secure_pulsar

@@ -90,7 +90,7 @@ def _timestamp(value: Any) -> datetime:
         return parsed
 
 
-def kind_of_error(error: Exception) -> type[StoreError] | None:
+def kind_of_error(error: Any) -> type[StoreError] | None:
     if isinstance(error, client_error()):
         return kind_of_code(code_of(error), str(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")))
     return StoreUnavailableError if isinstance(error, _sdk_errors(*_NOT_REACHED)) else None
@@ -103,7 +103,7 @@ def never_arrived(error: BaseException | None) -> bool:
     return isinstance(error, _sdk_errors(*_NOT_STARTED))
 
 
-def client_error() -> type[Exception]:
+def client_error() -> Any:
     """Return the class of errors that the service returned."""
     return _sdk_errors("ClientError")[0]
 

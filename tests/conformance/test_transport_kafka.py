@@ -9,7 +9,6 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from confluent_kafka.aio import AIOConsumer, AIOProducer
 
 from claimcheck.transports.kafka import AsyncKafkaConsumer, AsyncKafkaProducer, KafkaConsumer, KafkaProducer
-from tests.conformance.event_loop import running_loop
 from tests.kit.transport_asyncio import AsyncioConformance
 from tests.kit.transport_conformance import TransportConformance
 from tests.kit.transport_harness import Facts
@@ -95,13 +94,11 @@ class KafkaConformance(TransportConformance):
         assert producer.flush(SECONDS) == 0
 
     def send_refused(self, cc, topic, payload):
-        with contextlib.closing(self.open_producer(cc, topic)) as producer:
-            self.lower_limit(topic)
-            self.send(producer, topic, payload)
+        self.lower_limit(topic)
+        self.send_and_close(self.open_producer(cc, topic), topic, payload)
 
     def send_unknown(self, cc, topic, payload):
-        with contextlib.closing(self.open_producer(cc, topic, **NOBODY)) as producer:
-            self.send(producer, topic, payload)
+        self.send_and_close(self.open_producer(cc, topic, **NOBODY), topic, payload)
 
     def lower_limit(self, topic):
         """Lower the topic's limit below the size of a pointer, without telling the producer."""
@@ -147,21 +144,17 @@ class KafkaConformance(TransportConformance):
         return Facts(topic, message.partition(), message.offset(), message.key(), message.headers() or [])
 
     def acknowledge(self, consumer, message):
-        consumer.commit(message, asynchronous=False)
+        self.run(consumer.commit(message, asynchronous=False))
 
     def dead_letter(self, consumer, message):
-        consumer.dead_letter(message, f"{message.topic()}-dead-letters", reason="no sense in it")
+        self.run(consumer.dead_letter(message, f"{message.topic()}-dead-letters", reason="no sense in it"))
         self.acknowledge(consumer, message)
 
     def dead_letters(self, topic):
         return self.messages(f"{topic}-dead-letters")
 
     def seek(self, consumer, topic, position):
-        consumer.seek(kafka.TopicPartition(topic, 0, position))
-
-    def close(self, opened):
-        with contextlib.suppress(RuntimeError):  # closed before
-            opened.close()
+        self.run(consumer.seek(kafka.TopicPartition(topic, 0, position)))
 
 
 class TestKafka(KafkaConformance):
@@ -169,13 +162,6 @@ class TestKafka(KafkaConformance):
 
 
 class TestAsyncKafka(AsyncioConformance, KafkaConformance):
-    @pytest.fixture(autouse=True)
-    def _loop(self):
-        with running_loop() as self.run:
-            yield
-
-    # Sending ---------------------------------------------------------------------------------------------------
-
     def open_producer(self, cc, topic, **options):
         async def made():
             native = AIOProducer({**self.producer_options(), "logger": quiet, **options}, buffer_timeout=0)
@@ -190,22 +176,6 @@ class TestAsyncKafka(AsyncioConformance, KafkaConformance):
         """A record has its place in the order when `produce` returns its future."""
         self._begun.append(self.run(producer.produce(topic, payload)))
 
-    def send_refused(self, cc, topic, payload):
-        self.lower_limit(topic)
-        self._send_and_close(self.open_producer(cc, topic), topic, payload)
-
-    def send_unknown(self, cc, topic, payload):
-        self._send_and_close(self.open_producer(cc, topic, **NOBODY), topic, payload)
-
-    def _send_and_close(self, producer, topic, payload):
-        try:
-            self.send(producer, topic, payload)
-        finally:
-            self.run(producer.flush())
-            self.close(producer)
-
-    # Receiving -------------------------------------------------------------------------------------------------
-
     def open_consumer(self, cc, topic, *, clock, look_ahead, dead_letters):
         async def made():
             native = AIOConsumer({**self.consumer_options(topic), "logger": quiet})
@@ -217,17 +187,3 @@ class TestAsyncKafka(AsyncioConformance, KafkaConformance):
 
     async def receiving(self, consumer):
         return self.without_event(await consumer.poll())
-
-    def acknowledge(self, consumer, message):
-        self.run(consumer.commit(message, asynchronous=False))
-
-    def dead_letter(self, consumer, message):
-        self.run(consumer.dead_letter(message, f"{message.topic()}-dead-letters"))
-        self.acknowledge(consumer, message)
-
-    def seek(self, consumer, topic, position):
-        self.run(consumer.seek(kafka.TopicPartition(topic, 0, position)))
-
-    def close(self, opened):
-        with contextlib.suppress(RuntimeError):  # closed before
-            self.run(opened.close())

@@ -15,7 +15,6 @@ from claimcheck.transports.pulsar import (
     SendDeadlineError,
 )
 from tests import servers
-from tests.conformance.event_loop import running_loop
 from tests.kit.transport_asyncio import AsyncioConformance
 from tests.kit.transport_conformance import TransportConformance
 from tests.kit.transport_harness import Facts
@@ -69,9 +68,9 @@ class PulsarConformance(TransportConformance):
 
     # Sending ---------------------------------------------------------------------------------------------------
 
-    def open_producer(self, cc, topic):
-        native = self.client.create_producer(topic, batching_enabled=False)
-        return PulsarProducer(native, cc, max_message_bytes=self.limit_bytes)
+    def open_producer(self, cc, topic, client=None, **options):
+        native = (client or self.client).create_producer(topic, batching_enabled=False)
+        return PulsarProducer(native, cc, **{"max_message_bytes": self.limit_bytes, **options})
 
     def send(self, producer, topic, payload, *, key=None, headers=None):
         producer.send(payload, properties=headers, partition_key=key)
@@ -81,27 +80,21 @@ class PulsarConformance(TransportConformance):
 
     def send_refused(self, cc, topic, payload):
         """The properties are too large for the broker, but not for the wrapper's limit."""
-        native = self.client.create_producer(topic, batching_enabled=False)
-        with PulsarProducer(native, cc, max_message_bytes=2 * self.limit_bytes) as producer:
-            producer.send(payload, properties={"large": "v" * self.limit_bytes})
+        producer = self.open_producer(cc, topic, max_message_bytes=2 * self.limit_bytes)
+        self.send_and_close(producer, topic, payload, headers={"large": "v" * self.limit_bytes})
 
     def send_unknown(self, cc, topic, payload):
         """To a topic with a limit that the client does not know, so that it retries forever."""
         self.client.create_producer(topic).close()
         self.server.set_policy(topic, "maxMessageSize", 100)
-        with self.own_client() as client:
-            native = client.create_producer(topic, batching_enabled=False)
-            with PulsarProducer(native, cc, max_message_bytes=self.limit_bytes, deadline_seconds=1) as producer:
-                producer.send(payload)
-
-    @contextlib.contextmanager
-    def own_client(self):
-        """The broker keeps dropping its connection, so it may be closed already."""
-        client = pulsar.Client(self.server.service_url, logger=quiet, operation_timeout_seconds=30)
+        client = self.own_client()
         try:
-            yield client
+            self.send_and_close(self.open_producer(cc, topic, client, deadline_seconds=1), topic, payload)
         finally:
-            PulsarConformance.close(self, client)
+            self.close(client)  # the broker keeps dropping its connection, so it may be closed already
+
+    def own_client(self):
+        return pulsar.Client(self.server.service_url, logger=quiet, operation_timeout_seconds=30)
 
     # Receiving -------------------------------------------------------------------------------------------------
 
@@ -143,23 +136,19 @@ class PulsarConformance(TransportConformance):
         return Facts(name, int(partition or 0), place(getattr(message_id, "first", message_id)), key, headers)
 
     def acknowledge(self, consumer, message):
-        consumer.acknowledge(message)
+        self.run(consumer.acknowledge(message))
 
     def give_back(self, consumer, message):
-        consumer.negative_acknowledge(message)
+        self.run(consumer.negative_acknowledge(message))
 
     def dead_letter(self, consumer, message):
-        consumer.dead_letter(message)
+        self.run(consumer.dead_letter(message))
 
     def dead_letters(self, topic):
         return self.messages(f"{topic}-dead-letters")
 
     def seek(self, consumer, topic, position):
-        consumer.seek(pulsar.MessageId(*position))
-
-    def close(self, opened):
-        with contextlib.suppress(pulsar.exceptions.AlreadyClosed, ValueError):  # closed before
-            opened.close()
+        self.run(consumer.seek(pulsar.MessageId(*position)))
 
 
 def place(message_id):
@@ -176,16 +165,16 @@ class TestAsyncPulsar(AsyncioConformance, PulsarConformance):
     skip = {"test_the_next_payloads_are_read_while_one_is_processed": "only receives that wait at once read at once"}
 
     @pytest.fixture(autouse=True)
-    def _loop(self, broker):
-        with running_loop() as self.run:
-            self.native = self.run(self._opened())
-            yield
-            self.run(self.native.close())
+    def _native(self, _running_loop, broker):
+        self.native = self.own_client()
+        yield
+        self.run(self.native.close())
 
-    async def _opened(self):
-        return pulsar.asyncio.Client(self.server.service_url, logger=quiet)
+    def own_client(self):
+        async def opened():
+            return pulsar.asyncio.Client(self.server.service_url, logger=quiet)
 
-    # Sending ---------------------------------------------------------------------------------------------------
+        return self.run(opened())
 
     def open_producer(self, cc, topic, client=None, **options):
         async def made():
@@ -197,28 +186,6 @@ class TestAsyncPulsar(AsyncioConformance, PulsarConformance):
     async def sending(self, producer, topic, payload, *, key=None, headers=None):
         await producer.send(payload, properties=headers, partition_key=key)
 
-    def send_refused(self, cc, topic, payload):
-        producer = self.open_producer(cc, topic, max_message_bytes=2 * self.limit_bytes)
-        self._send_and_close(producer, payload, properties={"large": "v" * self.limit_bytes})
-
-    def send_unknown(self, cc, topic, payload):
-        self.client.create_producer(topic).close()
-        self.server.set_policy(topic, "maxMessageSize", 100)
-        client = self.run(self._opened())
-        producer = self.open_producer(cc, topic, client, deadline_seconds=1)
-        try:
-            self._send_and_close(producer, payload)
-        finally:
-            self.close(client)
-
-    def _send_and_close(self, producer, payload, **options):
-        try:
-            self.run(producer.send(payload, **options))
-        finally:
-            self.close(producer)
-
-    # Receiving -------------------------------------------------------------------------------------------------
-
     def open_consumer(self, cc, topic, *, clock, look_ahead, dead_letters):
         async def made():
             native = await self.native.subscribe(topic, "s", **self.subscription)
@@ -228,19 +195,3 @@ class TestAsyncPulsar(AsyncioConformance, PulsarConformance):
 
     async def receiving(self, consumer):
         return await consumer.receive()
-
-    def acknowledge(self, consumer, message):
-        self.run(consumer.acknowledge(message))
-
-    def give_back(self, consumer, message):
-        self.run(consumer.negative_acknowledge(message))
-
-    def dead_letter(self, consumer, message):
-        self.run(consumer.dead_letter(message))
-
-    def seek(self, consumer, topic, position):
-        self.run(consumer.seek(pulsar.MessageId(*position)))
-
-    def close(self, opened):
-        with contextlib.suppress(pulsar.asyncio.PulsarException):  # closed before
-            self.run(opened.close())

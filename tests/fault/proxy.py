@@ -174,10 +174,6 @@ class Proxy:
         """Take connections again, at the same port."""
         self._run(self._listen())
 
-    def lose_answers(self) -> None:
-        """Requests still arrive, but the line breaks instead of bringing an answer."""
-        self.answers.break_after(0, times=None)
-
     def free(self) -> None:
         """Be a plain line from now on."""
         self.requests.free()

@@ -35,7 +35,6 @@ from tests.real.process import Server, free_ports, running
 from tests.real.redis_servers import answers_ping, redis_command
 
 COUNT = 20
-WITHIN_SECONDS = 100.0
 BUCKET = "claims"
 ROOM_BYTES = 96 << 20  # of the S3 server's disk
 CUTS_BYTES = 3_000_000  # a line is cut somewhere in so many bytes
@@ -84,6 +83,7 @@ class Lab:
 
     name: str
     reader = "receive"
+    within_seconds = 100.0
     removing = ("the store evicts payloads", "payloads expire")
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
@@ -194,7 +194,7 @@ class Lab:
 
     def _until(self, condition: Callable[[], object], journal: Journal) -> bool:
         """Wait; whoever has ended meanwhile is started again, as a supervisor would. Returns whether it is true."""
-        end = time.monotonic() + WITHIN_SECONDS
+        end = time.monotonic() + self.within_seconds
         while not condition() and time.monotonic() < end:
             for role, process in list(self._workers.items()):
                 if process.poll() is not None and not (role == "send" and journal.lines("end")):
@@ -329,6 +329,7 @@ class SparkLab(KafkaLab):
 
     name = "spark"
     reader = "spark"
+    within_seconds = 300.0  # on a busy machine Spark starts slowly, and it starts twice
 
     def pipeline(self, topic: str, seed: int, expires: bool = False) -> Pipeline:
         folder = Path(os.environ[servers.SPARK_KAFKA_JARS])

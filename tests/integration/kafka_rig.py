@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-import random
 import time
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -17,7 +15,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from confluent_kafka.aio import AIOConsumer, AIOProducer
 
 import claimcheck
-from claimcheck._wire.envelope import encode_chunk
 from claimcheck.stores import memory
 from claimcheck.transports.kafka import (
     AsyncKafkaConsumer,
@@ -25,6 +22,8 @@ from claimcheck.transports.kafka import (
     KafkaConsumer,
     KafkaProducer,
 )
+from tests.kit.transport_harness import chunks_of as chunks_of
+from tests.kit.transport_harness import content as content
 from tests.real.process import wait_until
 
 LIMIT = 10_000
@@ -35,17 +34,6 @@ WITHIN_SECONDS = 30.0
 
 _quiet = logging.getLogger("kafka-client-of-tests")
 _quiet.setLevel(logging.CRITICAL + 1)
-
-
-def content(size: int, seed: int = 0) -> bytes:
-    """Return random bytes that depend on size and seed only."""
-    return random.Random(f"{size} {seed}").randbytes(size)
-
-
-def chunks_of(payload: bytes, count: int, identity: str | None = None) -> list[bytes]:
-    """Return a payload as ``count`` chunks in the published format, without headers."""
-    size, identity = -(-len(payload) // count), identity or str(uuid.uuid4())
-    return [encode_chunk(identity, n, count, payload[n * size : (n + 1) * size]) for n in range(count)]
 
 
 class Rig:

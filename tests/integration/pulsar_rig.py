@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Iterator
 from typing import Any
 
 import pulsar
-import pytest
 
 import claimcheck
 from claimcheck._wire.envelope import encode_chunk
 from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
 from tests import servers
+from tests.kit.transport_harness import content as content
 
 LIMIT = 102_400
 """The test broker's limit for one message."""
@@ -21,12 +20,6 @@ LIMIT = 102_400
 STRATEGIES = ("external", "chunking")
 UUID = "00000000-0000-4000-8000-00000000000{}"
 SHARED, KEYED = pulsar.ConsumerType.Shared, pulsar.ConsumerType.KeyShared
-MANY = pytest.mark.parametrize("kind", [SHARED, KEYED], ids=str)
-
-
-def content(size: int, seed: int = 0) -> bytes:
-    """Return reproducible bytes, different for each seed."""
-    return random.Random(f"{size} {seed}").randbytes(size)
 
 
 def opened(strategy: str, **more: Any) -> claimcheck.ClaimCheck:

@@ -286,6 +286,22 @@ class TestRestartInTheMiddle:
         assert "begins at offset 2 now" in str(bad.payload_error)
         assert (bad.offset(), end.value(), lab.committed().offset) == (2, b"end", 5)
 
+    def test_from_the_end_on_one_that_began_before_is_passed(self, lab):
+        """It is not reported when it expires; the clock passes a minute at each look."""
+        chunks = chunks_of(A, 3)
+        lab.send_raw(*chunks[:2])
+        consumer = lab.consumer(auto_offset_reset="latest", wrap={"clock": itertools.count(0, 60).__next__})
+        while not consumer.assignment():
+            consumer.poll(0.1)
+        assert nothing_comes(consumer, 0.5)
+        lab.send_raw(chunks[2], b"end")
+
+        (message,) = receive(consumer, 1)
+        assert nothing_comes(consumer)
+        consumer.commit(message=message, asynchronous=False)
+
+        assert (message.value(), lab.committed().offset) == (b"end", 4)
+
     def test_one_whose_chunks_changed_their_order_is_delivered_behind_what_was_removed(self, lab):
         """Only near the start can a first chunk be missing because retention removed it."""
         lab.send_raw(b"gone", *[b"plain"] * 1100)

@@ -29,7 +29,6 @@ from tests.integration.kafka_rig import on_a_loop
 from tests.integration.pulsar_rig import (
     KEYED,
     LIMIT,
-    MANY,
     SHARED,
     STRATEGIES,
     UUID,
@@ -379,25 +378,6 @@ class TestCumulatively:
         native.flush()
         consumer.acknowledge(consumer.receive(5000))
         lab.settled()
-
-
-@MANY
-def test_what_a_consumer_leaves_comes_whole_to_another(lab, kind):
-    strategy = "external" if kind == pulsar.ConsumerType.Shared else "chunking"
-    first = lab.consumer(consumer_type=kind)
-    payloads = [content(3 * LIMIT, i) for i in range(4)]
-    for payload in payloads:
-        lab.producer(strategy).send(payload)
-    receive(first, 2)
-    second = lab.consumer(consumer_type=kind)
-
-    first.close()
-
-    got = receive(second, 4)
-    assert sorted(message.data() for message in got) == sorted(payloads)
-    for message in got:
-        second.acknowledge(message)
-    lab.settled()
 
 
 # With asyncio: the same guarantees, and the event loop is never blocked -------------------------------------------

@@ -1,6 +1,5 @@
-"""Stores on real servers: many connections, other libraries, four gibibytes, a key service."""
+"""Stores on real servers: other libraries, four gibibytes, a key service."""
 
-import base64
 import io
 import json
 import os
@@ -19,45 +18,6 @@ from claimcheck._content.data_keys import DataKeys
 from claimcheck.config import EncryptionConfig
 from claimcheck.errors import ConfigError, IntegrityError, StoreUnavailableError
 from tests.conftest import ROOT
-
-# Transfers over several connections to S3 --------------------------------------------------------------------------
-
-
-pytest.importorskip("cryptography")
-
-MIB = 1 << 20
-PAYLOAD = os.urandom(24 * MIB + 1234)
-KEYS = {"k1": base64.b64encode(b"k" * 32).decode()}
-
-
-@pytest.fixture(params=["s3", "obstore"])
-def place(request, s3_server, s3_bucket):
-    where = {"bucket": s3_bucket} if request.param == "s3" else {"url": f"s3://{s3_bucket}/claims"}
-    return {"type": request.param, "endpoint_url": s3_server.endpoint_url, **where}
-
-
-@pytest.fixture
-def transferring(place):
-    with claimcheck.from_dict({"stores": {"hot": place}, "encryption": {"key_id": "k1", "keys": KEYS}}) as cc:
-        yield cc
-
-
-@pytest.mark.parametrize("count", [1, 16])
-def test_files_are_whole_however_many_connections_there_are(transferring, tmp_path, count):
-    store = transferring.store("hot")
-    for transfers in (store._transfers.gets, store._transfers.puts):
-        transfers.connections, transfers.is_fast = count, False
-    (tmp_path / "payload").write_bytes(PAYLOAD)
-    with (tmp_path / "payload").open("rb") as file:
-        pointer = store.write(file)
-
-    assert store.read(pointer) == PAYLOAD
-    with store.open(pointer) as file:
-        assert b"".join(iter(lambda: file.read(65536), b"")) == PAYLOAD
-        file.seek(9 * MIB + 7)
-        assert file.read(10 * MIB) == PAYLOAD[9 * MIB + 7 : 19 * MIB + 7]
-    assert store._transfers.gets.active == store._transfers.puts.active == 0
-
 
 # Other people's libraries read a payload in Redis as a file --------------------------------------------------------
 

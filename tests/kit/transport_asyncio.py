@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Iterator
 from typing import Any
 
 import pytest
 
 from tests.kit.transport_harness import Harness, TransportKit, content, faulty
 
+RUN_SECONDS = 60
+
 
 class AsyncioConformance(TransportKit):
-    """For transports with coroutines, in addition to the rest of the kit; `run` runs one and returns its result."""
+    """For transports with coroutines, in addition to the rest of the kit."""
 
     has_lazy_payloads = False  # the event loop would wait for the store
-    run: Callable[[Coroutine[Any, Any, Any]], Any]
 
     async def sending(self, producer: Any, topic: str, payload: Any, *, key: Any = None, headers: Any = None) -> None:
         """Send one payload as `TransportKit.send` does."""
@@ -28,6 +29,10 @@ class AsyncioConformance(TransportKit):
         raise NotImplementedError
 
     # The blocking hooks ----------------------------------------------------------------------------------------
+
+    def run(self, result: Any) -> Any:
+        """Run a coroutine on the event loop, and wait for its result."""
+        return asyncio.run_coroutine_threadsafe(result, self._loop).result(RUN_SECONDS)
 
     def send(self, producer: Any, topic: str, payload: Any, *, key: Any = None, headers: Any = None) -> None:
         self.run(self.sending(producer, topic, payload, key=key, headers=headers))
@@ -55,8 +60,16 @@ class AsyncioConformance(TransportKit):
         return self.run(receive())
 
     @pytest.fixture(autouse=True)
-    def _tasks(self) -> None:
+    def _running_loop(self) -> Iterator[None]:
+        """An event loop in its own thread."""
         self._begun: list[Awaitable[Any]] = []
+        self._loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        thread.start()
+        yield
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        thread.join(RUN_SECONDS)
+        self._loop.close()
 
     # Receiving -------------------------------------------------------------------------------------------------
 

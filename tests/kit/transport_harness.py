@@ -91,7 +91,7 @@ class TransportKit:
         has_look_ahead: Whether consumers can read stored payloads ahead.
         has_lazy_payloads: Whether a stored payload is read when the application requests it, not when it is received.
         has_open_producers: Whether producers must be closed, and send in the background.
-        closed: The exceptions that a closed producer raises.
+        closed: The exception that a closed producer raises, and perhaps a second `close`.
     """
 
     skip: ClassVar[dict[str, str]] = {}
@@ -109,7 +109,7 @@ class TransportKit:
     has_look_ahead: ClassVar[bool] = True
     has_lazy_payloads: ClassVar[bool] = True
     has_open_producers: ClassVar[bool] = True
-    closed: ClassVar[type[BaseException] | tuple[type[BaseException], ...]] = RuntimeError
+    closed: ClassVar[type[BaseException]] = RuntimeError
 
     # Hooks -----------------------------------------------------------------------------------------------------
 
@@ -202,8 +202,22 @@ class TransportKit:
         raise NotImplementedError
 
     def close(self, opened: Any) -> None:
-        """Close a producer or a consumer; closing twice is harmless."""
-        opened.close()
+        """Close a producer, a consumer or a client, unless it is closed."""
+        with contextlib.suppress(self.closed, ValueError):
+            self.run(opened.close())
+
+    # With them -------------------------------------------------------------------------------------------------
+
+    def run(self, result: Any) -> Any:
+        """Return the result of a client's call; `AsyncioConformance` runs a coroutine."""
+        return result
+
+    def send_and_close(self, producer: Any, topic: str, payload: Any, *, headers: Any = None) -> None:
+        """Send one payload with a producer that nothing else uses."""
+        try:
+            self.send(producer, topic, payload, key=None, headers=headers)
+        finally:
+            self.close(producer)
 
     # Fixtures --------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.real.certificates import make_certificate
-from tests.real.process import Location, Server, accepts_connections, java, running, wait_until
+from tests.real.process import Location, Server, accepts_connections, java, make_certificate, running, wait_until
 
 JARS = "CLAIMCHECK_TEST_KAFKA_JARS"
 """Variable that names the folder with the jars listed in tests/real/kafka.xml."""

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.real.certificates import make_certificate
-from tests.real.process import Location, Server, accepts_connections, running
+from tests.real.process import Location, Server, accepts_connections, make_certificate, running
 
 ACCESS_KEY = "test"
 SECRET_KEY = "testsecret"

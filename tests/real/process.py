@@ -1,4 +1,4 @@
-"""Server processes on free ports: start, wait until ready, kill, restart, stop."""
+"""Server processes on free ports: start, wait until ready, kill, restart, stop; and their certificates."""
 
 from __future__ import annotations
 
@@ -209,3 +209,23 @@ def wait_until(condition: Callable[[], bool], what: str, within: float = READY_W
                 return
         time.sleep(0.01)
     raise ServerError(f"waited {within:g} seconds, but not until {what}")
+
+
+def make_certificate(folder: Path, *, names: str = "IP:127.0.0.1,DNS:localhost") -> None:
+    """Write ``ca.crt``, ``server.crt`` and ``server.key`` (PKCS 8), with all extensions that strict clients check."""
+
+    def openssl(arguments: str) -> None:
+        subprocess.run(["openssl", *arguments.split()], cwd=folder, check=True, capture_output=True, timeout=20)
+
+    key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+    (folder / "server.ext").write_text(
+        f"subjectAltName={names}\nkeyUsage=critical,digitalSignature\nextendedKeyUsage=serverAuth\n"
+        "basicConstraints=critical,CA:false\nsubjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
+    )
+    openssl(
+        f"req -x509 {key} -keyout ca.key -out ca.crt -days 2 -subj /CN=claimcheck-test-authority "
+        "-addext keyUsage=critical,keyCertSign"
+    )
+    openssl(f"req {key} -keyout server.key -out server.csr -subj /CN=claimcheck-test-server")
+    signer = "-CA ca.crt -CAkey ca.key -CAcreateserial"
+    openssl(f"x509 -req -in server.csr {signer} -out server.crt -days 2 -extfile server.ext")

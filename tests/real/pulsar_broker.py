@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.real.certificates import make_certificate
-from tests.real.process import Location, Server, free_ports, java, running, wait_until
+from tests.real.process import Location, Server, free_ports, java, make_certificate, running, wait_until
 
 JARS = "CLAIMCHECK_TEST_PULSAR_JARS"
 """Variable that names the folder with the jars listed in tests/real/pulsar.xml."""

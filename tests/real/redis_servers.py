@@ -9,8 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tests.real.certificates import make_certificate
-from tests.real.process import Location, Server, running, wait_until
+from tests.real.process import Location, Server, make_certificate, running, wait_until
 
 PASSWORD = "open sesame/#?&"  # with every character that a URL must escape
 _PASSWORD_IN_URL = "open%20sesame%2F%23%3F%26"

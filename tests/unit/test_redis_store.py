@@ -11,6 +11,7 @@ import re
 import ssl
 import struct
 import sys
+import threading
 import time
 import urllib.parse
 import uuid
@@ -400,6 +401,33 @@ class TestWritingSmall(Small):
         with pytest.raises(KeyboardInterrupt):
             store.write(SMALL[0])
         assert calls == ["receive", "receive", "delete"]
+
+    def test_one_that_is_cancelled_after_it_was_sent_leaves_nothing(self, pool, store, medium, monkeypatch):
+        """What it stored is deleted after the reply."""
+        sent, go_on, before = threading.Event(), threading.Event(), set(medium.values)
+
+        def held(conversation, usual):
+            sent.set()
+            go_on.wait(10)
+            return usual
+
+        medium.answers(b"SET", b"payload 0", held)
+        monkeypatch.setattr(store, "_delete", lambda pointer: medium.values.pop(f"{pointer.key}-0".encode()))
+
+        async def main():
+            tasks = [asyncio.ensure_future(store.awrite(payload)) for payload in SMALL]
+            await asyncio.sleep(0)
+            pool.go()
+            await asyncio.to_thread(sent.wait, 10)
+            tasks[3].cancel()
+            await asyncio.sleep(0)
+            go_on.set()
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+        found = asyncio.run(main())
+        pool.submit(lambda: None).result(10)
+        assert isinstance(found.pop(3), asyncio.CancelledError)
+        assert medium.values.keys() - before == {f"{pointer.key}-0".encode() for pointer in found}
 
 
 class TestKeptConnections(Small):
