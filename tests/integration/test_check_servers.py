@@ -386,7 +386,7 @@ def put_rules(client, bucket, *rules):
 
 def test_the_rule_of_the_guide_is_good_and_nothing_is_left_in_the_bucket(client, bucket):
     assert found(diagnosed(hot_s3(client, bucket)), *S3) == NOTHING
-    guide = Path("docs/guides/operations.md").read_text()
+    guide = Path("docs/guides/deletion.md").read_text()
     put_rules(client, bucket, *json.loads(re.search(r"```json\n(.*?)```", guide, re.DOTALL)[1])["Rules"])
     before = client.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]
     assert found(diagnosed(hot_s3(client, bucket)), *S3) == []
