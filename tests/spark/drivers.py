@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import os
 import signal
@@ -225,38 +224,6 @@ def resolved(
     return {"rdd": as_rdd(messages).map(look).collect(), "frame": rows_of(digests), "errors": errors}
 
 
-def encrypted(spark: SparkSession, folder: str, config: dict[str, Any], other_key: dict[str, Any]) -> list[str]:
-    """Offload, resolve and reassemble the payloads of ``folder/input``; return all plans, and an error.
-
-    Everything goes into the folder: the messages, and the digests of payloads.
-    """
-    from claimcheck.spark import offload, reassemble, resolve
-
-    said = io.StringIO()
-
-    def read(name: str) -> DataFrame:
-        return spark.read.parquet(f"{folder}/{name}")
-
-    def write(df: DataFrame, name: str) -> None:
-        with contextlib.redirect_stdout(said):
-            df.explain("extended")
-        df.write.mode("append").parquet(f"{folder}/{name}")
-
-    def digests(df: DataFrame) -> DataFrame:
-        return df.selectExpr("n", "sha2(payload, 256) AS digest")
-
-    for strategy in ("external", "chunking"):
-        made = offload("payload", destination="orders", config=config | {"strategy": strategy}, key="key")
-        write(read("input").transform(made), strategy)
-    write(digests(read("external").transform(resolve("value", config=config))), "resolved")
-    write(digests(read("chunking").transform(reassemble("value", config=config))), "reassembled")
-    files = spark.readStream.schema(read("chunking").schema).option("maxFilesPerTrigger", 1)
-    streamed = files.parquet(f"{folder}/chunking").transform(reassemble("value", config=config, expire_by="data"))
-    query = streamed.writeStream.foreachBatch(lambda df, _: write(digests(df), "streamed"))
-    query.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start().awaitTermination()
-    return [said.getvalue(), _error(read("external").transform(resolve("value", config=other_key)).collect)]
-
-
 def _error(act: Callable[[], Any]) -> str:
     try:
         act()
@@ -286,7 +253,7 @@ def feature(spark: SparkSession, name: str, folder: str) -> None:
     shipping_smoke.FEATURES[name](shipping_smoke.Lab(spark, Path(folder)))
 
 
-_JOBS = (stream, kafka, garbage, resolved, encrypted, connect_port, ship, feature)
+_JOBS = (stream, kafka, garbage, resolved, connect_port, ship, feature)
 JOBS: dict[str, Callable[..., Any]] = {each.__name__: each for each in _JOBS}
 
 

@@ -191,16 +191,6 @@ def test_auto_takes_threads_where_fetching_is_waiting_and_looks_again_after_a_mi
     assert clock.pace.threads == 1
 
 
-@pytest.mark.parametrize("concurrency", [8, "auto"])
-def test_threads_fetch_at_once(concurrency):
-    """`auto` finds a slow store by itself, and is not misled by plain messages."""
-    getter = Getter(seconds=0.01)
-
-    list(outcomes([b"other"] * 100 + [b"p1"] * 60, getter, concurrency=concurrency))
-
-    assert 4 < getter.most_running <= 16
-
-
 # Values of columns -------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ import pyspark
 import pytest
 from pyspark.sql import DataFrame
 
-from claimcheck._wire.envelope import decode, encode_abort
+from claimcheck._wire.envelope import Chunk, decode, encode_abort
 from claimcheck.errors import ConfigError
 from claimcheck.spark import Metrics, reassemble
 from claimcheck.spark import _reassemble_stream as on_stream
@@ -33,8 +33,9 @@ def expiring(config: dict[str, Any], seconds: float) -> dict[str, Any]:
 
 
 def uuid_of(chunks: list[bytes]) -> str:
-    uuid: str = decode(chunks[0]).uuid
-    return uuid
+    chunk = decode(chunks[0])
+    assert isinstance(chunk, Chunk)
+    return chunk.uuid
 
 
 @pytest.fixture

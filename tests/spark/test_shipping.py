@@ -5,6 +5,7 @@ Executors are processes of their own, and find no claimcheck but the one that wa
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import hashlib
 import os
@@ -29,9 +30,9 @@ from tests.spark.drivers import Driver
 from tests.spark.rig import failure, staged
 from tests.spark.shipping_smoke import CONNECT
 
-PAYLOADS = [b"small", *(bytes([n]) * 3000 for n in range(1, 8))]
+PAYLOADS = [b"plaintext-5512-untold", *(bytes([n]) * 3000 for n in range(1, 8))]
 DIGESTS = [hashlib.sha256(payload).hexdigest() for payload in PAYLOADS]
-SECRET = "eagle-7301-untold"
+SECRETS = {"ORDERS_PASSWORD": "eagle-7301-untold", "ORDERS_KEY_SECRET": base64.b64encode(b"k" * 32).decode()}
 CLUSTER = {
     "spark.master": "local-cluster[2,1,1024]",
     "spark.task.maxFailures": "1",  # fail without retries
@@ -124,15 +125,17 @@ def lab(tmp_path_factory) -> Lab:
 
 @pytest.fixture
 def told(config, monkeypatch) -> dict[str, Any]:
-    """A configuration that names a secret, and messages of a writer that knows it.
+    """A configuration that names secrets, and messages of a writer that knows them.
 
     Bad ones point at a store that is down, and have a wrong signature.
     """
     hot = {"type": "redis", "url": "redis://:${ORDERS_PASSWORD}@127.0.0.1:1/0"}
     signing = {"key_id": "k1", "keys": {"k1": "${ORDERS_PASSWORD}"}, "require": True}
-    named = config | {"stores": {**config["stores"], "hot": hot}, "signing": signing}
+    encryption = {"key_id": "e1", "keys": {"e1": "${ORDERS_KEY_SECRET}"}}
+    named = config | {"stores": {**config["stores"], "hot": hot}, "signing": signing, "encryption": encryption}
     with monkeypatch.context() as patch, claimcheck.from_dict(named) as cc:
-        patch.setenv("ORDERS_PASSWORD", SECRET)
+        for name, value in SECRETS.items():
+            patch.setenv(name, value)
         good = [cc.seal(cc.store("disk").write(payload, destination="orders")).hex() for payload in PAYLOADS]
         pointer = cc.store("disk").write(PAYLOADS[1], destination="orders")
         down = cc.seal(dataclasses.replace(pointer, store="hot", key="claimcheck:orders/1"))
@@ -142,11 +145,12 @@ def told(config, monkeypatch) -> dict[str, Any]:
     return {"config": named, "messages": good, "bad": [down.hex(), forged.hex()]}
 
 
-def test_an_environment_and_a_secret_that_only_executors_are_told(lab, told, tmp_path):
-    """`spark.executorEnv` resolves a placeholder; its value is in no log and no error."""
+def test_an_environment_and_secrets_that_only_executors_are_told(lab, told, tmp_path):
+    """`spark.executorEnv` resolves placeholders; no value is in a log or an error, and no payload."""
     events = tmp_path / "events"
     events.mkdir()
-    conf = {"spark.executorEnv.ORDERS_PASSWORD": SECRET, "spark.executorEnv.ORDERS_KEY": "a value that is told"}
+    env = SECRETS | {"ORDERS_KEY": "a value that is told"}
+    conf = {f"spark.executorEnv.{name}": value for name, value in env.items()} | {"spark.log.level": "INFO"}
     conf |= {
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": events.as_uri(),
@@ -169,17 +173,23 @@ def test_an_environment_and_a_secret_that_only_executors_are_told(lab, told, tmp
     assert "a value that is told" in log  # spark.redaction.regex matches names, and not this one
     executors = "".join(path.read_text(errors="replace") for path in lab.executor_logs())
     assert "StoreUnavailableError" in executors  # these are the right logs
-    for text in (*found["errors"], log, executors):
-        assert SECRET not in text
+    for text in (*found["errors"], log, executors, driver.log.read_text(errors="replace")):
+        assert not any(secret in text for secret in (*SECRETS.values(), PAYLOADS[0].decode()))
 
 
-def test_a_driver_that_knows_the_secret_keeps_it_to_itself(told, monkeypatch):
+def test_a_driver_that_knows_the_secrets_keeps_them_to_itself(spark, told, monkeypatch):
+    """They are in no plan, and in nothing that is sent to executors."""
     from pyspark import cloudpickle
 
-    monkeypatch.setenv("ORDERS_PASSWORD", SECRET)
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    made = resolve("value", config=told["config"], destination="orders")
+    plan = spark.createDataFrame([], "value binary").transform(made)._jdf.queryExecution().toString()
+    assert "MapInArrow" in plan
 
-    for made in (resolve("value", config=told["config"]), resolver(told["config"], destination="orders")):
-        assert SECRET.encode() not in cloudpickle.dumps(made)
+    sent = [cloudpickle.dumps(each) for each in (made, resolver(told["config"], destination="orders"))]
+    for text in (plan.encode(), *sent):
+        assert not any(secret.encode() in text for secret in SECRETS.values())
 
 
 # One client per worker process and store --------------------------------------------------------------------------
@@ -196,7 +206,7 @@ def test_connections_outlive_tasks_and_jobs(spark, own_redis):
     df = spark.createDataFrame(rdd.map(lambda message: (message,)), "value binary")
     with redis.Redis.from_url(url) as server:
 
-        def opened(act) -> int:
+        def opened(act):
             """Return how many connections two jobs of eight tasks each have opened."""
             before = server.info("stats")["total_connections_received"]
             sizes = [act() for _ in range(2)]

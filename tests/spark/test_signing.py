@@ -1,7 +1,9 @@
-"""Signed messages in Spark: the topic of a row, and the headers with signatures."""
+"""Signed and encrypted messages in Spark: the topic of a row, headers with signatures, what a stream writes."""
 
 from __future__ import annotations
 
+import base64
+import zipfile
 from dataclasses import replace
 
 import pytest
@@ -145,7 +147,21 @@ def test_chunks_without_their_headers_are_refused(spark, config):
     assert bytes(row.payload) == PAYLOADS[0]
 
 
-def test_chunks_are_authenticated_on_a_stream(stateful, config, topic, tmp_path):
+def contents(folder):
+    """Yield the files of a folder, unpacked."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            yield path.read_bytes()
+        if path.is_file() and zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as packed:
+                yield from (packed.read(name) for name in packed.namelist())
+
+
+def test_chunks_are_authenticated_on_a_stream_that_writes_neither_keys_nor_plaintexts(
+    stateful, config, topic, tmp_path
+):
+    key = base64.b64encode(b"k" * 32)
+    config["encryption"] = {"key_id": "e1", "keys": {"e1": key.decode()}, "inline": True}
     several = forgeries(config)
     every = [row for each in several for row in each]
     small, _ = envelopes(config, PAYLOADS[0], strategy="chunking", chunking={"max_message_bytes": 1000})
@@ -157,6 +173,10 @@ def test_chunks_are_authenticated_on_a_stream(stateful, config, topic, tmp_path)
 
     assert [bytes(row.payload) for row in found if row.partition == 9] == [PAYLOADS[0]]
     check_forgeries([row for row in found if row.partition != 9])
+    written = [*contents(tmp_path / "checkpoint"), *contents(tmp_path / "claims")]
+    assert len(written) > 10
+    for secret in (key, b"k" * 32, *(payload[:50] for payload in PAYLOADS)):
+        assert not any(secret in text for text in written)
 
 
 def test_errors_about_signatures_are_those_of_one_row():
