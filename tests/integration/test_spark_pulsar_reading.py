@@ -195,7 +195,9 @@ def test_what_merely_looks_like_chunks():
 
 # Topics with many partitions, and partitions that are divided among tasks -----------------------------------------
 
-SCHEMA = StructType().add("value", "binary").add("ledger_id", "long").add("entry_id", "long").add("batch_index", "int")
+SCHEMA = (
+    StructType().add("value", "binary").add("ledger_id", "long").add("entry_id", "long").add("batch_index", "integer")
+)
 MANY = IN_PARALLEL + 5
 
 
