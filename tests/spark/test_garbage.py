@@ -326,7 +326,7 @@ def test_arguments_are_checked_first(rig):
         collect_garbage(rig.spark, config={**rig.config, "stores": stores}, topics=rig.topics("orders"))
     with pytest.raises(ScanNotSupportedError):
         stores = {"old": {"type": "redis", "url": "redis://127.0.0.1:1", "pointer_version": 1}}
-        collect_garbage(rig.spark, config={**rig.config, "stores": stores}, topics=rig.topics("orders"))
+        collect_garbage(rig.spark, config={**rig.config, "store": "old", "stores": stores}, topics=rig.topics("orders"))
     rig.broker.create_topic("orders.")
     with pytest.raises(ConfigError, match=r"name this topic, too"):
         rig.collect()

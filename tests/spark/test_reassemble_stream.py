@@ -133,13 +133,13 @@ def test_a_killed_driver_loses_nothing_and_repeats_its_batch_exactly(run, statef
     incomplete = [in_chunks(rng.randbytes(4_000)) for _ in range(3)]
     given_up, (first, *others) = in_chunks(rng.randbytes(3_000)), in_chunks(rng.randbytes(3_000))
     aborted = [*given_up[1:], encode_abort(uuid_of(given_up))]
-    everything = [*sent, *rng.sample(sent, 20), b"plain", *aborted, first, first[:-1] + b"?", *others]
+    everything = [*sent, *rng.sample(sent, 20), b"plain", *aborted]
     rng.shuffle(everything)
     put(topic, [chunk for chunks in incomplete for chunk in chunks[1:]])
     assert run(0.01) == []  # applies to the chunks of batch 0
     last = max(int(path.name) for path in (tmp_path / "checkpoint" / "commits").glob("[0-9]*")) + 2
-    for n in range(2):
-        put(topic, everything[n::2])
+    put(topic, [*everything[::2], first])
+    put(topic, [first[:-1] + b"?", *everything[1::2], *others])
     later = expiring(config, 3_600)
 
     with Driver(*shadowed(tmp_path)) as driver:
