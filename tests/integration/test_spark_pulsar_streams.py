@@ -1,37 +1,44 @@
 """Streams of a real Pulsar that are killed, whose broker is killed, or whose data or subscription is lost."""
 
-import json
+import contextlib
 import logging
-import threading
+import os
 
 import pulsar
 import pytest
 
 from tests import servers
 from tests.integration.pulsar_rig import Topic
-from tests.spark.rig import batches_of, failure, run_child, stream, values, written
-from tests.spark.sources_child import read
+from tests.spark.drivers import STOPPED, Driver, write_batches
+from tests.spark.rig import batches_of, failure, stream, values, written
 
 PULSAR = "claimcheck_pulsar"
 quiet = logging.getLogger("pulsar-client-of-a-killed-broker")
 quiet.setLevel(logging.CRITICAL)
 
 
+@contextlib.contextmanager
+def running(df, checkpoint, **trigger):
+    """Run a query in the background; gives it, and its rows by batch."""
+    seen = {}
+    keep = df.writeStream.option("checkpointLocation", str(checkpoint)).trigger(**trigger)
+    query = keep.foreachBatch(lambda batch, number: seen.update({number: batch.collect()})).start()
+    try:
+        yield query, seen
+    finally:
+        query.stop()
+
+
 def test_partitions_that_are_added_while_it_runs(spark_sources, spark_topic, tmp_path):
     spark_topic.broker.create_partitioned(spark_topic.name, 1)
     sent = spark_topic.send(range(10))
-    seen = {}
     df = stream(spark_sources, PULSAR, spark_topic.options())
-    keep = df.writeStream.option("checkpointLocation", str(tmp_path / "c")).trigger(processingTime="200 milliseconds")
-    query = keep.foreachBatch(lambda batch, number: seen.update({number: batch.collect()})).start()
-    try:
+    with running(df, tmp_path / "c", processingTime="200 milliseconds") as (_, seen):
         servers.wait_until(lambda: values(seen) == sent, "the first rows are there", 60)
         spark_topic.broker.request("POST", f"persistent/public/default/{spark_topic.name}/partitions", 3)
         producer = spark_topic.client.create_producer(f"{spark_topic.full}-partition-2")
         producer.send(b"added")
         servers.wait_until(lambda: values(seen) == sorted([*sent, b"added"]), "the new partition is read", 60)
-    finally:
-        query.stop()
 
 
 def test_what_is_not_committed_is_kept_and_what_is_may_go(spark_sources, spark_topic, tmp_path):
@@ -92,24 +99,7 @@ def _trimmed(topic, ledger):
 @pytest.fixture
 def rival(spark_sources, spark_topic, tmp_path):
     """A second query with a checkpoint of its own, and the same subscription."""
-
-    def run(**more):
-        return batches_of(stream(spark_sources, PULSAR, spark_topic.options(**more)), tmp_path / "rival")
-
-    return run
-
-
-def forget_what_was_read(topic, rival, ledger):
-    """Let the rival read until the broker deletes a ledger."""
-
-    def gone():
-        topic.send([1000, 1001])  # in two entries; the second is kept as proof
-        rival()
-        topic.roll()
-        topic.broker.trim(topic.name)
-        return ledger not in topic.ledgers()
-
-    servers.wait_until(gone, "the ledger is gone", 60)
+    return lambda: batches_of(stream(spark_sources, PULSAR, spark_topic.options()), tmp_path / "rival")
 
 
 def test_what_is_committed_may_go_where_each_ledger_has_one_entry(spark_sources, spark_topic, tmp_path):
@@ -121,25 +111,22 @@ def test_what_is_committed_may_go_where_each_ledger_has_one_entry(spark_sources,
             first = spark_topic.ledgers()[0]
         spark_topic.roll()
 
-    servers.wait_until(lambda: spark_topic.broker.trim(spark_topic.name) or first not in spark_topic.ledgers(), "gone")
+    servers.wait_until(lambda: _trimmed(spark_topic, first), "the ledger is gone")
     spark_topic.send([3])
     assert values(batches_of(df, tmp_path / "c")) == [b"3"]  # and the proof is still there
 
 
 def test_both_at_the_same_time(spark_sources, spark_topic, rival, tmp_path):
-    sent, seen = spark_topic.send(range(5)), {}
+    sent = spark_topic.send(range(5))
     df = stream(spark_sources, PULSAR, spark_topic.options())
-    keep = df.writeStream.option("checkpointLocation", str(tmp_path / "c")).trigger(processingTime="200 milliseconds")
-    query = keep.foreachBatch(lambda batch, number: seen.update({number: batch.collect()})).start()
-    try:
+    with running(df, tmp_path / "c", processingTime="200 milliseconds") as (_, seen):
         servers.wait_until(lambda: values(seen) == sent, "the first rows are there", 60)
         text = failure(rival)
         sent += spark_topic.send(range(5, 10))
         servers.wait_until(lambda: values(seen) == sorted(sent), "the query goes on", 60)
-    finally:
-        query.stop()
 
     assert "SubscriptionBusyError" in text
+    assert spark_topic.full in text
     assert "Each query needs a subscription of its own" in text
 
 
@@ -153,7 +140,13 @@ def test_what_the_other_has_let_go_of_is_missed(spark_sources, spark_topic, riva
     spark_topic.roll()
     rival()
 
-    forget_what_was_read(spark_topic, rival, lost)
+    def gone():
+        spark_topic.send([1000, 1001])  # in two entries; the second is kept as proof
+        rival()
+        spark_topic.roll()
+        return _trimmed(spark_topic, lost)
+
+    servers.wait_until(gone, "the rival has read it, and the broker deletes it", 60)
 
     text = failure(lambda: batches_of(df, tmp_path / "c"))
     assert "DataLossError" in text
@@ -178,49 +171,38 @@ def test_a_jvm_that_is_killed_loses_nothing(worker_env, spark_sources, spark_top
     spark_topic.send(range(100, 150), batched=True)
     told = spark_topic.options(maxRowsPerTrigger=40)
 
-    run_child(worker_env, "read", tmp_path, PULSAR, json.dumps(told), stop="after 2", whom="jvm")
-    servers.wait_until(lambda: not consumers(spark_topic), "nobody of the first run is left")
+    with Driver({}, tmp_path, os.environ | worker_env) as driver:
+        driver.begin("stream", form=PULSAR, options=told, folder=str(tmp_path), stop_in=2, kill="jvm")
+        assert driver.line() == STOPPED
+        servers.wait_until(lambda: not consumers(spark_topic), "nobody of the first run is left", 60)
     spark_topic.send(range(150, 170), batched=True)
-    read(stream(spark_sources, PULSAR, told), tmp_path)
+    write_batches(stream(spark_sources, PULSAR, told), tmp_path)
 
     attempts = written(tmp_path)
     assert [len(attempts[number]) for number in (0, 1, 2)] == [1, 1, 2]  # 2 was written, but not committed
     assert attempts[2][0] == attempts[2][1]
-    assert sorted(v for each in attempts.values() for v in each[-1]) == sorted(map(str, range(170)))
+    assert sorted(row["value"] for each in attempts.values() for row in each[-1]) == sorted(map(str, range(170)))
 
 
 # A broker that is killed and started again -------------------------------------------------------------------------
-
-
-ROWS = 30_000
 
 
 ROWS = 12_000
 
 
 def test_a_broker_that_is_killed_while_it_is_read(own_pulsar_jars, spark_sources, topic, tmp_path):
-    seen, reading = {}, threading.Event()
-
-    def keep(batch, number):
-        seen[number] = batch.collect()
-        reading.set()
-
     with servers.pulsar(durable=True) as broker:
         client = pulsar.Client(broker.service_url, logger=quiet)
         own_topic = Topic(broker, client, topic)
         broker.create_partitioned(topic, 2)
         sent = own_topic.send(range(ROWS))
         df = stream(spark_sources, PULSAR, own_topic.options(maxRowsPerTrigger=ROWS // 6)).select("value")
-        writer = df.writeStream.option("checkpointLocation", str(tmp_path / "c")).foreachBatch(keep)
-        query = writer.trigger(availableNow=True).start()
-        try:
-            assert reading.wait(90)
+        with running(df, tmp_path / "c", availableNow=True) as (query, seen):
+            servers.wait_until(lambda: seen, "a batch is read", 90)
             broker.server.kill()
             broker.server.start()
             assert query.awaitTermination(120)
-        finally:
-            query.stop()
-            client.close()
+        client.close()
 
     assert query.exception() is None
     assert values(seen) == sorted(sent)

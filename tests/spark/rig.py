@@ -1,20 +1,19 @@
-"""Helpers of the Spark tests: DataFrames and files of messages, chunks in the published format, killed streams."""
+"""Helpers of the Spark tests: DataFrames and files of messages, chunks in the published format, streams."""
 
 from __future__ import annotations
 
-import contextlib
+import importlib
 import json
 import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
+import claimcheck
 from claimcheck._wire.envelope import encode_chunk
 
 
@@ -51,17 +50,6 @@ SCHEMA = (
     "topic string, partition int, offset bigint, key binary, value binary, "
     "headers array<struct<key:string,value:binary>>"
 )
-PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-
-
-@contextlib.contextmanager
-def stateful_session(spark: Any) -> Iterator[Any]:
-    """The session with the state store that stateful operators need."""
-    before = spark.conf.get(PROVIDER)
-    spark.conf.set(PROVIDER, ROCKSDB)
-    yield spark
-    spark.conf.set(PROVIDER, before)
 
 
 class TopicFiles:
@@ -71,6 +59,10 @@ class TopicFiles:
         self.folder = folder
         self.folder.mkdir()
         self._files = self._rows = 0
+
+    def stream(self, spark: Any) -> Any:
+        """Return a streaming DataFrame with one file in each micro-batch."""
+        return spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(self.folder))
 
     def put(self, rows: Sequence[tuple[Any, ...]]) -> None:
         """Add one file with rows of `SCHEMA`."""
@@ -102,22 +94,20 @@ class TopicFiles:
         return offsets
 
 
-# Sources: streams that run to their end, and drivers that are killed ----------------------------------------------
-
-CHILD = Path(__file__).with_name("sources_child.py")
+# Streams that run to their end -------------------------------------------------------------------------------------
 
 
-def stream(spark, form: str, options: dict[str, Any]):
+def stream(spark: Any, form: str, options: dict[str, Any]) -> Any:
     """Return a streaming DataFrame."""
     told = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
     return spark.readStream.format(form).options(**told).load()
 
 
-def batches_of(df, checkpoint: Path) -> dict[int, list[Any]]:
+def batches_of(df: Any, checkpoint: Path) -> dict[int, list[Any]]:
     """Run until all available rows are read; return the rows of every batch by its number."""
     seen: dict[int, list[Any]] = {}
 
-    def keep(batch, number):
+    def keep(batch: Any, number: int) -> None:
         seen[number] = batch.collect()
 
     query = df.writeStream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).foreachBatch(keep)
@@ -130,36 +120,23 @@ def values(seen: dict[int, list[Any]]) -> list[bytes]:
     return sorted(bytes(row.value) for rows in seen.values() for row in rows)
 
 
-def failure(run) -> str:
+def failure(run: Callable[[], object]) -> str:
     """Return the text of the error that Spark raises."""
     with pytest.raises(Exception) as caught:
         run()
     return str(caught.value)
 
 
-def run_child(environment: dict[str, str], *arguments: object, stop: str, whom: str = "all") -> None:
-    """Run a query in a process of its own until it reaches ``stop``; then kill its process group, or only its JVM."""
-    child = subprocess.Popen(
-        [sys.executable, str(CHILD), *map(str, arguments), stop, whom],
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    assert child.stdout is not None
-    try:
-        assert child.stdout.readline().strip() == stop
-        if whom == "jvm":
-            assert child.stdout.readline().strip() == "noticed"
-    finally:
-        if whom != "jvm":
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-        child.stdout.close()
-
-
-def written(folder: Path) -> dict[int, list[list[str]]]:
-    """Return the rows that the child wrote for every batch, once for each attempt."""
+def written(folder: Path) -> dict[int, list[list[dict[str, Any]]]]:
+    """Return the rows that `write_batches` has written for every batch, once for each attempt."""
     logs = {int(path.stem): path.read_text().splitlines() for path in (folder / "out").glob("*.jsonl")}
-    return {number: [json.loads(line) for line in lines] for number, lines in logs.items()}
+    return {number: [json.loads(line) for line in logs[number]] for number in sorted(logs)}
+
+
+def staged(folder: Path) -> Path:
+    """Copy the tested package, with its stores, to a folder of its own, as in a wheel."""
+    package, ignore = folder / "package" / "claimcheck", shutil.ignore_patterns("__pycache__", "stores")
+    stores = importlib.import_module("claimcheck.stores").__file__
+    shutil.copytree(Path(claimcheck.__file__).parent, package, ignore=ignore)
+    shutil.copytree(Path(str(stores)).parent, package / "stores", ignore=ignore)
+    return package

@@ -1,4 +1,4 @@
-"""Runs each Spark feature once on a few rows, for `tests/spark_versions.py` and the README's table of versions.
+"""Runs each Spark feature once on a few rows, for `tests/spark_versions.py` and the table of versions in the docs.
 
 python shipping_smoke.py        # with the pyspark that is installed; prints JSON, from feature to "yes" or the reason
 """
@@ -6,12 +6,10 @@ python shipping_smoke.py        # with the pyspark that is installed; prints JSO
 from __future__ import annotations
 
 import hashlib
-import importlib
 import importlib.util
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -20,17 +18,25 @@ from pathlib import Path
 from typing import Any
 
 import claimcheck
-import claimcheck.spark
+import claimcheck.spark as verbs
 from claimcheck.errors import ClaimCheckError
 
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # at the end: claimcheck is that of the environment
+
+from tests.spark.drivers import Driver, session
+
 YES = "yes"
-MISSING = "not in claimcheck yet"
 _TELLING = re.compile(r"(Caused by: )?[\w.]+(Error|Exception): \S")
 PAYLOADS = [b"small", *(bytes([n]) * 3000 for n in range(1, 6))]
-
-
-class MissingFeatureError(Exception):
-    """The library does not have the feature."""
+CONNECT = {
+    "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+    "spark.connect.grpc.binding.address": "127.0.0.1",
+    "spark.connect.grpc.binding.port": "0",
+    "spark.sql.artifact.isolation.enabled": "true",  # as in Spark's own server
+    "spark.sql.artifact.isolation.alwaysApplyClassloader": "true",
+    "spark.task.maxFailures": "1",  # fail without retries
+}
+"""The settings of a Spark Connect server."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +54,15 @@ class Lab:
         return {"strategy": "external", "threshold_bytes": 1000, "stores": stores}
 
     def messages(self, **more: Any) -> list[bytes]:
+        found = []
         with claimcheck.from_dict(self.config | more) as cc:
-            return [bytes(e.data) for payload in PAYLOADS for e in _envelopes(cc, payload)]
+            for payload in PAYLOADS:
+                with cc.outbound(payload, destination="orders", key=b"k") as out:
+                    found += [bytes(envelope.data) for envelope in out.envelopes]
+        return found
 
     def frame(self, messages: list[bytes]) -> Any:
-        """Return two partitions, read from files, which needs neither an RDD nor Arrow."""
+        """Return two partitions, which needs neither an RDD nor Arrow."""
         rows = [(n, bytearray(message)) for n, message in enumerate(messages)]
         return self.spark.createDataFrame(rows, "n int, value binary").repartition(2)
 
@@ -61,95 +71,78 @@ class Lab:
         self.frame(messages).write.mode("overwrite").parquet(folder)
         return self.spark.readStream.schema("n int, value binary").parquet(folder)
 
-    def finished(self, df: Any, column: str = "payload") -> list[str]:
+    def finished(self, df: Any) -> list[str]:
         """Run a stream to its end; return the digests of its payloads."""
         target, checkpoint = (str(self.folder / f"{name}-{os.urandom(4).hex()}") for name in ("out", "checkpoint"))
-        query = df.select(column).writeStream.format("parquet").option("checkpointLocation", checkpoint)
+        query = df.select("payload").writeStream.format("parquet").option("checkpointLocation", checkpoint)
         query.trigger(availableNow=True).start(target).awaitTermination(240)
-        return digests(self.spark.read.parquet(target).collect(), column)
+        return digests(row.payload for row in self.spark.read.parquet(target).collect())
 
 
-def _digest(payload: bytes) -> str:
-    return hashlib.sha256(payload).hexdigest()
+def digests(payloads: Any) -> list[str]:
+    return sorted(hashlib.sha256(payload).hexdigest() for payload in payloads)
 
 
-def digests(rows: list[Any], column: str = "payload") -> list[str]:
-    """Return the digests, sorted."""
-    return sorted(_digest(row[column]) for row in rows)
-
-
-WANTED = sorted(_digest(payload) for payload in PAYLOADS)
-
-
-def feature(name: str) -> Any:
-    """Return a function of `claimcheck.spark`, which may be missing."""
-    if not hasattr(claimcheck.spark, name):
-        raise MissingFeatureError(name)
-    return getattr(claimcheck.spark, name)
+WANTED = digests(PAYLOADS)
 
 
 def resolve(lab: Lab) -> None:
-    df = lab.frame(lab.messages()).transform(claimcheck.spark.resolve("value", config=lab.config))
-    assert digests(df.collect()) == WANTED
+    """A damaged message becomes a row with an error."""
+    messages = lab.messages()
+    made = verbs.resolve("value", config=lab.config, on_error="null")
+    rows = lab.frame([*messages, messages[-1][:-1]]).transform(made).collect()
+    assert digests(row.payload for row in rows if row.error is None) == WANTED
+    assert [row.error.type for row in rows if row.error is not None] == ["EnvelopeError"]
 
 
 def resolve_stream(lab: Lab) -> None:
-    df = lab.stream(lab.messages()).transform(claimcheck.spark.resolve("value", config=lab.config))
-    assert lab.finished(df) == WANTED
+    assert lab.finished(lab.stream(lab.messages()).transform(verbs.resolve("value", config=lab.config))) == WANTED
 
 
 def resolver(lab: Lab) -> None:
-    rdd = lab.spark.sparkContext.parallelize(lab.messages(), 2).mapPartitions(claimcheck.spark.resolver(lab.config))
-    assert sorted(_digest(payload) for payload in rdd.collect()) == WANTED
+    rdd = lab.spark.sparkContext.parallelize(lab.messages(), 2).mapPartitions(verbs.resolver(lab.config))
+    assert digests(rdd.collect()) == WANTED
 
 
 def map_payloads(lab: Lab) -> None:
     def digest(payload: bytes) -> str:  # not in a module that workers would have to import
         return hashlib.sha256(payload).hexdigest()
 
-    made = feature("map_payloads")(digest, "digest string", column="value", config=lab.config)
+    made = verbs.map_payloads(digest, "digest string", column="value", config=lab.config)
     assert sorted(row.digest for row in lab.frame(lab.messages()).transform(made).collect()) == WANTED
 
 
 def offload(lab: Lab) -> None:
-    made = feature("offload")("value", destination="orders", config=lab.config)
+    made = verbs.offload("value", destination="orders", config=lab.config)
     messages = [bytes(row.value) for row in lab.frame(PAYLOADS).transform(made).collect()]
     assert max(map(len, messages)) < 1000
     with claimcheck.from_dict(lab.config) as cc:
-        assert sorted(_digest(cc.resolve(message)) for message in messages) == WANTED
+        assert digests(map(cc.resolve, messages)) == WANTED
 
 
 def repartition(lab: Lab) -> None:
     from pyspark.sql.functions import spark_partition_id
 
-    made = feature("repartition_by_payload")("value", config=lab.config, target_bytes=5000)
     messages = lab.messages()
+    made = verbs.repartition_by_payload("value", config=lab.config, target_bytes=5000)
     rows = lab.frame(messages).transform(made).withColumn("place", spark_partition_id()).collect()
     assert sorted(bytes(row.value) for row in rows) == sorted(messages)
     assert len({row.place for row in rows}) > 1
 
 
 def reassemble(lab: Lab) -> None:
-    df = lab.frame(lab.messages(strategy="chunking")).transform(feature("reassemble")("value", config=lab.config))
-    assert digests(df.collect()) == WANTED
+    df = lab.frame(lab.messages(strategy="chunking")).transform(verbs.reassemble("value", config=lab.config))
+    assert digests(row.payload for row in df.collect()) == WANTED
 
 
 def reassemble_stream(lab: Lab) -> None:
-    made = feature("reassemble")("value", config=lab.config, expire_by="data")
-    provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    lab.spark.conf.set("spark.sql.streaming.stateStore.providerClass", provider)
-    try:
-        assert lab.finished(lab.stream(lab.messages(strategy="chunking")).transform(made)) == WANTED
-    finally:
-        lab.spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
+    made = verbs.reassemble("value", config=lab.config, expire_by="data")
+    assert lab.finished(lab.stream(lab.messages(strategy="chunking")).transform(made)) == WANTED
 
 
 def source(lab: Lab) -> None:
     """Read a stream from the source that needs no server."""
-    try:
-        sources: Any = importlib.import_module("claimcheck.spark.sources")
-    except ImportError as error:
-        raise MissingFeatureError from error
+    from claimcheck.spark.sources import register
     from claimcheck.transports.local import LocalBroker, LocalProducer
 
     path = str(lab.folder / "broker.sqlite")
@@ -158,41 +151,19 @@ def source(lab: Lab) -> None:
         producer = LocalProducer(broker, cc)
         for payload in PAYLOADS:
             producer.send("orders", payload)
-    sources.register(lab.spark)
+    register(lab.spark)
     rows = lab.spark.readStream.format("claimcheck_local").option("path", path).option("topic", "orders").load()
-    assert lab.finished(rows.transform(claimcheck.spark.resolve("value", config=lab.config))) == WANTED
+    assert lab.finished(rows.transform(verbs.resolve("value", config=lab.config))) == WANTED
 
 
 def connect(lab: Lab) -> None:
     """Use separate processes: a process has one kind of session."""
     if importlib.util.find_spec("pyspark.sql.connect") is None or importlib.util.find_spec("grpc") is None:
         raise RuntimeError("grpcio is not installed: pyspark[connect] brings it")
-    folder = Path(__file__).parent
-    log = lab.folder / "server.log"
-    with log.open("w") as said:
-        command = [sys.executable, str(folder / "shipping_server.py"), "local[2]", "installed"]
-        server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True)
-    try:
-        assert server.stdout is not None
-        port = server.stdout.readline().strip()
-        if not port:
-            raise RuntimeError(log.read_text())
-        given = {"port": port, "folder": str(lab.folder), "steps": ["`resolve`"]}
-        done = subprocess.run(
-            [sys.executable, folder / "shipping_client.py"],
-            input=json.dumps(given),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(done.stderr)
-        found = json.loads(done.stdout.splitlines()[-1])["`resolve`"]
-        if "error" in found:
-            raise RuntimeError(found["error"])
-    finally:
-        server.communicate(timeout=60)
+    with Driver(CONNECT, lab.folder) as server:
+        address = f"sc://127.0.0.1:{server.run('connect_port')}"
+        with Driver({"spark.remote": address}, lab.folder) as client:
+            client.run("feature", name="`resolve`", folder=str(lab.folder))
 
 
 FEATURES: dict[str, Callable[[Lab], None]] = {
@@ -207,23 +178,16 @@ FEATURES: dict[str, Callable[[Lab], None]] = {
     "sources": source,
     "Spark Connect": connect,
 }
-"""The function that tries each feature, by its name in the README."""
+"""The function that tries each feature, by its name in the docs."""
 
 
 def attempt(name: str, lab: Lab) -> str:
     """Try a feature; return `YES` or the reason why it fails."""
     try:
         FEATURES[name](lab)
-    except MissingFeatureError:
-        return MISSING
     except Exception as error:
         return f"no: {_reason(error)}"
     return YES
-
-
-def _envelopes(cc: claimcheck.ClaimCheck, payload: bytes) -> Any:
-    with cc.outbound(payload, destination="orders", key=b"k") as out:
-        yield from out.envelopes
 
 
 def _reason(error: Exception) -> str:
@@ -236,17 +200,10 @@ def _reason(error: Exception) -> str:
 
 
 def main() -> None:
-    claimcheck.spark.ensure_java()
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.master("local[2]").appName("smoke").config("spark.ui.enabled", "false")
-    for name in ("host", "bindAddress"):
-        builder = builder.config(f"spark.driver.{name}", "127.0.0.1")
-    spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
+    spark = session({})
     with tempfile.TemporaryDirectory() as folder:
         found = {name: attempt(name, Lab(spark, Path(folder))) for name in FEATURES}
-        spark.stop()
+    spark.stop()
     print(json.dumps(found))
 
 

@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from claimcheck._config_file import from_dict
-from claimcheck.errors import ConfigError, PayloadNotFoundError
+from claimcheck.errors import PayloadNotFoundError
 from claimcheck.spark._columns import binary_array
-from claimcheck.spark._reading import Reading, outcome_of, views
+from claimcheck.spark._reading import outcome_of, views
 from claimcheck.spark._worker import AdaptiveConcurrency, Job, OrderedExecutor, same
 
 
@@ -96,25 +95,16 @@ def test_outcomes_come_in_order_and_within_the_bound_whatever_each_takes(message
     assert getter.peak <= max([limit, *(int(each[1:]) for each in getter.fetched)])
 
 
-@pytest.mark.parametrize("concurrency", [1, "auto"])
-def test_one_at_a_time_reads_not_one_message_ahead(concurrency):
-    taken, getter = [], Getter()
-    results = outcomes(counted([b"p%d" % n for n in range(100)], taken), getter, concurrency=concurrency)
-    assert taken == []
-    next(results)
-    next(results)
-
-    assert taken == getter.fetched == [b"p0", b"p1"]
-    results.close()
-
-
 @pytest.mark.parametrize(
-    ("message", "limit", "most"), [(b"p1", 64 << 20, 4 * 4 + 1), (b"x" * 60, 200, 4)], ids=["by number", "by bytes"]
+    ("message", "concurrency", "limit", "most"),
+    [(b"p1", 1, 64 << 20, 1), (b"p1", "auto", 64 << 20, 1), (b"p1", 4, 64 << 20, 4 * 4 + 1), (b"x" * 60, 4, 200, 4)],
+    ids=["one at a time", "auto", "by number", "by bytes"],
 )
-def test_messages_are_read_ahead_within_bounds(message, limit, most):
+def test_messages_are_read_ahead_within_bounds(message, concurrency, limit, most):
     """By number where payloads are tiny; and plain messages count, too."""
     taken = []
-    results = outcomes(counted([message] * 10_000, taken), Getter(), 4, limit)
+    results = outcomes(counted([message] * 10_000, taken), Getter(), concurrency, limit)
+    assert taken == []
     next(results)
 
     assert len(taken) <= most
@@ -199,22 +189,6 @@ def test_auto_takes_threads_where_fetching_is_waiting_and_looks_again_after_a_mi
     assert clock.pace.threads == threads
     clock.wall += 61.0
     assert clock.pace.threads == 1
-
-
-@pytest.mark.parametrize("concurrency", [8, "auto"])
-def test_threads_fetch_at_once(concurrency):
-    """`auto` finds a slow store by itself, and is not misled by plain messages."""
-    getter = Getter(seconds=0.01)
-
-    list(outcomes([b"other"] * 100 + [b"p1"] * 60, getter, concurrency=concurrency))
-
-    assert 4 < getter.most_running <= 16
-
-
-@pytest.mark.parametrize("number", [0, 1.5, "64MB", None, True])
-def test_bytes_that_cannot_be_meant(number):
-    with pytest.raises(ConfigError, match="max_inflight_bytes"):
-        Reading(config=from_dict({}), max_inflight_bytes=number)
 
 
 # Values of columns -------------------------------------------------------------------------------------------------

@@ -1,33 +1,23 @@
-"""What `reassemble` makes of the messages of a topic: cases on a batch and on a stream, columns, memory, state."""
+"""What `reassemble` makes of the messages of a topic: cases on a batch and on a stream, headers of chunks, state."""
 
 from __future__ import annotations
 
-import datetime
 import itertools
 import json
-import pickle
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any
 from uuid import uuid4
 
-import pyarrow as pa
 import pytest
 
-import claimcheck
-from claimcheck._receive.chunk_rules import missing_positions
 from claimcheck._wire.digest import digest_of
 from claimcheck._wire.envelope import Abort, Chunk, decode, encode_abort, encode_chunk, encode_literal
 from claimcheck.config import HEADER
-from claimcheck.errors import ClaimCheckError, ConfigError, IntegrityError
-from claimcheck.spark import offload, reassemble
-from claimcheck.spark._reading import Reading
-from claimcheck.spark._reassemble import _ReassembleStage
-from claimcheck.spark._reassemble_common import ColumnIndexes, joined, read_header
-from claimcheck.spark._worker import as_config
-from tests.spark.rig import SCHEMA, TopicFiles, in_chunks, stateful_session
+from claimcheck.errors import ClaimCheckError
+from claimcheck.spark import reassemble
+from claimcheck.spark._reassemble_common import read_header
+from tests.spark.rig import SCHEMA, batches_of, in_chunks
 
 LIMITS = {"max_payload_bytes": 5000, "max_pending_bytes": 5000, "max_chunks": 20, "expire_after_seconds": 3600}
 UUID = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
@@ -93,6 +83,7 @@ CASES = {
     "a declared number of chunks": Case([encode_chunk(UUID, 7, 0x7FFFFFFF, b"piece")], errors=["PayloadTooLargeError"]),
     "a checksum that is right": Case(CHUNKS, [WHOLE], checksum=digest_of(WHOLE)),
     "a checksum that is wrong": Case(CHUNKS, errors=["IntegrityError"], checksum=digest_of(b"other")),
+    "a checksum of an unknown kind": Case(CHUNKS, [WHOLE], checksum="sha999:00"),
     "a checksum that is too long": Case(CHUNKS, errors=["IntegrityError"], checksum="x:" + "A" * 100_000),
 }  # fmt: skip
 """What no other partition may change."""
@@ -100,13 +91,13 @@ CASES = {
 
 @pytest.fixture
 def configured(config) -> dict[str, Any]:
-    config["stores"]["disk"]["ttl_seconds"] = 604_800
-    return {**config, "store": "disk", "chunking": LIMITS}
+    return {**config, "chunking": LIMITS}
 
 
 def rows_of(case: Case, partition: int) -> list[tuple[Any, ...]]:
-    """Return the rows of a case; `offset` counts from 0 in each partition."""
-    headers = [] if case.checksum is None else [("claimcheck-checksum", case.checksum.encode())]
+    """Return the rows of a case; `offset` counts from 0 in each partition, and headers without a checksum vary."""
+    empty = (None, [], [("a", b"\0")])[partition % 3]
+    headers = empty if case.checksum is None else [("claimcheck-checksum", case.checksum.encode())]
     pairs = [sent if isinstance(sent, tuple) else (b"k", sent) for sent in case.sent]
     return [("orders", partition, offset, key, value, headers) for offset, (key, value) in enumerate(pairs)]
 
@@ -147,70 +138,46 @@ def test_on_a_batch(spark, configured):
     """Whichever rows are next to each other."""
     rows = [row for number, case in enumerate(CASES.values()) for row in rows_of(case, number)]
     random.Random(5).shuffle(rows)
-    df = spark.createDataFrame(spark.sparkContext.parallelize(rows, 4), SCHEMA)
+    df = spark.createDataFrame(spark.sparkContext.parallelize(rows, 4), SCHEMA).selectExpr("*", "'x' AS properties")
 
     done = df.transform(reassemble("value", config=configured))
+    found = done.collect()
 
-    assert done.columns == [*df.columns, "uuid", "payload", "error"]
-    check(done.collect(), is_over=True)
-    (gap,) = [row for row in done.collect() if row.partition == list(CASES).index("a chunk that never comes")]
+    error = "struct<type:string,message:string,store:string,key:string>"
+    assert done.dtypes == [*df.dtypes, ("uuid", "string"), ("payload", "binary"), ("error", error)]
+    check(found, is_over=True)
+    (gap,) = [row for row in found if row.partition == list(CASES).index("a chunk that never comes")]
     assert "received only 5 of 6 chunks" in gap.error.message
     assert "missing 3:" in gap.error.message
 
 
-@pytest.fixture
-def stateful(spark) -> Iterator[Any]:
-    with stateful_session(spark) as spark:
-        yield spark
-
-
-def test_on_a_stream_of_several_batches_and_after_a_restart(stateful, configured, tmp_path):
-    """The messages of each case come in three micro-batches; a second run adds duplicates, which change nothing."""
-    topic, found = TopicFiles(tmp_path / "topic"), list[Any]()
+def test_on_a_stream_of_several_batches_and_after_a_restart(stateful, configured, topic, tmp_path):
+    """The messages of each case come in three micro-batches; the last one also has duplicates, which change nothing."""
     parts: list[list[Any]] = [[], [], []]
     for number, case in enumerate(CASES.values()):
         rows = rows_of(case, number)
-        for part, some in enumerate((rows[: len(rows) // 3], rows[len(rows) // 3 : len(rows) // 2])):
-            parts[part] += some
+        parts[0] += rows[: len(rows) // 3]
+        parts[1] += rows[len(rows) // 3 : len(rows) // 2]
         parts[2] += rows[len(rows) // 2 :]
-
-    def run() -> None:
-        source = stateful.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(topic.folder))
-        done = source.transform(reassemble("value", config=configured, expire_by="data"))
-        writer = done.writeStream.foreachBatch(lambda df, _: found.extend(df.collect()))
-        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
-        assert query.awaitTermination(300)
-
-    for part in parts:
+    parts[2] += [row for row in parts[0] + parts[1] if position_of(row[4]) is not None]
+    done = topic.stream(stateful).transform(reassemble("value", config=configured, expire_by="data"))
+    for part in parts[:2]:
         topic.put(part)
-    run()
-    check(found, is_over=False)
 
-    chunks = [row for row in parts[0] + parts[1] if position_of(row[4]) is not None]
-    topic.put([*chunks, ("orders", 99, 0, b"k", b"next", [])])
-    run()
-    check([row for row in found if row.partition != 99], is_over=False)
-    assert [bytes(row.payload) for row in found if row.partition == 99] == [b"next"]
+    found = batches_of(done, tmp_path / "checkpoint")
+    topic.put(parts[2])
+    found |= batches_of(done, tmp_path / "checkpoint")
+
+    check([row for rows in found.values() for row in rows], is_over=False)
 
 
-# A batch: columns, headers, sources and memory --------------------------------------------------------------------
-
-ORDERED = "topic string, partition int, offset bigint, value binary"
-
-
-def in_order(spark, found, partitions=3):
-    """Return a DataFrame of ``(topic, partition, message)``, numbered in order."""
-    rows = [(topic, partition, n, message) for n, (topic, partition, message) in enumerate(found)]
-    return spark.createDataFrame(spark.sparkContext.parallelize(rows, partitions), ORDERED)
-
-
-# In Spark -------------------------------------------------------------------------------------------------------
+# The headers of chunks, and rows that are none --------------------------------------------------------------------
 
 
 def test_a_source_without_the_partition_mixes_partitions(spark, config):
-    uuid = str(uuid4())
-    one, two = in_chunks(b"1" * 2_000, uuid=uuid), in_chunks(b"2" * 2_000, uuid=uuid)
-    df = in_order(spark, [("orders", n, chunk) for pair in zip(one, two, strict=True) for n, chunk in enumerate(pair)])
+    one, two = (in_chunks(letter * 2_000, uuid=UUID) for letter in (b"1", b"2"))
+    rows = [("orders", n, chunk) for pair in zip(one, two, strict=True) for n, chunk in enumerate(pair)]
+    df = spark.createDataFrame(rows, "topic string, partition int, value binary")
 
     (row,) = df.transform(reassemble("value", config=config, source=["Topic"])).collect()
 
@@ -247,50 +214,10 @@ def decoded(message: bytes, header: bytes) -> tuple[str | None, int | None]:
     return (envelope.uuid, -1) if isinstance(envelope, Abort) else (None, None)
 
 
-def test_columns_of_every_kind_and_name(spark, config):
-    schema = (
-        "`a.b` int, d decimal(10,2), t timestamp, l array<int>, m map<string,double>, "
-        "st struct<b: boolean, n: bigint>, value binary, nothing string, `the ``last``` date"
-    )
-    first, *others = in_chunks(b"x" * 2_000)
-    row = (
-        1,
-        Decimal("12.50"),
-        datetime.datetime(2024, 2, 29, 12, 30, 15, 123456),  # noqa: DTZ001 - Spark's own are without a zone
-        [1, 2],
-        {"a": 1.5},
-        (True, None),
-        first,
-        None,
-        datetime.date(1970, 1, 1),
-    )
-    plain = (*row[:6], b"plain", *row[7:])
-    before = spark.createDataFrame(
-        [row, plain, *((None,) * 6 + (chunk, None, None) for chunk in others)], schema
-    ).withColumnRenamed("nothing", "A.B")  # Spark allows ambiguous names that are not used
-
-    after = before.transform(reassemble("value", config=config)).collect()
-
-    expected = [(*row[:6], None, *row[7:]), plain]
-    assert sorted((tuple(each)[:-3] for each in after), key=str) == sorted(expected, key=str)
-    assert sorted(bytes(each.payload) for each in after) == [b"plain", b"x" * 2_000]
-
-
-def test_nothing_comes_of_nothing(spark, config):
-    df = in_order(spark, []).transform(reassemble("value", config=config))
-
-    assert df.collect() == []
-    assert [field.dataType.simpleString() for field in df.schema[-3:]] == [
-        "string",
-        "binary",
-        "struct<type:string,message:string,store:string,key:string>",
-    ]
-
-
 def test_rows_that_are_no_chunks_spread(spark, config):
     from pyspark.sql import functions as F  # noqa: N812
 
-    plain = in_order(spark, [("orders", 0, b"%d" % n) for n in range(200)])
+    plain = spark.createDataFrame([(n, b"%d" % n) for n in range(200)], "offset bigint, value binary")
     spark.conf.set("spark.sql.adaptive.coalescePartitions.enabled", "false")  # partitions are small
     try:
         spread = plain.transform(reassemble("value", config=config)).groupBy(F.spark_partition_id()).count().collect()
@@ -301,149 +228,25 @@ def test_rows_that_are_no_chunks_spread(spark, config):
     assert min(row["count"] for row in spread) > 50
 
 
-# The stage, without Spark ---------------------------------------------------------------------------------------
-
-
-def run_stage(config, batches, *, out_batch_bytes=1 << 20):
-    reading = Reading(
-        config=as_config(config),
-        concurrency=1,
-        max_inflight_bytes=1 << 20,
-        out_batch_bytes=out_batch_bytes,
-        on_error="null",
-    )
-    stage = _ReassembleStage(reading, ColumnIndexes(0, ()))
-    return pickle.loads(pickle.dumps(stage))(batches)
-
-
-def arrow(found: list[bytes], kind: str = "binary"):
-    """Return a batch as Spark passes it to the stage, with chunk headers read."""
-    heads = [decoded(message, HEADER) for message in found]
-    value = pa.array(found, type=getattr(pa, kind)())
-    uuids, positions = pa.array([uuid for uuid, _ in heads], pa.string()), pa.array([p for _, p in heads], pa.int32())
-    columns = {"value": value, "uuid": uuids, "position": positions, "declared": pa.nulls(len(found), pa.string())}
-    return pa.RecordBatch.from_pydict(columns)
-
-
-def test_batches_are_cut_by_bytes(config):
-    payloads = [b"1" * 4_000, b"2" * 4_000, b"3" * 4_000, b"4" * 20_000, b"5" * 10]
-    chunks = [message for payload in payloads for message in in_chunks(payload)]
-
-    batches = [arrow(some, "large_binary") for some in (chunks[:9], chunks[9:])]
-    got = list(run_stage(config, batches, out_batch_bytes=10_000))
-
-    assert [[len(p.as_py()) for p in batch.column("payload")] for batch in got] == [[4000, 4000], [4000], [20000], [10]]
-    assert {batch.schema.field(name).type for batch in got for name in ("payload", "value")} == {pa.large_binary()}
-    assert b"".join(p.as_py() for batch in got for p in batch.column("payload")) == b"".join(payloads)
-
-
-# Mistakes, raised on the driver ---------------------------------------------------------------------------------
-
-
-def test_a_source_of_a_kind_that_is_none(spark, config):
-    df = spark.createDataFrame([], "value binary, topic array<string>")
-
-    df.transform(reassemble("value", config=config))  # not used by default
-    with pytest.raises(ConfigError, match=r"'topic' of type array<string>, expected a column of type string or"):
-        df.transform(reassemble("value", config=config, source=["topic"]))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"expire_by": "watermark"},
-        {"max_inflight_bytes": 0},
-    ],
-)
-def test_wrong_options(config, options):
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        reassemble("value", config=config, **options)
-
-
-# Checksums in headers ----------------------------------------------------------------------------------------------
-
-
-CHECKED = {"strategy": "chunking", "threshold_bytes": 1000, "chunking": {"max_message_bytes": 1000}}
-CHECKED_PAYLOADS = [bytes([n]) * 5_000 for n in (1, 2, 3)]
-KAFKAS, MAP = "headers", "map_from_entries(transform(headers, h -> struct(h.key, cast(h.value as string))))"
-
-
-@pytest.fixture
-def checked_chunks(spark):
-    """Rows of chunks with headers, in the form of Spark's Kafka sink."""
-    df = spark.createDataFrame([(bytearray(payload),) for payload in CHECKED_PAYLOADS], "payload binary")
-    return df.coalesce(1).transform(offload("payload", destination="orders", config=CHECKED)).cache()
-
-
-def damaged(df):
-    """Change a byte inside a chunk of the second payload."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    piece = F.hex("value").contains("02" * 100)
-    changed = F.expr("concat(substring(value, 1, 100), X'FF', substring(value, 102))")
-    return df.withColumn("value", F.when(piece, changed).otherwise(F.col("value")))
-
-
-@pytest.mark.parametrize(("form", "name"), [(KAFKAS, "Properties"), (MAP, "headers")])
-def test_another_byte_is_an_error_of_that_payload(checked_chunks, form, name):
-    df = damaged(checked_chunks).selectExpr("value", f"{form} AS {name}")
-
-    rows = df.transform(reassemble("value", config=CHECKED)).collect()
-
-    assert sorted(bytes(row.payload) for row in rows if row.payload is not None) == [
-        CHECKED_PAYLOADS[0],
-        CHECKED_PAYLOADS[2],
-    ]
-    (error,) = [row.error for row in rows if row.error is not None]
-    assert error.type == "IntegrityError"
-    assert error.message.startswith(f"the header claimcheck-checksum declares {digest_of(CHECKED_PAYLOADS[1])}")
-
-
-@pytest.mark.parametrize("headers", ["array()", "NULL", "array(named_struct('key', 'a', 'value', X'00'))"])
-def test_headers_that_say_nothing(checked_chunks, headers):
-    """Also a column of the usual name and another type."""
-    cast = f"CAST({headers} AS array<struct<key:string,value:binary>>) AS headers"
-    df = checked_chunks.selectExpr("value", cast, "'text' AS properties")
-
-    rows = df.transform(reassemble("value", config=CHECKED)).collect()
-
-    assert sorted(bytes(row.payload) for row in rows) == CHECKED_PAYLOADS
-
-
-@pytest.mark.parametrize(
-    ("declared", "wrong"),
-    [(digest_of(b"ab"), False), ("crc32:00000000", True), ("sha256:00", True), ("sha999:00", False), (None, False)],
-)
-def test_the_checksum_of_a_payload_in_chunks(config, declared, wrong):
-    with claimcheck.from_dict(config) as cc:
-        found = joined(cc, str(uuid4()), [b"a", b"b"], declared, None)
-
-    assert isinstance(found.error, IntegrityError) is wrong
-    assert found.pieces == (None if wrong else [b"a", b"b"])
-
-
 # The stateful operator in Spark's own tester: no processes, and the test controls time ----------------------------
 
-STATE_UUID = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
-KEY = json.dumps(["orders", 3, STATE_UUID])
+KEY = json.dumps(["orders", 3, UUID])
 START = 1_700_000_000_000
 
 
 class Operator:
-    """Feeds micro-batches to the operator."""
+    """Feeds micro-batches to the operator; time is in seconds after the start."""
 
-    def __init__(self, **limits: Any) -> None:
+    def __init__(self, *, behind_ms: int = 0, expire_ms: int = 60_000) -> None:
         from pyspark.sql.streaming.tws_tester import TwsTester
 
         from claimcheck.spark._reassemble_state import Limits, Reassembler
 
-        known: dict[str, Any] = {"max_chunks": 10, "max_bytes": 100, "expire_ms": 60_000, "remember_ms": 600_000}
-        known |= limits
-        self.behind = known.get("behind_ms", 0)
-        mode = "EventTime" if self.behind else "ProcessingTime"
-        arrived = (lambda row: row.arrived) if self.behind else None
-        self.tester = TwsTester(Reassembler(Limits(**known)), timeMode=mode, eventTimeExtractor=arrived)
-        self.now = START
+        limits = Limits(max_chunks=10, max_bytes=100, expire_ms=expire_ms, remember_ms=600_000, behind_ms=behind_ms)
+        self.behind, self.now = behind_ms, START
+        mode = "EventTime" if behind_ms else "ProcessingTime"
+        arrived = (lambda row: row.arrived) if behind_ms else None
+        self.tester = TwsTester(Reassembler(limits), timeMode=mode, eventTimeExtractor=arrived)
         self.at(0)
 
     def at(self, seconds: float) -> list[Any]:
@@ -453,32 +256,32 @@ class Operator:
             return self.tester.setWatermark(self.now - self.behind)
         return self.tester.setProcessingTime(self.now)
 
-    def feed(self, *rows: Any) -> list[Any]:
-        return self.tester.test(KEY, list(rows))
+    def feed(self, count: int, *positions: int) -> list[Any]:
+        """Process chunks of a payload of `count` chunks."""
+        return self.tester.test(KEY, [self.chunk(position, count) for position in positions])
 
-    def micro_batch(self, seconds: float, *rows: Any) -> list[Any]:
-        """Process rows, and then the timers, at a new time, as Spark does; return all rows."""
+    def micro_batch(self, seconds: float, count: int, *positions: int) -> list[Any]:
+        """Process chunks, and then the timers, at a new time, as Spark does; return all rows."""
         from pyspark.sql.streaming.stateful_processor import TimerValues
 
         now = START + int(seconds * 1000)
         self.tester.handle.setGroupingKey(KEY)
+        rows = iter([self.chunk(position, count) for position in positions])
         values = TimerValues(now, now - self.behind)
-        return [*self.tester.processor.handleInputRows((KEY,), iter(rows), values), *self.at(seconds)]
+        return [*self.tester.processor.handleInputRows((KEY,), rows, values), *self.at(seconds)]
 
-    def chunk(
-        self, position: int, total: int, piece: bytes = b"pp", *, said: bytes | None = None, declared: str | None = None
-    ) -> Any:
+    def chunk(self, position: int, count: int) -> Any:
         from pyspark.sql import Row
 
         return Row(
             key=KEY,
             position=position,
-            total=total,
-            size=len(piece),
-            digest=b"digest of %d " % position + piece,
-            reference=None if position < 0 else b"to %d" % position if said is None else said,
+            total=count,
+            size=2,
+            digest=b"digest of %d" % position,
+            reference=b"to %d" % position,
             row=b"row of %d" % position,
-            declared=declared,
+            declared=None,
             arrived=self.now,
         )
 
@@ -488,7 +291,6 @@ class Operator:
 
     @property
     def timers(self) -> list[int]:
-        """The timers, in seconds after the start."""
         known = self.tester.handle._timers._key_to_timers.values()
         return sorted((each + self.behind - START) // 1000 for timers in known for each in timers)
 
@@ -499,74 +301,45 @@ def tester(request) -> Operator:
 
 
 def test_all_chunks_in_one_batch_touch_no_state_of_chunks(tester, monkeypatch):
-    states = tester.tester.handle.map_states["chunks"]
-    monkeypatch.setattr(states, "updateValue", None)
-    monkeypatch.setattr(states, "getValue", None)
+    for name in ("updateValue", "getValue"):
+        monkeypatch.setattr(tester.tester.handle.map_states["chunks"], name, None)
 
-    rows = tester.chunk(2, 3), tester.chunk(0, 3), tester.chunk(1, 3), tester.chunk(0, 3)
-    [row] = tester.micro_batch(1, *rows)
+    [row] = tester.micro_batch(1, 3, 2, 0, 1, 0)
 
-    assert row.asDict() == {
-        "uuid": STATE_UUID,
-        "row": b"row of 0",
-        "pieces": [b"to 0", b"to 1", b"to 2"],
-        "error_type": None,
-        "error_message": None,
-        "declared": None,
-    }
+    assert (row.uuid, row.row, row.pieces) == (UUID, b"row of 0", [b"to 0", b"to 1", b"to 2"])
+    assert (row.error_type, row.error_message, row.declared) == (None, None, None)
     assert tester.at(2) == []
     assert tester.timers == [600]
 
 
-def test_chunks_over_several_batches(tester):
-    assert tester.feed(tester.chunk(3, 4), tester.chunk(1, 4)) == []
+def test_chunks_over_several_batches_and_late_duplicates_while_the_payload_is_remembered(tester):
+    assert tester.feed(4, 3, 1) == []
     assert tester.timers == [60]
     tester.at(20)
-    assert tester.feed(tester.chunk(1, 4), tester.chunk(0, 4)) == []
+    assert tester.feed(4, 1, 0) == []
     assert tester.timers == [60]
-    [row] = tester.micro_batch(20.5, tester.chunk(2, 4))
+    [row] = tester.micro_batch(20.5, 4, 2)
 
     assert (row.pieces, row.row) == ([b"to 0", b"to 1", b"to 2", b"to 3"], b"row of 0")
-    assert tester.noted == {}
-    assert tester.timers == [620]
-
-
-def test_late_duplicates_are_dropped_as_long_as_the_payload_is_remembered(tester):
-    [_] = tester.feed(tester.chunk(0, 2), tester.chunk(1, 2))
-
-    tester.at(599)
-    assert tester.feed(tester.chunk(0, 2), tester.chunk(1, 2)) == []
-    tester.at(601)
-    assert len(tester.feed(tester.chunk(0, 2), tester.chunk(1, 2))) == 1
+    assert (tester.noted, tester.timers) == ({}, [620])
+    tester.at(619)
+    assert tester.feed(4, 0, 1, 2, 3) == []
+    tester.at(621)
+    assert len(tester.feed(4, 0, 1, 2, 3)) == 1
 
 
 def test_what_waits_too_long_is_said_once(tester):
-    tester.feed(tester.chunk(4, 6), tester.chunk(2, 6))
-
-    forever = Operator(expire_ms=0)
-    forever.feed(forever.chunk(0, 2))
-    assert (forever.at(10**6), len(forever.feed(forever.chunk(1, 2)))) == ([], 1)
+    tester.feed(6, 4, 2)
 
     assert tester.at(59) == []
     [row] = tester.at(60.001)
-    assert (row.uuid, row.row, row.pieces, row.error_type) == (STATE_UUID, b"row of 2", [], "IncompletePayloadError")
-    assert row.error_message == (
-        f"received only 2 of 6 chunks of {STATE_UUID}, missing 0-1, 3, 5: expire_after_seconds (60) passed"
-    )
+    assert (row.uuid, row.row, row.pieces, row.error_type) == (UUID, b"row of 2", [], "IncompletePayloadError")
+    assert f"received only 2 of 6 chunks of {UUID}, missing 0-1, 3, 5: expire_after_seconds (60)" in row.error_message
     assert tester.noted == {}
-    assert tester.feed(tester.chunk(0, 6)) == []  # too late
+    assert tester.feed(6, 0) == []  # too late
     assert tester.at(901) == []
     assert tester.timers == []
 
-
-@pytest.mark.parametrize(
-    ("positions", "count", "text"),
-    [
-        ([0, 1], 2, ""),
-        ([], 1, "0"),
-        ([1, 4], 2**31 - 1, "0, 2-3, 5-2147483646"),
-        (range(0, 40, 2), 40, "1, 3, 5, 7, 9, 11, 13, 15 and 12 more"),
-    ],
-)
-def test_what_is_missing(positions, count, text):
-    assert missing_positions(positions, count) == text
+    forever = Operator(expire_ms=0)
+    forever.feed(2, 0)
+    assert (forever.at(10**6), len(forever.feed(2, 1))) == ([], 1)

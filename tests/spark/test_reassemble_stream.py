@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -20,104 +15,72 @@ import pyspark
 import pytest
 from pyspark.sql import DataFrame
 
-from claimcheck._wire.envelope import decode, encode_abort
+from claimcheck._wire.envelope import Chunk, decode, encode_abort
 from claimcheck.errors import ConfigError
 from claimcheck.spark import Metrics, reassemble
 from claimcheck.spark import _reassemble_stream as on_stream
 from claimcheck.spark._worker import as_config, claim_check
-from tests.spark.rig import PROVIDER, ROCKSDB, SCHEMA, TopicFiles, in_chunks, stateful_session
-from tests.spark.shipping_rig import staged
-
-Message = tuple[str, int, bytes | None]
+from tests.spark.drivers import PROVIDER, ROCKSDB, Driver, plain, write_batches
+from tests.spark.rig import SCHEMA, TopicFiles, in_chunks, staged, written
 
 
-def orders(messages: list[Any]) -> list[Message]:
-    return [("orders", 0, message) for message in messages]
-
-
-@pytest.fixture
-def stateful(spark) -> Iterator[Any]:
-    with stateful_session(spark) as spark:
-        yield spark
-
-
-@pytest.fixture
-def stored(config) -> dict[str, Any]:
-    """A configuration that names the store for chunks."""
-    config["stores"]["disk"]["ttl_seconds"] = 604_800
-    return {**config, "store": "disk"}
-
-
-@pytest.fixture
-def topic(tmp_path) -> TopicFiles:
-    return TopicFiles(tmp_path / "topic")
-
-
-@pytest.fixture
-def run(stateful, stored, topic, tmp_path):
-    """Run a query on the available data, or several in one; returns the rows of its output."""
-
-    def once(*, each: Any = None, expire_after_seconds: Any = 60, **options: Any) -> list[Any]:
-        rows, seconds = list[Any](), expire_after_seconds
-        source = stateful.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(topic.folder))
-        several = [
-            source.transform(reassemble("value", config=expiring(stored, each), expire_by="data", **options))
-            for each in (seconds if isinstance(seconds, tuple) else [seconds])
-        ]
-        writer = reduce(DataFrame.union, several).writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
-        query = writer.foreachBatch(each or (lambda df, _: rows.extend(df.collect())))
-        assert query.trigger(availableNow=True).start().awaitTermination(300)
-        return sorted(rows, key=lambda row: row.offset)
-
-    return once
+def put(topic: TopicFiles, messages: list[Any]) -> None:
+    topic.put_values(*(("orders", 0, message) for message in messages))
 
 
 def expiring(config: dict[str, Any], seconds: float) -> dict[str, Any]:
-    return {**config, "chunking": {**config.get("chunking", {}), "expire_after_seconds": seconds}}
+    return {**config, "chunking": {"expire_after_seconds": seconds}}
 
 
-def claims(tmp_path: Path) -> int:
-    return len(list((tmp_path / "claims").rglob("chunk-*")))
+def uuid_of(chunks: list[bytes]) -> str:
+    chunk = decode(chunks[0])
+    assert isinstance(chunk, Chunk)
+    return chunk.uuid
+
+
+@pytest.fixture
+def run(stateful, config, topic, tmp_path):
+    """Run one query with several reassemblies on the available data; pass it each batch, or return all rows."""
+
+    def once(*expire_after_seconds: float, each: Callable[[DataFrame], None] | None = None, **options: Any) -> Any:
+        rows = list[Any]()
+        several = [
+            topic.stream(stateful).transform(
+                reassemble("value", config=expiring(config, seconds), expire_by="data", **options)
+            )
+            for seconds in expire_after_seconds
+        ]
+        writer = reduce(DataFrame.union, several).writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.foreachBatch(lambda df, _: each(df) if each else rows.extend(df.collect()))
+        assert query.trigger(availableNow=True).start().awaitTermination(300)
+        return rows
+
+    return once
 
 
 # Micro-batches --------------------------------------------------------------------------------------------------
 
 
-def test_what_is_missing_is_said_once_by_a_run_that_comes_later(run, topic, tmp_path):
-    first, second = in_chunks(b"1" * 3_000), in_chunks(b"2" * 3_000)
-    topic.put_values(*orders([first[1], first[3]]))
-    assert run(expire_after_seconds=0.05) == []
-    topic.put_values(*orders(second))
+def test_the_data_expire_a_payload_once_and_only_for_the_reassembly_that_waits_no_longer(run, topic, send):
+    """Messages of any kind move their time: otherwise a payload would stay incomplete in a topic without chunks."""
+    chunks = in_chunks(b"1" * 3_000)
+    put(topic, [chunks[1], chunks[3]])
+    assert run(0.05, 3_600) == []
+    put(topic, [b"plain", *send(b"stored" * 1_000), None])
 
-    rows = run(expire_after_seconds=0.05)
+    rows = run(0.05, 3_600)
 
-    assert [(row.uuid, row.error and row.error.type) for row in rows] == [
-        (decode(first[0]).uuid, "IncompletePayloadError"),
-        (decode(second[0]).uuid, None),
-    ]
-    assert "only 2 of 5 chunks" in rows[0].error.message
-    assert "missing 0, 2, 4: expire_after_seconds (0.05) passed" in rows[0].error.message
-    topic.put_values(*orders([first[0], b"next"]))
-    assert [row.uuid for row in run(expire_after_seconds=0.05)] == [None]
-
-
-def test_every_message_moves_the_time_of_the_data(run, topic, send, tmp_path):
-    """Otherwise a payload stays incomplete for ever in a topic to which chunks are no longer sent."""
-    incomplete = in_chunks(b"1" * 3_000)[1:]
-    topic.put_values(*orders(incomplete))
-    assert run(expire_after_seconds=0.05) == []
-    topic.put_values(*orders([b"plain", *send(b"stored" * 1_000), None]))
-
-    rows = run(expire_after_seconds=0.05)
-
-    assert [row.error and row.error.type for row in rows] == ["IncompletePayloadError", None, None, None]
-    assert rows[0].uuid == decode(incomplete[0]).uuid
+    (expired,) = [row for row in rows if row.error is not None]
+    assert (len(rows), expired.uuid, expired.error.type) == (7, uuid_of(chunks), "IncompletePayloadError")
+    assert "only 2 of 5 chunks" in expired.error.message
+    assert "missing 0, 2, 4: expire_after_seconds (0.05) passed" in expired.error.message
+    put(topic, [*chunks[::2], b"next"])
+    assert sorted(bytes(row.payload) for row in run(0.05, 3_600)) == [b"1" * 3_000, b"next", b"next"]
 
 
-def test_the_clock_goes_on_while_nothing_comes(stateful, stored, topic, tmp_path):
-    topic.put_values(*orders(in_chunks(b"x" * 3_000)[:2]))
-    source = stateful.readStream.schema(SCHEMA).parquet(str(topic.folder))
-    done = source.transform(reassemble("value", config=expiring(stored, 0.5)))
+def test_the_clock_goes_on_while_nothing_comes(stateful, config, topic, tmp_path):
+    put(topic, in_chunks(b"x" * 3_000)[:2])
+    done = topic.stream(stateful).transform(reassemble("value", config=expiring(config, 0.5)))
     rows, said = list[Any](), threading.Event()
 
     def keep(df: Any, _: int) -> None:
@@ -134,145 +97,79 @@ def test_the_clock_goes_on_while_nothing_comes(stateful, stored, topic, tmp_path
     assert [row.error.type for row in rows] == ["IncompletePayloadError"]
 
 
-def test_small_chunks_need_no_store_and_duplicates_change_nothing(run, topic, tmp_path, spark):
-    metrics = Metrics(spark)
-    small, large = in_chunks(b"s" * 900, size=300), in_chunks(b"l" * 2_000, size=1_000)
-    topic.put_values(*orders([*small, *large, *large]))
-    topic.put_values(*orders(large))
+def test_large_chunks_rest_in_the_store_and_are_kept_for_a_replay(run, topic, tmp_path, spark):
+    """One that is gone is its payload's error; duplicates are stored once."""
+    metrics, found, stored = Metrics(spark), list[Any](), list[set[str]]()
+    small, large, gone = (in_chunks(letter * 2_000, size) for letter, size in ((b"s", 300), (b"l", 700), (b"g", 700)))
 
-    rows = run(metrics=metrics)
-
-    assert [len(row.payload) for row in sorted(rows, key=lambda row: row.offset)] == [900, 2_000]
-    assert all("l" * 100 in path.read_text() for path in (tmp_path / "claims").rglob("chunk-*"))
-    assert (metrics.rows, metrics.payload_bytes, metrics.store_bytes) == (2, 2_900, {"disk": 2_900})
-
-
-def test_a_chunk_that_is_gone_is_the_payloads_error(run, topic, tmp_path):
-    chunks = in_chunks(b"x" * 2_000)
-    topic.put_values(*orders(chunks[:2]))
-    assert run() == []
-    next((tmp_path / "claims").rglob("chunk-*")).unlink()
-    topic.put_values(*orders(chunks[2:]), *orders(in_chunks(b"y" * 2_000)))
-
-    rows = run()
-
-    assert [(row.error and (row.error.type, row.error.store)) for row in rows] == [
-        ("PayloadNotFoundError", "disk"),
-        None,
-    ]
-
-
-def test_chunks_are_kept_for_a_replay(run, topic, tmp_path):
-    seen = list[Any]()
-
-    def evaluate(df: Any, batch: int) -> None:
+    def evaluate(df: DataFrame) -> None:
         """Evaluate the plan twice, as a replay does."""
-        rows = [[bytes(row.payload) for row in df.collect()] for _ in range(2)]
-        seen.append((rows, claims(tmp_path)))
+        found.append([[row.error.type if row.error else bytes(row.payload) for row in df.collect()] for _ in "12"])
+        chunks = [path for path in (tmp_path / "claims").rglob("chunk-*") if path.is_file()]
+        stored.append({path.read_bytes()[-100:].decode() for path in chunks})
+        if len(found) == 1:
+            next(path for path in chunks if b"g" * 100 in path.read_bytes()).unlink()
 
-    chunks = in_chunks(b"x" * 2_000)
-    topic.put_values(*orders(chunks[:2]))
-    topic.put_values(*orders(chunks[2:]))
-    run(each=evaluate)
+    put(topic, [*small[:2], *large[:2], *large[:2], *gone[:2]])
+    put(topic, [*small[2:], *large, *gone[2:]])
+    run(60, each=evaluate, metrics=metrics)
 
-    assert seen[:2] == [([[], []], 2), ([[b"x" * 2_000]] * 2, 3)]
-
-
-def test_two_in_one_query_do_not_affect_each_other(run, topic):
-    """One gives up what the other one still waits for."""
-    chunks = in_chunks(b"x" * 3_000)
-    topic.put_values(*orders(chunks[:2]))
-    topic.put_values(*orders(in_chunks(b"y" * 900)))
-    topic.put_values(*orders(in_chunks(b"y" * 900)))
-    topic.put_values(*orders(chunks[2:]))
-
-    rows = run(expire_after_seconds=(0.01, 3_600))
-
-    ended = [row.error.type if row.error else len(row.payload) for row in rows if row.uuid == decode(chunks[0]).uuid]
-    assert sorted(ended, key=str) == [3_000, "IncompletePayloadError"]
+    assert stored[0] == {"l" * 100, "g" * 100}  # not the small ones
+    (first, again), *_ = [rows for rows in found if rows != [[], []]]
+    assert sorted(first, key=str) == sorted(again, key=str)
+    assert sorted(first, key=str) == sorted(["PayloadNotFoundError", b"s" * 2_000, b"l" * 2_000], key=str)
+    assert (metrics.rows, metrics.payload_bytes, metrics.errors) == (6, 8_000, {"PayloadNotFoundError": 2})
+    assert metrics.store_bytes == {"disk": 8_000}
 
 
 # A killed driver --------------------------------------------------------------------------------------------------
 
 
-def test_a_killed_driver_loses_nothing_and_repeats_its_batch_exactly(run, stored, topic, tmp_path):
+def test_a_killed_driver_loses_nothing_and_repeats_its_batch_exactly(run, stateful, config, topic, tmp_path):
     """``kill -9`` after the output of a batch; the process that plans the operator has no claimcheck."""
     rng = random.Random(23)
-    payloads = [rng.randbytes(4_000) for _ in range(12)]
+    payloads = [rng.randbytes(4_000) for _ in range(8)]
     sent = [chunk for payload in payloads for chunk in in_chunks(payload)]
     incomplete = [in_chunks(rng.randbytes(4_000)) for _ in range(3)]
     given_up, (first, *others) = in_chunks(rng.randbytes(3_000)), in_chunks(rng.randbytes(3_000))
-    aborted = [*given_up[1:], encode_abort(decode(given_up[0]).uuid)]
-    conflict = [first, first[:-1] + b"?", *others]
-    everything = [*sent, *rng.sample(sent, 20), b"plain", *aborted, *conflict]
+    aborted = [*given_up[1:], encode_abort(uuid_of(given_up))]
+    everything = [*sent, *rng.sample(sent, 20), b"plain", *aborted]
     rng.shuffle(everything)
-    topic.put_values(*orders([chunk for chunks in incomplete for chunk in chunks[1:]]))
-    assert run(expire_after_seconds=0.01) == []  # applies to the chunks of batch 0
+    put(topic, [chunk for chunks in incomplete for chunk in chunks[1:]])
+    assert run(0.01) == []  # applies to the chunks of batch 0
     last = max(int(path.name) for path in (tmp_path / "checkpoint" / "commits").glob("[0-9]*")) + 2
-    for n in range(3):
-        topic.put_values(*orders(everything[n::3]))
+    put(topic, [*everything[::2], first])
+    put(topic, [first[:-1] + b"?", *everything[1::2], *others])
+    later = expiring(config, 3_600)
 
-    assert killed_job(expiring(stored, 3_600), topic, tmp_path, last) == -signal.SIGKILL
-    put_out = {int(path.stem): json.loads(path.read_text()) for path in (tmp_path / "output").iterdir()}
-    later = dict[int, list[Any]]()
+    with Driver(*shadowed(tmp_path)) as driver:
+        given = {"form": "parquet", "options": {"path": str(topic.folder), "maxFilesPerTrigger": "1"}, "schema": SCHEMA}
+        driver.die_in(last, folder=str(tmp_path), reassemble=later, **given)
+    write_batches(topic.stream(stateful).transform(reassemble("value", config=later, expire_by="data")), tmp_path)
 
-    def keep(df: Any, batch: int) -> None:
-        later[batch] = [
-            [row.uuid, row.payload and hashlib.sha256(row.payload).hexdigest(), row.error and row.error.type]
-            for row in df.collect()
-        ]
-
-    run(each=keep, expire_after_seconds=3_600)
-
-    assert (sorted(put_out), min(later)) == ([last - 1, last], last)
-    assert sorted(put_out[last], key=str) == sorted(later[last], key=str)
-    rows = [row for batch in (put_out | later).values() for row in batch]
-    assert sorted(digest for _, digest, _ in rows if digest) == sorted(
-        hashlib.sha256(payload).hexdigest() for payload in [*payloads, b"plain"]
-    )
-    expected = [(decode(chunks[0]).uuid, "IncompletePayloadError") for chunks in incomplete]
-    expected.append((decode(first).uuid, "ChunkConflictError"))
-    assert sorted((uuid, error) for uuid, _, error in rows if error) == sorted(expected)
-    assert len(rows) == len(payloads) + 1 + len(expected)
+    attempts = written(tmp_path)
+    assert [len(attempts[number]) for number in (last - 1, last)] == [1, 2]
+    assert attempts[last][0] == attempts[last][1]
+    rows = [row for several in attempts.values() for row in several[-1]]
+    assert sorted(row["payload"] for row in rows if row["error"] is None) == sorted(map(plain, [*payloads, b"plain"]))
+    expected = [(uuid_of(chunks), "IncompletePayloadError") for chunks in incomplete]
+    expected.append((uuid_of([first]), "ChunkConflictError"))
+    assert sorted((row["uuid"], row["error"]["type"]) for row in rows if row["error"]) == sorted(expected)
 
 
-def killed_job(config: dict[str, Any], topic: TopicFiles, tmp_path: Path, last: int) -> int:
-    """Run reassemble_child.py until it dies."""
-    shadow, output, path = tmp_path / "shadow" / "claimcheck", tmp_path / "output", tmp_path / "job.json"
+def shadowed(folder: Path) -> tuple[dict[str, str], Path, dict[str, str]]:
+    """Return what a driver needs to have claimcheck as a zip for its workers, and none beside them."""
+    shadow = folder / "shadow" / "claimcheck"
     shadow.mkdir(parents=True)
     (shadow / "__init__.py").write_text("raise ImportError('not installed here')\n")
-    output.mkdir()
-    package = staged(tmp_path).parent  # with its stores, because an archive does not follow links
-    package_zip = shutil.make_archive(str(tmp_path / "zipped"), "zip", package, "claimcheck")
-    places = {"input": str(topic.folder), "checkpoint": str(tmp_path / "checkpoint"), "output": str(output)}
-    path.write_text(json.dumps({"config": config, "schema": SCHEMA, "last": last, **places}))
+    package = staged(folder).parent  # with its stores, because an archive does not follow links
+    packed = shutil.make_archive(str(folder / "zipped"), "zip", package, "claimcheck")
     environ = os.environ | {"PYTHONPATH": str(shadow.parent)}
     environ.pop("PYTHONSAFEPATH", None)  # Spark inserts the zip after the first entry of sys.path
-    command = [sys.executable, str(Path(__file__).with_name("reassemble_child.py")), package_zip, str(path)]
-    with path.with_suffix(".log").open("wb") as log:
-        child = subprocess.run(command, stdout=log, stderr=log, timeout=300, check=False, env=environ, cwd=tmp_path)
-    return child.returncode
+    return {"spark.submit.pyFiles": packed}, folder, environ
 
 
 # Mistakes, raised on the driver ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def source(stateful, topic):
-    return stateful.readStream.schema(SCHEMA).parquet(str(topic.folder))
-
-
-def test_another_state_store_or_an_older_pyspark(spark, source, stored, monkeypatch):
-    spark.conf.set(PROVIDER, "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider")
-
-    with pytest.raises(ConfigError, match=rf'expected spark.conf.set\("{PROVIDER}", "{ROCKSDB}"\)') as caught:
-        source.transform(reassemble("value", config=stored))
-
-    assert caught.value.path == PROVIDER
-    monkeypatch.setattr(pyspark, "__version__", "4.0.5")
-
-    with pytest.raises(ConfigError, match=r"found version 4\.0\.5, expected 4\.1 or newer"):
-        source.transform(reassemble("value", config=stored))
 
 
 @pytest.mark.parametrize(
@@ -282,18 +179,28 @@ def test_another_state_store_or_an_older_pyspark(spark, source, stored, monkeypa
         ({"stores": {"disk": {"type": "memory"}}}, "stores.disk.type: found 'memory', expected a store that every"),
     ],
 )
-def test_no_store_where_chunks_can_rest(source, stored, change, words):
+def test_no_store_where_chunks_can_rest(stateful, topic, config, change, words):
     with pytest.raises(ConfigError, match=words):
-        source.transform(reassemble("value", config=stored | change))
+        topic.stream(stateful).transform(reassemble("value", config=config | change))
 
 
-def test_a_store_that_forgets_too_soon(stored):
-    stored["stores"]["disk"]["ttl_seconds"] = 60
-    short, long = (as_config(expiring(stored, seconds)) for seconds in (59, 60))
+def test_another_state_store_or_an_older_pyspark(stateful, topic, config, monkeypatch):
+    source, made = topic.stream(stateful), reassemble("value", config=config)
+    stateful.conf.set(PROVIDER, ROCKSDB.replace("RocksDB", "HDFSBacked"))
+    with pytest.raises(ConfigError, match=rf'expected spark.conf.set\("{PROVIDER}", "{ROCKSDB}"\)'):
+        source.transform(made)
+    monkeypatch.setattr(pyspark, "__version__", "4.0.5")
+    with pytest.raises(ConfigError, match=r"found version 4\.0\.5, expected 4\.1 or newer"):
+        source.transform(made)
 
-    assert on_stream._store(claim_check(short)).ttl_seconds == 60
-    with pytest.raises(ConfigError, match=r"stores.disk.ttl_seconds: found 60, expected well above"):
-        on_stream._store(claim_check(long))
-    del stored["stores"]["disk"]["ttl_seconds"]
-    with pytest.raises(ConfigError, match=r"stores.disk.ttl_seconds: found nothing, expected well above"):
-        on_stream._store(claim_check(as_config(stored)))
+
+@pytest.mark.parametrize(("ttl_seconds", "found"), [(60, "60"), (None, "nothing"), (61, "")])
+def test_a_store_that_forgets_too_soon(config, ttl_seconds, found):
+    config["stores"]["disk"]["ttl_seconds"] = ttl_seconds
+    cc = claim_check(as_config(expiring(config, 60)))
+
+    if found:
+        with pytest.raises(ConfigError, match=rf"stores.disk.ttl_seconds: found {found}, expected well above"):
+            on_stream._store(cc)
+    else:
+        assert on_stream._store(cc).ttl_seconds == ttl_seconds

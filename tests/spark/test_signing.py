@@ -1,7 +1,9 @@
-"""Signed messages in Spark: the topic of a row, and the headers with signatures."""
+"""Signed and encrypted messages in Spark: the topic of a row, headers with signatures, what a stream writes."""
 
 from __future__ import annotations
 
+import base64
+import zipfile
 from dataclasses import replace
 
 import pytest
@@ -11,8 +13,7 @@ from claimcheck._wire.envelope import Kind, decode, encode_abort
 from claimcheck.config import HEADER
 from claimcheck.errors import ConfigError, PointerRejectedError
 from claimcheck.spark import map_payloads, offload, pin, reassemble, repartition_by_payload, resolve, resolver
-from tests.spark.rig import SCHEMA as TOPIC
-from tests.spark.rig import TopicFiles, stateful_session
+from tests.spark.rig import batches_of
 
 SIGNING = {"key_id": "k1", "keys": {"k1": "a secret of ours"}}
 PAYLOADS = [bytes([n]) * 5_000 for n in (1, 2)]
@@ -43,6 +44,10 @@ def frame(spark, *found):
     return spark.createDataFrame([row for several in found for row in several], SCHEMA).coalesce(1)
 
 
+def payloads_of(df):
+    return [row.payload and bytes(row.payload) for row in df.collect()]
+
+
 def test_the_topic_of_a_row_is_checked(spark, config):
     own, _ = envelopes(config, PAYLOADS[0])
     other, _ = envelopes(config, PAYLOADS[1], destination="salaries")
@@ -53,12 +58,10 @@ def test_the_topic_of_a_row_is_checked(spark, config):
 
     assert [row.payload and bytes(row.payload) for row in resolved] == [PAYLOADS[0], None, PAYLOADS[1], LITERAL]
     assert "was sent to 'salaries', but read from 'orders'" in resolved[1].error.message
-    sizes = map_payloads(len, "size int", column="value", config=config, on_error="null")
-    assert [row["size"] for row in df.transform(sizes).collect()] == [5000, None, 5000, len(LITERAL)]
     files = map_payloads(lambda file: len(file.read()), "size int", column="value", config=config, on_error="null",
                          as_file=True, max_inflight_bytes=1000)  # fmt: skip
-    assert [row["size"] for row in df.transform(files).collect()] == [5000, None, 5000, len(LITERAL)]
-    assert df.transform(repartition_by_payload("value", config=config)).count() == 4
+    spread = df.transform(repartition_by_payload("value", config=config)).transform(files)
+    assert sorted(row["size"] or 0 for row in spread.collect()) == [0, len(LITERAL), 5000, 5000]
 
 
 def test_without_a_topic_it_must_be_given(spark, config):
@@ -73,35 +76,31 @@ def test_without_a_topic_it_must_be_given(spark, config):
             df.transform(function)
     with pytest.raises(ConfigError, match="destination"):
         resolver(config)
-    (row,) = df.transform(resolve("value", config=config, destination="orders")).collect()
-    assert bytes(row.payload) == PAYLOADS[0]
-    (row,) = df.transform(resolve("value", config=config, destination="salaries", on_error="null")).collect()
-    assert row.error.type == "PointerRejectedError"
-    rdd = spark.sparkContext.parallelize([each.data for each in own], 1)
-    assert rdd.mapPartitions(resolver(config, destination="orders")).collect() == [PAYLOADS[0]]
-    assert rdd.mapPartitions(resolver(config, destination="salaries", on_error="skip")).collect() == []
+    assert payloads_of(df.transform(resolve("value", config=config, destination="orders"))) == [PAYLOADS[0]]
+    messages = [each.data for each in own]
+    assert list(resolver(config, destination="orders")(messages)) == [PAYLOADS[0]]
+    assert list(resolver(config, destination="salaries", on_error="skip")(messages)) == []
 
 
-def test_what_offload_signs_is_accepted_from_its_destination(spark, config):
-    sent = spark.createDataFrame([(bytearray(each),) for each in PAYLOADS], "payload binary").transform(
-        offload("payload", destination="orders", config=config)
-    )
-    for topic, expected in (("orders", PAYLOADS), ("salaries", [None, None])):
-        got = sent.selectExpr(f"'{topic}' AS topic", "value").transform(
-            resolve("value", config=config, on_error="null")
-        )
-        assert [row.payload and bytes(row.payload) for row in got.collect()] == expected
+def in_topics(df, *topics):
+    """Return the rows once for each topic."""
+    return df.crossJoin(df.sparkSession.createDataFrame([(topic,) for topic in topics], "topic string"))
 
 
-def test_a_pinned_payload_stays_bound_to_its_topic(spark, config, tmp_path):
+def test_what_offload_signs_and_pin_moves_stays_bound_to_its_topic(spark, config, tmp_path):
     archive = {"type": "filesystem", "path": str(tmp_path / "archive"), "create": True}
-    config = config | {"store": "disk", "stores": config["stores"] | {"archive": archive}}
-    own, _ = envelopes(config, PAYLOADS[0])
-    pinned = pin(frame(spark, rows(own)), config=config)
-    (row,) = pinned.transform(resolve("value", config=config)).collect()
-    assert bytes(row.payload) == PAYLOADS[0]
-    (row,) = pinned.transform(resolve("value", config=config, destination="salaries", on_error="null")).collect()
-    assert "was sent to 'orders'" in row.error.message
+    pinning = config | {"stores": config["stores"] | {"archive": archive}}
+    given = spark.createDataFrame([(bytearray(each),) for each in PAYLOADS], "payload binary")
+    sent = given.transform(offload("payload", destination="orders", config=config))
+    sent = spark.createDataFrame([(row.value,) for row in sent.collect()], "value binary")
+    moved = pin(in_topics(sent, "orders"), config=pinning).select("value")
+    moved = spark.createDataFrame(moved.collect(), "value binary")
+
+    for df in (sent, moved):
+        got = in_topics(df, "orders", "salaries").transform(resolve("value", config=pinning, on_error="null"))
+        found = sorted((row.topic, row.payload and bytes(row.payload)) for row in got.collect())
+        assert found[:2] == sorted(("orders", payload) for payload in PAYLOADS)
+        assert found[2:] == [("salaries", None)] * 2
 
 
 def forgeries(config):
@@ -148,24 +147,36 @@ def test_chunks_without_their_headers_are_refused(spark, config):
     assert bytes(row.payload) == PAYLOADS[0]
 
 
-def test_chunks_are_authenticated_on_a_stream(spark, config, tmp_path):
-    config["stores"]["disk"]["ttl_seconds"] = 604_800
+def contents(folder):
+    """Yield the files of a folder, unpacked."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            yield path.read_bytes()
+        if path.is_file() and zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as packed:
+                yield from (packed.read(name) for name in packed.namelist())
+
+
+def test_chunks_are_authenticated_on_a_stream_that_writes_neither_keys_nor_plaintexts(
+    stateful, config, topic, tmp_path
+):
+    key = base64.b64encode(b"k" * 32)
+    config["encryption"] = {"key_id": "e1", "keys": {"e1": key.decode()}, "inline": True}
     several = forgeries(config)
     every = [row for each in several for row in each]
     small, _ = envelopes(config, PAYLOADS[0], strategy="chunking", chunking={"max_message_bytes": 1000})
-    topic = TopicFiles(tmp_path / "topic")
-    for some in (every[::2], several[0][1::2], every, rows(small, partition=9)):
+    for some in (every[::2], several[0][1::2], [*every, *rows(small, partition=9)]):
         topic.put([(name, part, 0, None, bytes(value), headers) for name, part, value, headers in some])
-    stream = spark.readStream.schema(TOPIC).option("maxFilesPerTrigger", 1).parquet(str(topic.folder))
-    found = []
-    with stateful_session(spark):
-        done = stream.transform(reassemble("value", config=config, expire_by="data"))
-        query = done.writeStream.foreachBatch(lambda df, number: found.extend(df.collect()))
-        query = query.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
-        query.start().awaitTermination()
-    again = [row for row in found if row.partition == 9]
-    assert [bytes(row.payload) for row in again] == [PAYLOADS[0]]
+    done = topic.stream(stateful).transform(reassemble("value", config=config, expire_by="data"))
+
+    found = [row for batch in batches_of(done, tmp_path / "checkpoint").values() for row in batch]
+
+    assert [bytes(row.payload) for row in found if row.partition == 9] == [PAYLOADS[0]]
     check_forgeries([row for row in found if row.partition != 9])
+    written = [*contents(tmp_path / "checkpoint"), *contents(tmp_path / "claims")]
+    assert len(written) > 10
+    for secret in (key, b"k" * 32, *(payload[:50] for payload in PAYLOADS)):
+        assert not any(secret in text for text in written)
 
 
 def test_errors_about_signatures_are_those_of_one_row():

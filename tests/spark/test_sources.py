@@ -1,8 +1,7 @@
 """The embedded broker as a source of Spark, and how triggers of the Pulsar source end, without a server."""
 
-import json
+import os
 import threading
-from itertools import count
 
 import pytest
 import yaml
@@ -10,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import claimcheck
-from claimcheck.config import HEADER
 from claimcheck.errors import ConfigError
-from claimcheck.spark import resolve
 from claimcheck.spark.sources import _check_version, register
 from claimcheck.spark.sources._pulsar_client import IN_PARALLEL, in_parallel
 from claimcheck.spark.sources._pulsar_reader import end_within, share, split
@@ -20,8 +17,8 @@ from claimcheck.spark.sources._source import OffsetRange
 from claimcheck.transports.local import LocalBroker, LocalProducer
 from claimcheck.transports.pulsar._queries import NOTHING
 from tests.docs_pages import run
-from tests.spark.rig import batches_of, failure, run_child, stream, values, written
-from tests.spark.sources_child import read
+from tests.spark.drivers import Driver, write_batches
+from tests.spark.rig import batches_of, failure, stream, values, written
 
 SMALL, LARGE = b"small", b"large" * 1000
 
@@ -37,24 +34,16 @@ def sources(spark):
 def broker(tmp_path):
     with LocalBroker(tmp_path / "broker.sqlite") as broker:
         broker.create_topic("orders", partitions=3)
-        broker.create_topic("copies", partitions=2)
         yield broker
-
-
-@pytest.fixture
-def config_file(config, tmp_path):
-    path = tmp_path / "claimcheck.yaml"
-    path.write_text(yaml.safe_dump(config))
-    return str(path)
 
 
 def options(broker, topic="orders", **more):
     return {"path": broker.database.path, "topic": topic, **{name: str(value) for name, value in more.items()}}
 
 
-def fill(broker, count, *, topic="orders", start=0):
+def fill(broker, count, *, start=0):
     for number in range(start, start + count):
-        broker.append(topic, b"%d" % number, key=b"k%d" % number, headers=[("n", b"%d" % number), ("n", b"\xff")])
+        broker.append("orders", b"%d" % number, key=b"k%d" % number, headers=[("n", b"%d" % number), ("n", b"\xff")])
 
 
 def test_a_batch_reads_everything_as_it_is(sources, broker):
@@ -74,18 +63,6 @@ def test_a_batch_reads_everything_as_it_is(sources, broker):
     df = reader.schema("value binary, offset bigint").load()
     assert (df.columns, df.count()) == (["value", "offset"], 21)
     assert "some of these columns" in failure(lambda: reader.schema("value string").load().collect())
-
-
-def test_payloads_of_a_topic_are_resolved(sources, broker, config):
-    cc = claimcheck.from_dict(config)
-    for payload in (SMALL, LARGE, HEADER + b"looks like one", None):
-        LocalProducer(broker, cc).send("copies", payload, key="k")
-
-    read = sources.read.format("claimcheck_local").options(**options(broker, "copies")).load()
-
-    assert max(len(row.value or b"") for row in read.collect()) < 1000
-    resolved = read.transform(resolve("value", config=config)).collect()
-    assert {row.payload for row in resolved} == {SMALL, LARGE, HEADER + b"looks like one", None}
 
 
 def test_a_stream_stops_at_a_limit_of_rows(sources, broker, tmp_path):
@@ -134,50 +111,46 @@ def test_a_source_begins_again_exactly_where_it_was(worker_env, sources, broker,
     fill(broker, 60)
     told = options(broker, maxRowsPerTrigger=15)
 
-    run_child(worker_env, "read", tmp_path, "claimcheck_local", json.dumps(told), stop="after 2")
+    with Driver({}, tmp_path, os.environ | worker_env) as driver:
+        driver.die_in(2, form="claimcheck_local", options=told, folder=str(tmp_path))
     fill(broker, 10, start=60)
-    read(stream(sources, "claimcheck_local", told), tmp_path)
+    write_batches(stream(sources, "claimcheck_local", told), tmp_path)
 
     attempts = written(tmp_path)
     assert [len(attempts[n]) for n in (0, 1, 2, 3)] == [1, 1, 2, 1]  # 2 was written, but not committed
     assert attempts[2][0] == attempts[2][1]
-    assert sorted(v for each in attempts.values() for v in each[-1]) == sorted(map(str, range(70)))
+    assert sorted(row["value"] for each in attempts.values() for row in each[-1]) == sorted(map(str, range(70)))
 
 
-def test_wrong_options_are_told_at_once(sources, broker, tmp_path):
+def test_wrong_options_are_told_at_once_and_what_a_batch_cannot_do(sources, broker, tmp_path):
     def load(**more):
-        given = {**options(broker), **more}
-        return failure(lambda: stream(sources, "claimcheck_local", given).schema)
+        return failure(lambda: stream(sources, "claimcheck_local", {**options(broker), **more}).schema)
+
+    def read(**told):
+        return failure(lambda: sources.read.format("claimcheck_local").options(**told).load().collect())
 
     assert "did you mean 'maxRowsPerTrigger'" in load(maxRowPerTrigger="5")
     assert "maxRowsPerTrigger: found 0, expected an integer of at least 1" in load(maxRowsPerTrigger="0")
     assert "startingPosition" in load(startingPosition="middle")
     assert "which is not a file" in load(path=str(tmp_path / "other.sqlite"))
     assert "topic: found" in load(topic="")
-
-
-def test_what_a_batch_cannot_do_is_told(sources, broker):
-    def read(**told):
-        return failure(lambda: sources.read.format("claimcheck_local").options(**told).load().collect())
-
-    def write():
-        df = sources.createDataFrame([(b"1",)], "value binary")
-        return failure(df.write.format("claimcheck_local").options(**options(broker)).mode("append").save)
-
     assert "a batch query" in read(**options(broker, maxRowsPerTrigger=1))
     assert "UnknownTopicError" in read(**options(broker, "nothing"))
-    assert "expected a read: send with a producer of the transport" in write()
+    writer = sources.createDataFrame([(b"1",)], "value binary").write.format("claimcheck_local")
+    text = failure(writer.options(**options(broker)).mode("append").save)
+    assert "expected a read: send with a producer of the transport" in text
 
 
 def test_an_old_pyspark_is_refused_with_what_to_do():
     with pytest.raises(ConfigError, match=r"found version 4\.1\.4, expected 4\.2 or newer"):
         _check_version("4.1.4")
-    _check_version("4.2.0.dev1")
-    _check_version("10.0")
+    for version in ("4.2.0.dev1", "10.0"):
+        _check_version(version)
 
 
-def test_the_documented_limit_for_kafka_counts_payloads(sources, broker, config_file, tmp_path):
-    cc = claimcheck.load(config_file)
+def test_the_documented_limit_for_kafka_counts_payloads(sources, broker, config, tmp_path):
+    (tmp_path / "claimcheck.yaml").write_text(yaml.safe_dump(config))
+    cc = claimcheck.from_dict(config)
     for payload in (LARGE, LARGE, LARGE, SMALL, None):
         LocalProducer(broker, cc).send("orders", payload)
     sample = sources.read.format("claimcheck_local").options(**options(broker)).load()
@@ -239,17 +212,6 @@ def test_a_share_takes_whole_entries_and_at_first_at_least_one():
     assert within(25, is_first=True) == within(25, is_first=False) == ((1, 1), 20)
     assert within(1, is_first=True) == within(9, is_first=True) == ((1, 0), 10)
     assert within(1, is_first=False) == ((0, 0), 0)
-
-
-@pytest.mark.parametrize(("size", "read"), [(5000, 50), (4999, 5001)], ids=["in this ledger", "beyond it"])
-def test_rows_are_estimated_in_a_ledger_that_has_enough_entries(size, read):
-    entries = (((1, number) if number < size else (2, number - size), 1) for number in count())
-    offsets = OffsetRange("p", NOTHING, (9, 9))
-
-    _, spent = end_within(entries, offsets, 5000, lambda _: {1: size}, sample=50, is_first=True)
-
-    assert spent == 5000
-    assert next(entries)[0] == ((1, read) if read < size else (2, read - size))
 
 
 def test_what_small_partitions_leave_is_for_large_ones():
