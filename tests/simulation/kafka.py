@@ -95,7 +95,7 @@ class ConsumerClient:
 
     def __init__(self, group: KafkaGroup, process: Process, options: dict[str, Any]) -> None:
         self.group, self.process, self.ledger = group, process, group.ledger
-        self.auto_commit, self.reset = options["auto_commit"], options["reset"]
+        self.auto_commit, self.reset, self.calls_back = (options[key] for key in ("auto_commit", "reset", "calls_back"))
         self.scheduler: Scheduler = self.ledger.scheduler
         self.react: Callable[[], object] = lambda: None  # the application's callback
         self.positions: dict[int, int] = {}
@@ -249,7 +249,7 @@ class ConsumerClient:
         """Let other events happen here, and perhaps a callback of the application, which may call this client again."""
         self.scheduler.point()
         self.process.check()
-        if not self.in_callback and self.scheduler.strikes("callback", 0.02):
+        if not self.in_callback and self.scheduler.strikes("callback", self.calls_back):
             self.in_callback = True
             try:
                 self.react()

@@ -307,6 +307,7 @@ class KafkaRun(Run):
             "auto_commit": commit in ("auto", "store message"),
             "reset": choice(("earliest", "latest", "error")),
             "on_revoke": choice(ON_REVOKE),
+            "calls_back": choice((0.0, 0.0, 0.02)),
             "manual": manual,
             "count": choice((1, 3, 20)),
             "prefetch_bytes": choice((None, 0, 2000)),
