@@ -95,7 +95,8 @@ class Group:
         if unit is None:
             self.ledger.scheduler.violated(f"{self.name} got a message at {position}, where none begins")
             return None
-        if self.returned.get(unit) == unit.records and self.is_orderly:
+        is_again = self.returned.get(unit) == unit.records
+        if is_again and self.is_orderly and not unit.is_removed:  # its head may be gone, with the mark that it had
             self.ledger.scheduler.violated(f"{self.name} got {unit} twice, without a reason")
         self.returned[unit] = unit.records
         self._read(unit, message, process)
