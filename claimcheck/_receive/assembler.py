@@ -308,7 +308,7 @@ class Assembler:
     def _close(self, record: Record, state: Literal["delivered", "broken", "dropped"]) -> None:
         self._discard(record)
         self.forget(record.identity)  # an abort may replace an earlier record
-        record.state, record.numbers, record.declared = state, _NO_NUMBERS, frozenset()
+        record.state, record.numbers, record.declared = state, _NO_NUMBERS, _NO_CLAIMS
         self._remember(record)
 
     def _discard(self, record: Record) -> None:
@@ -348,7 +348,7 @@ def _incomplete(record: Record, why: str) -> ClaimCheckError:
     return error_of(incomplete(record.identity.uuid, record.numbers, record.count, why))
 
 
-_NO_PIECES, _NO_NUMBERS = Pieces(), set[int]()  # of payloads that have ended; shared, never changed
+_NO_PIECES, _NO_NUMBERS, _NO_CLAIMS = Pieces(), set[int](), frozenset[tuple[str, str]]()  # of payloads that have ended
 
 
 @dataclass(frozen=True, slots=True)
