@@ -71,7 +71,12 @@ class Consumer:
     close: Callable[[], object]
 
 
-class Embedded:
+class _Broker:
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Embedded(_Broker):
     """The embedded broker, with each topic in a file of its own."""
 
     label = "embedded broker"
@@ -112,11 +117,8 @@ class Embedded:
         most = limit + local.MESSAGE_OVERHEAD_BYTES
         return local.LocalBroker(self._folder / f"{topic}.sqlite", max_message_bytes=most)
 
-    def close(self) -> None:
-        """Nothing is open."""
 
-
-class Kafka:
+class Kafka(_Broker):
     """A cluster. Raises `ClaimCheckError` if no broker answers."""
 
     def __init__(self, target: KafkaTarget) -> None:
@@ -201,9 +203,6 @@ class Kafka:
         rewind = partial(client.assign, [confluent().TopicPartition(topic, 0, 0)])
         rewind()
         return Consumer(rewind, receive, client.close)
-
-    def close(self) -> None:
-        """The client has nothing to close."""
 
 
 class _WebService(queries.AdminClient):

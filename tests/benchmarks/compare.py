@@ -9,19 +9,16 @@ tests/servers.py name them, Kafka with Redis and Pulsar with S3. Writes a JSON f
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import secrets
 import shutil
-import signal
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from itertools import cycle, islice
 from multiprocessing.connection import Connection
@@ -37,6 +34,7 @@ from claimcheck.cli._commands import BrokerOptions, broker_options, one_line
 from claimcheck.config import Config, StoreConfig, expand
 from claimcheck.errors import ClaimCheckError, ConfigError
 from tests.benchmarks import rounds
+from tests.benchmarks.bench import end_on_signals, write
 from tests.benchmarks.brokers import STRATEGIES, Broker, BrokerError, Strategy, Target, connect
 from tests.benchmarks.children import Child, ChildError, machine, peak_extra
 from tests.benchmarks.picture import Lines, draw_lines
@@ -85,11 +83,10 @@ def serve(
             command = pipe.recv()
             if command == "send":
                 producer.deliver(made)
-                total += len(made)
+                total += count
             elif command == "receive":
                 consumer.rewind()
-                for _ in made:
-                    consumer.receive()
+                assert all(len(consumer.receive()) == size for _ in made)
             else:  # compare everything that was sent with what arrives
                 consumer.rewind()
                 expected = [*made[:1] * 2, *islice(cycle(made), total - 2)]
@@ -117,7 +114,7 @@ class Run:
         self._id = f"{PREFIX}-{secrets.token_hex(4)}"
         self._topic = lambda text: name(f"{self._id}-{text}")
         self.config, self.store = self._confined(user)
-        self.notes: dict[str, None] = {}  # each once
+        self._chunking = replace(self.config, strategy="chunking", threshold_bytes="auto")
         self._begin = time.monotonic()
 
     def _confined(self, user: Config) -> tuple[Config, str]:
@@ -145,7 +142,7 @@ class Run:
         count = max(1, min(_ROUND_PAYLOADS, _ROUND_BYTES // size))
         count, text = min(count, 4) if self._effort.is_quick else count, size_text(size)
         children: dict[Strategy, Child] = {}
-        found: dict[Strategy, _Result] = {}
+        found: dict[str, _Result] = {}
         with contextlib.ExitStack() as stack:
             for strategy in STRATEGIES:
                 topic = self._topic(f"{size}-{strategy}-{secrets.token_hex(2)}")
@@ -153,23 +150,21 @@ class Run:
                     stack.callback(broker.delete, topic)
                     broker.create(topic, size if strategy == "native" else 0)
                 except BrokerError as error:
-                    self.notes[f"without {strategy} at {text}: {error}"] = None
-                    self._say([*self.notes][-1])
+                    self._say(f"{text}, without {strategy}: {error}")
                     continue
                 self._say(f"{text}, {strategy}: memory and bytes in the broker")
-                config = replace(self.config, strategy="chunking", threshold_bytes="auto")
-                config = self.config if strategy == "external" else config
-                child = Child(serve, strategy, topic, self._target, config, size, count)
-                children[strategy] = stack.enter_context(child)
-                found[strategy] = {"strategy": strategy, "size": size, **_answer(strategy, child)}
+                config = self.config if strategy == "external" else self._chunking
+                child = stack.enter_context(Child(serve, strategy, topic, self._target, config, size, count))
+                children[strategy] = child
+                found[strategy] = {"strategy": strategy, "size": size, **_ask(strategy, child)}
             for command in ("send", "receive"):
                 self._say(f"{text}, {command}: {self._effort.least} rounds of {count} payloads")
-                work = {each: partial(_ask, each, child, command) for each, child in children.items()}
-                variants = [rounds.Variant(each, run) for each, run in work.items()]
+                variants = (
+                    rounds.Variant(each, partial(_ask, each, child, command)) for each, child in children.items()
+                )
                 for series in rounds.compare(self._effort, size * count, *variants):
                     rates = [series.amount / sample.seconds / 1e6 for sample in series.samples]
-                    point = statistics.median(rates), *rounds.interval(rates)
-                    found[series.name][command] = point  # type: ignore[index]
+                    found[series.name][command] = statistics.median(rates), *rounds.interval(rates)
             self._say(f"{text}: comparing what arrives")
             for strategy, child in children.items():
                 sent, intact = _ask(strategy, child, "check")
@@ -194,13 +189,10 @@ class Run:
         print(f"{time.monotonic() - self._begin:4.0f} s  {text}", file=sys.stderr, flush=True)
 
 
-def _ask(strategy: str, child: Child, command: str) -> Any:
-    child.send(command)
-    return _answer(strategy, child)
-
-
-def _answer(strategy: str, child: Child) -> Any:
+def _ask(strategy: str, child: Child, command: str = "") -> Any:
     try:
+        if command:
+            child.send(command)
         return child.answer()
     except ChildError as error:
         raise ClaimCheckError(f"{strategy}: {error}") from error
@@ -221,19 +213,13 @@ def table(results: Sequence[_Result]) -> Iterator[str]:
 
 def advice(results: Sequence[_Result]) -> str:
     """Return which strategy sends and receives fastest at each size, and from which size on pointers do."""
-    fastest: dict[int, _Result] = {}
-    for each in results:
-        if each["size"] not in fastest or _seconds(each) < _seconds(fastest[each["size"]]):
-            fastest[each["size"]] = each
-    said = ", ".join(f"{each['strategy']} at {size_text(size)}" for size, each in fastest.items())
-    others = [size for size, each in fastest.items() if each["strategy"] != "external"]
+    slowest_first = sorted(results, key=lambda each: -1 / each["send"][0] - 1 / each["receive"][0])
+    fastest = {each["size"]: each["strategy"] for each in slowest_first}
+    said = ", ".join(f"{fastest[size]} at {size_text(size)}" for size in sorted(fastest))
+    others = [size for size in fastest if fastest[size] != "external"]
     winning = [size for size in fastest if size > max(others, default=0)]
     where = f"are the fastest from {size_text(min(winning))} on" if winning else "are slower at the largest size"
     return f"Fastest to send and receive: {said}. Pointers (external) {where}."
-
-
-def _seconds(result: _Result) -> float:
-    return float(1 / result["send"][0] + 1 / result["receive"][0])
 
 
 def draw(document: _Result, path: Path) -> None:
@@ -241,7 +227,7 @@ def draw(document: _Result, path: Path) -> None:
     panels = []
     for key, title in PANELS.items():
         lines: dict[str, list[tuple[float, float, float, float]]] = {}
-        for each in document["results"]:
+        for each in (each for each in document["results"] if key in each):
             value = each[key]
             point = value if isinstance(value, list | tuple) else (value, value, value)
             lines.setdefault(each["strategy"], []).append((each["size"], *point))
@@ -342,25 +328,15 @@ def _compare(setup: _Setup, sizes: Sequence[int], count: int | None, quick: bool
         run = Run(target, options.topic, config or Config(stores={"files": files}), effort)
         sizes = sizes or _SIZES[: 2 if quick else 3 if isinstance(target, Path) else 4]
         label, results = run.measure(sizes, warm_up=not quick and not isinstance(target, Path))
-    made = datetime.now(UTC).isoformat(timespec="seconds")
-    about = {"made": made, "quick": quick, "broker": label, "store": run.store, "rounds": least}
-    document = {**about, "machine": facts, "notes": [*run.notes], "advice": advice(results), "results": results}
-    print(f"{label}, store {run.store}", *table(results), *run.notes, advice(results), sep="\n")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    about = {"quick": quick, "broker": label, "store": run.store, "rounds": least}
+    document = {**about, "machine": facts, "advice": advice(results), "results": results}
+    print(f"{label}, store {run.store}", *table(results), advice(results), sep="\n")
+    write(document, out / f"{name}.json")
     draw(document, out / f"{name}.png")
-    print(f"Written: {out / name}.json and .png\n", flush=True)
-
-
-def _end(number: int, frame: object) -> None:
-    """End the run; further signals must not interrupt the clean-up."""
-    signal.signal(number, signal.SIG_IGN)
-    sys.exit(128 + number)
 
 
 if __name__ == "__main__":
-    for _signal in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(_signal, _end)
+    end_on_signals()
     from tests.benchmarks.compare import main as start  # children import `serve` by the module's name
 
     start()
