@@ -34,7 +34,6 @@ _SECONDS, _WAIT_SECONDS = 15.0, 60.0
 _LATE = f"no answer, or no payload, in {_WAIT_SECONDS:g} s"
 _LARGEST_BYTES = 1_000_000_000
 _QUEUE_BYTES = 16 << 20
-_REQUEST_BYTES = 100 << 20  # a broker would close the connection, and the client try again
 _quiet = logging.getLogger(f"{__name__}.client")  # Kafka's client would write to standard error
 _quiet.addHandler(logging.NullHandler())
 _quiet.propagate = False
@@ -46,11 +45,7 @@ class BrokerError(ClaimCheckError):
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """Sends payloads to one topic; `send` waits only while a queue is full.
-
-    Attributes:
-        flush: Waits until all are acknowledged. Raises the first error of a send.
-    """
+    """Sends payloads to one topic; `flush` waits until all are acknowledged, and raises the first error."""
 
     send: Callable[[bytes], object]
     flush: Callable[[], object]
@@ -129,11 +124,17 @@ class Kafka(_Broker):
     def create(self, topic: str, largest: int = 0) -> None:
         """Create a topic, for whole records of up to so many bytes if given. Raises `BrokerError`."""
         limit, config = largest + (64 << 10), {"cleanup.policy": "delete"}  # key, headers and framing
-        if limit > _REQUEST_BYTES:
-            raise BrokerError(f"brokers accept requests of {_REQUEST_BYTES:,} bytes by default")
         if limit > MAX_MESSAGE_BYTES:
             config["max.message.bytes"] = str(limit)
+            if (most := self._largest_request()) < limit:
+                raise BrokerError(f"socket.request.max.bytes of the broker is {most:,}, and records need {limit:,}")
         self._change(self._admin.create_topics([admin.NewTopic(topic, 1, -1, config=config)])[topic])
+
+    def _largest_request(self) -> int:
+        """Return a limit beyond which a broker closes the connection, and the client tries again."""
+        number = min(self._admin.list_topics(timeout=_SECONDS).brokers)
+        broker = admin.ConfigResource(admin.ResourceType.BROKER, str(number))
+        return int(self._change(self._admin.describe_configs([broker])[broker])["socket.request.max.bytes"].value)
 
     def delete(self, topic: str) -> None:
         self._change(self._admin.delete_topics([topic])[topic])

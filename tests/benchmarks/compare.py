@@ -69,30 +69,31 @@ def serve(
         ClaimCheck(config) as cc,
         closing(connect(target)) as broker,
         closing(broker.producer(strategy, topic, cc)) as producer,
-        contextlib.ExitStack() as stack,
     ):
+
+        def read_first() -> None:  # with a new consumer, which has fetched nothing in advance
+            with closing(broker.consumer(strategy, topic, cc)) as consumer:
+                consumer.receive()
+
         producer.deliver(made[:1])  # imports and connections are not measured
         sent = peak_extra(lambda: producer.deliver(made[:1]))
-        in_broker = broker.size(topic) // 2
-        consumer = stack.enter_context(closing(broker.consumer(strategy, topic, cc)))
-        consumer.receive()
-        received = peak_extra(lambda: (consumer.rewind(), consumer.receive()))
-        pipe.send({"send_memory": sent / 1e6, "receive_memory": received / 1e6, "broker": in_broker})
-        total = 2
-        while True:
-            command = pipe.recv()
-            if command == "send":
-                producer.deliver(made)
-                total += count
-            elif command == "receive":
-                consumer.rewind()
-                assert all(len(consumer.receive()) == size for _ in made)
-            else:  # compare everything that was sent with what arrives
-                consumer.rewind()
-                expected = [*made[:1] * 2, *islice(cycle(made), total - 2)]
-                pipe.send((total, sum(consumer.receive() == each for each in expected)))
-                continue
-            pipe.send(None)
+        in_broker, total = broker.size(topic) // 2, 2
+        read_first()
+        pipe.send({"send_memory": sent / 1e6, "receive_memory": peak_extra(read_first) / 1e6, "broker": in_broker})
+        with closing(broker.consumer(strategy, topic, cc)) as consumer:
+            while True:
+                command, answer = pipe.recv(), (0, 0)
+                if command == "send":
+                    producer.deliver(made)
+                    total += count
+                else:
+                    consumer.rewind()
+                if command == "receive":
+                    assert all(len(consumer.receive()) == size for _ in made)
+                if command == "check":  # compare everything that was sent with what arrives
+                    expected = [*made[:1] * 2, *islice(cycle(made), total - 2)]
+                    answer = total, sum(consumer.receive() == each for each in expected)
+                pipe.send(answer)
 
 
 # A run -----------------------------------------------------------------------------------------------------------
