@@ -157,6 +157,7 @@ class Run:
                 config = self.config if strategy == "external" else self._chunking
                 child = stack.enter_context(Child(serve, strategy, topic, self._target, config, size, count))
                 children[strategy] = child
+                stack.push(partial(_kill, child))
                 found[strategy] = {"strategy": strategy, "size": size, **_ask(strategy, child)}
             for command in ("send", "receive"):
                 self._say(f"{text}, {command}: {self._effort.least} rounds of {count} payloads")
@@ -188,6 +189,12 @@ class Run:
 
     def _say(self, text: str) -> None:
         print(f"{time.monotonic() - self._begin:4.0f} s  {text}", file=sys.stderr, flush=True)
+
+
+def _kill(child: Child, kind: object, *exc: object) -> None:
+    """End a child of a failed run: to wait for its round would leave no time to remove the topics."""
+    if kind is not None:
+        child.kill()
 
 
 def _ask(strategy: str, child: Child, command: str = "") -> Any:
