@@ -113,7 +113,7 @@ bench-spark: $(VENV)/.bench $(VENV)/.demo
 # Kafka and Pulsar: those of the environment, or started from the jars, see tests/servers.py. Writes into compare-results/.
 # Your own broker and store: make compare COMPARE_ARGS="--kafka localhost:9092 --config claimcheck.yaml"; --help has more.
 compare: $(VENV)/.bench
-	exec $(BIN)/python $(if $(filter --kafka% --pulsar% --config% --help,$(COMPARE_ARGS)),,tests/servers.py $(BIN)/python) -m tests.benchmarks.compare.main $(COMPARE_ARGS)
+	exec $(BIN)/python $(if $(filter --kafka% --pulsar% --config% --help,$(COMPARE_ARGS)),,tests/servers.py $(BIN)/python) -m tests.benchmarks.compare $(COMPARE_ARGS)
 
 clean:
 	rm -rf $(VENV) bench-results compare-results site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,7 +15,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parents[1]))
 
-from tests.benchmarks.compare.report import draw as draw_comparison  # noqa: E402
+from tests.benchmarks.compare import draw as draw_comparison  # noqa: E402
 from tests.benchmarks.picture import (  # noqa: E402
     BLUES,
     GRAY,
@@ -144,9 +144,8 @@ def spark() -> None:
 
 def compare() -> None:
     """Draw what ``make compare`` has written, copied to ``compare-kafka.json`` and so on."""
-    shown = ("produce_throughput", "consume_throughput", "consumer_memory", "partition_bytes")
     for broker in ("embedded", "kafka", "pulsar"):
-        draw_comparison(figures(f"compare-{broker}"), IMAGES / f"compare-{broker}.png", only=shown)
+        draw_comparison(figures(f"compare-{broker}"), IMAGES / f"compare-{broker}.png")
 
 
 def idea() -> None:

@@ -33,8 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     """Measure and report."""
     options = _options(arguments)
     facts = machine()
-    for number in (signal.SIGINT, signal.SIGTERM):  # a run that is broken off still stops its servers
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    end_on_signals()
     print(*(f"{name}: {value}" for name, value in facts.items()), *([NO_MEANING] if options.quick else []), sep="\n")
     effort = QUICK if options.quick else FULL
     if options.old:
@@ -43,7 +42,18 @@ def main(arguments: Sequence[str]) -> None:
     rows = _measure(effort, options.only)
     print("", METHOD, "", *report(rows), sep="\n")
     found = {"method": METHOD, "quick": options.quick, "groups": options.only, "rows": [row.as_dict() for row in rows]}
-    _write({"machine": facts, **found}, options.out / "bench.json")
+    write({"machine": facts, **found}, options.out / "bench.json")
+
+
+def end_on_signals() -> None:
+    """End with what signals ask for: a run that is broken off still stops its servers and removes what it made."""
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # further ones must not interrupt that
+        sys.exit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
 
 
 def _compare_versions(options: argparse.Namespace, effort: Effort) -> None:
@@ -52,7 +62,7 @@ def _compare_versions(options: argparse.Namespace, effort: Effort) -> None:
     for change in versions.compare(options.old, options.only, effort):
         print(change, flush=True)
         changes.append(change._asdict())
-    _write({"old": options.old, "changes": changes}, options.out / "versions.json")
+    write({"old": options.old, "changes": changes}, options.out / "versions.json")
 
 
 def _measure(effort: Effort, groups: Sequence[str]) -> list[Row]:
@@ -68,7 +78,8 @@ def _measure(effort: Effort, groups: Sequence[str]) -> list[Row]:
     return rows
 
 
-def _write(document: dict[str, Any], path: Path) -> None:
+def write(document: dict[str, Any], path: Path) -> None:
+    """Write a run's results, and when it ended."""
     path.parent.mkdir(parents=True, exist_ok=True)
     made = datetime.now(UTC).isoformat(timespec="seconds")
     path.write_text(json.dumps({"made": made, **document}, indent=1) + "\n")

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 import claimcheck
-from tests.benchmarks.compare.broker import Consumer, Producer, deliver
-from tests.benchmarks.lab import KAFKA_MAX_MESSAGE_BYTES, Lab
+from tests.benchmarks.brokers import Consumer, Producer
+from tests.benchmarks.lab import Lab
 from tests.benchmarks.rounds import OURS, Series, Variant, compare, payload_of, reading, times_as_fast
 from tests.benchmarks.rows import BEST, Findings, Rows
 
@@ -202,8 +202,8 @@ def _large(lab: Lab, size: int, kind: str, verb: str, native: str) -> Findings:
 def _moving(lab: Lab, kind: str, verb: str, mode: Any, name: str, payload: bytes) -> Variant:
     """Return the variant of one mode, with a topic of its own, which is deleted after the step."""
     broker, topic = lab.broker(kind), f"bench-{uuid.uuid4().hex}"
-    broker.create_topic(topic, KAFKA_MAX_MESSAGE_BYTES if mode == "native" else None)
-    lab.at_end(partial(broker.delete_topic, topic))
+    broker.create(topic, len(payload) if mode == "native" else 0)
+    lab.at_end(partial(broker.delete, topic))
     store = {"type": "redis", "url": lab.redis, "ttl_seconds": 600}
     strategy = "external" if mode == "external" else "chunking"
     cc = lab.enter(claimcheck.from_dict({"strategy": strategy, "stores": {"hot": store}}))
@@ -211,29 +211,25 @@ def _moving(lab: Lab, kind: str, verb: str, mode: Any, name: str, payload: bytes
     lab.at_end(producer.close)
     clean = lab.forget if mode == "external" else lambda _: None
     if verb == "produce":
-        return Variant(name, lambda: deliver(producer, [payload]), clean)
-    consumer = broker.consumer(mode, topic, cc, group=topic)
+        return Variant(name, lambda: producer.deliver([payload]), clean)
+    consumer = broker.consumer(mode, topic, cc)
     lab.at_end(consumer.close)
     if verb == "send and receive":
         return Variant(name, lambda: _through(producer, consumer, payload), clean)
-    deliver(producer, [payload])
-    first = consumer.receive(_WAIT_SECONDS)
-    assert first is not None
+    producer.deliver([payload])
 
-    def again() -> object:
-        consumer.seek(first.position)
-        return consumer.receive(_WAIT_SECONDS)
+    def again() -> bytes:
+        consumer.rewind()
+        return consumer.receive()
 
     return Variant(name, again)
 
 
 def _through(producer: Producer, consumer: Consumer, payload: bytes) -> None:
     """Send one, and receive it while its messages still arrive."""
-    producer.send(payload, done=lambda error: None)
-    received = consumer.receive(_WAIT_SECONDS)
-    assert received is not None
-    consumer.commit(received)
-    producer.flush(_WAIT_SECONDS)
+    producer.send(payload)
+    consumer.receive()
+    producer.flush()
 
 
 for _rows, _kind, _verbs, _native in (

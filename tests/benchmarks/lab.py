@@ -15,9 +15,11 @@ from unittest import mock
 from urllib.parse import urlsplit
 
 import claimcheck
+from claimcheck.transports.kafka._queries import KafkaTarget
+from claimcheck.transports.pulsar._queries import PulsarTarget
 from tests import servers
+from tests.benchmarks.brokers import Broker, connect
 from tests.benchmarks.children import helper
-from tests.benchmarks.compare.broker import Broker, BrokerAddress, connect
 from tests.benchmarks.far_end import RawHttp, RawSocket
 from tests.benchmarks.rounds import MIB, Effort
 from tests.parts import divided
@@ -178,9 +180,10 @@ class Lab:
     def broker(self, kind: str) -> Broker:
         """Connect to one of these as `make compare` does."""
         if kind not in self._brokers:
-            address = BrokerAddress(kind, self.kafka) if kind == "kafka" else None
-            address = address or BrokerAddress(kind, self.pulsar.service_url, self.pulsar.admin_url)
-            self._brokers[kind] = self._closed(connect(address))
+            target = KafkaTarget(self.kafka, ()) if kind == "kafka" else None
+            self._brokers[kind] = self._closed(
+                connect(target or PulsarTarget(self.pulsar.service_url, self.pulsar.admin_url, ()))
+            )
         return self._brokers[kind]
 
     # Peers -------------------------------------------------------------------------------------------------------
