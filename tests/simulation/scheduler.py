@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import contextvars
 import functools
+import heapq
 import logging
 import random
 import threading
 import types
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -165,62 +168,121 @@ class Executor:
             self._scheduler.wait(lambda: not self._left)
 
 
-class Loop(asyncio.BaseEventLoop):
-    """An event loop that waits by letting events happen."""
+class Handle:
+    """A callback that is due."""
+
+    __slots__ = ("callback", "args", "context", "due", "is_cancelled")
+
+    def __init__(self, callback: Callable[..., object], args: Any, context: Any, due: float = 0.0) -> None:
+        self.callback, self.args, self.due, self.is_cancelled = callback, args, due, False
+        self.context = contextvars.copy_context() if context is None else context
+
+    def __lt__(self, other: Handle) -> bool:
+        return self.due < other.due
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+    def when(self) -> float:
+        return self.due
+
+
+class Loop:
+    """An event loop that waits by letting events happen: the part of asyncio's that is needed, which is faster."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        super().__init__()
-        self.scheduler, self._executor = scheduler, Executor(scheduler)
-        self._selector = types.SimpleNamespace(select=self._select)
-        self.set_task_factory(_task)  # type: ignore[arg-type]
-        self.set_exception_handler(_report)  # type: ignore[arg-type]
+        self.scheduler, self.time, self._executor = scheduler, scheduler.clock, Executor(scheduler)
+        self._ready: deque[Handle] = deque()
+        self._timers: list[Handle] = []
 
-    def time(self) -> float:
-        return self.scheduler.now if hasattr(self, "scheduler") else 0.0
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Handle:
+        handle = Handle(callback, args, context)
+        self._ready.append(handle)
+        return handle
 
-    def run_in_executor(self, executor: Any, function: Any, *args: Any) -> Any:  # type: ignore[override]
-        submitted = self._executor.submit(function, *args)
-        return asyncio.wrap_future(submitted, loop=self)
+    call_soon_threadsafe = call_soon
 
-    def _select(self, seconds: float | None) -> list[Any]:
-        if seconds == 0:
-            self.scheduler.point()
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Handle:
+        handle = Handle(callback, args, context, when)
+        heapq.heappush(self._timers, handle)
+        return handle
+
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Handle:
+        return self.call_at(self.scheduler.now + delay, callback, *args, context=context)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)  # type: ignore[arg-type]
+
+    def create_task(self, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+        """Create a task about which nobody complains if its process dies."""
+        task = asyncio.Task(coroutine, loop=self, **options)  # type: ignore[arg-type]
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        return task
+
+    def run_in_executor(self, executor: Any, function: Any, *args: Any) -> Any:
+        return asyncio.wrap_future(self._executor.submit(function, *args), loop=self)  # type: ignore[arg-type]
+
+    def run_until_complete(self, coroutine: Any) -> Any:
+        done: list[Any] = []
+        task = self.create_task(coroutine)
+        task.add_done_callback(done.append)
+        asyncio._set_running_loop(self)  # type: ignore[arg-type]
+        try:
+            while not done:
+                self._run_once()
+        finally:
+            asyncio._set_running_loop(None)
+        return task.result()
+
+    def _run_once(self) -> None:
+        """Let other events happen, at least until a callback is due, and run those that are due now."""
+        scheduler, ready, timers = self.scheduler, self._ready, self._timers
+        while timers and timers[0].is_cancelled:
+            heapq.heappop(timers)
+        if ready or (timers and timers[0].due <= scheduler.now):
+            scheduler.point()
         else:
-            self.scheduler.wait(lambda: self._ready, seconds)  # type: ignore[attr-defined]
-        return []
+            scheduler.wait(lambda: ready, timers[0].due - scheduler.now if timers else None)
+        while timers and timers[0].due < scheduler.now + 1e-9:
+            ready.append(heapq.heappop(timers))
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.is_cancelled:
+                try:
+                    handle.context.run(handle.callback, *handle.args)
+                except BaseException as error:
+                    self.call_exception_handler({"message": f"{handle.callback} failed", "exception": error})
 
-    def __del__(self, *_: Any) -> None:
-        """Do not warn: it has nothing to close."""
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Note an exception that no task gets."""
+        error = context.get("exception")
+        if error is not None and not isinstance(error, CrashError):
+            self.scheduler.violated(f"{context['message']}: {error!r}")
 
     def abandon(self) -> None:
         """Forget what is due: the process has died."""
-        self._ready.clear()  # type: ignore[attr-defined]
+        self._ready.clear()
 
-    def _process_events(self, events: Any) -> None:
-        pass
+    def get_debug(self) -> bool:
+        return False
 
-    def _write_to_self(self) -> None:
-        pass
-
-
-def _task(loop: Loop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
-    """Create a task about which nobody complains if its process dies."""
-    task = asyncio.Task(coroutine, loop=loop, **options)
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
-    return task
+    is_closed = get_debug
 
 
-def _report(loop: Loop, context: dict[str, Any]) -> None:
-    """An exception that no task gets."""
-    error = context.get("exception")
-    if error is not None and not isinstance(error, CrashError):
-        loop.scheduler.violated(f"{context['message']}: {error!r}")
+class _Event:
+    """An event in one thread."""
 
-
-class _Event(threading.Event):
     def __init__(self, scheduler: Scheduler) -> None:
-        super().__init__()
-        self._scheduler = scheduler
+        self._scheduler, self._is_set = scheduler, False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
 
     def wait(self, timeout: float | None = None) -> bool:
         return self._scheduler.wait(self.is_set, timeout)
