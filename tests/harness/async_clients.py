@@ -204,12 +204,15 @@ def _set(future: asyncio.Future[Any], result: Any) -> None:
         future.set_result(result)
 
 
+SCHEMA = pulsar.schema.BytesSchema()
+
+
 class PulsarMessageOf:
     """A native message of a topic."""
 
     def __init__(self, number: int, data: bytes, key: str = "") -> None:
         self._message = pulsar._pulsar.MessageBuilder().content(data).build()
-        self._schema = pulsar.schema.BytesSchema()
+        self._schema = SCHEMA
         self._number, self._data, self._key = number, data, key
 
     def data(self) -> bytes:

@@ -258,9 +258,12 @@ class ConsumerClient:
             self.process.check()
 
     def _has_work(self) -> bool:
-        stopped, logs = self.paused | self.halted, self.ledger.logs
-        readable = (n not in stopped and at < len(logs[n]) for n, at in self.positions.items())
-        return bool(self.pending) or any(readable)
+        if self.pending:
+            return True
+        for number, position in self.positions.items():
+            if position < len(self.ledger.logs[number]) and number not in self.paused and number not in self.halted:
+                return True
+        return False
 
     def _serve(self) -> None:
         if self.in_callback:
@@ -425,7 +428,7 @@ class ProducerClient(ledger.ProducerClient):
         return self.open
 
     def answer(self, record: Record, result: str, position: int) -> None:
-        error = {"refused": failure("MSG_SIZE_TOO_LARGE"), "timeout": failure("_MSG_TIMED_OUT")}.get(result)
+        error = None if result == "ok" else failure({"refused": "MSG_SIZE_TOO_LARGE", "timeout": "_MSG_TIMED_OUT"}[result])
         report = kafka.Message(
             topic=TOPIC, partition=record.partition, offset=max(0, position), value=record.value, key=record.key,
             timestamp=(1, 1), error=error,

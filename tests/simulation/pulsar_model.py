@@ -14,7 +14,7 @@ from typing import Any
 import pulsar
 
 from claimcheck.transports.pulsar import _send
-from tests.harness.async_clients import PulsarMessageOf
+from tests.harness.async_clients import SCHEMA, PulsarMessageOf
 from tests.simulation import ledger
 from tests.simulation.ledger import TOPIC, Group, Ledger, Record
 from tests.simulation.scheduler import Patch, Process
@@ -99,7 +99,7 @@ class ConsumerClient:
 
     def __init__(self, group: Subscription, process: Process) -> None:
         self.group, self.process, self.scheduler = group, process, process.scheduler
-        self._consumer, self._schema = self, pulsar.schema.BytesSchema()
+        self._consumer, self._schema = self, SCHEMA
         group.consumers.append(self)
         self.redelivery_seconds = self.scheduler.choice((1.0, 10.0, 60.0))
 
@@ -207,7 +207,7 @@ class ProducerClient(ledger.ProducerClient):
     def wrapped(self) -> Any:
         """The `pulsar.Producer` that has this object inside."""
         producer: Any = pulsar.Producer()
-        producer._producer, producer._schema, producer._client = self, pulsar.schema.BytesSchema(), None
+        producer._producer, producer._schema, producer._client = self, SCHEMA, None
         return producer
 
     def send_async(self, message: Any, callback: Any) -> None:

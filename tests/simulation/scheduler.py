@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import contextvars
 import functools
+import gc
 import heapq
 import logging
 import random
@@ -21,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from claimcheck import _opened, _threads
+from claimcheck import _client, _opened, _registry, _threads
 from claimcheck._send import strategies as _strategies
 from claimcheck._store import contract as _store_contract
 from claimcheck.transports._common import delegation
@@ -32,6 +33,7 @@ Patch = tuple[Any, str, Any]
 FOREVER = float("inf")
 MOST_EVENTS = 20_000
 DEEPEST = 6  # events inside of calls inside of events
+_options_of = functools.cache(_registry.options_of)  # a configuration is checked once, and opened in each schedule
 
 
 class HangError(BaseException):
@@ -47,10 +49,11 @@ class Process:
 
     def __init__(self, scheduler: Scheduler, name: str, crashes: float) -> None:
         self.scheduler, self.name, self.crashes, self.alive = scheduler, name, crashes, True
+        self._crash = f"crash of {name}"
 
     def check(self) -> None:
         """Raise if this process has died, or dies now."""
-        if self.alive and self.crashes and self.scheduler.strikes(f"crash of {self.name}", self.crashes):
+        if self.alive and self.crashes and self.scheduler.strikes(self._crash, self.crashes):
             self.alive = False
         if not self.alive:
             raise CrashError(self.name)
@@ -61,6 +64,7 @@ class Scheduler:
 
     def __init__(self, seed: int, dropped: frozenset[int] = frozenset()) -> None:
         self.random = random.Random(seed)
+        self._draw = self.random.random
         self.now = 1000.0
         self.is_faulty = True
         self.faults: list[str] = []
@@ -73,14 +77,14 @@ class Scheduler:
         return self.now
 
     def chance(self, probability: float) -> bool:
-        return self.random.random() < probability
+        return self._draw() < probability
 
     def choice(self, values: Any) -> Any:
-        return values[int(self.random.random() * len(values))]
+        return values[int(self._draw() * len(values))]
 
     def strikes(self, fault: str, probability: float) -> bool:
         """Whether a fault happens now. It is counted, and the minimizer drops those that are not needed."""
-        if not (self.is_faulty and self.random.random() < probability):
+        if not (self.is_faulty and self._draw() < probability):
             return False
         self.faults.append(fault)
         return len(self.faults) - 1 not in self._dropped
@@ -98,7 +102,7 @@ class Scheduler:
 
         No job of a thread pool begins inside another one: it could wait for that one.
         """
-        if self._events and self._depth < DEEPEST and self.random.random() < 0.25:
+        if self._events and self._depth < DEEPEST and self._draw() < 0.25:
             self._run_due(jobs=not self._jobs)
 
     def wait(self, ready: Callable[[], object], seconds: float | None = None) -> bool:
@@ -108,14 +112,15 @@ class Scheduler:
             if self.now >= end:
                 return False
             if not self._run_due():
-                due = min((due for due, _, _ in self._events), default=FOREVER)
-                if min(due, end) == FOREVER:
+                due = min([end, *[due for due, _, _ in self._events]])
+                if due == FOREVER:
                     raise HangError("nothing will happen any more")
-                self.now = max(self.now, min(due, end))
+                self.now = max(self.now, due)
         return True
 
     def _run_due(self, *, jobs: bool = True) -> bool:
-        due = [n for n, (at, _, is_job) in enumerate(self._events) if at <= self.now and (jobs or not is_job)]
+        now = self.now
+        due = [n for n, (at, _, is_job) in enumerate(self._events) if at <= now and (jobs or not is_job)]
         if not due:
             return False
         self._count += 1
@@ -222,7 +227,7 @@ class Loop:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         return task
 
-    def run_in_executor(self, executor: Any, function: Any, *args: Any) -> Any:
+    def run_in_executor(self, executor: Any, function: Any, *args: Any) -> asyncio.Future[Any]:
         return asyncio.wrap_future(self._executor.submit(function, *args), loop=self)  # type: ignore[arg-type]
 
     def run_until_complete(self, coroutine: Any) -> Any:
@@ -370,6 +375,8 @@ def scheduled(scheduler: Scheduler, clients: Sequence[Patch]) -> Iterator[None]:
         (concurrent.futures, "ThreadPoolExecutor", executor),
         (concurrent.futures, "wait", wait),
         (_threads, "_io", []),
+        (_client, "check_classes", lambda config: None),
+        (_registry, "options_of", _options_of),
         (delegation, "ThreadPoolExecutor", executor),
         (delegation, "wait", wait),
         (_send, "wait", wait),
@@ -384,8 +391,10 @@ def scheduled(scheduler: Scheduler, clients: Sequence[Patch]) -> Iterator[None]:
     ]
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
+    gc.disable()  # for speed, and because what it finalizes could run code of the library
     try:
         with patched(patches):
             yield
     finally:
+        gc.enable()
         logging.disable(level)
