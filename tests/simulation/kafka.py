@@ -268,10 +268,11 @@ class ConsumerClient:
     def _serve(self) -> None:
         if self.in_callback:
             return
-        pending, self.pending = self.pending, []
-        for kind, number in pending:
-            if number in self.positions:
-                self._rebalance(kind, [number])
+        if self.pending:
+            pending, self.pending = self.pending, []
+            for kind, number in pending:
+                if number in self.positions:
+                    self._rebalance(kind, [number])
         if self.is_leaving:
             if self.callbacks and self.positions:
                 self._rebalance("revoke", sorted(self.positions))

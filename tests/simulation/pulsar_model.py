@@ -17,7 +17,7 @@ from claimcheck.transports.pulsar import _send
 from tests.harness.async_clients import SCHEMA, PulsarMessageOf
 from tests.simulation import ledger
 from tests.simulation.ledger import TOPIC, Group, Ledger, Record
-from tests.simulation.scheduler import Patch, Process
+from tests.simulation.scheduler import Patch, Process, settle
 
 DEFINITE = ("ProducerQueueIsFull", "MessageTooBig")
 
@@ -188,7 +188,7 @@ class AsyncConsumerClient:
         loop = asyncio.get_running_loop()
         arrived: asyncio.Future[Message] = loop.create_future()
         taken = self.client.take()
-        self.client.scheduler.later(lambda: loop.call_soon_threadsafe(_set, arrived, taken), 0.01)
+        self.client.scheduler.later(lambda: loop.call_soon(settle, arrived, arrived.set_result, taken), 0.01)
         return await arrived
 
     async def close(self) -> None:
@@ -254,11 +254,6 @@ def _number(message: Any) -> int:
     """The place in the topic of a message or its id."""
     message_id = message.message_id() if hasattr(message, "message_id") else message
     return int(message_id.entry_id())
-
-
-def _set(future: asyncio.Future[Any], result: Any) -> None:
-    if not future.done():
-        future.set_result(result)
 
 
 CLIENTS: list[Patch] = [(_send, "_flush_in_thread", lambda producer: producer._producer.flush())]

@@ -93,9 +93,13 @@ class Scheduler:
         """Note what must not happen; raising it here would pass through the library."""
         self.violations.append(text)
 
-    def later(self, event: Callable[[], object], seconds: float = 0.0, *, is_job: bool = False) -> None:
+    def later(self, event: Callable[[], object], seconds: float = 0.0) -> None:
         """Let an event happen after some time, in any order with the others that are due then."""
-        self._events.append((self.now + seconds, event, is_job))
+        self._events.append((self.now + seconds, event, False))
+
+    def later_job(self, event: Callable[[], object]) -> None:
+        """Let a thread of a pool do something."""
+        self._events.append((self.now + self.choice((0.0, 0.0, 0.001, 0.02, 0.5)), event, True))
 
     def point(self) -> None:
         """Perhaps let one event happen here, inside a call of a client or a store.
@@ -164,13 +168,17 @@ class Executor:
             else:
                 future.set_result(result)
 
-        scheduler = self._scheduler
-        scheduler.later(run, scheduler.choice((0.0, 0.0, 0.001, 0.02, 0.5)), is_job=True)
+        self._scheduler.later_job(run)
         return future
 
     def shutdown(self, wait: bool = True, **_: Any) -> None:
         if wait:
             self._scheduler.wait(lambda: not self._left)
+
+
+def settle(future: asyncio.Future[Any], settle: Callable[[Any], None], result: Any) -> None:
+    if not future.done():
+        settle(result)
 
 
 class Handle:
@@ -199,7 +207,7 @@ class Loop:
     """An event loop that waits by letting events happen: the part of asyncio's that is needed, which is faster."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler, self.time, self._executor = scheduler, scheduler.clock, Executor(scheduler)
+        self.scheduler, self.time = scheduler, scheduler.clock
         self._ready: deque[Handle] = deque()
         self._timers: list[Handle] = []
 
@@ -228,7 +236,23 @@ class Loop:
         return task
 
     def run_in_executor(self, executor: Any, function: Any, *args: Any) -> asyncio.Future[Any]:
-        return asyncio.wrap_future(self._executor.submit(function, *args), loop=self)  # type: ignore[arg-type]
+        future, ended = self.create_future(), []
+        future.add_done_callback(ended.append)
+
+        def run() -> None:
+            if ended:  # it was cancelled
+                return
+            try:
+                result = function(*args)
+            except HangError:
+                raise
+            except BaseException as error:
+                self.call_soon(settle, future, future.set_exception, error)
+            else:
+                self.call_soon(settle, future, future.set_result, result)
+
+        self.scheduler.later_job(run)
+        return future
 
     def run_until_complete(self, coroutine: Any) -> Any:
         done: list[Any] = []
