@@ -212,14 +212,14 @@ class PulsarMessageOf:
 
     def __init__(self, number: int, data: bytes, key: str = "") -> None:
         self._message = pulsar._pulsar.MessageBuilder().content(data).build()
-        self._schema = SCHEMA
-        self._number, self._data, self._key = number, data, key
+        self._schema, self._id = SCHEMA, pulsar.MessageId(-1, 1, number, -1)
+        self._data, self._key = data, key
 
     def data(self) -> bytes:
         return self._data
 
     def message_id(self) -> Any:
-        return pulsar.MessageId(-1, 1, self._number, -1)
+        return self._id
 
     def properties(self) -> dict[str, str]:
         return {}
