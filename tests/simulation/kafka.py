@@ -429,7 +429,9 @@ class ProducerClient(ledger.ProducerClient):
         return self.open
 
     def answer(self, record: Record, result: str, position: int) -> None:
-        error = None if result == "ok" else failure({"refused": "MSG_SIZE_TOO_LARGE", "timeout": "_MSG_TIMED_OUT"}[result])
+        error = (
+            None if result == "ok" else failure({"refused": "MSG_SIZE_TOO_LARGE", "timeout": "_MSG_TIMED_OUT"}[result])
+        )
         report = kafka.Message(
             topic=TOPIC, partition=record.partition, offset=max(0, position), value=record.value, key=record.key,
             timestamp=(1, 1), error=error,

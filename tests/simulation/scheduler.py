@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import contextvars
 import functools
 import gc
 import heapq
@@ -181,50 +180,31 @@ def settle(future: asyncio.Future[Any], settle: Callable[[Any], None], result: A
         settle(result)
 
 
-class Handle:
-    """A callback that is due."""
-
-    __slots__ = ("callback", "args", "context", "due", "is_cancelled")
-
-    def __init__(self, callback: Callable[..., object], args: Any, context: Any, due: float = 0.0) -> None:
-        self.callback, self.args, self.due, self.is_cancelled = callback, args, due, False
-        self.context = contextvars.copy_context() if context is None else context
-
-    def __lt__(self, other: Handle) -> bool:
-        return self.due < other.due
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
-
-    def cancelled(self) -> bool:
-        return self.is_cancelled
-
-    def when(self) -> float:
-        return self.due
-
-
 class Loop:
     """An event loop that waits by letting events happen: the part of asyncio's that is needed, which is faster."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler, self.time = scheduler, scheduler.clock
-        self._ready: deque[Handle] = deque()
-        self._timers: list[Handle] = []
+        self._ready: deque[asyncio.Handle] = deque()
+        self._timers: list[asyncio.TimerHandle] = []
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> Handle:
-        handle = Handle(callback, args, context)
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)  # type: ignore[arg-type]
         self._ready.append(handle)
         return handle
 
     call_soon_threadsafe = call_soon
 
-    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Handle:
-        handle = Handle(callback, args, context, when)
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)  # type: ignore[arg-type]
         heapq.heappush(self._timers, handle)
         return handle
 
-    def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Handle:
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
         return self.call_at(self.scheduler.now + delay, callback, *args, context=context)
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        pass
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)  # type: ignore[arg-type]
@@ -269,21 +249,18 @@ class Loop:
     def _run_once(self) -> None:
         """Let other events happen, at least until a callback is due, and run those that are due now."""
         scheduler, ready, timers = self.scheduler, self._ready, self._timers
-        while timers and timers[0].is_cancelled:
+        while timers and timers[0].cancelled():
             heapq.heappop(timers)
-        if ready or (timers and timers[0].due <= scheduler.now):
+        if ready or (timers and timers[0].when() <= scheduler.now):
             scheduler.point()
         else:
-            scheduler.wait(lambda: ready, timers[0].due - scheduler.now if timers else None)
-        while timers and timers[0].due < scheduler.now + 1e-9:
+            scheduler.wait(lambda: ready, timers[0].when() - scheduler.now if timers else None)
+        while timers and timers[0].when() < scheduler.now + 1e-9:
             ready.append(heapq.heappop(timers))
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if not handle.is_cancelled:
-                try:
-                    handle.context.run(handle.callback, *handle.args)
-                except BaseException as error:
-                    self.call_exception_handler({"message": f"{handle.callback} failed", "exception": error})
+            if not handle.cancelled():
+                handle._run()
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Note an exception that no task gets."""
