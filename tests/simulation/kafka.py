@@ -184,11 +184,6 @@ class ConsumerClient:
                 raise raised("_STATE")
             self.stored[each.partition] = each
 
-    def assign(self, partitions: list[Any]) -> None:
-        self._check_open()
-        self.positions.clear()
-        self.incremental_assign(partitions)
-
     def incremental_assign(self, partitions: list[Any]) -> None:
         self.group.owners.update(dict.fromkeys([each.partition for each in partitions], self))
         self.positions |= {each.partition: self._start(each) for each in partitions}
@@ -196,9 +191,6 @@ class ConsumerClient:
     def incremental_unassign(self, partitions: list[Any]) -> None:
         self._commit_last()
         self._remove([each.partition for each in partitions])
-
-    def unassign(self) -> None:
-        self.incremental_unassign(self.assignment())
 
     def seek(self, partition: Any) -> None:
         number = partition.partition
@@ -258,12 +250,8 @@ class ConsumerClient:
             self.process.check()
 
     def _has_work(self) -> bool:
-        if self.pending:
-            return True
-        for number, position in self.positions.items():
-            if position < len(self.ledger.logs[number]) and number not in self.paused and number not in self.halted:
-                return True
-        return False
+        stopped, logs = self.paused | self.halted, self.ledger.logs
+        return bool(self.pending or [n for n, at in self.positions.items() if at < len(logs[n]) and n not in stopped])
 
     def _serve(self) -> None:
         if self.in_callback:
@@ -429,9 +417,8 @@ class ProducerClient(ledger.ProducerClient):
         return self.open
 
     def answer(self, record: Record, result: str, position: int) -> None:
-        error = (
-            None if result == "ok" else failure({"refused": "MSG_SIZE_TOO_LARGE", "timeout": "_MSG_TIMED_OUT"}[result])
-        )
+        codes = {"refused": "MSG_SIZE_TOO_LARGE", "timeout": "_MSG_TIMED_OUT"}
+        error = failure(codes[result]) if result in codes else None
         report = kafka.Message(
             topic=TOPIC, partition=record.partition, offset=max(0, position), value=record.value, key=record.key,
             timestamp=(1, 1), error=error,

@@ -127,8 +127,6 @@ class ConsumerClient:
 
     def acknowledge_cumulative(self, message: Any) -> None:
         self._reach()
-        if self.group.kind == "KeyShared":
-            raise pulsar.exceptions.CumulativeAcknowledgementNotAllowedError("simulated")
         for number in range(_number(message) + 1):
             if number not in self.group.acked:
                 self.group.acknowledge(number)
@@ -188,7 +186,7 @@ class AsyncConsumerClient:
         loop = asyncio.get_running_loop()
         arrived: asyncio.Future[Message] = loop.create_future()
         taken = self.client.take()
-        self.client.scheduler.later(lambda: loop.call_soon(settle, arrived, arrived.set_result, taken), 0.01)
+        self.client.scheduler.later(lambda: loop.call_soon(settle, arrived.set_result, taken), 0.01)
         return await arrived
 
     async def close(self) -> None:

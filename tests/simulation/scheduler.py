@@ -96,9 +96,24 @@ class Scheduler:
         """Let an event happen after some time, in any order with the others that are due then."""
         self._events.append((self.now + seconds, event, False))
 
-    def later_job(self, event: Callable[[], object]) -> None:
-        """Let a thread of a pool do something."""
-        self._events.append((self.now + self.choice((0.0, 0.0, 0.001, 0.02, 0.5)), event, True))
+    def run_in_pool(
+        self, begin: Callable[[], bool], work: Callable[[], Any], result: Callable[..., Any], error: Callable[..., Any]
+    ) -> None:
+        """Let a thread of a pool do something, unless it is cancelled before it begins."""
+
+        def run() -> None:
+            if not begin():
+                return
+            try:
+                done = work()
+            except HangError:
+                raise
+            except BaseException as failure:
+                error(failure)
+            else:
+                result(done)
+
+        self._events.append((self.now + self.choice((0.0, 0.0, 0.001, 0.02, 0.5)), run, True))
 
     def point(self) -> None:
         """Perhaps let one event happen here, inside a call of a client or a store.
@@ -154,20 +169,12 @@ class Executor:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._left += 1
 
-        def run() -> None:
+        def begin() -> bool:
             self._left -= 1
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                result = function(*args, **kwargs)
-            except HangError:
-                raise
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
+            return future.set_running_or_notify_cancel()
 
-        self._scheduler.later_job(run)
+        call = functools.partial(function, *args, **kwargs)
+        self._scheduler.run_in_pool(begin, call, future.set_result, future.set_exception)
         return future
 
     def shutdown(self, wait: bool = True, **_: Any) -> None:
@@ -175,70 +182,46 @@ class Executor:
             self._scheduler.wait(lambda: not self._left)
 
 
-def settle(future: asyncio.Future[Any], settle: Callable[[Any], None], result: Any) -> None:
-    if not future.done():
-        settle(result)
+class Loop(asyncio.BaseEventLoop):
+    """An event loop that waits by letting events happen, without what takes asyncio's own time."""
 
-
-class Loop:
-    """An event loop that waits by letting events happen: the part of asyncio's that is needed, which is faster."""
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler, self.time = scheduler, scheduler.clock
-        self._ready: deque[asyncio.Handle] = deque()
-        self._timers: list[asyncio.TimerHandle] = []
+        self.scheduler, self.time = scheduler, scheduler.clock  # type: ignore[method-assign]
+        super().__init__()
+
+    def __del__(self, *_: Any) -> None:
+        """Do not warn: it has nothing to close."""
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)  # type: ignore[arg-type]
+        handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
     call_soon_threadsafe = call_soon
 
-    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)  # type: ignore[arg-type]
-        heapq.heappush(self._timers, handle)
-        return handle
-
-    def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
-        return self.call_at(self.scheduler.now + delay, callback, *args, context=context)
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        pass
-
-    def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)  # type: ignore[arg-type]
-
-    def create_task(self, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+    def create_task(self, coroutine: Any, **options: Any) -> asyncio.Task[Any]:  # type: ignore[override]
         """Create a task about which nobody complains if its process dies."""
-        task = asyncio.Task(coroutine, loop=self, **options)  # type: ignore[arg-type]
+        task = asyncio.Task(coroutine, loop=self, **options)
         task._log_destroy_pending = False  # type: ignore[attr-defined]
         return task
 
-    def run_in_executor(self, executor: Any, function: Any, *args: Any) -> asyncio.Future[Any]:
+    def run_in_executor(self, executor: Any, function: Any, *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         future, ended = self.create_future(), []
         future.add_done_callback(ended.append)
-
-        def run() -> None:
-            if ended:  # it was cancelled
-                return
-            try:
-                result = function(*args)
-            except HangError:
-                raise
-            except BaseException as error:
-                self.call_soon(settle, future, future.set_exception, error)
-            else:
-                self.call_soon(settle, future, future.set_result, result)
-
-        self.scheduler.later_job(run)
+        results = (
+            functools.partial(self.call_soon, settle, each) for each in (future.set_result, future.set_exception)
+        )
+        self.scheduler.run_in_pool(lambda: not ended, functools.partial(function, *args), *results)
         return future
 
     def run_until_complete(self, coroutine: Any) -> Any:
         done: list[Any] = []
         task = self.create_task(coroutine)
         task.add_done_callback(done.append)
-        asyncio._set_running_loop(self)  # type: ignore[arg-type]
+        asyncio._set_running_loop(self)
         try:
             while not done:
                 self._run_once()
@@ -248,7 +231,7 @@ class Loop:
 
     def _run_once(self) -> None:
         """Let other events happen, at least until a callback is due, and run those that are due now."""
-        scheduler, ready, timers = self.scheduler, self._ready, self._timers
+        scheduler, ready, timers = self.scheduler, self._ready, self._scheduled
         while timers and timers[0].cancelled():
             heapq.heappop(timers)
         if ready or (timers and timers[0].when() <= scheduler.now):
@@ -272,10 +255,11 @@ class Loop:
         """Forget what is due: the process has died."""
         self._ready.clear()
 
-    def get_debug(self) -> bool:
-        return False
 
-    is_closed = get_debug
+def settle(setter: Callable[[Any], None], result: Any) -> None:
+    """Set a result or an exception of a future, unless that was cancelled."""
+    with contextlib.suppress(asyncio.InvalidStateError):
+        setter(result)
 
 
 class _Event:
