@@ -5,9 +5,6 @@ It does what was measured on a broker of version 4.2 with librdkafka 2.16.
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import types
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,11 +12,11 @@ from typing import Any
 
 import confluent_kafka as kafka
 
-from claimcheck.transports.kafka import _asyncio, _consumer, _producer
 from claimcheck.transports.kafka._partition import CommitMetadata
+from tests.harness.async_clients import kafka_clients
 from tests.simulation import ledger
 from tests.simulation.ledger import TOPIC, Group, Ledger, Record
-from tests.simulation.scheduler import Patch, Process, Scheduler
+from tests.simulation.scheduler import Process, Scheduler
 
 DEFINITE = ("MSG_SIZE_TOO_LARGE", "_UNKNOWN_PARTITION", "_QUEUE_FULL")
 
@@ -426,23 +423,4 @@ class ProducerClient(ledger.ProducerClient):
         self._reports.append((record.callback, error, report))
 
 
-class AioClient:
-    """What `AIOProducer` and `AIOConsumer` share: calls run in threads."""
-
-    def __init__(self, client: Any) -> None:
-        self.client = client
-
-    async def _call(self, work: Callable[..., Any], *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(None, functools.partial(work, *args))
-
-    async def close(self) -> None:
-        await self._call(self.client.close)
-
-
-_client = types.SimpleNamespace(**{**vars(kafka), "Consumer": ConsumerClient, "Producer": ProducerClient})
-CLIENTS: list[Patch] = [
-    (_consumer, "vendor", lambda: _client),
-    (_producer, "vendor", lambda: _client),
-    (_asyncio, "native_client", lambda wrapper, kind: wrapper.client),
-]
-"""Let the wrappers take the clients above."""
+CLIENTS = kafka_clients(ConsumerClient, ProducerClient)

@@ -11,9 +11,10 @@ import confluent_kafka as kafka
 
 from claimcheck.errors import ClaimCheckError, PartialSendError
 from claimcheck.transports.kafka import AsyncKafkaConsumer, AsyncKafkaProducer, KafkaConsumer, KafkaProducer
+from tests.harness.async_clients import AioClient
 from tests.simulation import actors
 from tests.simulation.actors import STRATEGIES, Run
-from tests.simulation.kafka import DEFINITE, AioClient, ConsumerClient, KafkaGroup, ProducerClient
+from tests.simulation.kafka import DEFINITE, ConsumerClient, KafkaGroup, ProducerClient
 from tests.simulation.ledger import TOPIC, Ledger, Sent
 from tests.simulation.scheduler import Scheduler
 
