@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from claimcheck import _client, _opened, _registry, _threads
+from claimcheck import _client, _opened, _registry, _threads, _validation
 from claimcheck._send import strategies as _strategies
 from claimcheck._store import contract as _store_contract
 from claimcheck.transports._common import delegation
@@ -32,7 +32,7 @@ Patch = tuple[Any, str, Any]
 FOREVER = float("inf")
 MOST_EVENTS = 20_000
 DEEPEST = 6  # events inside of calls inside of events
-_options_of = functools.cache(_registry.options_of)  # a configuration is checked once, and opened in each schedule
+_options_of = functools.cache(_validation.options_of)  # a configuration is checked once, and opened in each schedule
 
 
 class HangError(BaseException):
@@ -195,12 +195,12 @@ class Loop(asyncio.BaseEventLoop):
     def __del__(self, *_: Any) -> None:
         """Do not warn: it has nothing to close."""
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.Handle:
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
-    call_soon_threadsafe = call_soon
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
     def create_task(self, coroutine: Any, **options: Any) -> asyncio.Task[Any]:  # type: ignore[override]
         """Create a task about which nobody complains if its process dies."""
@@ -209,7 +209,7 @@ class Loop(asyncio.BaseEventLoop):
         return task
 
     def run_in_executor(self, executor: Any, function: Any, *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
-        future, ended = self.create_future(), []
+        future, ended = self.create_future(), list[Any]()
         future.add_done_callback(ended.append)
         results = (
             functools.partial(self.call_soon, settle, each) for each in (future.set_result, future.set_exception)
