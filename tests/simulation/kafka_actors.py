@@ -198,7 +198,8 @@ class Receiver(actors.Receiver):
         messages = [message for message in received if message is not None]
         for message in messages:
             if message.error() is not None:
-                self._go_to(message.partition(), self.ledger.low[message.partition()])
+                with contextlib.suppress(kafka.KafkaException, RuntimeError):  # a callback gave the partition up
+                    self._go_to(message.partition(), self.ledger.low[message.partition()])
                 continue
             self._check_place(message)
             self.group.received((message.partition(), message.offset()), message, self.process)
