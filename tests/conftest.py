@@ -103,6 +103,8 @@ LONG_FILES = (
     "test_shipping",
     "test_killed_collections",
     "test_garbage_servers",
+    "test_kafka_schedules",
+    "test_pulsar_schedules",
     "test_docs",
     "test_spark_pulsar_streams",
     "test_kafka_rebalance",

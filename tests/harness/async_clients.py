@@ -17,9 +17,10 @@ import pulsar.asyncio
 
 from claimcheck._wire.envelope import encode_chunk
 from claimcheck.transports.kafka import _asyncio, _consumer, _producer
-from tests.simulation.scheduler import patched
+from tests.simulation.scheduler import Patch, settle
 
 TOPIC = "t"
+SCHEMA = pulsar.schema.BytesSchema()
 
 # Kafka -----------------------------------------------------------------------------------------------------------
 
@@ -130,17 +131,14 @@ class KafkaConsumerClient:
                 self._busy.release()
 
 
-@contextlib.contextmanager
-def scripted_kafka() -> Iterator[None]:
-    """Let the wrappers take the clients above."""
-    client = types.SimpleNamespace(**{**vars(kafka), "Consumer": KafkaConsumerClient, "Producer": KafkaProducerClient})
-    modules: list[tuple[Any, str, Any]] = [
+def kafka_clients(consumer: type, producer: type) -> list[Patch]:
+    """What lets the wrappers take clients of other classes."""
+    client = types.SimpleNamespace(**{**vars(kafka), "Consumer": consumer, "Producer": producer})
+    return [
         (_consumer, "vendor", lambda: client),
         (_producer, "vendor", lambda: client),
         (_asyncio, "native_client", lambda wrapper, kind: wrapper.client),
     ]
-    with patched(modules):
-        yield
 
 
 # Pulsar ----------------------------------------------------------------------------------------------------------
@@ -150,7 +148,8 @@ class PulsarInner:
     """The inner object of a consumer, reader or producer; answers in a thread, as the client does."""
 
     def __init__(self, messages: list[Any]) -> None:
-        self.messages, self.sent, self.acknowledged = deque(messages), list[bytes](), list[Any]()
+        self.messages, self.sent = deque(messages), list[bytes]()
+        self._consumer, self._schema = None, SCHEMA
         self.executor = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="scripted-client")
         self.closed = False
 
@@ -174,7 +173,15 @@ class PulsarInner:
         self.executor.shutdown(wait=False)
 
     def acknowledge(self, message_id: Any) -> None:
-        self.acknowledged.append(message_id)
+        pass
+
+    def receive(self, timeout_millis: int | None = None) -> Any:
+        if not self.messages:
+            raise pulsar.Timeout("nothing more")
+        return self.messages.popleft()
+
+    def batch_receive(self) -> list[Any]:
+        return [self.messages.popleft() for _ in range(len(self.messages))]
 
 
 class PulsarReceiverClient:
@@ -182,7 +189,7 @@ class PulsarReceiverClient:
 
     def __init__(self, messages: list[Any]) -> None:
         self._consumer = self._reader = PulsarInner(messages)
-        self._schema = pulsar.schema.BytesSchema()
+        self._schema = SCHEMA
 
     async def receive(self) -> Any:
         loop = asyncio.get_running_loop()
@@ -190,7 +197,7 @@ class PulsarReceiverClient:
             await loop.create_future()  # nothing comes any more
         message: asyncio.Future[Any] = loop.create_future()
         taken = self._consumer.messages.popleft()
-        self._consumer.executor.submit(loop.call_soon_threadsafe, _set, message, taken)
+        self._consumer.executor.submit(loop.call_soon_threadsafe, settle, message.set_result, taken)
         return await message
 
     read_next = receive
@@ -199,24 +206,19 @@ class PulsarReceiverClient:
         await asyncio.get_running_loop().run_in_executor(None, self._consumer.close)
 
 
-def _set(future: asyncio.Future[Any], result: Any) -> None:
-    if not future.done():
-        future.set_result(result)
-
-
 class PulsarMessageOf:
     """A native message of a topic."""
 
     def __init__(self, number: int, data: bytes, key: str = "") -> None:
         self._message = pulsar._pulsar.MessageBuilder().content(data).build()
-        self._schema = pulsar.schema.BytesSchema()
-        self._number, self._data, self._key = number, data, key
+        self._schema, self._id = SCHEMA, pulsar.MessageId(-1, 1, number, -1)
+        self._data, self._key = data, key
 
     def data(self) -> bytes:
         return self._data
 
     def message_id(self) -> Any:
-        return pulsar.MessageId(-1, 1, self._number, -1)
+        return self._id
 
     def properties(self) -> dict[str, str]:
         return {}

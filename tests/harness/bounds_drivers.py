@@ -115,45 +115,14 @@ def kafka_consume(config: Config, messages: list[bytes], folder: Path) -> Iterat
 # Pulsar -----------------------------------------------------------------------------------------------------------
 
 
-class PulsarClient:
-    """Stands for a `pulsar.Consumer` that has received some messages."""
-
-    def __init__(self, values: Iterable[bytes]) -> None:
-        import pulsar
-
-        from tests.harness.async_clients import pulsar_messages
-
-        self._consumer, self._schema = None, pulsar.schema.BytesSchema()
-        self._records: list[Any] = list(pulsar_messages(list(values)))
-
-    def receive(self, timeout_millis: int | None = None) -> Any:
-        import pulsar
-
-        if not self._records:
-            raise pulsar.Timeout("nothing more")
-        return self._records.pop(0)
-
-    def batch_receive(self) -> list[Any]:
-        taken, self._records = self._records, []
-        return taken
-
-    def topic(self) -> str:
-        return "persistent://public/default/t"
-
-    def acknowledge(self, message: Any) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 def _pulsar(config: Config, messages: list[bytes], receive: Callable[[Any], list[Any]]) -> Iterator[str]:
     import pulsar
 
     from claimcheck.transports.pulsar import PulsarConsumer
+    from tests.harness.async_clients import PulsarInner, pulsar_messages
 
     kind = pulsar.ConsumerType.Exclusive
-    native: Any = PulsarClient(messages)
+    native: Any = PulsarInner(pulsar_messages(messages))
     consumer = PulsarConsumer(native, claimcheck.from_dict(config), consumer_type=kind)
     while received := receive(consumer):
         while received:

@@ -25,10 +25,11 @@ from tests.harness.async_clients import (
     PulsarInner,
     PulsarReceiverClient,
     chunks_of,
+    kafka_clients,
     pulsar_messages,
-    scripted_kafka,
 )
 from tests.harness.cancellation import PAYLOAD, Subject, eventually, faults
+from tests.simulation.scheduler import patched
 
 SUBJECTS = {}
 
@@ -360,7 +361,7 @@ async def receive_of_the_only_message(lab):
 
 @pytest.fixture(autouse=True)
 def _scripted():
-    with scripted_kafka():
+    with patched(kafka_clients(KafkaConsumerClient, KafkaProducerClient)):
         yield
 
 

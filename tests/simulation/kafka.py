@@ -5,9 +5,6 @@ It does what was measured on a broker of version 4.2 with librdkafka 2.16.
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import types
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,11 +12,11 @@ from typing import Any
 
 import confluent_kafka as kafka
 
-from claimcheck.transports.kafka import _asyncio, _consumer, _producer
 from claimcheck.transports.kafka._partition import CommitMetadata
+from tests.harness.async_clients import kafka_clients
 from tests.simulation import ledger
 from tests.simulation.ledger import TOPIC, Group, Ledger, Record
-from tests.simulation.scheduler import Patch, Process, Scheduler
+from tests.simulation.scheduler import Process, Scheduler
 
 DEFINITE = ("MSG_SIZE_TOO_LARGE", "_UNKNOWN_PARTITION", "_QUEUE_FULL")
 
@@ -184,11 +181,6 @@ class ConsumerClient:
                 raise raised("_STATE")
             self.stored[each.partition] = each
 
-    def assign(self, partitions: list[Any]) -> None:
-        self._check_open()
-        self.positions.clear()
-        self.incremental_assign(partitions)
-
     def incremental_assign(self, partitions: list[Any]) -> None:
         self.group.owners.update(dict.fromkeys([each.partition for each in partitions], self))
         self.positions |= {each.partition: self._start(each) for each in partitions}
@@ -196,9 +188,6 @@ class ConsumerClient:
     def incremental_unassign(self, partitions: list[Any]) -> None:
         self._commit_last()
         self._remove([each.partition for each in partitions])
-
-    def unassign(self) -> None:
-        self.incremental_unassign(self.assignment())
 
     def seek(self, partition: Any) -> None:
         number = partition.partition
@@ -259,16 +248,16 @@ class ConsumerClient:
 
     def _has_work(self) -> bool:
         stopped, logs = self.paused | self.halted, self.ledger.logs
-        readable = (n not in stopped and at < len(logs[n]) for n, at in self.positions.items())
-        return bool(self.pending) or any(readable)
+        return bool(self.pending or [n for n, at in self.positions.items() if at < len(logs[n]) and n not in stopped])
 
     def _serve(self) -> None:
         if self.in_callback:
             return
-        pending, self.pending = self.pending, []
-        for kind, number in pending:
-            if number in self.positions:
-                self._rebalance(kind, [number])
+        if self.pending:
+            pending, self.pending = self.pending, []
+            for kind, number in pending:
+                if number in self.positions:
+                    self._rebalance(kind, [number])
         if self.is_leaving:
             if self.callbacks and self.positions:
                 self._rebalance("revoke", sorted(self.positions))
@@ -425,7 +414,8 @@ class ProducerClient(ledger.ProducerClient):
         return self.open
 
     def answer(self, record: Record, result: str, position: int) -> None:
-        error = {"refused": failure("MSG_SIZE_TOO_LARGE"), "timeout": failure("_MSG_TIMED_OUT")}.get(result)
+        codes = {"refused": "MSG_SIZE_TOO_LARGE", "timeout": "_MSG_TIMED_OUT"}
+        error = failure(codes[result]) if result in codes else None
         report = kafka.Message(
             topic=TOPIC, partition=record.partition, offset=max(0, position), value=record.value, key=record.key,
             timestamp=(1, 1), error=error,
@@ -433,23 +423,4 @@ class ProducerClient(ledger.ProducerClient):
         self._reports.append((record.callback, error, report))
 
 
-class AioClient:
-    """What `AIOProducer` and `AIOConsumer` share: calls run in threads."""
-
-    def __init__(self, client: Any) -> None:
-        self.client = client
-
-    async def _call(self, work: Callable[..., Any], *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(None, functools.partial(work, *args))
-
-    async def close(self) -> None:
-        await self._call(self.client.close)
-
-
-_client = types.SimpleNamespace(**{**vars(kafka), "Consumer": ConsumerClient, "Producer": ProducerClient})
-CLIENTS: list[Patch] = [
-    (_consumer, "vendor", lambda: _client),
-    (_producer, "vendor", lambda: _client),
-    (_asyncio, "native_client", lambda wrapper, kind: wrapper.client),
-]
-"""Let the wrappers take the clients above."""
+CLIENTS = kafka_clients(ConsumerClient, ProducerClient)

@@ -11,9 +11,10 @@ import confluent_kafka as kafka
 
 from claimcheck.errors import ClaimCheckError, PartialSendError
 from claimcheck.transports.kafka import AsyncKafkaConsumer, AsyncKafkaProducer, KafkaConsumer, KafkaProducer
+from tests.harness.async_clients import AioClient
 from tests.simulation import actors
 from tests.simulation.actors import STRATEGIES, Run
-from tests.simulation.kafka import DEFINITE, AioClient, ConsumerClient, KafkaGroup, ProducerClient
+from tests.simulation.kafka import DEFINITE, ConsumerClient, KafkaGroup, ProducerClient
 from tests.simulation.ledger import TOPIC, Ledger, Sent
 from tests.simulation.scheduler import Scheduler
 
@@ -197,7 +198,8 @@ class Receiver(actors.Receiver):
         messages = [message for message in received if message is not None]
         for message in messages:
             if message.error() is not None:
-                self._go_to(message.partition(), self.ledger.low[message.partition()])
+                with contextlib.suppress(kafka.KafkaException, RuntimeError):  # a callback gave the partition up
+                    self._go_to(message.partition(), self.ledger.low[message.partition()])
                 continue
             self._check_place(message)
             self.group.received((message.partition(), message.offset()), message, self.process)

@@ -34,8 +34,8 @@ from tests.simulation.scheduler import Patch, patched
 class Defect:
     """What is replaced, and the model that finds it."""
 
-    name: str
     broker: str
+    name: str
     patches: tuple[Patch, ...]
 
     def planted(self) -> contextlib.AbstractContextManager[None]:
@@ -51,29 +51,25 @@ class Defect:
         return most, None
 
 
+def _around(owner: Any, name: str, replacement: Callable[..., Any]) -> Patch:
+    """Replace a method by a function that gets the method, and then the method's arguments."""
+    method = vars(owner)[name]
+    return owner, name, lambda *args, **kwargs: replacement(method, *args, **kwargs)
+
+
 # What replaces the library's own functions -------------------------------------------------------------------------
 
 
-def _result_of_read_ahead(stored: Any) -> Any:
-    return None if stored._ahead is None else stored._ahead.result()
+def _taken_as_delivered(add: Any, receiver: Any, ready: Any) -> None:
+    add(receiver, ready)
+    if ready.partition is not None:
+        ready.partition.offsets.delivered(ready.first, ready.last)
 
 
-def _taken_as_delivered(add: Callable[..., None]) -> Callable[..., None]:
-    def take(receiver: Any, ready: Any) -> None:
-        add(receiver, ready)
-        if ready.partition is not None:
-            ready.partition.offsets.delivered(ready.first, ready.last)
-
-    return take
-
-
-def _looking_ahead_last(hand_out: Callable[..., Any]) -> Callable[..., Any]:
-    def call(receiver: Any, count: int, *, look_ahead: bool = False) -> Any:
-        messages = hand_out(receiver, count)
-        receiver._look_ahead()
-        return messages
-
-    return call
+def _looking_ahead_last(hand_out: Any, receiver: Any, count: int, *, look_ahead: bool = False) -> Any:
+    messages = hand_out(receiver, count)
+    receiver._look_ahead()
+    return messages
 
 
 def _all_plain(receiver: Any, natives: Any) -> None:
@@ -97,13 +93,10 @@ def _sought(consumer: Any, partition: Any) -> None:
     consumer._assignment.find(partition).offsets.read = partition.offset
 
 
-def _one_too_far(safe: Callable[..., Any]) -> Callable[..., Any]:
-    def call(partition: Any, upto: int) -> Any:
-        place = safe(partition, upto)
-        place.offset += 1
-        return place
-
-    return call
+def _one_too_far(safe: Any, partition: Any, upto: int) -> Any:
+    place = safe(partition, upto)
+    place.offset += 1
+    return place
 
 
 def _unpinned(window: Any, envelope: Any) -> None:
@@ -112,53 +105,29 @@ def _unpinned(window: Any, envelope: Any) -> None:
     window._produce(envelope, data, len(data))
 
 
-def _differs(*args: Any) -> None:
-    if args[1] != "checksum":
-        real_differs(*args)
-
-
-real_differs = vars(_store_read)["differs"]
-unknown_too = property(lambda verdict: verdict.outcome in ("failed", "unknown"))
-set_at_once = types.SimpleNamespace(Event=lambda: types.SimpleNamespace(set=lambda: None, is_set=lambda: True))
-constant = lambda *args, **kwargs: "claimcheck-same"  # noqa: E731
-
-
-def _only_when_idle(tick: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _only_when_idle(tick: Any, receiver: Any) -> Any:
     """Not for a message that arrives, nor for an acknowledgement."""
     busy = ("feed", "take", "acknowledge", "acknowledge_cumulative")
-    return lambda self: [] if sys._getframe(1).f_code.co_name in busy else tick(self)
+    return [] if sys._getframe(2).f_code.co_name in busy else tick(receiver)
 
 
-def _cumulatively_only(up_to: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda acks, target, **options: up_to(acks, target, **options)._replace(individually=())
+def _acked(chunk: Any, receiver: Any, native: Any, envelope: Any) -> Any:
+    arrivals = chunk(receiver, native, envelope)
+    native.consumer.acknowledge(native)
+    return arrivals
 
 
-def _acked(chunk: Callable[..., Any]) -> Callable[..., Any]:
-    def take(inbox: Any, native: Any, envelope: Any) -> Any:
-        arrivals = chunk(inbox, native, envelope)
-        native.consumer.acknowledge(native)
-        return arrivals
-
-    return take
+def _without_since(report: Any, partition: Any, failure: Any) -> Any:
+    is_removed = "retention removed" in str(failure.error) and len(failure.slots) == 1
+    return report(partition, replace(failure, since=None) if is_removed else failure)
 
 
-def _without_since(report: Callable[..., Any]) -> Callable[..., Any]:
-    def call(partition: Any, failure: Any) -> Any:
-        is_removed = "retention removed" in str(failure.error) and len(failure.slots) == 1
-        return report(partition, replace(failure, since=None) if is_removed else failure)
-
-    return call
-
-
-def _with_waiting(settle: Callable[..., Any]) -> Callable[..., Any]:
-    def call(receiver: Any, *arguments: Any) -> Any:
-        waiting, receiver._ready = receiver._ready, deque()
-        try:
-            return settle(receiver, *arguments)
-        finally:
-            receiver._ready = waiting
-
-    return call
+def _with_waiting(settle: Any, receiver: Any, *arguments: Any) -> Any:
+    waiting, receiver._ready = receiver._ready, deque()
+    try:
+        return settle(receiver, *arguments)
+    finally:
+        receiver._ready = waiting
 
 
 async def _taken_before_it_is_read(receiver: Any) -> Any:
@@ -171,74 +140,56 @@ async def _taken_before_it_is_read(receiver: Any) -> Any:
     return message
 
 
-def _defect(name: str, *patches: Patch, broker: str = "kafka") -> Defect:
-    return Defect(name, broker, patches)
+_unknown_too = property(lambda verdict: verdict.outcome in ("failed", "unknown"))
+_never = property(lambda verdict: False)
+_set_at_once = types.SimpleNamespace(Event=lambda: types.SimpleNamespace(set=lambda: None, is_set=lambda: True))
+_PULSAR = _receiver.Receiver
 
-
+KAFKA: dict[str, Patch] = {
+    "seek to removed records": (Assignment, "low", lambda *args: 0),
+    "an outage is permanent after read-ahead": (
+        StoredPayload, "_prefetched", lambda stored: None if stored._ahead is None else stored._ahead.result(),
+    ),
+    "plain records count as delivered when they arrive": (Receiver, "_take_plain", _all_plain),
+    "all records count as delivered when they arrive": _around(Receiver, "_add", _taken_as_delivered),
+    "it looks ahead after it has counted": _around(Receiver, "hand_out", _looking_ahead_last),
+    "unsubscribe forgets offsets": (KafkaConsumer, "unsubscribe", _unsubscribed),
+    "every error is definite": (_classification, "classify_error", lambda error: "failed"),
+    "the future of a cancelled produce stays open": (_asyncio, "threading", _set_at_once),
+    "a failed send reports its envelope": (_producer, "FailedEnvelope", bytes),
+    "rollback although the outcome is unknown": (_sending.Verdict, "rollback", _unknown_too),
+    "no rollback": (_sending.Verdict, "rollback", _never),
+    "no abort envelope": (_sending.Verdict, "abort", _never),
+    "commit one too far": _around(Partition, "safe", _one_too_far),
+    "commit past incomplete payloads": (Offsets, "safe", lambda offsets, upto, unsettled: upto),
+    "seek clears nothing": (KafkaConsumer, "seek", _sought),
+    "messages of revoked partitions stay": (Receiver, "drop", lambda *args: None),
+    "messages of paused partitions are returned": (Receiver, "_is_paused", lambda *args: False),
+    "keys are used again": (_store_contract.StoreContract, "_key", lambda *args, **kwargs: "claimcheck-same"),
+    "checksums are not compared": _around(
+        _store_read, "differs", lambda differs, *args: None if args[1] == "checksum" else differs(*args)
+    ),
+    "chunks go to any partition": (InFlightWindow, "send", _unpinned),
+    "chunks never expire": (_assembler.Assembler, "tick", lambda assembler: []),
+    "a reported payload is not marked": (Partition, "_mark_reported", lambda *args: None),
+    "a removed payload settles nothing": _around(Partition, "_report", _without_since),
+}  # fmt: skip
+PULSAR: dict[str, Patch] = {
+    "receives that are given up put expiry off": (
+        _PULSAR, "seconds_to_tick", property(lambda receiver: 1.0 if receiver.pending_payloads else None),
+    ),
+    "an acknowledgement covers payloads that wait": _around(_PULSAR, "_settle_up_to", _with_waiting),
+    "nothing behind an incomplete payload is acknowledged": _around(
+        CumulativeAcks, "up_to", lambda up_to, *args, **options: up_to(*args, **options)._replace(individually=())
+    ),
+    "a cancelled receive loses its message": (_pulsar_asyncio._AsyncReceiver, "_next", _taken_before_it_is_read),
+    "chunks are acknowledged when they arrive": _around(_PULSAR, "_chunk", _acked),
+    "rollback although the outcome of a send is unknown": (_sending.Verdict, "rollback", _unknown_too),
+    "a negative acknowledgement is forgotten": (PulsarConsumer, "_redeliver", lambda *args: None),
+}  # fmt: skip
+_IDLE = tuple(_around(owner, "tick", _only_when_idle) for owner in (_PULSAR, _resolver.Resolver))
 DEFECTS = [
-    _defect("seek to removed records", (Assignment, "low", lambda self, source: 0)),
-    _defect("an outage is permanent after read-ahead", (StoredPayload, "_prefetched", _result_of_read_ahead)),
-    _defect("plain records count as delivered when they arrive", (Receiver, "_take_plain", _all_plain)),
-    _defect(
-        "all records count as delivered when they arrive",
-        (Receiver, "_add", _taken_as_delivered(Receiver._add)),
-    ),
-    _defect("it looks ahead after it has counted", (Receiver, "hand_out", _looking_ahead_last(Receiver.hand_out))),
-    _defect("unsubscribe forgets offsets", (KafkaConsumer, "unsubscribe", _unsubscribed)),
-    _defect("every error is definite", (_classification, "classify_error", lambda error: "failed")),
-    _defect("the future of a cancelled produce stays open", (_asyncio, "threading", set_at_once)),
-    _defect("a failed send reports its envelope", (_producer, "FailedEnvelope", bytes)),
-    _defect("rollback although the outcome is unknown", (_sending.Verdict, "rollback", unknown_too)),
-    _defect("no rollback", (_sending.Verdict, "rollback", property(lambda verdict: False))),
-    _defect("no abort envelope", (_sending.Verdict, "abort", property(lambda verdict: False))),
-    _defect("commit one too far", (Partition, "safe", _one_too_far(Partition.safe))),
-    _defect("commit past incomplete payloads", (Offsets, "safe", lambda self, upto, unsettled: upto)),
-    _defect("seek clears nothing", (KafkaConsumer, "seek", _sought)),
-    _defect("messages of revoked partitions stay", (Receiver, "drop", lambda self, partitions: None)),
-    _defect("messages of paused partitions are returned", (Receiver, "_is_paused", lambda self, ready: False)),
-    _defect("keys are used again", (_store_contract.StoreContract, "_key", constant)),
-    _defect("checksums are not compared", (_store_read, "differs", _differs)),
-    _defect("chunks go to any partition", (InFlightWindow, "send", _unpinned)),
-    _defect("chunks never expire", (_assembler.Assembler, "tick", lambda self: [])),
-    _defect("a reported payload is not marked", (Partition, "_mark_reported", lambda self, payload, first: None)),
-    _defect("a removed payload settles nothing", (Partition, "_report", _without_since(Partition._report))),
-    _defect(
-        "receives that are given up put expiry off",
-        (_receiver.Receiver, "seconds_to_tick", property(lambda self: 1.0 if self.pending_payloads else None)),
-        broker="pulsar",
-    ),
-    _defect(
-        "an acknowledgement covers payloads that wait",
-        (_receiver.Receiver, "_settle_up_to", _with_waiting(_receiver.Receiver._settle_up_to)),
-        broker="pulsar",
-    ),
-    _defect(
-        "chunks expire only while nothing arrives",
-        (_receiver.Receiver, "tick", _only_when_idle(_receiver.Receiver.tick)),
-        (_resolver.Resolver, "tick", _only_when_idle(_resolver.Resolver.tick)),
-        broker="pulsar",
-    ),
-    _defect(
-        "nothing behind an incomplete payload is acknowledged",
-        (CumulativeAcks, "up_to", _cumulatively_only(CumulativeAcks.up_to)),
-        broker="pulsar",
-    ),
-    _defect(
-        "a cancelled receive loses its message",
-        (_pulsar_asyncio._AsyncReceiver, "_next", _taken_before_it_is_read),
-        broker="pulsar",
-    ),
-    _defect(
-        "chunks are acknowledged when they arrive",
-        (_receiver.Receiver, "_chunk", _acked(_receiver.Receiver._chunk)),
-        broker="pulsar",
-    ),
-    _defect(
-        "rollback although the outcome of a send is unknown",
-        (_sending.Verdict, "rollback", unknown_too),
-        broker="pulsar",
-    ),
-    _defect(
-        "a negative acknowledgement is forgotten", (PulsarConsumer, "_redeliver", lambda *args: None), broker="pulsar"
-    ),
+    *(Defect("kafka", name, (patch,)) for name, patch in KAFKA.items()),
+    *(Defect("pulsar", name, (patch,)) for name, patch in PULSAR.items()),
+    Defect("pulsar", "chunks expire only while nothing arrives", _IDLE),
 ]

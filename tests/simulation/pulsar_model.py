@@ -14,10 +14,10 @@ from typing import Any
 import pulsar
 
 from claimcheck.transports.pulsar import _send
-from tests.harness.async_clients import PulsarMessageOf
+from tests.harness.async_clients import SCHEMA, PulsarMessageOf
 from tests.simulation import ledger
 from tests.simulation.ledger import TOPIC, Group, Ledger, Record
-from tests.simulation.scheduler import Patch, Process
+from tests.simulation.scheduler import Patch, Process, settle
 
 DEFINITE = ("ProducerQueueIsFull", "MessageTooBig")
 
@@ -99,7 +99,7 @@ class ConsumerClient:
 
     def __init__(self, group: Subscription, process: Process) -> None:
         self.group, self.process, self.scheduler = group, process, process.scheduler
-        self._consumer, self._schema = self, pulsar.schema.BytesSchema()
+        self._consumer, self._schema = self, SCHEMA
         group.consumers.append(self)
         self.redelivery_seconds = self.scheduler.choice((1.0, 10.0, 60.0))
 
@@ -127,8 +127,6 @@ class ConsumerClient:
 
     def acknowledge_cumulative(self, message: Any) -> None:
         self._reach()
-        if self.group.kind == "KeyShared":
-            raise pulsar.exceptions.CumulativeAcknowledgementNotAllowedError("simulated")
         for number in range(_number(message) + 1):
             if number not in self.group.acked:
                 self.group.acknowledge(number)
@@ -188,7 +186,7 @@ class AsyncConsumerClient:
         loop = asyncio.get_running_loop()
         arrived: asyncio.Future[Message] = loop.create_future()
         taken = self.client.take()
-        self.client.scheduler.later(lambda: loop.call_soon_threadsafe(_set, arrived, taken), 0.01)
+        self.client.scheduler.later(lambda: loop.call_soon(settle, arrived.set_result, taken), 0.01)
         return await arrived
 
     async def close(self) -> None:
@@ -207,7 +205,7 @@ class ProducerClient(ledger.ProducerClient):
     def wrapped(self) -> Any:
         """The `pulsar.Producer` that has this object inside."""
         producer: Any = pulsar.Producer()
-        producer._producer, producer._schema, producer._client = self, pulsar.schema.BytesSchema(), None
+        producer._producer, producer._schema, producer._client = self, SCHEMA, None
         return producer
 
     def send_async(self, message: Any, callback: Any) -> None:
@@ -254,11 +252,6 @@ def _number(message: Any) -> int:
     """The place in the topic of a message or its id."""
     message_id = message.message_id() if hasattr(message, "message_id") else message
     return int(message_id.entry_id())
-
-
-def _set(future: asyncio.Future[Any], result: Any) -> None:
-    if not future.done():
-        future.set_result(result)
 
 
 CLIENTS: list[Patch] = [(_send, "_flush_in_thread", lambda producer: producer._producer.flush())]

@@ -10,15 +10,18 @@ import asyncio
 import concurrent.futures
 import contextlib
 import functools
+import gc
+import heapq
 import logging
 import random
 import threading
 import types
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from claimcheck import _opened, _threads
+from claimcheck import _client, _opened, _registry, _threads, _validation
 from claimcheck._send import strategies as _strategies
 from claimcheck._store import contract as _store_contract
 from claimcheck.transports._common import delegation
@@ -29,6 +32,7 @@ Patch = tuple[Any, str, Any]
 FOREVER = float("inf")
 MOST_EVENTS = 20_000
 DEEPEST = 6  # events inside of calls inside of events
+_options_of = functools.cache(_validation.options_of)  # a configuration is checked once, and opened in each schedule
 
 
 class HangError(BaseException):
@@ -44,10 +48,11 @@ class Process:
 
     def __init__(self, scheduler: Scheduler, name: str, crashes: float) -> None:
         self.scheduler, self.name, self.crashes, self.alive = scheduler, name, crashes, True
+        self._crash = f"crash of {name}"
 
     def check(self) -> None:
         """Raise if this process has died, or dies now."""
-        if self.alive and self.crashes and self.scheduler.strikes(f"crash of {self.name}", self.crashes):
+        if self.alive and self.crashes and self.scheduler.strikes(self._crash, self.crashes):
             self.alive = False
         if not self.alive:
             raise CrashError(self.name)
@@ -58,6 +63,7 @@ class Scheduler:
 
     def __init__(self, seed: int, dropped: frozenset[int] = frozenset()) -> None:
         self.random = random.Random(seed)
+        self._draw = self.random.random
         self.now = 1000.0
         self.is_faulty = True
         self.faults: list[str] = []
@@ -70,14 +76,14 @@ class Scheduler:
         return self.now
 
     def chance(self, probability: float) -> bool:
-        return self.random.random() < probability
+        return self._draw() < probability
 
     def choice(self, values: Any) -> Any:
-        return values[int(self.random.random() * len(values))]
+        return values[int(self._draw() * len(values))]
 
     def strikes(self, fault: str, probability: float) -> bool:
         """Whether a fault happens now. It is counted, and the minimizer drops those that are not needed."""
-        if not (self.is_faulty and self.random.random() < probability):
+        if not (self.is_faulty and self._draw() < probability):
             return False
         self.faults.append(fault)
         return len(self.faults) - 1 not in self._dropped
@@ -86,16 +92,35 @@ class Scheduler:
         """Note what must not happen; raising it here would pass through the library."""
         self.violations.append(text)
 
-    def later(self, event: Callable[[], object], seconds: float = 0.0, *, is_job: bool = False) -> None:
+    def later(self, event: Callable[[], object], seconds: float = 0.0) -> None:
         """Let an event happen after some time, in any order with the others that are due then."""
-        self._events.append((self.now + seconds, event, is_job))
+        self._events.append((self.now + seconds, event, False))
+
+    def run_in_pool(
+        self, begin: Callable[[], bool], work: Callable[[], Any], result: Callable[..., Any], error: Callable[..., Any]
+    ) -> None:
+        """Let a thread of a pool do something, unless it is cancelled before it begins."""
+
+        def run() -> None:
+            if not begin():
+                return
+            try:
+                done = work()
+            except HangError:
+                raise
+            except BaseException as failure:
+                error(failure)
+            else:
+                result(done)
+
+        self._events.append((self.now + self.choice((0.0, 0.0, 0.001, 0.02, 0.5)), run, True))
 
     def point(self) -> None:
         """Perhaps let one event happen here, inside a call of a client or a store.
 
         No job of a thread pool begins inside another one: it could wait for that one.
         """
-        if self._events and self._depth < DEEPEST and self.random.random() < 0.25:
+        if self._events and self._depth < DEEPEST and self._draw() < 0.25:
             self._run_due(jobs=not self._jobs)
 
     def wait(self, ready: Callable[[], object], seconds: float | None = None) -> bool:
@@ -105,14 +130,15 @@ class Scheduler:
             if self.now >= end:
                 return False
             if not self._run_due():
-                due = min((due for due, _, _ in self._events), default=FOREVER)
-                if min(due, end) == FOREVER:
+                due = min([end, *[due for due, _, _ in self._events]])
+                if due == FOREVER:
                     raise HangError("nothing will happen any more")
-                self.now = max(self.now, min(due, end))
+                self.now = max(self.now, due)
         return True
 
     def _run_due(self, *, jobs: bool = True) -> bool:
-        due = [n for n, (at, _, is_job) in enumerate(self._events) if at <= self.now and (jobs or not is_job)]
+        now = self.now
+        due = [n for n, (at, _, is_job) in enumerate(self._events) if at <= now and (jobs or not is_job)]
         if not due:
             return False
         self._count += 1
@@ -143,21 +169,12 @@ class Executor:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._left += 1
 
-        def run() -> None:
+        def begin() -> bool:
             self._left -= 1
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                result = function(*args, **kwargs)
-            except HangError:
-                raise
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
+            return future.set_running_or_notify_cancel()
 
-        scheduler = self._scheduler
-        scheduler.later(run, scheduler.choice((0.0, 0.0, 0.001, 0.02, 0.5)), is_job=True)
+        call = functools.partial(function, *args, **kwargs)
+        self._scheduler.run_in_pool(begin, call, future.set_result, future.set_exception)
         return future
 
     def shutdown(self, wait: bool = True, **_: Any) -> None:
@@ -166,61 +183,96 @@ class Executor:
 
 
 class Loop(asyncio.BaseEventLoop):
-    """An event loop that waits by letting events happen."""
+    """An event loop that waits by letting events happen, without what takes asyncio's own time."""
+
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
 
     def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler, self.time = scheduler, scheduler.clock  # type: ignore[method-assign]
         super().__init__()
-        self.scheduler, self._executor = scheduler, Executor(scheduler)
-        self._selector = types.SimpleNamespace(select=self._select)
-        self.set_task_factory(_task)  # type: ignore[arg-type]
-        self.set_exception_handler(_report)  # type: ignore[arg-type]
-
-    def time(self) -> float:
-        return self.scheduler.now if hasattr(self, "scheduler") else 0.0
-
-    def run_in_executor(self, executor: Any, function: Any, *args: Any) -> Any:  # type: ignore[override]
-        submitted = self._executor.submit(function, *args)
-        return asyncio.wrap_future(submitted, loop=self)
-
-    def _select(self, seconds: float | None) -> list[Any]:
-        if seconds == 0:
-            self.scheduler.point()
-        else:
-            self.scheduler.wait(lambda: self._ready, seconds)  # type: ignore[attr-defined]
-        return []
 
     def __del__(self, *_: Any) -> None:
         """Do not warn: it has nothing to close."""
 
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def create_task(self, coroutine: Any, **options: Any) -> asyncio.Task[Any]:  # type: ignore[override]
+        """Create a task about which nobody complains if its process dies."""
+        task = asyncio.Task(coroutine, loop=self, **options)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        return task
+
+    def run_in_executor(self, executor: Any, function: Any, *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        future, ended = self.create_future(), list[Any]()
+        future.add_done_callback(ended.append)
+        results = (
+            functools.partial(self.call_soon, settle, each) for each in (future.set_result, future.set_exception)
+        )
+        self.scheduler.run_in_pool(lambda: not ended, functools.partial(function, *args), *results)
+        return future
+
+    def run_until_complete(self, coroutine: Any) -> Any:
+        done: list[Any] = []
+        task = self.create_task(coroutine)
+        task.add_done_callback(done.append)
+        asyncio._set_running_loop(self)
+        try:
+            while not done:
+                self._run_once()
+        finally:
+            asyncio._set_running_loop(None)
+        return task.result()
+
+    def _run_once(self) -> None:
+        """Let other events happen, at least until a callback is due, and run those that are due now."""
+        scheduler, ready, timers = self.scheduler, self._ready, self._scheduled
+        while timers and timers[0].cancelled():
+            heapq.heappop(timers)
+        if ready or (timers and timers[0].when() <= scheduler.now):
+            scheduler.point()
+        else:
+            scheduler.wait(lambda: ready, timers[0].when() - scheduler.now if timers else None)
+        while timers and timers[0].when() < scheduler.now + 1e-9:
+            ready.append(heapq.heappop(timers))
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Note an exception that no task gets."""
+        error = context.get("exception")
+        if error is not None and not isinstance(error, CrashError):
+            self.scheduler.violated(f"{context['message']}: {error!r}")
+
     def abandon(self) -> None:
         """Forget what is due: the process has died."""
-        self._ready.clear()  # type: ignore[attr-defined]
-
-    def _process_events(self, events: Any) -> None:
-        pass
-
-    def _write_to_self(self) -> None:
-        pass
+        self._ready.clear()
 
 
-def _task(loop: Loop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
-    """Create a task about which nobody complains if its process dies."""
-    task = asyncio.Task(coroutine, loop=loop, **options)
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
-    return task
+def settle(setter: Callable[[Any], None], result: Any) -> None:
+    """Set a result or an exception of a future, unless that was cancelled."""
+    with contextlib.suppress(asyncio.InvalidStateError):
+        setter(result)
 
 
-def _report(loop: Loop, context: dict[str, Any]) -> None:
-    """An exception that no task gets."""
-    error = context.get("exception")
-    if error is not None and not isinstance(error, CrashError):
-        loop.scheduler.violated(f"{context['message']}: {error!r}")
+class _Event:
+    """An event in one thread."""
 
-
-class _Event(threading.Event):
     def __init__(self, scheduler: Scheduler) -> None:
-        super().__init__()
-        self._scheduler = scheduler
+        self._scheduler, self._is_set = scheduler, False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
 
     def wait(self, timeout: float | None = None) -> bool:
         return self._scheduler.wait(self.is_set, timeout)
@@ -307,7 +359,10 @@ def scheduled(scheduler: Scheduler, clients: Sequence[Patch]) -> Iterator[None]:
         (future, "exception", waited(exception)),
         (concurrent.futures, "ThreadPoolExecutor", executor),
         (concurrent.futures, "wait", wait),
+        (logging.Logger, "isEnabledFor", lambda logger, level: False),
         (_threads, "_io", []),
+        (_client, "check_classes", lambda config: None),
+        (_registry, "options_of", _options_of),
         (delegation, "ThreadPoolExecutor", executor),
         (delegation, "wait", wait),
         (_send, "wait", wait),
@@ -320,10 +375,9 @@ def scheduled(scheduler: Scheduler, clients: Sequence[Patch]) -> Iterator[None]:
         (kafka, "InFlightWindow", functools.partial(kafka.InFlightWindow, clock=clock)),
         (_producer, "BoundedProducer", functools.partial(_send.BoundedProducer, clock=clock)),
     ]
-    level = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
+    gc.disable()  # for speed, and because what it finalizes could run code of the library
     try:
         with patched(patches):
             yield
     finally:
-        logging.disable(level)
+        gc.enable()
