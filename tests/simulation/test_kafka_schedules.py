@@ -16,4 +16,4 @@ pytestmark = pytest.mark.filterwarnings(
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_any_schedule(part):
-    assert not failure("kafka", seeds_of("kafka", part, settings.get_current_profile_name()))
+    assert not failure("kafka", seeds_of(part, settings.get_current_profile_name()))

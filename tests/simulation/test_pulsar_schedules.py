@@ -16,4 +16,4 @@ pytestmark = pytest.mark.filterwarnings(
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_any_schedule(part):
-    assert not failure("pulsar", seeds_of("pulsar", part, settings.get_current_profile_name()))
+    assert not failure("pulsar", seeds_of(part, settings.get_current_profile_name()))

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.simulation.planted import DEFECTS
-from tests.simulation.run import FAILING, Schedule, minimized, report
+from tests.simulation.run import Schedule, minimized, report
 
 # A process that dies leaves coroutines and loops behind.
 pytestmark = pytest.mark.filterwarnings(
@@ -13,15 +13,8 @@ pytestmark = pytest.mark.filterwarnings(
 MOST = 400  # schedules until a planted defect has to be found
 
 
-@pytest.mark.parametrize("schedule", ["pulsar-4786"])
+@pytest.mark.parametrize("schedule", ["pulsar-4786", "kafka-3897"])
 def test_a_schedule_that_failed_once(schedule):
-    result = Schedule.parse(schedule).run()
-    assert not result.wrong, report(result)
-
-
-@pytest.mark.xfail(strict=True, reason="a defect of the library, see `FAILING`")
-@pytest.mark.parametrize("schedule", sorted(FAILING))
-def test_a_schedule_that_fails(schedule):
     result = Schedule.parse(schedule).run()
     assert not result.wrong, report(result)
 

@@ -72,6 +72,7 @@ class Offsets:
     stored: TopicPartition | None = None
     skip_below: int = 0  # delivered, except for what begins at one of `undelivered`
     undelivered: set[int] = field(default_factory=set)
+    waiting: set[int] = field(default_factory=set)  # first ones of payloads in chunks that are to be returned
     spans: list[tuple[int, int]] = field(default_factory=list)  # last and first offset of delivered messages
     _done_before: int = 0
 
@@ -87,9 +88,6 @@ class Offsets:
         self.skip_below = max(self.skip_below, self.taken, self.start or 0)
         self.read, self.went_back = offset, True
 
-    def received(self, offset: int) -> None:
-        self.read, self.went_back = offset + 1, False
-
     @property
     def is_rereading(self) -> bool:
         return self.read is not None and self.read < self.skip_below
@@ -102,6 +100,7 @@ class Offsets:
     def delivered(self, first: int, last: int) -> None:
         self.changed = True
         self.undelivered.discard(first)
+        self.waiting.discard(first)
         self.position = max(last + 1, self.position or 0, self._done_before)
         if first < last:
             self.spans.append((last, first))
@@ -117,7 +116,7 @@ class Offsets:
 
     def safe(self, upto: int, unsettled: int | None) -> int:
         """Return the highest offset that may be committed."""
-        bounds = [upto, *(first for last, first in self.spans if last >= upto)]
+        bounds = [upto, *self.waiting, *(first for last, first in self.spans if last >= upto)]
         if unsettled is not None:
             bounds.append(unsettled)
         at = self.start if self.read is None else self.read
@@ -130,8 +129,7 @@ class Offsets:
         return CommitMetadata(upto, frozenset(first for first in self.undelivered.union(waiting) if first < upto))
 
     def forget_below(self, upto: int) -> None:
-        if self.spans:
-            self.spans = [span for span in self.spans if span[0] >= upto]
+        self.spans = [span for span in self.spans if span[0] >= upto]
 
 
 @dataclass(slots=True, eq=False)
@@ -269,7 +267,7 @@ class Partition:
         offset = native.offset()
         if self.offsets.went_back and self._was_overtaken(offset):
             return []
-        self.offsets.received(offset)
+        self.offsets.read, self.offsets.went_back = offset + 1, False
         if is_plain:
             return [ReadyMessage(self, native, offset, offset)] if offset >= self.offsets.skip_below else []
         content = self._shared.decode(native.value() or b"", native.headers, destination=self.source[0])

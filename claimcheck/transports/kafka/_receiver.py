@@ -135,9 +135,8 @@ class Receiver:
         if partition is None or partition.offsets.start is None:
             partition = self.assignment.of(native)
         offsets = partition.offsets
-        if offsets.went_back or (offsets.skip_below and native.offset() < offsets.skip_below):
-            return None
-        return offsets
+        is_reread = offsets.went_back or (offsets.skip_below and native.offset() < offsets.skip_below)
+        return None if is_reread else offsets
 
     def take(self, native: Record) -> None:
         self._take_all([native])
@@ -221,6 +220,8 @@ class Receiver:
     def _add(self, ready: ReadyMessage) -> None:
         if ready.partition is not None:
             ready.partition.offsets.taken = max(ready.partition.offsets.taken, ready.last + 1)
+            if ready.outcome is not None:
+                ready.partition.offsets.waiting.add(ready.first)
         self.ready.append(ready)
         self.prefetch.add(ready)
 
