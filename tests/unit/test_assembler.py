@@ -247,6 +247,14 @@ def test_the_oldest_payload_is_evicted_when_a_bound_is_exceeded(bound, more):
     assert evicted.as_failed().error is evicted.error
 
 
+def test_room_for_bytes_is_made_by_a_payload_that_has_some():
+    rig = Rig(max_pending_bytes=3, max_payload_bytes=3)
+    rig.chunk(A, 0, 4, b"")
+    rig.chunk(B, 0, 4, b"xx")
+    [evicted] = rig.chunk(C, 0, 4, b"xx")
+    assert evicted.uuid == B
+
+
 def test_what_was_acknowledged_keeps_no_handle_alive():
     class Native:
         pass
@@ -290,6 +298,7 @@ def test_finished_payloads_are_forgotten_in_the_end(monkeypatch):
     for number, at in itertools.product(range(3), range(3)):
         rig.chunk(other(50 + number), 0, 1, at=100 + 10 * number + at)
     assert rig.assembler._remembered_positions <= 6
+    assert rig.assembler._remembered_positions == sum(each.weight for each in rig.assembler._closed.values())
 
 
 # Writers ----------------------------------------------------------------------------------------------------------

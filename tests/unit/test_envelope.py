@@ -195,8 +195,9 @@ def test_the_golden_signature_holds_over_fields_that_we_do_not_know():
     ],
 )
 def test_damaged_pointers_are_envelope_errors(raw):
-    with pytest.raises(EnvelopeError):
+    with pytest.raises(EnvelopeError) as caught:
         pointers.decode(raw)
+    assert caught.value.kind == 2, "a pointer"
 
 
 @pytest.mark.parametrize(
