@@ -255,6 +255,14 @@ def test_room_for_bytes_is_made_by_a_payload_that_has_some():
     assert evicted.uuid == B
 
 
+def test_a_contradicted_payload_is_reported_when_it_holds_too_many_messages():
+    rig = Rig(max_pending_messages=3)
+    assert rig.chunk(A, 0, 9, b"x") + rig.chunk(A, 0, 9, b"y") + rig.chunk(A, 1, 9) == []
+    [failed] = rig.chunk(A, 2, 9)
+    assert isinstance(failed.error, ChunkConflictError)
+    assert failed.positions == (0, 1, 2, 3)
+
+
 def test_what_was_acknowledged_keeps_no_handle_alive():
     class Native:
         pass

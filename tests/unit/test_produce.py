@@ -275,6 +275,15 @@ def test_payloads_over_a_limit_are_refused_before_anything_is_sent(strategy, con
     assert (rig.sent, rig.stored) == ([], 0)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "section"), [("external", "limits"), ("chunking", "limits"), ("chunking", "chunking")]
+)
+def test_a_payload_as_large_as_its_limit_is_sent(strategy, section):
+    rig = Rig(strategy, **{section: {"max_payload_bytes": len(BIG)}})
+    rig.publisher()("orders", BIG)
+    assert rig.received()[-1].payload == BIG
+
+
 @pytest.mark.parametrize("strategy", ["external", "chunking"])
 def test_headers_that_leave_no_room_are_refused_before_anything_is_sent(strategy):
     rig = Rig(strategy, threshold_bytes="auto")
