@@ -45,6 +45,7 @@ class Pipeline:
         journal: File in which everybody writes what happened.
         count: Payloads to send; numbers from 0.
         pause: Seconds between two sends.
+        rapid: How many payloads come first without a pause, all of a size just above the threshold.
         listener: Of Pulsar, by which clients are led through a proxy.
         checkpoint: Folder for Spark.
         jars: For Spark, to read Kafka.
@@ -58,6 +59,7 @@ class Pipeline:
     count: int
     seed: int
     pause: float = 0.03
+    rapid: int = 0
     listener: str = ""
     checkpoint: str = ""
     jars: str = field(default="", repr=False)
@@ -65,7 +67,8 @@ class Pipeline:
     def payload(self, number: int) -> bytes:
         """Return what is sent under a number, which it begins with; all but the smallest are stored."""
         rng = random.Random(f"{self.seed} {number}")
-        return b"payload %d " % number + rng.randbytes(rng.choice(SIZES))
+        size = THRESHOLD_BYTES if number < self.rapid else rng.choice(SIZES)
+        return b"payload %d " % number + rng.randbytes(size)
 
     @functools.cached_property
     def cc(self) -> claimcheck.ClaimCheck:
@@ -339,7 +342,7 @@ def both(pipeline: Pipeline) -> None:
                 sender(number)
             except Exception:
                 balance.write("unsent", number)
-            if stopping.wait(pipeline.pause):
+            if stopping.wait(0 if number < pipeline.rapid else pipeline.pause):
                 break
         sender(None)
 

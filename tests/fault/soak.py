@@ -26,13 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.picture import pyplot
-from tests.fault.pipeline import Journal, Pipeline
+from tests.fault.pipeline import THRESHOLD_BYTES, Journal, Pipeline
 from tests.fault.random_faults import Lab, lab
 
 EVERY_SECONDS = 5.0
 FAULT_EVERY_SECONDS = 60.0
 TTL_SECONDS = 120
 WARM_UP = 0.15  # of the time, which no slope includes
+RAPID = 10_500  # payloads in chunks at the beginning: a consumer remembers 10,000 that it has delivered
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 BLOCK = 24  # samples whose mean counts as one, since neighbors depend on each other
 QUANTITIES: dict[str, Callable[[int], float]] = {
@@ -62,8 +63,9 @@ class Soak:
         lab.prepare(topic)
         given = asdict(lab.pipeline(topic, seed))
         given["config"] |= {"strategy": "hybrid", "chunking": {"expire_after_seconds": 30}}
+        given["config"]["hybrid"] = {"chunk_below_bytes": THRESHOLD_BYTES + 100}
         given["config"]["stores"]["m"]["ttl_seconds"] = TTL_SECONDS
-        self.pipeline = Pipeline(**given | {"pause": 0.4})
+        self.pipeline = Pipeline(**given | {"pause": 0.4, "rapid": RAPID})
         self.journal = Journal(self.pipeline.journal)
         specification = lab.folder / "soak.json"
         specification.write_text(json.dumps(asdict(self.pipeline)))
