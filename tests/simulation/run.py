@@ -15,9 +15,6 @@ from tests.simulation import kafka, kafka_actors, pulsar_actors, pulsar_model
 from tests.simulation.scheduler import HangError, Scheduler, scheduled
 
 STEPS = 40
-PARTS = 10
-SEEDS_FAST = 1_000  # for each broker, in `make test`
-SEEDS = 8_000  # in four minutes with two workers
 RUNS: dict[str, tuple[Any, Any]] = {
     "kafka": (kafka_actors.KafkaRun, kafka.CLIENTS),
     "pulsar": (pulsar_actors.PulsarRun, pulsar_model.CLIENTS),
@@ -96,11 +93,6 @@ def _kind(result: Result) -> str:
 def report(result: Result) -> str:
     kept = [fault for number, fault in enumerate(result.faults) if number not in result.schedule.dropped]
     return f"{result.wrong}\nfaults: {', '.join(kept) or 'none'}\nreplay: make simulate SEED={result.schedule}"
-
-
-def seeds_of(part: int, profile: str) -> range:
-    """Return the seeds of one of the `PARTS` of a test."""
-    return range(part, SEEDS_FAST if profile == "fast" else SEEDS, PARTS)
 
 
 def failure(broker: str, seeds: Iterable[int]) -> str:

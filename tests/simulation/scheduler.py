@@ -328,6 +328,16 @@ def patched(patches: Sequence[Patch]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _without_gc() -> Iterator[None]:
+    """For speed, and because what is finalized could run code of the library."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@contextlib.contextmanager
 def scheduled(scheduler: Scheduler, clients: Sequence[Patch]) -> Iterator[None]:
     """Let all threads, futures, clocks and uuids of the library be those of a scheduler."""
     future: Any = concurrent.futures.Future
@@ -375,9 +385,5 @@ def scheduled(scheduler: Scheduler, clients: Sequence[Patch]) -> Iterator[None]:
         (kafka, "InFlightWindow", functools.partial(kafka.InFlightWindow, clock=clock)),
         (_producer, "BoundedProducer", functools.partial(_send.BoundedProducer, clock=clock)),
     ]
-    gc.disable()  # for speed, and because what it finalizes could run code of the library
-    try:
-        with patched(patches):
-            yield
-    finally:
-        gc.enable()
+    with _without_gc(), patched(patches):
+        yield

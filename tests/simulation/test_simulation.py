@@ -4,11 +4,9 @@ import pytest
 
 from tests.simulation.planted import DEFECTS
 from tests.simulation.run import Schedule, minimized, report
+from tests.simulation.schedules import DEAD_PROCESSES
 
-# A process that dies leaves coroutines and loops behind.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::RuntimeWarning", "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
-)
+pytestmark = DEAD_PROCESSES
 
 MOST = 400  # schedules until a planted defect has to be found
 
