@@ -68,6 +68,7 @@ Count = Annotated[int, Range(1)]
 Size = Annotated[int, Range(0)]
 Seconds = Annotated[float, Range(0, MAX_SECONDS)]
 Timeout = Annotated[float, Range(0.001, 86_400)]
+Function = Annotated[str, Check(lambda name: re.fullmatch(r"\w[\w.]*:\w+", name) is not None, "module:function")]
 AutoBytes = Size | Literal["auto"]
 
 

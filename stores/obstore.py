@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -17,9 +17,10 @@ from types import ModuleType
 from typing import Annotated, Any
 
 from claimcheck._content.source import Source
+from claimcheck._registry import made_by
 from claimcheck._store.listing import Deletion, StoreEntry
 from claimcheck._store.store import Store
-from claimcheck._validation import Check, Seconds, Size, Timeout, check_arguments, fail
+from claimcheck._validation import Check, Function, Seconds, Size, Timeout, check_arguments, fail
 from claimcheck._wire.buffers import Buffer, PieceReader, Reader
 from claimcheck._wire.pointer import Pointer, is_key_prefix
 from claimcheck.errors import KeyTakenError, PayloadNotFoundError, StoreError, StoreUnavailableError, import_vendor
@@ -153,6 +154,8 @@ class ObstoreStore(Store):
             payload. Otherwise payloads from 8 MiB on share 16 connections, unless one is measured to be fast enough.
         tls_ca_file: Certificates of authorities in PEM format, in addition to the system's. The server's certificate is
             always verified, including its host name.
+        client: A function that returns a store of obstore for the bucket, or a dict of arguments for one, as
+            ``credential_provider``; see "Your own client" in the guide.
         timeout_seconds: Timeout for one response of the server, including the sending of an object or a part.
     """
 
@@ -165,6 +168,7 @@ class ObstoreStore(Store):
         ttl_seconds: Seconds | None = None,
         transfer_bytes: Size = 64 << 20,
         tls_ca_file: CaFile | None = None,
+        client: Function | None = None,
         timeout_seconds: Timeout = 60,
     ) -> None:
         check_arguments(ObstoreStore, url=url, endpoint_url=endpoint_url)
@@ -173,7 +177,7 @@ class ObstoreStore(Store):
             fail("endpoint_url", found="text", expected=f"nothing: {self._scheme}: has no server")
         self._endpoint_url, self._region_name = endpoint_url or None, region_name or None
         self._tls_ca_file, self._timeout = tls_ca_file, timedelta(seconds=timeout_seconds)
-        self._transfers = TransferPolicy(transfer_bytes)
+        self._transfers, self._make = TransferPolicy(transfer_bytes), client
         self._lock = threading.Lock()
         self._client: tuple[int, Objects] | None = None
         self.ttl_seconds = ttl_seconds
@@ -303,6 +307,9 @@ class ObstoreStore(Store):
     def _connect(self) -> Objects:
         kind = getattr(import_vendor("obstore.store", extra="obstore"), _CLASSES[self._scheme])
         check_process()
+        made = made_by(self._make, path=f"stores.{self.name}.client")
+        if not isinstance(made, Mapping):
+            return made
         if self._scheme == "memory":
             return _memory()
         config: dict[str, Any] = {}
@@ -322,12 +329,10 @@ class ObstoreStore(Store):
         }
         if self._tls_ca_file:
             client["root_certificate"] = Path(self._tls_ca_file).read_bytes()
-        return kind(
-            self._bucket,
-            config=config,
-            client_options=client,
-            retry_config={"max_retries": 2, "retry_timeout": self._timeout, "backoff": _BACKOFF},
-        )
+        retries = {"max_retries": 2, "retry_timeout": self._timeout, "backoff": _BACKOFF}
+        client |= made.get("client_options", {})
+        common = {"retry_config": retries, **made, "config": config | made.get("config", {}), "client_options": client}
+        return kind(self._bucket, **common)
 
 
 def _obstore() -> ModuleType:

@@ -19,13 +19,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
 from claimcheck._content.source import Source
+from claimcheck._registry import made_by
 from claimcheck._store.store import Store
-from claimcheck._validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail
+from claimcheck._validation import MAX_SECONDS, Check, Function, Range, Timeout, check_arguments, fail
 from claimcheck._wire.envelope import Envelope
 from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import PayloadTooLargeError, StoreError, StoreUnavailableError, import_vendor
 from claimcheck.stores._common import ENDPOINT, CaFile, check_ca_file
-from claimcheck.transports.pulsar._queries import AdminClient, AdminError, policy, trusting
+from claimcheck.transports.pulsar._queries import AdminClient, AdminError, bearer, open_client, policy, trusting
 from claimcheck.transports.pulsar._send import BoundedProducer, InFlightWindow, SendDeadlineError
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class PulsarTopicStore(Store):
         admin_url: The broker's web service.
         tls_ca_file: CA certificates (PEM) to trust instead of the system's, for ``pulsar+ssl://`` and an ``admin_url``
             with ``https://``. Certificates must name the host.
+        client: A function that returns a `pulsar.Client`, or a dict of arguments for one, as ``authentication``; see
+            "Your own client" in the guide.
         timeout_seconds: For each response of the broker, and for finding a payload's next chunk.
     """
 
@@ -80,6 +83,7 @@ class PulsarTopicStore(Store):
         token: str | None = None,
         admin_url: Annotated[str, _ADMIN_URL] | None = None,
         tls_ca_file: CaFile | None = None,
+        client: Function | None = None,
         timeout_seconds: Timeout = 30,
     ) -> None:
         check_arguments(PulsarTopicStore, url=url, admin_url=admin_url)
@@ -88,7 +92,7 @@ class PulsarTopicStore(Store):
         self._tls_ca_file = tls_ca_file
         self._partitions: tuple[str, ...] = ()
         self._url, self._topic, self._token, self.admin_url = url, topic, token, admin_url
-        self._timeout_seconds = timeout_seconds
+        self._timeout_seconds, self._make = timeout_seconds, client
         self._lock = threading.Lock()
         self._opened: tuple[pulsar.Client, BoundedProducer] | None = None
         self._known_retention: float = -1  # seconds; at least that long, or it cannot be checked
@@ -209,21 +213,21 @@ class PulsarTopicStore(Store):
     def _connected(self) -> tuple[pulsar.Client, BoundedProducer]:
         with self._lock:
             if self._opened is None:
-                pulsar = self._vendor()
                 check_ca_file(self._tls_ca_file, store=self.name)
-                client = self._make_client(pulsar)
+                client = self._make_client()
                 self._opened = client, self._make_producer(client)
             return self._opened
 
-    def _make_client(self, pulsar: ModuleType) -> pulsar.Client:
+    def _make_client(self) -> pulsar.Client:
         with suppress(ValueError):  # not chained: it quotes the address
-            return pulsar.Client(
+            return open_client(
                 self._url,
-                authentication=pulsar.AuthenticationToken(self._token) if self._token else None,
+                self._make,
+                path=f"stores.{self.name}.client",
+                token=self._token,
                 operation_timeout_seconds=max(1, int(self._timeout_seconds)),
                 logger=logging.getLogger(f"{__name__}.client"),
                 tls_trust_certs_file_path=self._tls_ca_file,
-                tls_validate_hostname=True,
             )
         return fail(f"stores.{self.name}.url", found="an address that the client cannot read", expected=_URL.expected)
 
@@ -256,9 +260,11 @@ class PulsarTopicStore(Store):
         self._known_retention = seconds
 
     def _retention(self, admin_url: str) -> dict[str, int]:
-        trust = trusting(self._tls_ca_file, option="tls_ca_file")
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        admin = AdminClient(admin_url, headers=headers, trust=trust, timeout_seconds=self._timeout_seconds)
+        made = made_by(self._make, path=f"stores.{self.name}.client")
+        trust = trusting(self._tls_ca_file, option="tls_ca_file", made=made)
+        admin = AdminClient(
+            admin_url, headers=bearer(self._token), trust=trust, timeout_seconds=self._timeout_seconds
+        )
         try:
             return policy(admin, self._topic, "retention") or {}
         except AdminError as error:

@@ -20,6 +20,7 @@ import click
 
 from claimcheck._client import ClaimCheck, load
 from claimcheck._operate.findings import CheckReport
+from claimcheck._registry import made_by
 from claimcheck._texts import printable, size_text
 from claimcheck._validation import fail
 from claimcheck.config import expand
@@ -149,6 +150,7 @@ _BROKERS = (
     ),
     click.option("--pulsar", metavar="URL", help="Pulsar's service URL."),
     click.option("--admin-url", metavar="URL", help="Pulsar's web service."),
+    click.option("--client", metavar="MODULE:FUNCTION", help="Returns arguments for the broker's client, as a dict."),
 )
 
 
@@ -159,7 +161,8 @@ class BrokerOptions:
     kafka: str | None = field(default=None, repr=False)
     pulsar: str | None = field(default=None, repr=False)
     admin_url: str | None = field(default=None, repr=False)
-    settings: Mapping[str, str] = field(default_factory=dict, repr=False)
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    client: str | None = None
 
     def target(self, topics: Iterable[str], groups: tuple[str, ...] = ()) -> KafkaTarget | PulsarTarget | None:
         """Return topics of this broker, and the groups or subscriptions that matter; ``None`` without a broker."""
@@ -169,7 +172,7 @@ class BrokerOptions:
         if not (self.pulsar or self.admin_url):
             return None
         token, ca_file, listener = map(self.settings.get, ("token", "tls_trust_certs_file_path", "listener_name"))
-        return PulsarTarget(self.pulsar, self.admin_url, names, groups, token, ca_file, listener)
+        return PulsarTarget(self.pulsar, self.admin_url, names, groups, token, ca_file, listener, self.client)
 
     def topic(self, name: str) -> str:
         """Return the name of a topic with the namespace of ``CLAIMCHECK_PULSAR_NAMESPACE``, if it has none."""
@@ -187,6 +190,7 @@ def broker_options(command: Callable[..., Any]) -> Callable[..., Any]:
         kafka_config: Path | None,
         pulsar: str | None,
         admin_url: str | None,
+        client: str | None,
         **arguments: Any,
     ) -> Any:
         if kafka and (pulsar or admin_url):
@@ -196,7 +200,9 @@ def broker_options(command: Callable[..., Any]) -> Callable[..., Any]:
         settings = _from_environment(os.environ, "kafka" if kafka else "pulsar")
         if kafka_config:
             settings |= _from_file(kafka_config)
-        return command(*config, broker=BrokerOptions(kafka, pulsar, admin_url, settings), **arguments)
+        if kafka:
+            settings |= made_by(client, path="--client")
+        return command(*config, broker=BrokerOptions(kafka, pulsar, admin_url, settings, client), **arguments)
 
     for option in reversed(_BROKERS):
         called = option(called)
@@ -209,7 +215,7 @@ def check_one_broker(broker: BrokerOptions, *local: str | None) -> None:
         raise click.UsageError(f"name one broker: --kafka{', --pulsar or --local' if local else ' or --pulsar'}")
 
 
-def _from_environment(environ: Mapping[str, str], kind: str) -> dict[str, str]:
+def _from_environment(environ: Mapping[str, str], kind: str) -> dict[str, Any]:
     """Return the settings that variables set; empty values and other variables of the same prefix are ignored."""
     prefix = f"CLAIMCHECK_{kind.upper()}_"
     found = {

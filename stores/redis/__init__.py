@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from claimcheck._content.source import Source
 from claimcheck._store.listing import KEY_PREFIX, Deletion, StoreEntry
 from claimcheck._store.store import Store
-from claimcheck._validation import MAX_SECONDS, Check, Range, Timeout, check_arguments, fail
+from claimcheck._validation import MAX_SECONDS, Check, Function, Range, Timeout, check_arguments, fail
 from claimcheck._wire.buffers import PieceReader, Reader
 from claimcheck._wire.pointer import Pointer, slug
 from claimcheck.errors import IntegrityError, ScanNotSupportedError, StoreError, StoreUnavailableError, import_vendor
@@ -106,6 +106,8 @@ class RedisStore(Store):
             the only Redis store of a configuration. Those with more than 100,000 segments are rejected.
         tls_ca_file: Certificates of authorities in PEM format, in place of the system's, for ``rediss://``.
             It must name the host in ``url``, unless the query of ``url`` has redis-py's ``ssl_check_hostname=false``.
+        client: A function that returns a client of redis-py for ``url``, or a dict of arguments for one, as
+            ``credential_provider``; see "Your own client" in the guide.
         timeout_seconds: Timeout for one reply of the server.
     """
 
@@ -119,6 +121,7 @@ class RedisStore(Store):
         pointer_version: Literal[1, 2] = 2,
         v1_pointers: bool | None = None,
         tls_ca_file: CaFile | None = None,
+        client: Function | None = None,
         timeout_seconds: Timeout = 30,
     ) -> None:
         check_arguments(RedisStore, url=url, segment_bytes=segment_bytes, key_prefix=key_prefix)
@@ -128,7 +131,7 @@ class RedisStore(Store):
             options |= tls_options(self._address, ca_file=tls_ca_file)
         elif tls_ca_file:
             fail("tls_ca_file", found="an address without TLS", expected="one that begins with rediss")
-        self._server = RedisServer(self._address, options, name=lambda: self.name)
+        self._server = RedisServer(self._address, options, make=client, name=lambda: self.name)
         self.pipelined_bytes = 0 if self._server.is_cluster else min(SMALL_BYTES, segment_bytes)
         self._sent = _Sent()
         self.ttl_seconds = ttl_seconds

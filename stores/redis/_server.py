@@ -10,17 +10,19 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from claimcheck._registry import made_by
 from claimcheck._texts import split_url
+from claimcheck._validation import fail
 from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.pointer import Pointer
-from claimcheck.errors import ConfigError, import_vendor
+from claimcheck.errors import import_vendor
 from claimcheck.stores._common import check_ca_file
 
 _SCHEME = re.compile(r"(rediss?)(?:\+(cluster|sentinel))?")
@@ -113,8 +115,10 @@ def tls_options(address: Address, *, ca_file: str | None) -> dict[str, Any]:
 class RedisServer:
     """A Redis server, a sentinel's master or a cluster; connects at first use."""
 
-    def __init__(self, address: Address, options: dict[str, Any], *, name: Callable[[], str]) -> None:
-        self._name = name
+    def __init__(
+        self, address: Address, options: dict[str, Any], *, make: str | None = None, name: Callable[[], str]
+    ) -> None:
+        self._make, self._name = make, name
         self._address = address
         self._options = options
         self._lock = threading.Lock()
@@ -183,13 +187,23 @@ class RedisServer:
 
     def _connect(self, redis: ModuleType) -> object:
         check_ca_file(self._options.get("ssl_ca_certs"), store=self._name())
+        path = f"stores.{self._name()}"
+        made = made_by(self._make, path=f"{path}.client")
+        if not isinstance(made, Mapping):
+            return self._checked(redis, made, f"{path}.client")
         with suppress(ValueError, TypeError):  # the vendor's text may quote a part of the password
-            return self._client(redis)
-        path = f"stores.{self._name()}.url"
-        raise ConfigError(f"{path}: redis-py cannot read this address; check its query", path=path)
+            return self._client(redis, {**self._options, "retry": _retry_once(redis), **made})
+        found = "an address, or arguments, that redis-py cannot use"
+        fail(f"{path}.url", found=found, expected="a valid query, and arguments of redis-py")
 
-    def _client(self, redis: ModuleType) -> object:
-        common = {**self._options, "retry": _retry_once(redis)}
+    def _checked(self, redis: ModuleType, client: Any, path: str) -> object:
+        """Check a caller's client, which has to fit the address, and to return bytes."""
+        kind = redis.cluster.RedisCluster if self.is_cluster else redis.Redis
+        if not isinstance(client, kind) or client.get_connection_kwargs().get("decode_responses"):
+            fail(path, found=f"a {type(client).__name__}", expected=f"a {kind.__name__} without decode_responses")
+        return client
+
+    def _client(self, redis: ModuleType, common: dict[str, Any]) -> object:
         if self.is_cluster:
             nodes = [redis.cluster.ClusterNode(host, port) for host, port in self._address.hosts]
             return redis.cluster.RedisCluster.from_url(self._address.url, startup_nodes=nodes, **common)

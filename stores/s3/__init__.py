@@ -8,17 +8,18 @@ import re
 import ssl
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from functools import partial
 from itertools import chain, islice
 from typing import Annotated, Any
 
 from claimcheck._content.source import Source
+from claimcheck._registry import made_by
 from claimcheck._store.contract import differs
 from claimcheck._store.listing import Deletion, StoreEntry
 from claimcheck._store.store import Store
-from claimcheck._validation import Check, Seconds, Size, Timeout, check_arguments
+from claimcheck._validation import Check, Function, Seconds, Size, Timeout, check_arguments
 from claimcheck._wire.buffers import Reader
 from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import IntegrityError, StoreError, StoreUnavailableError, import_vendor
@@ -73,6 +74,8 @@ class S3Store(Store):
             payload. Otherwise payloads from 8 MiB on share 16 connections, unless one is measured to be fast enough.
         tls_ca_file: Certificates of authorities in PEM format, in place of the SDK's own. The server's certificate is
             always verified, including its host name.
+        client: A function that returns a client of boto3, or a dict of arguments for one, as ``aws_access_key_id``; see
+            "Your own client" in the guide.
         timeout_seconds: Timeout for one response of the server.
     """
 
@@ -86,12 +89,13 @@ class S3Store(Store):
         ttl_seconds: Seconds | None = None,
         transfer_bytes: Size = 64 << 20,
         tls_ca_file: CaFile | None = None,
+        client: Function | None = None,
         timeout_seconds: Timeout = 30,
     ) -> None:
         check_arguments(S3Store, bucket=bucket, prefix=prefix, endpoint_url=endpoint_url)
         self.bucket = bucket
         self._place = {"endpoint_url": endpoint_url or None, "region_name": region_name or None, "verify": tls_ca_file}
-        self._transfers = TransferPolicy(transfer_bytes)
+        self._transfers, self._make = TransferPolicy(transfer_bytes), client
         self._timeouts = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": timeout_seconds}
         self._lock = threading.Lock()
         self._client: tuple[int, Any] | None = None
@@ -229,7 +233,9 @@ class S3Store(Store):
         with self._lock:
             if self._client is None or self._client[0] != os.getpid():
                 check_ca_file(self._place["verify"], store=self.name)
-                client = connect(self._place, self._timeouts, connections=2 * CONNECTIONS)
+                client = made_by(self._make, path=f"stores.{self.name}.client")
+                if isinstance(client, Mapping):
+                    client = connect(self._place, self._timeouts, client, connections=2 * CONNECTIONS)
                 attach(client)
                 self._client = os.getpid(), client
             return self._client[1]

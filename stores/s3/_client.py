@@ -55,7 +55,9 @@ _NOT_STARTED = (
 _NOT_REACHED = ("ConnectionError", "HTTPClientError", "IncompleteReadError", "ResponseStreamingError")
 
 
-def connect(place: dict[str, str | None], timeouts: dict[str, float], *, connections: int) -> Any:
+def connect(
+    place: dict[str, str | None], timeouts: dict[str, float], more: Mapping[str, Any], *, connections: int
+) -> Any:
     config = import_vendor("botocore.config", extra="s3").Config(
         # The store sends and checks its own checksum; the SDK's would be a second pass in Python over every payload.
         request_checksum_calculation="when_required",
@@ -70,7 +72,7 @@ def connect(place: dict[str, str | None], timeouts: dict[str, float], *, connect
         **timeouts,
     )
     with _SESSION_LOCK:
-        return session().client("s3", config=config, **place)
+        return session().client("s3", **{**place, **more, "config": config.merge(more.get("config", config))})
 
 
 @functools.cache
@@ -282,6 +284,11 @@ class ViewFile(io.RawIOBase):
         piece = self.view[self._position : None if whole else self._position + (size or 0)]
         self._position += len(piece)
         return bytes(piece) if whole else piece
+
+    def readinto(self, buffer: Any, /) -> int:  # a caller's client may sign every byte
+        piece = self.read(len(buffer))
+        buffer[: len(piece)] = piece
+        return len(piece)
 
     def pieces(self) -> Iterator[memoryview | bytes]:
         for start in range(0, len(self.view), _SEND_BYTES):

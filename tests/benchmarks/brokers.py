@@ -228,7 +228,9 @@ class Pulsar:
 
     def __init__(self, target: queries.PulsarTarget) -> None:
         trust = queries.trusting(target.ca_file, option="CLAIMCHECK_PULSAR_TLS_TRUST_CERTS_FILE_PATH")
-        self._admin = _WebService(target.admin_url or "", headers=target.headers, trust=trust, timeout_seconds=_SECONDS)
+        self._admin = _WebService(
+            target.admin_url or "", headers=queries.bearer(target.token), trust=trust, timeout_seconds=_SECONDS
+        )
         self._client, self._limit = target.client(seconds=int(_SECONDS)), queries.MAX_MESSAGE_BYTES
         with contextlib.suppress(queries.AdminError):  # this token may not read it
             self._limit = self._admin.max_message_bytes("claimcheck-compare-nothing")

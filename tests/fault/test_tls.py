@@ -18,6 +18,7 @@ from claimcheck.errors import ConfigError, StoreError, StoreUnavailableError
 from claimcheck.stores.redis import RedisStore
 from claimcheck.transports.pulsar._queries import PulsarTarget
 from tests.check_rig import configuration, diagnosed, ids
+from tests.integration.pulsar_rig import CERTIFICATES
 
 BUCKET = "payloads"
 OTHER_NAME = "127.1"  # the same machine, under a name that the certificates do not have
@@ -131,6 +132,22 @@ def test_redis_verifies_less_where_that_is_said(request, query, changed):
 def test_a_file_for_a_redis_without_tls_is_refused():
     with pytest.raises(ConfigError, match="tls_ca_file"):
         RedisStore(url="redis://localhost", tls_ca_file="ca.crt")
+
+
+def test_a_certificate_of_the_client_opens_pulsar(secure_pulsar, topic, request, monkeypatch):
+    monkeypatch.setenv(CERTIFICATES, str(secure_pulsar.authority.parent))
+    function = "tests.integration.pulsar_rig:certified"
+    secure_pulsar.open.request("PUT", f"persistent/public/default/{topic}")
+    place = pulsar_place(request)
+    with place.open(token=None, client=function) as store:
+        assert store.read(store.write(b"payload")) == b"payload"
+    asked = {"token": None, "client": function, "admin_url": secure_pulsar.tls_admin_url}
+    with place.open(**asked) as store, pytest.raises(ConfigError, match="retention"):  # it was asked, and there is none
+        store.write(b"payload")
+    urls, authority = (secure_pulsar.tls_url, secure_pulsar.tls_admin_url), str(secure_pulsar.authority)
+    target = PulsarTarget(*urls, topics=(topic,), function=function, ca_file=authority)
+    report = diagnosed(configuration({"type": "memory"}, threshold_bytes=100_000), pulsar=target)
+    assert ids(report, "pulsar-", "connection-") == ["pulsar-message-ttl"]
 
 
 # Pulsar's web service, and what the check of servers finds there ---------------------------------------------------

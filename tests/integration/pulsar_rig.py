@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,8 +19,16 @@ LIMIT = 102_400
 """The test broker's limit for one message."""
 
 STRATEGIES = ("external", "chunking")
+CERTIFICATES = "CLAIMCHECK_TEST_CERTIFICATES"
 UUID = "00000000-0000-4000-8000-00000000000{}"
 SHARED, KEYED = pulsar.ConsumerType.Shared, pulsar.ConsumerType.KeyShared
+
+
+def certified() -> dict[str, Any]:
+    """Return arguments for a client that logs in with the certificate in the folder that a variable names."""
+    paths = [f"{os.environ[CERTIFICATES]}/server.{kind}" for kind in ("crt", "key")]
+    names = zip(("tls_certificate_file_path", "tls_private_key_file_path"), paths, strict=True)
+    return {"authentication": pulsar.AuthenticationTLS(*paths), **dict(names)}
 
 
 def opened(strategy: str, **more: Any) -> claimcheck.ClaimCheck:

@@ -7,7 +7,7 @@ import pytest
 
 from claimcheck.spark.sources import register
 from tests import servers
-from tests.integration.pulsar_rig import Topic
+from tests.integration.pulsar_rig import CERTIFICATES, Topic
 from tests.spark.rig import batches_of, failure, stream, values
 
 PULSAR = "claimcheck_pulsar"
@@ -23,12 +23,13 @@ def tokens(secure_pulsar):
 
 
 @pytest.fixture(scope="module")
-def spark_tokens(spark, tokens):
+def spark_tokens(spark, tokens, secure_pulsar):
     """Spark, whose processes have the tokens in their environment, as with `spark.executorEnv`."""
-    spark.sparkContext.environment.update(tokens)
+    more = {**tokens, CERTIFICATES: str(secure_pulsar.authority.parent)}
+    spark.sparkContext.environment.update(more)
     register(spark)
     yield spark
-    for name in tokens:
+    for name in more:
         del spark.sparkContext.environment[name]
     register(spark)
 
@@ -60,6 +61,18 @@ def refused(spark, topic, folder, **told):
 
 def rows(df):
     return sorted(bytes(row.value) for row in df.select("value").collect())
+
+
+def test_a_function_makes_the_client_on_the_driver_and_in_workers(
+    spark_tokens, secret_topic, secure_pulsar, tls, tmp_path, monkeypatch
+):
+    monkeypatch.setenv(CERTIFICATES, str(secure_pulsar.authority.parent))
+    told = {name: value for name, value in tls.items() if name != "authTokenEnv"}
+    told["client"] = "tests.integration.pulsar_rig:certified"
+    secret_topic.send(range(20))
+
+    seen = batches_of(stream(spark_tokens, PULSAR, secret_topic.options(**told)), tmp_path / "c")
+    assert rows(batch(spark_tokens, secret_topic, **told)) == values(seen) == sorted(b"%d" % n for n in range(20))
 
 
 def test_the_right_token_opens_and_is_written_down_nowhere(spark_tokens, secret_topic, tokens, tmp_path, capsys):

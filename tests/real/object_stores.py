@@ -67,10 +67,11 @@ def _tls_command(location: Location) -> list[str]:
 
 
 def _command(location: Location) -> list[str]:
-    root, meta = location.folder / "root", location.folder / "meta"  # metadata may not be in the served tree
-    root.mkdir(exist_ok=True)
-    meta.mkdir(exist_ok=True)
-    return ["versitygw", "--port", f"127.0.0.1:{location.port}", "posix", "--sidecar", str(meta), str(root)]
+    root, meta, accounts = (location.folder / name for name in ("root", "meta", "accounts"))
+    for each in (root, meta, accounts):  # metadata may not be in the served tree
+        each.mkdir(exist_ok=True)
+    own = ["--port", f"127.0.0.1:{location.port}", "--iam-dir", str(accounts)]
+    return ["versitygw", *own, "posix", "--sidecar", str(meta), str(root)]
 
 
 def _answers(location: Location) -> bool:

@@ -219,7 +219,7 @@ def make_certificate(folder: Path, *, names: str = "IP:127.0.0.1,DNS:localhost")
 
     key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
     (folder / "server.ext").write_text(
-        f"subjectAltName={names}\nkeyUsage=critical,digitalSignature\nextendedKeyUsage=serverAuth\n"
+        f"subjectAltName={names}\nkeyUsage=critical,digitalSignature\nextendedKeyUsage=serverAuth,clientAuth\n"
         "basicConstraints=critical,CA:false\nsubjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
     )
     openssl(

@@ -197,10 +197,11 @@ def _path(topic: str) -> str:
 _SUPER_USER = "operator"
 _SECURE = """\
 authenticationEnabled=true
-authenticationProviders=org.apache.pulsar.broker.authentication.AuthenticationProviderToken
+authenticationProviders=org.apache.pulsar.broker.authentication.AuthenticationProviderToken,\
+  org.apache.pulsar.broker.authentication.AuthenticationProviderTls
 tokenSecretKey=data:;base64,{secret}
 authorizationEnabled=true
-superUserRoles={super_user}
+superUserRoles={super_user},claimcheck-test-server
 brokerClientAuthenticationPlugin=org.apache.pulsar.client.impl.auth.AuthenticationToken
 brokerClientAuthenticationParameters=token:{token}
 brokerServicePortTls={tls_port}

@@ -21,17 +21,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast
 
-from claimcheck._validation import SECRET, Check, Timeout, fail
+from claimcheck._registry import made_by
+from claimcheck._validation import SECRET, Check, Function, Timeout, fail
 from claimcheck.errors import TransportError
 from claimcheck.spark.sources._options import TEXT, AccessError, SubscriptionBusyError, Values, require
 from claimcheck.transports.pulsar._queries import (
     NOTHING,
     AdminClient,
     AdminError,
+    bearer,
     split_partition,
     topic_path,
+    trusting,
     vendor,
 )
+from claimcheck.transports.pulsar._queries import open_client as open_pulsar
 
 if TYPE_CHECKING:
     import pulsar
@@ -65,6 +69,7 @@ CONNECTION_OPTIONS: dict[str, object] = {
     "serviceUrl": Annotated[str, SECRET, Check(_is_service_url, _SERVICE_URL)],
     "adminUrl": Annotated[str, SECRET, Check(lambda url: _ADMIN.fullmatch(url) is not None, _ADMIN_URL)],
     "authTokenEnv": TEXT,
+    "client": Function,
     "tlsTrustCertsFilePath": TEXT,
     "tlsValidateHostname": bool,
     "operationTimeoutSeconds": Timeout,
@@ -79,6 +84,7 @@ class Connection:
     service_url: str
     admin_url: str | None = None
     token_env: str | None = None
+    function: str | None = None  # that makes the client
     trust_certs: str | None = None
     validate_hostname: bool = True
     timeout_seconds: float = 60.0
@@ -89,6 +95,7 @@ class Connection:
             service_url=require(values, "serviceUrl", _SERVICE_URL),
             admin_url=values.get("adminUrl"),
             token_env=values.get("authTokenEnv"),
+            function=values.get("client"),
             trust_certs=values.get("tlsTrustCertsFilePath"),
             validate_hostname=values.get("tlsValidateHostname", True),
             timeout_seconds=values.get("operationTimeoutSeconds", timeout_seconds),
@@ -112,16 +119,8 @@ class Connection:
 
     def trust(self) -> ssl.SSLContext:
         """Return an SSL context that trusts the named certificates, or else the machine's own."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        try:
-            if self.trust_certs is None:
-                context.load_default_certs()
-            else:
-                context.load_verify_locations(self.trust_certs)
-        except OSError as error:  # errors of TLS are among them
-            found = f"{self.trust_certs!r}, in which this process finds no certificates ({type(error).__name__})"
-            expected = "a file of certificates (PEM), on the driver and on every executor"
-            fail("tlsTrustCertsFilePath", found=found, expected=expected)
+        made = made_by(self.function, path="client")
+        context = trusting(self.trust_certs, option="tlsTrustCertsFilePath", made=made)
         context.check_hostname = self.validate_hostname
         return context
 
@@ -144,12 +143,13 @@ def client_for(connection: Connection) -> pulsar.Client:
 def open_client(connection: Connection) -> pulsar.Client:
     """Open a client, which the caller closes. It connects at first use."""
     library = vendor()
-    token = connection.token()
     if connection.tls:
         connection.trust()  # the client reports no file that it cannot read
-    return library.Client(
+    return open_pulsar(
         connection.service_url,
-        authentication=library.AuthenticationToken(token) if token else None,
+        connection.function,
+        path="client",
+        token=connection.token(),
         operation_timeout_seconds=max(1, round(connection.timeout_seconds)),
         tls_trust_certs_file_path=connection.trust_certs,
         tls_validate_hostname=connection.validate_hostname,
@@ -256,10 +256,11 @@ def unfiltered() -> dict[str, object]:
 
 @contextlib.contextmanager
 def web_service(connection: Connection) -> Iterator[AdminClient]:
-    token, url = connection.token(), connection.admin_url or ""
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    url = connection.admin_url or ""
     try:
-        yield AdminClient(url, headers=headers, trust=connection.trust() if url.startswith("https:") else None)
+        yield AdminClient(
+            url, headers=bearer(connection.token()), trust=connection.trust() if url.startswith("https:") else None
+        )
     except AdminError as error:
         raise _explained(connection, error) from error
 

@@ -56,13 +56,13 @@ class KafkaTarget:
     servers: str = field(repr=False)
     topics: tuple[str, ...]
     groups: tuple[str, ...] = ()
-    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def secrets(self) -> list[str]:
         """Words that no text may contain."""
         login = self.servers.rpartition("@")[0].rpartition("//")[2]
-        values = [value for name, value in self.options.items() if _SECRET.search(name)]
+        values = [str(value) for name, value in self.options.items() if _SECRET.search(name)]
         return [login, *" ".join(values).split()]
 
     @property

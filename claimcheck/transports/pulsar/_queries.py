@@ -23,6 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any
 
+from claimcheck._registry import made_by
 from claimcheck._validation import fail
 from claimcheck.errors import TransportError, import_vendor
 from claimcheck.transports._common.topics import IncompleteReadError
@@ -66,30 +67,41 @@ class PulsarTarget:
     token: str | None = field(default=None, repr=False)
     ca_file: str | None = None
     listener_name: str | None = None
+    function: str | None = None  # that makes the client
 
     @property
     def secrets(self) -> list[str]:
         """Words that no text may contain."""
         return (self.token or "").split()
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """What the web service needs with each request."""
-        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
-
     def admin(self, *, seconds: float = SECONDS) -> AdminClient:
-        trust = trusting(self.ca_file, option="CLAIMCHECK_PULSAR_TLS_TRUST_CERTS_FILE_PATH")
-        return AdminClient(self.admin_url or "", headers=self.headers, trust=trust, timeout_seconds=seconds)
+        made = made_by(self.function, path="--client")
+        trust = trusting(self.ca_file, option="CLAIMCHECK_PULSAR_TLS_TRUST_CERTS_FILE_PATH", made=made)
+        return AdminClient(self.admin_url or "", headers=bearer(self.token), trust=trust, timeout_seconds=seconds)
 
     def client(self, *, seconds: int = SECONDS) -> pulsar.Client:
         """Return a client for the broker; it connects at first use."""
-        library = vendor()
-        options: dict[str, Any] = {"operation_timeout_seconds": seconds, "logger": _quiet}
-        if self.token:
-            options["authentication"] = library.AuthenticationToken(self.token)
-        if self.listener_name:
-            options["listener_name"] = self.listener_name
-        return library.Client(self.url, tls_trust_certs_file_path=self.ca_file, tls_validate_hostname=True, **options)
+        return open_client(
+            self.url or "",
+            self.function,
+            path="--client",
+            token=self.token,
+            operation_timeout_seconds=seconds,
+            tls_trust_certs_file_path=self.ca_file,
+            listener_name=self.listener_name,
+            logger=_quiet,
+        )
+
+
+def open_client(
+    url: str, function: str | None, *, path: str, token: str | None, tls_validate_hostname: bool = True, **options: Any
+) -> pulsar.Client:
+    """Return a client, which connects at first use: that of the function of an option, or one with its arguments."""
+    library, made = vendor(), made_by(function, path=path)
+    if isinstance(made, library.Client):
+        return made
+    own = {"authentication": library.AuthenticationToken(token)} if token else {}
+    return library.Client(url, **{"tls_validate_hostname": tls_validate_hostname, **options, **own, **made})
 
 
 # Topics and their policies -------------------------------------------------------------------------------------
@@ -330,12 +342,21 @@ def topic_path(topic: str) -> str:
     return urllib.parse.quote(full_name(topic).replace("://", "/"))
 
 
-def trusting(ca_file: str | Path | None, *, option: str) -> ssl.SSLContext:
-    """Return an SSL context that verifies certificates and host names."""
+def bearer(token: str | None) -> dict[str, str]:
+    """Return the headers that the web service needs with each request."""
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def trusting(ca_file: str | Path | None, *, option: str, made: Any = None) -> ssl.SSLContext:
+    """Return an SSL context that verifies certificates and host names, and has a certificate that a client has."""
+    certificate = made.get("tls_certificate_file_path") if isinstance(made, Mapping) else None
     try:
-        return ssl.create_default_context(cafile=ca_file)
+        context = ssl.create_default_context(cafile=ca_file)
+        if certificate:
+            context.load_cert_chain(certificate, made.get("tls_private_key_file_path"))
+        return context
     except OSError as error:  # includes SSLError
-        found = f"a file without readable certificates ({type(error).__name__})"
+        found = f"{str(ca_file)!r}, in which no certificates can be read ({type(error).__name__})"
         fail(option, found=found, expected="the path of a PEM file with certificates")
 
 
