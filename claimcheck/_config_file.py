@@ -39,8 +39,6 @@ _READERS = (
     ("chunking", "max_payload_bytes"),
     ("chunking", "max_chunks"),
 )
-_COMPRESSION_LEVELS = {"zstd": (1, 19), "lz4": (0, 12)}
-"""The lowest and highest level of each codec. Those of zstd above 19 need windows that readers refuse."""
 
 
 def from_dict(raw: object) -> Config:
@@ -152,7 +150,6 @@ def _checked(
     _check_keys(config, own)
     _check_pointer_versions(config, own)
     _check_chunking(config, prefix, own)
-    _check_compression(config, prefix, own)
     _check_names(config, prefix, names, own)
     problems.extend(own)
     if config.store is not None:
@@ -208,15 +205,6 @@ def _check_pointer_versions(config: Config, problems: Problems) -> None:
     for name, store in config.stores.items():
         if reason and store.options.get("pointer_version") == 1:
             problems.add(f"stores.{name}.pointer_version", found="1", expected=f"2: {reason}")
-
-
-def _check_compression(config: Config, prefix: str, problems: Problems) -> None:
-    compression = config.compression
-    if compression is not None and compression.level is not None:
-        lowest, highest = _COMPRESSION_LEVELS[compression.codec]
-        if not lowest <= compression.level <= highest:
-            expected = f"a level of {compression.codec}, from {lowest} to {highest}"
-            problems.add(f"{prefix}compression.level", found=str(compression.level), expected=expected)
 
 
 def _check_chunking(config: Config, prefix: str, problems: Problems) -> None:

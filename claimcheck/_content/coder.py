@@ -115,8 +115,7 @@ class Encoding:
         pieces = payload if payload.view is None else [payload.take_all()]
         if self.compression is None:
             return pieces
-        codec, level = self.compression.codec, self.compression.level
-        return compression.compress(pieces, codec=codec, level=level, size=payload.size)
+        return compression.compress(pieces, level=self.compression.level, size=payload.size)
 
 
 def keyed_checksum(sha256: str, data_key: bytes, header: ContentHeader) -> str:
@@ -220,10 +219,10 @@ class ContentReader:
 
     def _decompressing(self, reader: Reader) -> Reader:
         size = self.header.size if self._expected.size is None else self._expected.size
-        if self.header.codec not in compression.CODECS or size is None:
+        if self.header.codec != compression.CODEC or size is None:
             raise Damaged(f"it is compressed as {self.header.codec!r}, which this claimcheck does not know")
         try:
-            self._opened.append(compression.DecompressingReader(reader, codec=self.header.codec, size=size))
+            self._opened.append(compression.DecompressingReader(reader, size=size))
         except MissingDependencyError as error:  # the content chose the codec
             raise Damaged(f"it is compressed as {self.header.codec!r}, which fails here: {error}") from error
         return self._opened[-1]
@@ -324,15 +323,15 @@ class Unpacker:
 def package_users(config: Config) -> list[tuple[str, Callable[[], object]]]:
     """Return the settings outside of stores, with what raises an error if the package that they need is missing."""
     configs = (config, *(override for _, override in config.destinations))
-    codecs = sorted({each.compression.codec for each in configs if each.compression is not None})
     users: list[tuple[str, Callable[[], object]]] = [("checksum", partial(begin, config.content_checksum))]
-    return users + [("compression", partial(compression.shrinks, b"", codec=codec, level=None)) for codec in codecs]
+    compresses = any(each.compression is not None for each in configs)
+    return [*users, ("compression", partial(compression.shrinks, b"", level=1))] if compresses else users
 
 
 def encoding_problem(pointer: Pointer) -> tuple[str, str] | None:
     """Return the reason to reject a pointer, and its description, if its encoding is unknown or cannot be true."""
     size, stored = pointer.size or 0, pointer.stored_bytes
-    known = pointer.codec in (None, *compression.CODECS) and pointer.encryption in (None, ALGORITHM)
+    known = pointer.codec in (None, compression.CODEC) and pointer.encryption in (None, ALGORITHM)
     encrypted = pointer.encryption is not None
     declared = pointer.checksum or (AEAD if encrypted else "crc32")
     verifiable = declared.startswith((AEAD, KEYED)) if encrypted else algorithm_of(declared)
@@ -370,4 +369,4 @@ def _is_worth_it(payload: Source, codec: CompressionConfig) -> bool:
     if payload.size is not None and payload.size < codec.min_bytes:
         return False
     sample = payload.peek(_SAMPLE_BYTES) if payload.view is None else compression.sample_of(payload.view)
-    return compression.shrinks(sample, codec=codec.codec, level=codec.level)
+    return compression.shrinks(sample, level=codec.level)

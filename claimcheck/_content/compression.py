@@ -1,8 +1,8 @@
-"""Compresses and decompresses streams with zstd or LZ4, in bounded memory.
+"""Compresses and decompresses streams with zstd, in bounded memory.
 
-Compression happens before encryption, and the stored stream is one standard frame, so ``zstd`` and ``lz4`` on a command
-line can read it. Frames have no checksum of their own: the caller verifies one of the payload, or the stream is
-encrypted and authenticated.
+Compression happens before encryption, and the stored stream is one standard frame, so ``zstd`` on a command line can
+read it. Frames have no checksum of their own: the caller verifies one of the payload, or the stream is encrypted and
+authenticated.
 
 A compressed stream is untrusted: `DecompressingReader` reads no more than the declared size from it, whatever the
 stream says about itself.
@@ -12,17 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from claimcheck._wire.buffers import Buffer, Reader, as_view
 from claimcheck.errors import import_vendor
 
-CODECS = ("zstd", "lz4")
+CODEC = "zstd"
 
 MAX_WINDOW_BYTES = 8 << 20
 """The largest window of a zstd frame that is read: that of level 19, and what every decoder should support."""
 
-_DEFAULT_LEVELS = {"zstd": 1, "lz4": 0}  # with zstd, level 3 takes twice the time to save a few percent more
 _STEP_BYTES = 1 << 20  # of input per call of the library: bounds its output
 _INPUT_BYTES = 128 << 10
 _SAMPLE_PIECES = 4
@@ -34,10 +33,10 @@ class Damaged(ValueError):  # noqa: N818 - callers raise an IntegrityError from 
     """A compressed stream that is not the compressed form of a payload of the declared size."""
 
 
-def compress(pieces: Iterable[Buffer], *, codec: str, level: int | None, size: int | None) -> Iterator[bytes]:
+def compress(pieces: Iterable[Buffer], *, level: int, size: int | None) -> Iterator[bytes]:
     """Yield the compressed form of a payload, which does not depend on how the payload is cut into pieces."""
-    compressor, begin = _compressor(codec, level, size)
-    yield begin
+    known = -1 if size is None else size
+    compressor = _zstd().ZstdCompressor(level=level, write_checksum=False).compressobj(size=known)
     for piece in pieces:
         view = as_view(piece)
         for start in range(0, len(view), _STEP_BYTES):
@@ -46,10 +45,10 @@ def compress(pieces: Iterable[Buffer], *, codec: str, level: int | None, size: i
     yield compressor.flush()
 
 
-def shrinks(sample: Buffer, *, codec: str, level: int | None) -> bool:
+def shrinks(sample: Buffer, *, level: int) -> bool:
     """Return whether compression saves at least a tenth of a sample; see `sample_of`."""
     size = len(as_view(sample))
-    return sum(map(len, compress([sample], codec=codec, level=level, size=size))) <= size * _WORTHWHILE
+    return sum(map(len, compress([sample], level=level, size=size))) <= size * _WORTHWHILE
 
 
 def sample_of(payload: Buffer) -> Buffer:
@@ -65,9 +64,9 @@ def sample_of(payload: Buffer) -> Buffer:
 class DecompressingReader:
     """A `Reader` of the payload behind a compressed stream."""
 
-    def __init__(self, source: Reader, *, codec: str, size: int) -> None:
+    def __init__(self, source: Reader, *, size: int) -> None:
         self._source = source
-        self._decoder: _ZstdDecoder | _Lz4Decoder = (_ZstdDecoder if codec == "zstd" else _Lz4Decoder)(source)
+        self._decoder = _Decoder(source)
         self._size = size
         self._left = size
 
@@ -102,7 +101,7 @@ class DecompressingReader:
         raise Damaged(f"the compressed stream is not that of a payload of {self._size} bytes: {why}")
 
 
-class _ZstdDecoder:
+class _Decoder:
     """`readinto` returns 0 only at the end of the frame, which is the end of the stream if it has `ended`."""
 
     def __init__(self, source: Reader) -> None:
@@ -150,55 +149,5 @@ class _HeldBack:
         return b""
 
 
-class _Lz4Decoder:
-    def __init__(self, source: Reader) -> None:
-        self._source = source
-        self._input = memoryview(bytearray(_INPUT_BYTES))
-        self._frame = _lz4().LZ4FrameDecompressor()
-
-    def readinto(self, buffer: memoryview, /) -> int:
-        while not self._frame.eof:
-            count = (self._source.readinto(self._input) or 0) if self._frame.needs_input else 0
-            if self._frame.needs_input and not count:
-                return 0
-            if data := self._decompress(self._input[:count], len(buffer)):
-                buffer[: len(data)] = data
-                return len(data)
-        return 0
-
-    def ended(self) -> bool:
-        probe = memoryview(bytearray(1))
-        if self.readinto(probe) or not self._frame.eof:
-            return False
-        return not self._frame.unused_data and not self._source.readinto(probe)
-
-    def _decompress(self, data: memoryview, limit: int) -> bytes:
-        try:
-            output: bytes = self._frame.decompress(data, max_length=limit)
-        except RuntimeError as error:
-            raise Damaged(f"the compressed stream is damaged: {error}") from None
-        return output
-
-
-def _compressor(codec: str, level: int | None, size: int | None) -> tuple[Any, bytes]:
-    """Return an object with the methods ``compress`` and ``flush``, and what is before their output."""
-    if codec == "zstd":
-        known = -1 if size is None else size
-        return _zstd().ZstdCompressor(level=_level(codec, level), write_checksum=False).compressobj(size=known), b""
-    lz4 = _lz4()  # with independent blocks, the output does not depend on how the input is cut
-    frame = lz4.LZ4FrameCompressor(
-        block_size=lz4.BLOCKSIZE_MAX256KB, block_linked=False, compression_level=_level(codec, level)
-    )
-    return frame, frame.begin(size or 0)
-
-
-def _level(codec: str, level: int | None) -> int:
-    return _DEFAULT_LEVELS[codec] if level is None else level
-
-
 def _zstd() -> ModuleType:
     return import_vendor("zstandard", extra="compression")
-
-
-def _lz4() -> ModuleType:
-    return import_vendor("lz4.frame", extra="compression")

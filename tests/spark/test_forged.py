@@ -159,10 +159,10 @@ def test_a_key_id_that_was_changed_is_one_bad_row(config, good, tmp_path):
         assert (payload, error["type"], "'k2'" in error["message"]) == (None, "IntegrityError", True)
 
 
-@pytest.mark.parametrize("package", ["lz4.frame", "xxhash"])
+@pytest.mark.parametrize("package", ["zstandard", "xxhash"])
 def test_a_package_that_only_one_message_needs_is_one_bad_row(config, good, package, monkeypatch):
     pytest.importorskip(package)
-    needs = {"lz4.frame": {"compression": {"codec": "lz4", "min_bytes": 1}}, "xxhash": {"checksum": "xxh3-128"}}
+    needs = {"zstandard": {"compression": {"min_bytes": 1}}, "xxhash": {"checksum": "xxh3-128"}}
     with claimcheck.from_dict(config | needs[package]) as cc:
         message = cc.seal(cc.store("disk").write(bytes(5000)))
     monkeypatch.setitem(sys.modules, package, None)
@@ -170,7 +170,7 @@ def test_a_package_that_only_one_message_needs_is_one_bad_row(config, good, pack
     bad, after = run(config, [message, good])
 
     assert bad[1]["type"] in ("IntegrityError", "PointerRejectedError")
-    assert package.partition(".")[0] in bad[1]["message"]
+    assert package in bad[1]["message"]
     assert after == (b"good", None)
 
 

@@ -206,8 +206,7 @@ def test_open_writes_reads_and_deletes_a_payload_in_every_store_also_if_others_d
     ("package", "change", "path", "extra"),
     [
         ("xxhash", {"checksum": "xxh3-128"}, "checksum", "fast"),
-        ("zstandard", {"compression": {}}, "compression", "compression"),
-        ("lz4.frame", {"destinations": {"a": {"compression": {"codec": "lz4"}}}}, "compression", "compression"),
+        ("zstandard", {"destinations": {"a": {"compression": {}}}}, "compression", "compression"),
         ("cryptography", {"encryption": {"keys": {"k": "x"}, "provider": SERVICE}}, "encryption", "encryption"),
     ],
 )
