@@ -48,7 +48,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "receive": (1250, ("_receive",)),
     "store": (1900, ("_store",)),
     "base": (1650, ("errors", "hooks", "config", "_validation", "_registry", "_config_file", "_texts", "_threads")),
-    "front": (750, ("", "__main__", "_client", "strategies", "_opened")),
+    "front": (750, ("", "__main__", "_client", "strategies", "_opened", "telemetry")),
 }
 
 GOALS = {

@@ -19,7 +19,6 @@ import pytest
 import yaml
 
 import claimcheck
-from claimcheck import hooks
 from claimcheck._operate.findings import WHY
 from tests.docs_pages import PAGES, ROOT, SERVERS, blocks, cases, run, write_yaml
 
@@ -198,11 +197,3 @@ def test_variables_of_secrets_have_names_that_spark_redacts(page):
     names = {name for found in re.findall(credentials, (ROOT / page).read_text()) for name in found if name}
     assert "CLAIMCHECK_SIGNING_SECRET" in names
     assert not [name for name in names if not redacted.search(name)]
-
-
-def test_the_hook_of_the_guide_counts_store_operations(folder):
-    names = run("docs/guides/operations.md", frozenset(), folder, {})
-    assert set(names["seconds"]) == {("m", "write")}
-    for kind in hooks.Event.__subclasses__():
-        values = dict.fromkeys((field.name for field in dataclasses.fields(kind)), "something")
-        names["hook"](kind(**values | ({"duration_seconds": 1.0} if "duration_seconds" in values else {})))

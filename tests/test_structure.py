@@ -78,6 +78,7 @@ claimcheck.stores.pulsar_topic: PulsarTopicStore
 claimcheck.stores.redis: RedisStore
 claimcheck.stores.s3: S3Store
 claimcheck.strategies: Envelope Kind Message Outbound Strategy StrategyContext
+claimcheck.telemetry: hook processing
 claimcheck.testing: FaultyStore RecordedMessage RecordingBroker StoreConformance assert_inline
     assert_offloaded
 claimcheck.transports:

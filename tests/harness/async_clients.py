@@ -16,7 +16,7 @@ import pulsar
 import pulsar.asyncio
 
 from claimcheck._wire.envelope import encode_chunk
-from claimcheck.transports.kafka import _asyncio, _consumer, _producer
+from claimcheck.transports.kafka import _asyncio, _client
 from tests.simulation.scheduler import Patch, settle
 
 TOPIC = "t"
@@ -135,8 +135,7 @@ def kafka_clients(consumer: type, producer: type) -> list[Patch]:
     """What lets the wrappers take clients of other classes."""
     client = types.SimpleNamespace(**{**vars(kafka), "Consumer": consumer, "Producer": producer})
     return [
-        (_consumer, "vendor", lambda: client),
-        (_producer, "vendor", lambda: client),
+        (_client, "vendor", lambda: client),
         (_asyncio, "native_client", lambda wrapper, kind: wrapper.client),
     ]
 

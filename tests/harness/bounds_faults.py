@@ -54,8 +54,8 @@ def ignores_the_end() -> None:
     """Decompress as much as there is."""
     begin = DecompressingReader.__init__
 
-    def unlimited(self: Any, source: Any, *, codec: str, size: int) -> None:
-        begin(self, source, codec=codec, size=1 << 60)
+    def unlimited(self: Any, source: Any, *, size: int) -> None:
+        begin(self, source, size=1 << 60)
 
     _plant(DecompressingReader, "__init__", unlimited)
     _plant(_content, "_too_large", lambda size, limit: MemoryError())

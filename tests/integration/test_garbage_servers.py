@@ -318,21 +318,24 @@ def test_the_check_needs_no_group_of_its_own_and_names_a_refused_password(
     assert "wrong-horse" not in said
 
 
+OAUTH: dict[str, Any] = {}
+
+
 def oauth() -> dict[str, Any]:
     """Arguments for clients of Kafka that log in as ``reader`` with a token."""
 
     def token(_: str) -> tuple[str, float]:
-        oauth.tokens += 1
-        claims = {"sub": "reader", "iat": time.time(), "exp": time.time() + 300}
+        OAUTH["tokens"] += 1
+        claims: dict[str, Any] = {"sub": "reader", "iat": time.time(), "exp": time.time() + 300}
         parts = [base64.urlsafe_b64encode(json.dumps(each).encode()).decode() for each in ({"alg": "none"}, claims)]
         return ".".join(part.rstrip("=") for part in [*parts, ""]), claims["exp"]
 
-    secure = {"security.protocol": "sasl_ssl", "ssl.ca.location": oauth.authority, "sasl.mechanism": "OAUTHBEARER"}
+    secure = {"security.protocol": "sasl_ssl", "ssl.ca.location": OAUTH["authority"], "sasl.mechanism": "OAUTHBEARER"}
     return {**secure, "oauth_cb": token}
 
 
 def test_a_function_makes_the_clients_of_commands(secure_broker, secure_lab, allow, topic):
-    oauth.authority, oauth.tokens = str(secure_broker.server.location.folder / "ca.crt"), 0
+    OAUTH.update(authority=str(secure_broker.server.location.folder / "ca.crt"), tokens=0)
     for group in ("seen", "hidden"):
         allow(ResourceType.GROUP, f"{topic}-{group}", AclOperation.DESCRIBE)
     broker = ["--kafka", secure_broker.bootstrap_servers, "--client", f"{__name__}:oauth"]
@@ -341,7 +344,7 @@ def test_a_function_makes_the_clients_of_commands(secure_broker, secure_lab, all
 
     checked = run("--config", str(secure_lab.path), "check", "--servers", *broker, "--topic", topic, "--json")
     assert {"kafka-not-examined", "kafka-unreachable"}.isdisjoint(checked.output.split('"'))
-    assert oauth.tokens > 0
+    assert OAUTH["tokens"] > 0
     assert secure_lab.collect("--yes", "--claim")["deleted"] == 1
 
 

@@ -123,6 +123,7 @@ def test_a_function_that_returns_no_usable_client_is_refused(redis_with_a_user, 
 # S3 -----------------------------------------------------------------------------------------------------------------
 
 ANN = {"aws_access_key_id": "ann", "aws_secret_access_key": "ann-secret"}
+PLACE: dict[str, Any] = {}
 sse: list[tuple[str, bytes | None]] = []
 
 
@@ -159,7 +160,7 @@ def encrypted() -> Any:
     def note(request: Any, event_name: str, **_: Any) -> None:
         sse.append((event_name.rpartition(".")[2], request.headers.get("x-amz-server-side-encryption")))
 
-    client = boto3.client("s3", region_name="us-east-1", endpoint_url=encrypted.endpoint)  # type: ignore[attr-defined]
+    client = boto3.client("s3", region_name="us-east-1", **PLACE)
     for operation in ("PutObject", "CreateMultipartUpload"):
         client.meta.events.register(f"provide-client-params.s3.{operation}", encrypt)
         client.meta.events.register(f"before-send.s3.{operation}", note)
@@ -168,7 +169,7 @@ def encrypted() -> Any:
 
 def obstore_of_ann() -> Any:
     return obstore.store.S3Store(
-        "anns", endpoint=encrypted.endpoint, region="us-east-1", client_options={"allow_http": True},  # type: ignore[attr-defined]
+        "anns", endpoint=PLACE["endpoint_url"], region="us-east-1", client_options={"allow_http": True},
         access_key_id="ann", secret_access_key="ann-secret",
     )  # fmt: skip
 
@@ -177,7 +178,7 @@ def obstore_of_ann() -> Any:
     ("kind", "function"), [("s3", "ann"), ("obstore", "ann_of_obstore"), ("obstore", "obstore_of_ann")]
 )
 def test_two_accounts_of_s3_in_one_process(two_accounts, kind, function):
-    encrypted.endpoint = two_accounts.endpoint_url
+    PLACE["endpoint_url"] = two_accounts.endpoint_url
     place = {"endpoint_url": two_accounts.endpoint_url, "region_name": two_accounts.region}
 
     def named(bucket):
@@ -197,7 +198,7 @@ def test_two_accounts_of_s3_in_one_process(two_accounts, kind, function):
 
 
 def test_a_client_of_boto3_adds_its_own_headers(two_accounts):
-    encrypted.endpoint = two_accounts.endpoint_url
+    PLACE["endpoint_url"] = two_accounts.endpoint_url
     with opened("s3", "encrypted", bucket="roots") as store:
         divide(store._transfers, part=5 << 20, single=5 << 20)
         for payload in (b"small", bytes(11 << 20)):

@@ -12,6 +12,7 @@ import weakref
 import pytest
 
 from claimcheck._receive import assembler as assembler_module
+from claimcheck._receive.chunk_rules import missing_positions
 from claimcheck._receive.resolver import Dropped, Failed, Resolved, Resolver
 from claimcheck._wire.digest import digest_of
 from claimcheck._wire.envelope import encode_abort, encode_chunk
@@ -378,3 +379,30 @@ def test_a_payload_acknowledged_after_all_is_compared_with_what_came_of_a_second
     assert isinstance(late, Dropped) if piece == b"1" else isinstance(late.error, ChunkConflictError)
     [again] = rig.chunk(A, 0, 3, b"EVIL", at=4)
     assert isinstance(again.error, ChunkConflictError)
+
+
+def test_what_was_acknowledged_stays_so_whatever_comes_later():
+    rig = Rig()
+    whole = rig.chunks(A, range(2), 2)
+    rig.settle(whole)
+    rig.settle(whole, acked=False)
+    rig.abort(A)
+    [late] = rig.chunk(A, 1, 2)
+    assert isinstance(late, Dropped)
+    assert (late.action, rig.events[-1].reason) == ("ack", "duplicate")
+
+
+def test_the_next_tick_is_due_when_the_oldest_payload_expires():
+    rig = Rig(expire_after_seconds=60)
+    begin = rig.clock.now
+    rig.chunk(A, 0, 2)
+    rig.clock.now += 10
+    rig.chunk(B, 0, 2)
+    rig.assembler.due = rig.clock.now
+    assert (rig.resolver.tick(), rig.assembler.due) == ([], begin + 60)
+
+
+def test_missing_chunks_are_listed_in_eight_ranges_at_most():
+    present = range(1, 40, 4)
+    expected = "0, 2-4, 6-8, 10-12, 14-16, 18-20, 22-24, 26-28 and 8 more"
+    assert (missing_positions(present, 40), missing_positions([0, 2], 4)) == (expected, "1, 3")

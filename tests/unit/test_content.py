@@ -41,6 +41,7 @@ from claimcheck.config import CompressionConfig
 from claimcheck.errors import (
     ConfigError,
     IntegrityError,
+    PayloadTooLargeError,
     PointerRejectedError,
     StoreUnavailableError,
 )
@@ -494,3 +495,26 @@ def test_bytes_after_the_end_are_found_where_the_store_does_not_know_sizes(size)
 
     with pytest.raises(Forged, match="more than"):
         decrypted(lambda start, _: PieceReader([stored], start=start), len(stored) - 1)
+
+
+@pytest.mark.parametrize(("payload", "kind"), [(b"x", HEADER + b"\4"), (b"", b"")])
+def test_every_payload_but_an_empty_one_is_encrypted(payload, kind):
+    encryption = {"key_id": "k1", "keys": KEYS, "inline": True}
+    with opened(threshold_bytes=5000, encryption=encryption) as cc, cc.outbound(payload, destination="o") as out:
+        (envelope,) = out.envelopes
+    assert envelope.data[: len(HEADER) + 1] == kind
+
+
+def test_a_payload_of_as_many_chunks_as_are_allowed_is_sent():
+    def count(**more):
+        chunking = {"max_message_bytes": 1000, **more}
+        with (
+            opened(strategy="chunking", threshold_bytes=100, chunking=chunking) as cc,
+            cc.outbound(bytes(5000), destination="o") as out,
+        ):
+            return len(list(out.envelopes))
+
+    most = count()
+    assert count(max_chunks=most) == most
+    with pytest.raises(PayloadTooLargeError, match="max_chunks"):
+        count(max_chunks=most - 1)

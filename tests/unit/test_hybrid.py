@@ -88,7 +88,7 @@ def test_a_store_that_failed_is_left_alone_then_asked_once_then_used_again(rig):
     rig.now, rig.down = 60, None
     assert [rig.kind() for _ in range(2)] == ["PointerData"] * 2
     assert rig.asked == 4
-    assert [event.state for event in rig.told(BreakerEvent)] == ["open", "closed"]
+    assert [(event.store, event.state) for event in rig.told(BreakerEvent)] == [("hot", "open"), ("hot", "closed")]
     assert [event.error is None for event in rig.told(FallbackEvent)] == [False, True, True, False, True]
 
 

@@ -155,7 +155,9 @@ class ReportsInAnotherThread:
 
 def test_the_partition_of_the_first_chunk_is_known_though_another_thread_serves_its_report():
     native, ledger = ReportsInAnotherThread(), SendLedger(total=2)
-    window = InFlightWindow(native, Poller(native), ledger, "orders", -1, 0, window_bytes=100, room_seconds=1)
+    window = InFlightWindow(
+        native, native.produce, Poller(native), ledger, "orders", -1, 0, window_bytes=100, room_seconds=1
+    )
 
     window.send(_envelope.Envelope(b"1"))
     window.send(_envelope.Envelope(b"2"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +37,23 @@ def vendor() -> ModuleType:
 def native_client(wrapper: object, kind: str) -> Any:
     """Return the blocking client inside an object of `confluent_kafka.aio`."""
     aio = import_vendor("confluent_kafka.aio", extra="kafka")
-    valid = type(wrapper) is getattr(aio, f"AIO{kind}")
-    expected = f"a confluent_kafka.aio.AIO{kind}, not one that serializes or deserializes"
-    check_type(kind.lower(), wrapper, valid=valid, expected=expected)
+    _check_client(kind.lower(), wrapper, getattr(aio, f"AIO{kind}"), f"confluent_kafka.aio.AIO{kind}")
     return getattr(wrapper, f"_{kind.lower()}")
+
+
+def unwrapped(name: str, client: Any, kind: str) -> Any:
+    """Check a client, a subclass or a proxy; returns it without a proxy of OpenTelemetry, which lacks most methods."""
+    library = vendor()
+    _check_client(name, client, (getattr(library, kind), getattr(library.cimpl, kind)), f"confluent_kafka.{kind}")
+    original = getattr(client, f"original_{kind.lower()}", None)
+    return original() if callable(original) else client
+
+
+def _check_client(name: str, client: object, kinds: Any, kind: str) -> None:
+    """Check the type of a client; those of the vendor that convert values would get envelopes."""
+    converts = any(re.match("Avro|(Async)?(S|Des)erializing", base.__name__) for base in type(client).__mro__)
+    expected = f"a {kind} that neither serializes nor deserializes: an envelope is not a value of yours"
+    check_type(name, client, valid=isinstance(client, kinds) and not converts, expected=expected)
 
 
 # The producer's own calls and reports, where other codes are definite as well: the broker or the client rejected the

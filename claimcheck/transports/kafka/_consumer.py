@@ -6,14 +6,14 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
-from claimcheck._validation import check_cc, check_type
+from claimcheck._validation import check_cc
 from claimcheck.errors import ClaimCheckError, ConfigError
 from claimcheck.transports._common.dead_letters import origin
 from claimcheck.transports._common.dispatch import dispatch, passes_plain, resolver_of
 from claimcheck.transports._common.received import DEFAULT_THREADS, Prefetch
-from claimcheck.transports.kafka._client import NativeClient, OffsetStoreError, exception_of, vendor
+from claimcheck.transports.kafka._client import NativeClient, OffsetStoreError, exception_of, unwrapped, vendor
 from claimcheck.transports.kafka._message import KafkaMessage
 from claimcheck.transports.kafka._partition import Assignment, place
 from claimcheck.transports.kafka._receiver import Receiver
@@ -54,8 +54,8 @@ class KafkaConsumer(NativeClient):
     Not thread-safe, like the client's consumer.
 
     Args:
-        consumer: A `confluent_kafka.Consumer`, not one that deserializes, with ``enable.auto.offset.store`` set to
-            ``False``: otherwise the client stores offsets beyond incomplete payloads.
+        consumer: A `confluent_kafka.Consumer`, also an instrumented one, but not one that deserializes; with
+            ``enable.auto.offset.store`` set to ``False``: otherwise it stores offsets beyond incomplete payloads.
         cc: A `claimcheck.ClaimCheck` with the writers' stores.
         auto_offset_store: Whether to do what ``enable.auto.offset.store`` does: a message is included in the next
             automatic commit once the following one is requested.
@@ -86,23 +86,23 @@ class KafkaConsumer(NativeClient):
         prefetch_threads: int = DEFAULT_THREADS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        expected = "a confluent_kafka.Consumer, not a subclass; deserialize what value() returns"
-        check_type("consumer", consumer, valid=type(consumer) is vendor().Consumer, expected=expected)
+        native = unwrapped("consumer", consumer, "Consumer")
         check_cc(cc)
-        valid = dead_letter_producer is None or type(dead_letter_producer) is vendor().Producer
-        expected = "an unwrapped confluent_kafka.Producer"
-        check_type("dead_letter_producer", dead_letter_producer, valid=valid, expected=expected)
+        if dead_letter_producer is not None:
+            unwrapped("dead_letter_producer", dead_letter_producer, "Producer")
         prefetch = Prefetch(prefetch_bytes, threads=prefetch_threads)
-        _check_offset_store(consumer)
-        self._native: Consumer = consumer
-        self._poll: Any = consumer.poll
+        _check_offset_store(native)
+        self._native: Consumer = native
+        self._client, self._poll = consumer, cast("Any", consumer.poll)
         self._dead_letter_producer: Any = dead_letter_producer
         self._assignment = Assignment(
-            consumer, resolver_of(cc, clock=clock), partial(dispatch, cc), clock,
+            native, resolver_of(cc, clock=clock), partial(dispatch, cc), clock,
             keeps_chunks=dead_letter_producer is not None, wait_seconds=cc.config.chunking.expire_after_seconds,
         )  # fmt: skip
         header = cc.config.header if passes_plain(cc) else b""
-        self._receiver = Receiver(self._assignment, prefetch, checked_start=header, stores_offsets=auto_offset_store)
+        self._receiver = Receiver(
+            self._assignment, consumer, prefetch, checked_start=header, stores_offsets=auto_offset_store
+        )
 
     def poll(self, timeout: float = -1) -> Any:
         """Wait for the next payload. One that cannot be delivered is returned too; its value raises the error.
@@ -291,7 +291,7 @@ class KafkaConsumer(NativeClient):
         """
         self.stop_storing_after_error()
         self._receiver.store_offsets()
-        self._native.close()
+        self._client.close()
         self._receiver.forget()
         self._receiver.raise_deferred()
 

@@ -11,11 +11,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from claimcheck._send.outbound import Outbound, SendLedger
-from claimcheck._validation import check_cc, check_int, check_type
+from claimcheck._validation import check_cc, check_int
 from claimcheck._wire.envelope import Envelope, FailedEnvelope
 from claimcheck._wire.headers import WireLimit, is_ours, kafka_overhead
 from claimcheck.transports._common.delegation import RollbackWorker
-from claimcheck.transports.kafka._client import MissingReportError, NativeClient, classify, exception_of, vendor
+from claimcheck.transports.kafka._client import (
+    MissingReportError,
+    NativeClient,
+    classify,
+    exception_of,
+    unwrapped,
+    vendor,
+)
 from claimcheck.transports.kafka._message import report_of
 from claimcheck.transports.kafka._queries import MAX_MESSAGE_BYTES
 
@@ -51,7 +58,7 @@ class KafkaProducer(NativeClient):
     `flush` serve delivery reports, and so does `produce` while the chunks of a payload wait.
 
     Args:
-        producer: A `confluent_kafka.Producer`, not one that serializes.
+        producer: A `confluent_kafka.Producer`, also an instrumented one, but not one that serializes.
         cc: A `claimcheck.ClaimCheck`.
         max_message_bytes: The producer's own ``message.max.bytes``, if it is not the client's default, or the
             ``max.message.bytes`` of its topics, if that is less.
@@ -63,11 +70,10 @@ class KafkaProducer(NativeClient):
     delegated = NativeClient.delegated | {"init_transactions", "purge", "send_offsets_to_transaction"}
 
     def __init__(self, producer: Producer, cc: ClaimCheck, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        expected = "a confluent_kafka.Producer; serialize values before produce"
-        check_type("producer", producer, valid=type(producer) is vendor().Producer, expected=expected)
+        native = unwrapped("producer", producer, "Producer")
         check_cc(cc)
         check_int("max_message_bytes", max_message_bytes, minimum=_MIN_LIMIT_BYTES)
-        self._native: Producer = producer
+        self._native: Producer = native
         self._cc = cc
         self._limit = WireLimit(max_message_bytes, kafka_overhead)
         self._header = cc.config.header
@@ -76,7 +82,7 @@ class KafkaProducer(NativeClient):
         self._plain_limits: dict[str, int] = {}  # by topic: bytes of value and key of a plain record without headers
         self._window_bytes = _WINDOW_BYTES
         self._room_seconds = _ROOM_SECONDS
-        self._poller = Poller(producer)
+        self._poller = Poller(native)
         self._closed = False
         self._rollbacks = RollbackWorker()
         self._transaction: list[Callable[[], None]] | None = None  # rollbacks of payloads sent in the open transaction
@@ -120,15 +126,16 @@ class KafkaProducer(NativeClient):
             if size <= self._plain_limits.get(topic, -1):
                 produce = self._produce  # called as a local variable, and with no more arguments than needed: faster
                 if callback is None and on_delivery is None and partition == -1 and timestamp == 0:
-                    produce(topic, value, key)
-                else:  # the client ignores on_delivery if a callback is passed, even None
+                    produce(topic, value, key=key)
+                else:  # by name, as what instruments a client expects
                     callback = _checked_callback(callback, on_delivery)
-                    produce(topic, value, key, partition, callback, callback, timestamp)
+                    produce(topic, value, key=key, partition=partition, on_delivery=callback, timestamp=timestamp)
                 return
         callback = _checked_callback(callback, on_delivery)
         value = value.encode() if isinstance(value, str) else value
         if self.sends_plain(topic, value, key, headers):
-            self._produce(topic, value, key, partition, callback, callback, timestamp, headers)
+            more = {"on_delivery": callback, "timestamp": timestamp, "headers": headers}
+            self._produce(topic, value, key=key, partition=partition, **more)
         else:
             self._offload(topic, value, key, partition, callback, timestamp, headers)
 
@@ -219,7 +226,15 @@ class KafkaProducer(NativeClient):
         )
         out = block.__enter__()
         window = InFlightWindow(
-            self._native, self._poller, out.ledger, topic, partition, timestamp, self._window_bytes, self._room_seconds
+            self._native,
+            self._produce,
+            self._poller,
+            out.ledger,
+            topic,
+            partition,
+            timestamp,
+            self._window_bytes,
+            self._room_seconds,
         )
         try:
             for envelope in out.messages:
@@ -252,7 +267,7 @@ class KafkaProducer(NativeClient):
         out.finish()
 
     def _send_abort(self, abort: Envelope, window: InFlightWindow) -> None:
-        self._produce(window.topic, abort.data, abort.key, window.partition, headers=abort.headers)
+        self._produce(window.topic, abort.data, key=abort.key, partition=window.partition, headers=abort.headers)
 
 
 def _checked_callback(callback: Callback, on_delivery: Callback) -> Any:
@@ -315,6 +330,7 @@ class InFlightWindow:
     """Sends the records of one payload, and records their outcomes in a ledger."""
 
     native: Producer
+    produce: Callable[..., object]
     poller: Poller
     ledger: SendLedger
     topic: str
@@ -368,8 +384,8 @@ class InFlightWindow:
             number = self.ledger.launched()
         while True:
             try:
-                self.native.produce(
-                    self.topic, data, envelope.key, self.partition,
+                self.produce(
+                    self.topic, data, key=envelope.key, partition=self.partition,
                     on_delivery=lambda error, report: self._reported(number, size, error, report),
                     timestamp=self.timestamp, headers=envelope.headers,
                 )  # fmt: skip

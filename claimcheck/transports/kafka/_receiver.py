@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from claimcheck.transports._common.received import Prefetch
 from claimcheck.transports.kafka._client import vendor
@@ -47,7 +47,7 @@ class Receiver:
     """Receives for a consumer. For one thread."""
 
     def __init__(
-        self, assignment: Assignment, prefetch: Prefetch, *, checked_start: bytes, stores_offsets: bool
+        self, assignment: Assignment, client: Any, prefetch: Prefetch, *, checked_start: bytes, stores_offsets: bool
     ) -> None:
         self.assignment = assignment
         self.partitions = assignment.partitions
@@ -58,8 +58,8 @@ class Receiver:
         self.in_steps = stores_offsets or prefetch.always
         self.stores_offsets = stores_offsets
         self._native = assignment.native
-        self._poll: Callable[[float], Record | None] = self._native.poll  # type: ignore[assignment]
-        self._consume: Callable[[int, float], list[Record]] = self._native.consume  # type: ignore[assignment]
+        self._poll: Callable[[float], Record | None] = client.poll
+        self._consume: Callable[[int, float], list[Record]] = client.consume
         # Records whose values begin like this are decoded and checked before they are delivered.
         self._checked_start = checked_start
         self._checked_first = checked_start[:1] or bytes(range(256))
