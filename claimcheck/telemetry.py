@@ -6,7 +6,7 @@ import time
 from contextlib import AbstractContextManager
 from typing import Any
 
-from claimcheck import hooks
+import claimcheck.hooks as hooks
 from claimcheck.errors import import_vendor
 
 __all__ = ["hook", "processing"]

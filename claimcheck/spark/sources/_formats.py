@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
@@ -23,9 +22,8 @@ from claimcheck.spark.sources._pulsar_client import (
     Connection,
     Subscriptions,
     in_parallel,
-    ledger_sizes,
 )
-from claimcheck.spark.sources._pulsar_reader import COLUMNS, Offsets, PulsarLog, from_json, limited, split, to_json
+from claimcheck.spark.sources._pulsar_reader import COLUMNS, Offsets, PulsarLog, from_json, limited, to_json
 from claimcheck.spark.sources._source import Checkpoint, OffsetRange, TopicSource, TopicStreamReader
 from claimcheck.transports.local._broker import LocalBroker, LocalMessage, local_cluster
 from claimcheck.transports.pulsar._queries import NOTHING, full_name, split_partition
@@ -46,7 +44,6 @@ class PulsarSource(TopicSource):
         TopicSource.read_options
         | CONNECTION_OPTIONS
         | {"subscription": TEXT, "failOnDataLoss": bool, "readTimeoutSeconds": Timeout, "receiverQueueSize": COUNT}
-        | {"minPartitions": COUNT}
     )
 
     @classmethod
@@ -63,7 +60,6 @@ class PulsarSource(TopicSource):
             fail_on_loss=values.get("failOnDataLoss", True),
             subscription=values.get("subscription", ""),
             at_end=values.get("startingPosition") == "latest",
-            min_partitions=values.get("minPartitions", 1),
             max_rows=values.get("maxRowsPerTrigger"),
         )
 
@@ -111,12 +107,11 @@ class _PulsarStreamReader(TopicStreamReader[PulsarLog]):
         return None if self._last is None else to_json(self._last)
 
     def partitions(self, start: Checkpoint, end: Checkpoint) -> Sequence[InputPartition]:
-        """Return a task for each partition with new messages; with ``minPartitions``, several for large ones."""
+        """Return a task for each partition with new messages."""
         begun = from_json(start)
         ends = _newer(begun, from_json(end))
         self._check(begun, ends)
-        ranges = [OffsetRange(name, begun.get(name, NOTHING), ends[name]) for name in ends]
-        return split(ranges, self._log.min_partitions, partial(ledger_sizes, self._log.connection))
+        return [OffsetRange(name, begun.get(name, NOTHING), ends[name]) for name in ends]
 
     def commit(self, end: Checkpoint) -> None:
         self._subscriptions.release(from_json(end))

@@ -6,7 +6,6 @@ Nothing here changes anything in the broker.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -72,7 +71,6 @@ Offsets = dict[str, Position]
 Range = OffsetRange[Position]
 """The entries after ``start``, which must still exist, up to and including ``end``; `NOTHING` is before the first."""
 
-_Span = tuple[int, int, int]  # a ledger, and the first and last of its entries
 
 Received = tuple[Position, NativeId, NativeMessage]
 
@@ -95,7 +93,6 @@ class PulsarLog:
     fail_on_loss: bool = True
     subscription: str = ""
     at_end: bool = False
-    min_partitions: int = 1
     max_rows: int | None = None
 
     @property
@@ -119,8 +116,7 @@ class PulsarLog:
         in_parallel(partial(check_topic, self.connection), self.topics)
         names = list_partitions(client, self.connection, self.topics)
         ends = zip(names, in_parallel(partial(self._end, client), names), strict=True)
-        ranges = [OffsetRange(name, NOTHING, end) for name, end in ends if end != NOTHING]
-        return split(ranges, self.min_partitions, partial(ledger_sizes, self.connection))
+        return [OffsetRange(name, NOTHING, end) for name, end in ends if end != NOTHING]
 
     def batches(self, offsets: Range, schema: pa.Schema, /) -> Iterator[pa.RecordBatch]:
         topic = split_partition(offsets.partition)
@@ -395,41 +391,3 @@ def _entries(client: pulsar.Client, offsets: Range, log: PulsarLog) -> Generator
             raise
     if current is not None:
         yield current, rows
-
-
-# Dividing ranges among tasks ------------------------------------------------------------------------------------------
-
-
-def split(ranges: Sequence[Range], least: int, sizes: Callable[[str], Mapping[int, int]]) -> list[Range]:
-    """Divide large ranges so that there are at least ``least``, of about as many entries each."""
-    if len(ranges) >= least:
-        return list(ranges)
-    spans = in_parallel(lambda each: _spans(each, sizes), ranges)
-    counts = [sum(last - first + 1 for _, first, last in each) for each in spans]
-    total = max(1, sum(counts))
-    shares = [math.ceil(least * count / total) for count in counts]
-    return [part for each in zip(ranges, spans, shares, strict=True) for part in _parts(*each)]
-
-
-def _spans(offsets: Range, sizes: Callable[[str], Mapping[int, int]]) -> list[_Span]:
-    (start, before), (end, last) = offsets.start, offsets.end
-    if start == end:
-        return [(end, before + 1, last)]
-    closed = [(ledger, size) for ledger, size in sorted(sizes(offsets.partition).items()) if start <= ledger < end]
-    spans = [(ledger, before + 1 if ledger == start else 0, size - 1) for ledger, size in closed]
-    return [each for each in (*spans, (end, 0, last)) if each[1] <= each[2]]
-
-
-def _parts(offsets: Range, spans: Sequence[_Span], count: int) -> list[Range]:
-    total = sum(last - first + 1 for _, first, last in spans)
-    cuts = {_cut(spans, max(0, total * number // count - 1)) for number in range(1, count)} - {offsets.end}
-    bounds = [offsets.start, *sorted(cuts), offsets.end]
-    return [OffsetRange(offsets.partition, *each) for each in itertools.pairwise(bounds)]
-
-
-def _cut(spans: Sequence[_Span], index: int) -> Position:
-    for ledger, first, last in spans:
-        if index <= last - first:
-            return ledger, first + index
-        index -= last - first + 1
-    raise IndexError(index)

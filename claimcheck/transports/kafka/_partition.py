@@ -342,11 +342,11 @@ class Partition:
         slots = {slot.position: slot for slot in (*self._end(payload), *failure.slots)}
         failure = replace(failure, slots=list(slots.values()))
         first, last = failure.positions[0], failure.positions[-1]
-        self._mark_reported(payload, first)
+        self.offsets.undelivered.add(first)
+        self._mark_reported(payload)
         return ReadyMessage(self, of_chunks(failure), first, last, failure)
 
-    def _mark_reported(self, payload: Identity, first: int) -> None:
-        self.offsets.undelivered.add(first)
+    def _mark_reported(self, payload: Identity) -> None:
         self._reported[payload] = None
         if len(self._reported) > _MAX_REPORTED:
             del self._reported[next(iter(self._reported))]
@@ -392,7 +392,8 @@ class Partition:
 
     def _begun_below(self, payload: Identity, slot: Slot, count: int) -> list[ReadyMessage]:
         """Report a payload whose first chunk was removed before it was read."""
-        if slot.position < (self.offsets.start or 0):  # below the group's offset: an earlier owner has handled it
+        if slot.position < (self.offsets.start or 0):  # below the group's offset: an earlier owner has reported it
+            self._mark_reported(payload)
             return []
         reread = self.rereads.get(payload)
         since = reread.dropped.since if reread else None  # with it, the chunks that were dropped before are settled
