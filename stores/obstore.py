@@ -154,8 +154,7 @@ class ObstoreStore(Store):
             payload. Otherwise payloads from 8 MiB on share 16 connections, unless one is measured to be fast enough.
         tls_ca_file: Certificates of authorities in PEM format, in addition to the system's. The server's certificate is
             always verified, including its host name.
-        client: A function that returns a store of obstore for the bucket, or a dict of arguments for one, as
-            ``credential_provider``; see "Your own client" in the guide.
+        client: ``module:function``, which returns the client of obstore, or a dict of arguments for it.
         timeout_seconds: Timeout for one response of the server, including the sending of an object or a part.
     """
 

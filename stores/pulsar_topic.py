@@ -64,8 +64,7 @@ class PulsarTopicStore(Store):
         admin_url: The broker's web service.
         tls_ca_file: CA certificates (PEM) to trust instead of the system's, for ``pulsar+ssl://`` and an ``admin_url``
             with ``https://``. Certificates must name the host.
-        client: A function that returns a `pulsar.Client`, or a dict of arguments for one, as ``authentication``; see
-            "Your own client" in the guide.
+        client: ``module:function``, which returns the client of Pulsar, or a dict of arguments for it.
         timeout_seconds: For each response of the broker, and for finding a payload's next chunk.
     """
 

@@ -129,7 +129,9 @@ def _secrets(config: Config) -> Iterator[Finding]:
     sections = {f"stores.{name}": store.options for name, store in config.stores.items()}
     sections["encryption.options"] = config.encryption.options
     options = {f"{path}.{name}": value for path, section in sections.items() for name, value in section.items()}
-    secrets = keys | {path: value for path, value in options.items() if _is_secret(path, value)}
+    secrets = keys | {
+        path: value for path, value in options.items() if isinstance(value, str) and path.endswith(_SECRETS)
+    }
     for path, secret in secrets.items():
         if not is_placeholder(secret):
             fix = "Put it into an environment variable and write ${NAME}."
@@ -165,10 +167,6 @@ def _is_weak(secret: str) -> bool:
         key = b""
     few = min(len(set(secret)), len(set(key)) if len(key) >= MIN_KEY_BYTES else _LEAST_CHARACTERS)
     return few < _LEAST_CHARACTERS or any(_WEAK.search(text) for text in (secret, key.decode("latin-1")))
-
-
-def _is_secret(path: str, value: object) -> bool:
-    return isinstance(value, str) and path.endswith(_SECRETS)
 
 
 # Stores --------------------------------------------------------------------------------------------------------

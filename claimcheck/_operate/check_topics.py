@@ -181,14 +181,11 @@ def examine_settings(config: kafka.TopicSettings, expected: Expectation) -> Iter
         yield finding(severity, "kafka-limit", path, message, fix)
 
 
-def _retention_text(config: kafka.TopicSettings) -> str:
-    return "unlimited" if config.retention is None else duration(config.retention)
-
-
 def _kafka_dead_letters(cluster: kafka.Cluster, name: str, expected: Expectation) -> Iterator[Finding]:
     config = kafka.topic_settings(cluster.admin, name)
     if (lifetime := expected.lifetime) is not None and _outlives(config.retention, lifetime):
-        message = f"this dead-letter topic keeps messages for {_retention_text(config)}, "
+        kept = "ever" if config.retention is None else duration(config.retention)
+        message = f"this dead-letter topic keeps messages for {kept}, "
         message += f"and their payloads live {duration(lifetime)}"
         fix = "Reduce its retention.ms, or raise ttl_seconds of the store to the longest time until a letter is read."
         yield finding("warning", "kafka-dead-letters", f"topic {name}", message, fix)

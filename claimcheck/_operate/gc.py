@@ -393,10 +393,11 @@ class Run:
                 if self._is_ignored(message):
                     self.report.ignored += 1
                     continue
+                sent = "at an unknown time" if message.sent_ms is None else f"at {time_text(message.sent_ms / 1000)}"
                 text = (
                     f"{message.topic}, {message.place}: {error}. Nothing was deleted, because the message may point at "
                     "anything. Upgrade this installation to the release of the newest writer; if the message is junk, "
-                    f"go on with --ignore-unknown-before and a time after {_time_of(message)}, when it was sent"
+                    f"go on with --ignore-unknown-before and a later time: it was sent {sent}"
                 )
                 raise UnknownVersionError(text, kind=error.kind, version=error.version) from error
             except EnvelopeError:
@@ -443,7 +444,3 @@ class Run:
         report.expired += 1
         report.topics[self._candidates.topic_of(entry, prefix=prefix) or ""] += 1
         return True
-
-
-def _time_of(message: TopicMessage) -> str:
-    return "an unknown time" if message.sent_ms is None else time_text(message.sent_ms / 1000)

@@ -100,9 +100,6 @@ def _quiet() -> Iterator[None]:
         log.removeHandler(handler)
 
 
-# The examination -----------------------------------------------------------------------------------------------
-
-
 def examine(
     cc: ClaimCheck,
     *,
@@ -141,22 +138,17 @@ def _is_superseded(cc: ClaimCheck, finding: Finding) -> bool:
     return finding.id == "store-no-expiry" and types[finding.path] == "s3"
 
 
-# Output --------------------------------------------------------------------------------------------------------
-
-
 def _show(report: CheckReport, config: str, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({"ok": report.ok, "findings": [_json(each) for each in report.findings]}, indent=2))
+        names = ("id", "severity", "path", "message", "why", "fix")
+        findings = [{name: getattr(each, name) for name in names} for each in report.findings]
+        click.echo(json.dumps({"ok": report.ok, "findings": findings}, indent=2))
         return
     for finding in report.findings:
         click.echo("\n".join(_lines(finding)))
     counts = Counter(finding.severity for finding in report.findings)
     parts = [f"{counts[each]} {each}{'s' if counts[each] > 1 else ''}" for each in ("error", "warning") if counts[each]]
     click.echo(f"{config}: {', '.join(parts) or 'no problems found'}")
-
-
-def _json(finding: Finding) -> dict[str, str]:
-    return {name: getattr(finding, name) for name in ("id", "severity", "path", "message", "why", "fix")}
 
 
 def _lines(finding: Finding) -> Iterator[str]:

@@ -15,7 +15,6 @@ STDIO = "-"
 """The path of standard input and output."""
 
 _LARGEST_MESSAGE = 64 << 20
-_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)  # not on Windows
 
 
 def read_message(path: str) -> bytes:
@@ -35,70 +34,35 @@ def check_output(path: str) -> None:
     """Check an output path before the work begins; `output` checks it again."""
     if path == STDIO and sys.stdout is None:
         raise ClaimCheckError("standard output is closed: use -o FILE")
-    if path == STDIO or _is_device(path):
-        return
-    if os.path.islink(path):  # its author would choose the file that is written
-        raise ClaimCheckError(f"{path} is a symbolic link: name the file itself")
-    if os.path.exists(path):
+    if path != STDIO and os.path.lexists(path) and not _is_device(path):
         raise ClaimCheckError(f"{path} already exists: delete it first, or name another file")
-    directory = _directory(path)
-    if not os.path.isdir(directory):
-        raise ClaimCheckError(f"the directory {directory} does not exist")
-    if not os.access(directory, os.W_OK):
-        raise ClaimCheckError(f"the directory {directory} is not writable")
 
 
 @contextlib.contextmanager
 def output(path: str) -> Iterator[BinaryIO]:
     """Return a file to write to. It appears under its name when the block succeeds, and is deleted when it fails."""
     check_output(path)
+    folder, name = os.path.split(path)
+    is_direct = path == STDIO or _is_device(path)
+    partial = path if is_direct else os.path.join(folder, f".{name[:100]}.{uuid.uuid4().hex}.partial")
     try:
-        with _writable(path) as file:
+        with (
+            contextlib.nullcontext(sys.stdout.buffer) if path == STDIO else open(partial, "wb", opener=_private) as file
+        ):
             yield file
+            file.flush()
+        if not is_direct:
+            check_output(path)  # it may have come up meanwhile
+            os.replace(partial, path)
     except BrokenPipeError:  # the reader ended
         raise
     except OSError as error:
         where = "standard output" if path == STDIO else path
         raise ClaimCheckError(f"cannot write {where}: {error.strerror or error}") from error
-
-
-def _writable(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
-    if path == STDIO:
-        return _flushed(sys.stdout.buffer)
-    return open(path, "wb") if _is_device(path) else _growing(path)
-
-
-@contextlib.contextmanager
-def _flushed(file: BinaryIO) -> Iterator[BinaryIO]:
-    yield file
-    file.flush()
-
-
-@contextlib.contextmanager
-def _growing(path: str) -> Iterator[BinaryIO]:
-    path = os.path.join(_directory(path), os.path.basename(path))
-    partial = os.path.join(_directory(path), f".{os.path.basename(path)[:100]}.{uuid.uuid4().hex}.partial")
-    try:
-        with open(partial, "xb", opener=_open_private) as file:
-            yield file
-        _publish(partial, path)
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(partial)
-
-
-def _publish(partial: str, path: str) -> None:
-    try:
-        os.link(partial, path)  # unlike a rename it never replaces
-    except FileExistsError:
-        raise ClaimCheckError(f"{path} was created by another process: delete it, or name another file") from None
-    except OSError:  # a file system without hard links
-        check_output(path)
-        os.replace(partial, path)
-
-
-def _directory(path: str) -> str:
-    return os.path.realpath(os.path.dirname(path) or os.curdir)
+        if not is_direct:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(partial)
 
 
 def _is_device(path: str) -> bool:
@@ -106,8 +70,8 @@ def _is_device(path: str) -> bool:
     return os.path.exists(path) and not os.path.isfile(path) and (path.startswith("/dev/") or not os.path.islink(path))
 
 
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags | _NOFOLLOW, 0o600)
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -33,9 +33,6 @@ _FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
 _OUTPUT = click.Path(dir_okay=False, allow_dash=True)
 
 
-# get, inspect -------------------------------------------------------------------------------------------------
-
-
 @click.command()
 @with_config
 @click.argument("envelope", type=_FILE)
@@ -93,19 +90,12 @@ def inspect(config: str, envelope: str, as_json: bool) -> None:
     check_output(STDIO)
     message, now = read_message(envelope), time.time()
     with contextlib.ExitStack() as stack:
-        cc = stack.enter_context(loaded(config)) if _is_present(config) else None
+        is_there = config != CONFIG or os.path.exists(config)  # named, or the default one
+        cc = stack.enter_context(loaded(config)) if is_there else None
         facts, problem = describe(message, cc, now=now)
     click.echo(json.dumps(facts, indent=2) if as_json else "\n".join(lines(facts, now=now)))
     if problem is not None:
         raise problem
-
-
-def _is_present(config: str) -> bool:
-    """Whether the caller named a configuration, or the default one exists."""
-    return config != CONFIG or os.path.exists(config)
-
-
-# Facts --------------------------------------------------------------------------------------------------------
 
 
 def describe(message: bytes, cc: ClaimCheck | None, *, now: float) -> tuple[Facts, ClaimCheckError | None]:
@@ -164,9 +154,6 @@ def _signature(message: bytes, pointer: Pointer, cc: ClaimCheck | None) -> tuple
         except ConfigError:  # a secret that is not set on this machine: the signature cannot be checked
             pass
     return {"signature": state, "key_id": pointer.key_id}, problem
-
-
-# For people ----------------------------------------------------------------------------------------------------
 
 
 def lines(facts: Facts, *, now: float) -> Iterator[str]:

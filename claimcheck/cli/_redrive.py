@@ -91,7 +91,8 @@ def redrive(
         closing(_opened(cc, broker, (source, target), group)) as topic,
     ):
         is_open = True
-        options.run(topic.letters(), report, lambda: status(_state(report)))
+        told = "{0.read:,} read, {0.sent:,} sent, {0.unreadable:,} unreadable"
+        options.run(topic.letters(), report, lambda: status(told.format(report)))
     sys.exit(int(bool(report.unreadable or report.foreign)))
 
 
@@ -118,10 +119,6 @@ def _as_ours() -> Iterator[None]:
         for note in getattr(error, "__notes__", ()):
             ours.add_note(note)
         raise ours from error
-
-
-def _state(report: RedriveReport) -> str:
-    return f"{report.read:,} read, {report.sent:,} sent, {report.unreadable:,} unreadable"
 
 
 # Output --------------------------------------------------------------------------------------------------------

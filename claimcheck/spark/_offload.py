@@ -204,7 +204,7 @@ class _OffloadStage(Stage[Envelope]):
         binary = batch.schema.field(columns.payload).type
         text = pa.large_string() if binary == pa.large_binary() else pa.string()
         pair = pa.struct([("key", text), ("value", binary)])
-        added = [pa.array([_data(each) for each in envelopes], type=binary)]
+        added = [pa.array([None if each.data is None else bytes(each.data) for each in envelopes], type=binary)]
         if columns.has_key:
             added.append(pa.array([each.key for each in envelopes], type=text if columns.text_key else binary))
         added.append(pa.array([_pairs(each) for each in envelopes], type=pa.list_(pair)))
@@ -251,10 +251,6 @@ class _Writer:
             if source := row_source(item.row.values_of(self._stage.columns.kept)):
                 error.add_note(f"Row: {source}")
             raise
-
-
-def _data(envelope: Envelope) -> bytes | None:
-    return envelope.data if envelope.data is None or isinstance(envelope.data, bytes) else bytes(envelope.data)
 
 
 def _pairs(envelope: Envelope) -> list[dict[str, object]] | None:

@@ -117,16 +117,12 @@ def _task() -> TaskContext | None:
 
 def query_id() -> str:
     """Return the id of this task's streaming query, which survives restarts; an empty text for a batch."""
-    return _local_property("sql.streaming.queryId") or ""
+    return "" if (context := _task()) is None else context.getLocalProperty("sql.streaming.queryId") or ""
 
 
 def partition_id() -> int:
     """Return the number of this task's partition; 0 outside Spark."""
     return 0 if (context := _task()) is None else int(context.partitionId())
-
-
-def _local_property(name: str) -> str | None:
-    return None if (context := _task()) is None else context.getLocalProperty(name)
 
 
 # Reading and writing ahead ----------------------------------------------------------------------------------------

@@ -106,8 +106,7 @@ class RedisStore(Store):
             the only Redis store of a configuration. Those with more than 100,000 segments are rejected.
         tls_ca_file: Certificates of authorities in PEM format, in place of the system's, for ``rediss://``.
             It must name the host in ``url``, unless the query of ``url`` has redis-py's ``ssl_check_hostname=false``.
-        client: A function that returns a client of redis-py for ``url``, or a dict of arguments for one, as
-            ``credential_provider``; see "Your own client" in the guide.
+        client: ``module:function``, which returns the client of redis-py, or a dict of arguments for it.
         timeout_seconds: Timeout for one reply of the server.
     """
 

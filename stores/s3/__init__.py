@@ -74,8 +74,7 @@ class S3Store(Store):
             payload. Otherwise payloads from 8 MiB on share 16 connections, unless one is measured to be fast enough.
         tls_ca_file: Certificates of authorities in PEM format, in place of the SDK's own. The server's certificate is
             always verified, including its host name.
-        client: A function that returns a client of boto3, or a dict of arguments for one, as ``aws_access_key_id``; see
-            "Your own client" in the guide.
+        client: ``module:function``, which returns the client of boto3, or a dict of arguments for it.
         timeout_seconds: Timeout for one response of the server.
     """
 

@@ -47,9 +47,6 @@ def require(values: Values, name: str, expected: str) -> str:
     return str(values[name])
 
 
-# Errors -----------------------------------------------------------------------------------------------------------
-
-
 class AccessError(TransportError):
     """The broker refuses this process, or its certificate is not trusted. Nothing is committed.
 

@@ -173,7 +173,7 @@ class KafkaConsumer(NativeClient):
         if self._dead_letter_producer is None:
             raise ConfigError("there is no dead_letter_producer", path="dead_letter_producer")
         producer, reports = self._dead_letter_producer, list[Any]()
-        on_delivery = partial(_append_error, reports)
+        on_delivery = lambda error, _: reports.append(error)  # noqa: E731
         source, partition = str(message.topic()), message.partition() or 0
         records: tuple[Any, ...] = message.records if isinstance(message, KafkaMessage) else (message,)
         if not records:
@@ -339,10 +339,6 @@ class KafkaConsumer(NativeClient):
         for offsets in stored:
             offsets.stored = None
         return committed
-
-
-def _append_error(reports: list[Any], error: Any, _: Any) -> None:
-    reports.append(error)
 
 
 def _produce(producer: Producer, produce: Callable[..., None], labels: list[Any], headers: list[Any]) -> None:

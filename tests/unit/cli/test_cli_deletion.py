@@ -203,7 +203,7 @@ def test_a_collection_can_go_on_without_older_messages_of_an_unknown_version(lab
     lost = lab.write()
     stopped = run(*GC, "--yes", "--claim", "--ignore-unknown-before", ago(3700))
     assert (stopped.exit_code, lost.key in lab.stored) == (5, True)
-    sent = re.search(r"--ignore-unknown-before and a time after (\S+), when", stopped.stderr)[1]
+    sent = re.search(r"--ignore-unknown-before and a later time: it was sent at (\S+)", stopped.stderr)[1]
     assert 3590 < time.time() - datetime.fromisoformat(sent).timestamp() < 3660
     report = ok(*GC, "--yes", "--claim", "--ignore-unknown-before", ago(3000)).stdout
     assert "1 pointers, 1 of an unknown version ignored" in report
