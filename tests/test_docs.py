@@ -17,9 +17,11 @@ import tomllib
 
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 
 import claimcheck
 from claimcheck._operate.findings import WHY
+from tests.config_schema import schema
 from tests.docs_pages import PAGES, ROOT, SERVERS, blocks, cases, run, write_yaml
 
 NOTES = r"needs:( (kafka|pulsar|redis|s3|spark))+|run|pytest|store|fails: \w+|not run: .+|"
@@ -72,6 +74,7 @@ def test_yaml_loads(folder, page):
             raw = yaml.safe_load(block.code)
             stores = {name: {"type": "memory"} for name in raw.get("reads_from", ["m"])}
             claimcheck.from_dict({"stores": stores, **raw})
+            Draft202012Validator(schema()).validate(raw)
 
 
 def _commands(page):

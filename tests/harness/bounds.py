@@ -15,14 +15,22 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from claimcheck._content import coder
+from claimcheck._store import read
 from tests.harness.bounds_attacks import MIB, Attack, Attacker, options
 from tests.harness.bounds_drivers import DRIVERS
-from tests.harness.bounds_faults import FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = 144 * MIB
 """Memory for the reader, the payload that the caller processes, and copies for Arrow: all payloads need 320 MiB."""
+
+FAULTS: dict[str, tuple[Any, str, Any]] = {
+    "counts bytes on the wire": (coder.Unpacker, "size_of", lambda self, content: len(content)),
+    "trusts declared sizes": (read, "TRUSTED_BYTES", 1 << 60),
+}
+"""Planted in the library, to see that an attack finds them: one for what is held, one for what is allocated."""
 
 SECONDS = 120
 """For all attacks on a reader, which take about two. One that runs out of memory may wait for its threads for ever."""
@@ -77,7 +85,7 @@ def main(reader: str, folder: Path, names: Sequence[str], fault: str) -> None:
     first = attacks[names[0]]
     _report("nothing", attacked(reader, Attack(first.messages[1:3] * 30, first.expected[1:3] * 30), folder))  # imports
     if fault:
-        FAULTS[fault]()
+        setattr(*FAULTS[fault])
     most = _used() + MOST
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     for name, attack in attacks.items():

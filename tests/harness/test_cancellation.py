@@ -10,7 +10,6 @@ import types
 import pulsar
 import pytest
 
-from claimcheck._send.outbound import Outbound
 from claimcheck._store import store as _store
 from claimcheck._threads import in_thread
 from claimcheck.errors import ChunkError, ClaimCheckError
@@ -168,27 +167,40 @@ SUBJECTS["outbound"] = subject(outbound(fails=False))
 SUBJECTS["outbound that fails"] = subject(outbound(fails=True))
 
 
-# Kafka -----------------------------------------------------------------------------------------------------------
+# Producers -------------------------------------------------------------------------------------------------------
 
 
-def producing(payload, strategy="external", end="produce"):
+def kafka_producer(lab):
+    """Open a producer; returns it, its way to send a payload, and a list of what it has sent."""
+    native = AioClient(KafkaProducerClient())
+    producer = AsyncKafkaProducer(native, lab.cc)
+    return producer, lambda payload: producer.produce("t", payload, "key"), native.client.sent
+
+
+def pulsar_producer(lab):
+    native = PulsarInner([])
+    outer = types.SimpleNamespace(_producer=native, _schema=pulsar.schema.BytesSchema())
+    producer = AsyncPulsarProducer(outer, lab.cc)
+    return producer, producer.send, native.sent
+
+
+def sending(opened, end="", payload=PAYLOAD, strategy="external"):
     async def make(lab):
         lab.use(strategy)
-        native = AioClient(KafkaProducerClient())
-        producer = AsyncKafkaProducer(native, lab.cc)
-        futures = []
+        producer, send, sent = opened(lab)
+        results = []
 
         async def call():
-            futures.append(await producer.produce("t", payload, "key"))
-            if end != "produce":
+            results.append(await send(payload))
+            if end:
                 await getattr(producer, end)()
 
         async def finish(ending):
             if end != "close":
                 await producer.flush()
             await producer.close()
+            futures = [each for each in results if isinstance(each, asyncio.Future)]
             wrong = [] if all(each.done() for each in futures) else ["a future is open"]
-            sent = [value for value, _ in native.client.records]
             if strategy == "external" and len(sent) > 1:
                 wrong.append("sent twice")
             if ending.error is None and not sent:
@@ -204,10 +216,15 @@ def producing(payload, strategy="external", end="produce"):
     return make
 
 
-for end in ("produce", "flush", "close"):
-    SUBJECTS[f"Kafka {end}"] = subject(producing(PAYLOAD, end=end))
-SUBJECTS["Kafka produce of a small one"] = subject(producing(b"small"))
-SUBJECTS["Kafka produce of chunks"] = subject(producing(PAYLOAD, "chunking"))
+for transport, opened in (("Kafka", kafka_producer), ("Pulsar", pulsar_producer)):
+    SUBJECTS[f"{transport} send"] = subject(sending(opened))
+    SUBJECTS[f"{transport} send, then flush"] = subject(sending(opened, "flush"))
+    SUBJECTS[f"{transport} send, then close"] = subject(sending(opened, "close"))
+    SUBJECTS[f"{transport} send of a small one"] = subject(sending(opened, payload=b"small"))
+    SUBJECTS[f"{transport} send of chunks"] = subject(sending(opened, strategy="chunking"))
+
+
+# Consumers and readers -------------------------------------------------------------------------------------------
 
 
 def kafka_receiving(begin, *, reads_on=True, **options):
@@ -217,14 +234,10 @@ def kafka_receiving(begin, *, reads_on=True, **options):
         native = AioClient(KafkaConsumerClient(values))
         consumer = AsyncKafkaConsumer(native, lab.cc, **options)
         await consumer.subscribe(["t"])
-        found = []
-
-        async def call():
-            return await begin(consumer)
 
         async def finish(ending):
+            found = list(ending.result or [])
             if reads_on:
-                found.extend(ending.result or [])
                 for _ in range(40):
                     if len(found) < 5 and (message := await consumer.poll(0.02)) is not None:
                         found.append(message)
@@ -235,7 +248,7 @@ def kafka_receiving(begin, *, reads_on=True, **options):
                 wrong.append(f"received {[each.value()[:10] for each in found]}")
             return wrong + (["calls at the same time"] if native.client.clashes else [])
 
-        return Subject(call, finish)
+        return Subject(lambda: begin(consumer), finish)
 
     return make
 
@@ -244,56 +257,15 @@ async def poll(consumer):
     return [await consumer.poll()]
 
 
-async def consume(consumer):
-    return await consumer.consume(5, 30)
-
-
-async def closing(consumer):
-    await consumer.close()
+def consume(consumer):
+    return consumer.consume(5, 30)
 
 
 SUBJECTS["Kafka poll"] = subject(kafka_receiving(poll))
 SUBJECTS["Kafka consume"] = subject(kafka_receiving(consume))
 SUBJECTS["Kafka consume ahead"] = subject(kafka_receiving(consume, prefetch_bytes=1_000_000))
-SUBJECTS["Kafka close of a consumer"] = subject(kafka_receiving(closing, reads_on=False))
+SUBJECTS["Kafka close of a consumer"] = subject(kafka_receiving(AsyncKafkaConsumer.close, reads_on=False))
 SUBJECTS["Kafka poll, then close"] = subject(kafka_receiving(poll, reads_on=False))
-
-
-# Pulsar ----------------------------------------------------------------------------------------------------------
-
-
-def pulsar_sending(payload, strategy="external", end="send"):
-    async def make(lab):
-        lab.use(strategy)
-        native = PulsarInner([])
-        outer = types.SimpleNamespace(_producer=native, _schema=pulsar.schema.BytesSchema())
-        producer = AsyncPulsarProducer(outer, lab.cc)
-
-        async def call():
-            await producer.send(payload)
-            if end != "send":
-                await getattr(producer, end)()
-
-        async def finish(ending):
-            if end != "close":
-                await producer.flush()
-            await producer.close()
-            wrong = [] if native.sent or ending.error is not None else ["not sent"]
-            if payload is PAYLOAD and strategy == "external":
-                broker = Broker()
-                broker.sent, broker.entered = native.sent, bool(native.sent)
-                wrong += await orphans(lab, broker)
-            return wrong
-
-        return Subject(call, finish)
-
-    return make
-
-
-for end in ("send", "flush", "close"):
-    SUBJECTS[f"Pulsar {end}"] = subject(pulsar_sending(PAYLOAD, end=end))
-SUBJECTS["Pulsar send of a small one"] = subject(pulsar_sending(b"small"))
-SUBJECTS["Pulsar send of chunks"] = subject(pulsar_sending(PAYLOAD, "chunking"))
 
 
 def pulsar_receiving(wrapper, name, tasks=1, end=None, reads_on=True):
@@ -382,21 +354,6 @@ async def taken_before_the_last_suspension(self):
 _next = AsyncPulsarConsumer._next
 
 
-async def keeps_the_lock(self):
-    await self._one_at_a_time.acquire()
-    self._calls += 1
-    while (message := self._blocking.take_read()) is None:
-        await self._step()
-    self._calls -= 1
-    self._one_at_a_time.release()
-    return message
-
-
-async def broken_off(self, error):
-    await asyncio.sleep(0)
-    self.settle(error)
-
-
 async def served_forever(self):
     await asyncio.Event().wait()
 
@@ -405,10 +362,8 @@ async def served_forever(self):
     ("owner", "name", "fault", "subject", "reported"),
     [
         (AsyncPulsarConsumer, "_next", taken_before_the_last_suspension, "Pulsar receive", "a later call hangs"),
-        (AsyncPulsarConsumer, "_next", keeps_the_lock, "receive_of_the_only_message", "a later call hangs"),
         (_store, "in_thread", lambda function, **_: in_thread(function), "awrite", "an orphan"),
-        (Outbound, "settle_async", broken_off, "offload that fails", "an orphan"),
-        (DeliveryFutures, "_serve_all", served_forever, "Kafka produce", "a task is left"),
+        (DeliveryFutures, "_serve_all", served_forever, "Kafka send", "a task is left"),
     ],
 )
 def test_a_planted_fault_is_reported(monkeypatch, owner, name, fault, subject, reported):

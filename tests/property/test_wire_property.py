@@ -26,9 +26,9 @@ from claimcheck._wire.pointer import Pointer
 from claimcheck._wire.signing import Seal
 from claimcheck.config import HEADER
 from claimcheck.errors import ClaimCheckError
-from tests.content_oracle import VECTORS
 from tests.hypothesis_examples import examples
 from tests.produce_rig import Unseekable
+from tests.vectors import CONTENT as ENCODED
 from tests.vectors import golden, names
 
 uuids = st.uuids(version=4).map(str)
@@ -148,7 +148,7 @@ def test_the_threshold_counts_the_message_on_the_wire_to_the_byte(extra, more, s
 SIGNING = {"strategy": "chunking", "signing": {"key_id": "s1", "keys": {"s1": "signing key " * 4}}}
 SEAL = Seal(claimcheck.from_dict(SIGNING).config, clock=lambda: 1)
 STATEMENT = SEAL.statement("chunks", "orders", uuid="1", chunks=3, size=5, checksum="sha256:0").encode()
-CONTENT = [bytes.fromhex(text) for text in json.loads(VECTORS.read_text()).values()]
+CONTENT = [*ENCODED.values()]
 MESSAGES = [golden(name) for name in names()] + [HEADER + b"\x04" + each for each in CONTENT]
 TOKENS = [b"null", b"-1", b"1e999", b"NaN", b"[" * 40, b'{"a":' * 40, b"\\ud800", b"9" * 5000, b'"', b"\x00", b"\xff"]
 

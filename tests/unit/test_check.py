@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import re
 import sys
 import tempfile
 import time
@@ -14,12 +13,10 @@ import pytest
 import claimcheck
 from claimcheck import CheckReport, ConfigError, Store, StoreUnavailableError
 from claimcheck._operate.check_topics import Expectation, examine_settings
-from claimcheck._operate.findings import WHY
 from claimcheck.errors import MissingDependencyError
 from claimcheck.testing import FaultyStore
 from claimcheck.transports.kafka._queries import TopicSettings
 from tests.check_rig import LIFETIME, configuration, diagnosed, ids, text
-from tests.docs_pages import ROOT
 
 DAY = 86_400
 KEY = base64.b64encode(bytes(range(32))).decode()
@@ -309,11 +306,3 @@ def test_a_payload_must_outlive_its_message_and_not_longer():
     tiered = {"remote_storage_enable": "true", "local_retention_ms": 3600 * 1000}  # a real broker needs a plug-in
     assert settings(**tiered) == []
     assert settings(retention_ms=30 * DAY * 1000, **tiered) == [("warning", "kafka-retention")]
-
-
-def test_every_finding_is_used():
-    texts = [path.read_text() for path in (ROOT / "claimcheck/_operate").glob("check*.py")]
-    texts.append((ROOT / "claimcheck/_operate/findings.py").read_text().partition("@dataclass")[2])  # after the table
-    used = {name for text in texts for name in re.findall(r'"([\w-]+)"', text)}
-    used |= {f"{vendor}-not-examined" for text in texts for vendor in re.findall(r'examined\("(\w+)"', text)}
-    assert set(WHY) - used == set()

@@ -218,9 +218,8 @@ BEYOND_THE_SCHEMA: list[tuple[Any, str, str]] = [
     ({"stores": {"hot": 5}, "destinations": {"a": {"strategy": "hybrid"}}}, "stores.hot", "found a number"),
     ({"chunking": {"max_chunks": 0}, "destinations": {"a": {"chunking": {"max_chunks": 5}}}}, "chunking.max_chunks",
      "found 0"),
-    ({"store": "hott", "destinations": {"a": {"threshold_bytes": 5}}}, "store", "found 'hott'"),
+    ({"store": "hott", "destinations": {"a": {"threshold_bytes": 5}}}, "store", "found 'hott'.*; did you mean 'hot'"),
     ({"chunking": {"max_pending_bytes": 1000}, "destinations": {"a": {}}}, "chunking.max_pending_bytes", "found 1000"),
-    (with_store(type="filesystem", pth="x"), "stores.hot.pth", "did you mean 'path'"),
     ({"encryption": {"require": True}}, "encryption.keys", "found nothing"),
     ({"encryption": {"key_id": "k9", "keys": {"k1": KEY}}}, "encryption.key_id", "found"),
     ({"encryption": {"key_id": "k9"}}, "encryption.key_id", "found"),
@@ -228,7 +227,6 @@ BEYOND_THE_SCHEMA: list[tuple[Any, str, str]] = [
     ({"encryption": {"keys": {"k1": "hunter2!"}}}, "encryption.keys.k1", "found"),
     ({"encryption": {"keys": {"k1": 5}}}, "encryption.keys.k1", "found a number"),
     ({"stores": {"hot": {"type": "memory"}, 1: {"type": "memory"}}}, "stores.1", "found the name 1, expected a name"),
-    ({"store": "hto"}, "store", "found 'hto', .*; did you mean 'hot'"),
     ({"reads_from": ["hot", "cold"]}, "reads_from", "found 'cold', .*names below stores \\(hot\\)"),
     ({"reads_from": [], "destinations": {"a": {"reads_from": ["hot"]}}}, "destinations.a.reads_from", "hot.*none"),
     (with_store(type="claimcheck._wire.pointer:slug"), "stores.hot.type", "a class"),
@@ -456,20 +454,6 @@ def test_the_schema_in_the_documentation_is_valid_complete_and_up_to_date():
     for name, definition in schema()["$defs"].items():
         for option, value in definition.get("properties", {}).items():
             assert "description" in value or "const" in value, f"{name}.{option}"
-
-
-def test_the_schema_accepts_every_configuration_of_the_documentation():
-    texts = [path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]]
-    blocks = [block for text in texts for block in re.findall(r"```ya?ml[^\n]*\n(.*?)```", text, re.DOTALL)]
-    accepted = 0
-    for raw in map(yaml.safe_load, blocks):
-        try:
-            claimcheck.from_dict(raw)
-        except ConfigError:
-            continue
-        VALIDATOR.validate(raw)
-        accepted += 1
-    assert accepted
 
 
 def test_the_schema_accepts_what_loads_and_refuses_typical_mistakes():

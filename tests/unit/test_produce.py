@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import functools
 import io
@@ -20,7 +19,6 @@ from claimcheck.errors import (
     ClaimCheckError,
     ConfigError,
     PartialSendError,
-    PayloadError,
     PayloadTooLargeError,
     PayloadTypeError,
     StoreUnavailableError,
@@ -242,20 +240,6 @@ def test_what_is_neither_bytes_nor_a_binary_file_is_refused(strategy, payload):
     assert (rig.sent, rig.stored) == ([], 0)
 
 
-class Shrinking(io.BytesIO):
-    def read(self, size=-1):
-        return super().read(size) if self.tell() < 5000 else b""
-
-
-@pytest.mark.parametrize(("strategy", "error"), [("external", PayloadError), ("chunking", PartialSendError)])
-def test_a_file_that_shrinks_leaves_nothing_or_an_abort_envelope(strategy, error):
-    rig = Rig(strategy)
-    with pytest.raises(error, match="shrank"):
-        rig.publisher()("orders", Shrinking(b"x" * (3 << 20)))
-    assert rig.stored == 0
-    assert [sent[3][TYPE] for sent in rig.sent[-1:]] == ([] if strategy == "external" else ["abort"])
-
-
 @pytest.mark.parametrize(
     ("strategy", "config"),
     [
@@ -368,7 +352,6 @@ def broken(_):
         (lambda _: "unknown", QueueFullError(), 1),
         (lambda _: "nonsense", QueueFullError(), 1),
         (broken, QueueFullError(), 1),
-        (lambda _: "failed", KeyboardInterrupt(), 1),
     ],
 )
 def test_the_callers_classifier_decides_and_doubt_keeps(rig, classify, error, kept):
@@ -422,31 +405,6 @@ def test_a_block_undoes_what_was_never_sent_and_taking_an_envelope_is_not_sendin
         if error:
             raise error
     assert rig.stored == stored
-
-
-@pytest.mark.parametrize(
-    ("after", "text"),
-    [
-        (1, "1 of 6 chunks is in the topic, 1 may be, 4 were not sent"),
-        (4, "4 of 6 chunks are in the topic, 1 may be, 1 was not sent"),
-    ],
-)
-def test_a_partial_send_says_what_is_in_the_topic_what_may_be_and_what_is_not(after, text):
-    rig = Rig("chunking", chunking={"max_message_bytes": 2000})
-    with pytest.raises(PartialSendError, match=f"^{text}") as caught:
-        rig.publisher(error=TimeoutError("?"), after=after)("orders", bytes(9000))
-    assert (caught.value.seen, caught.value.total) == (after, 6)
-
-
-def test_a_file_that_fails_before_the_first_chunk_needs_no_abort():
-    class Failing(io.BytesIO):
-        def read(self, size=-1):
-            raise OSError("gone")
-
-    rig = Rig("chunking")
-    with pytest.raises(PayloadError):
-        rig.publisher(classify=lambda _: "unknown")("orders", Failing(BIG))
-    assert rig.sent == []
 
 
 def test_a_pointer_that_became_too_long_leaves_nothing_stored():
@@ -536,18 +494,6 @@ def test_an_abort_that_hangs_does_not_hold_up_a_cancelled_task():
         assert task.cancelled()
 
     asyncio.run(main())
-
-
-def test_a_cancelled_future_is_unknown_whatever_the_classifier_says(rig):
-    futures = []
-
-    @rig.cc.offload(payload="value", classify=lambda _: "failed")
-    def publish(value):
-        futures.append(concurrent.futures.Future())
-        return futures[-1]
-
-    publish(BIG).cancel()
-    assert rig.stored == 1
 
 
 @pytest.mark.parametrize("fails", ["the call", "the store"])

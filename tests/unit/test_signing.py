@@ -80,16 +80,6 @@ class TestDestinations:
         for name, names in same.items():
             assert {canonical(each) for each in (name, *names)} == {name}
 
-    @pytest.mark.parametrize("strategy", ["external", "chunking"])
-    def test_a_payload_is_accepted_from_its_topic_alone(self, strategy):
-        cc = configured(strategy)
-        envelopes, _ = sent(cc, destination="orders")
-
-        for own in ("orders", TOPIC, f"{TOPIC}-partition-7"):
-            assert received(cc, envelopes, destination=own)[0].payload == BIG
-        for other in ("salaries", "Orders", "orders-partition-1", "persistent://acme/eu/orders", None):
-            assert refusal(cc, envelopes, destination=other).reason == "destination"
-
     def test_every_way_of_reading_takes_the_destination(self):
         cc = configured()
         ((envelope,), _) = sent(cc)
@@ -277,16 +267,6 @@ class TestWholeMessages:
         lenient = configured(signing=SIGNING | {"require": False})
         assert received(lenient, [unsigned(envelope)])[0].payload == LITERAL
         assert refusal(lenient, [other]).reason == "signature"
-
-    def test_plain_messages_pass_unless_envelopes_are_required(self):
-        assert received(configured(), [claimcheck.Envelope(b"small")])[0].payload == b"small"
-        strict = configured(signing=SIGNING | {"require_envelope": True})
-        for small in (b"small", b""):
-            assert refusal(strict, [claimcheck.Envelope(small)]).reason == "envelope"
-            with pytest.raises(PointerRejectedError, match="require_envelope"):
-                strict.resolve(small, destination="orders")
-        offload = strict.offload(payload="value", destination="topic", headers="headers")
-        assert offload(lambda topic, value, headers=None: value)("orders", b"small") == encode_literal(b"small")
 
 
 class TestFormat:

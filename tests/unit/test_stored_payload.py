@@ -47,20 +47,6 @@ class Idle(Executor):
                     future.set_exception(error)
 
 
-class EndsWhenWaitedFor(Executor):
-    """Its only work is going on until somebody waits for the result: an outage."""
-
-    def submit(self, function, /, *args, **kwargs):
-        class Result(Future):
-            def result(self, timeout=None):
-                self.set_exception(outage())
-                return super().result(timeout)
-
-        result = Result()
-        result.set_running_or_notify_cancel()
-        return result
-
-
 def test_it_is_read_once_and_when_it_is_asked_for():
     payload = StoredPayload(source := Source(), size=7)
     assert (source.reads, payload.is_read) == (0, False)
@@ -70,22 +56,7 @@ def test_it_is_read_once_and_when_it_is_asked_for():
 
 
 class TestRetryableErrors:
-    def test_one_that_was_waited_for_is_raised(self):
-        payload = StoredPayload(source := Source())
-        payload.prefetch(EndsWhenWaitedFor())
-        with pytest.raises(StoreUnavailableError):
-            payload.get()
-        assert source.reads == 0
-
-        assert payload.get() == b"payload"
-
-    def test_one_that_look_ahead_met_earlier_may_be_over(self):
-        payload = StoredPayload(source := Source(outage()))
-        payload.prefetch(pool := Idle())
-        pool.run()
-        source.error = None
-
-        assert payload.get() == b"payload"
+    """That an outage which look-ahead met is over with the next request: see tests/simulation."""
 
     def test_look_ahead_that_never_began_is_no_loss(self):
         payload = StoredPayload(source := Source())

@@ -18,10 +18,9 @@ from claimcheck import HEADER, errors
 from claimcheck._receive.messages import MessageReader
 from claimcheck._wire.envelope import encode_chunk, encode_literal, encode_pointer
 from claimcheck.cli._commands import exit_code, one_line
-from tests.content_oracle import VECTORS
 from tests.unit.cli.rig import CODE, PAYLOAD, SIGNED, SLOW, claims, command, is_one_line, ok, put, run, start, visible
+from tests.vectors import CONTENT
 
-GOLDEN = {name: bytes.fromhex(text) for name, text in json.loads(VECTORS.read_text()).items()}
 LITERAL = encode_literal(HEADER + b"!")
 VERSION_1 = encode_pointer(b"\x01\0\0\0\x03kafka-over-redis-orders-1")
 
@@ -239,7 +238,7 @@ def test_inspect_a_pointer(here):
 
 
 UUID = "c588ed27-7265-4f4d-9d42-64e1de14b8c6"
-ENCODED = HEADER + b"\x04" + GOLDEN["message_compressed"]
+ENCODED = HEADER + b"\x04" + CONTENT["message_compressed"]
 
 
 @pytest.mark.parametrize(
