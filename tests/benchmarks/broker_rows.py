@@ -12,7 +12,7 @@ from typing import Any
 import claimcheck
 from tests.benchmarks.brokers import Consumer, Producer
 from tests.benchmarks.lab import Lab
-from tests.benchmarks.rounds import OURS, Series, Variant, compare, payload_of, reading, times_as_fast
+from tests.benchmarks.rounds import OURS, Series, Variant, compare, payload_of, times_as_fast
 from tests.benchmarks.rows import BEST, Findings, Rows
 
 KAFKA, PULSAR = Rows(), Rows()
@@ -62,12 +62,6 @@ class KafkaPipe:
         poll = self.consumer.poll
         for _ in range(count):
             poll(_WAIT_SECONDS).value()
-
-    def consume(self, count: int, *, at_once: int) -> None:
-        consume = self.consumer.consume
-        for _ in range(count // at_once):
-            for message in consume(at_once, _WAIT_SECONDS):
-                message.value()
 
     def close(self) -> None:
         self.producer.flush()
@@ -141,7 +135,6 @@ def _added(*pairs: tuple[Series, ...]) -> Findings:
     return Findings(added, sum(pairs, ()), BEST)
 
 
-_AT_ONCE = {1: 200, 64: 25}  # records of so many KiB
 _COUNTS = {1: 20_000, 64: 800}  # a round worth its name, which the consumer's queue of 64 MiB holds
 
 
@@ -153,7 +146,6 @@ def _small_kafka(lab: Lab, size: int, kib: int) -> Findings:
     return _added(
         pair("produce", few, partial(KafkaPipe.send, payload=payload, count=few), lambda pipe: pipe.producer.flush()),
         pair("poll", count, partial(KafkaPipe.take, count=count), again, there),
-        pair("consume", count, partial(KafkaPipe.consume, count=count, at_once=_AT_ONCE[kib]), again, there),
     )
 
 
@@ -171,8 +163,9 @@ for _kib in (1, 64):
     _records, _messages = (
         f"{_what} of {_kib} KiB below the threshold" for _what in ("Kafka records", "Pulsar messages")
     )
-    _calls = ("produce", "poll", f"consume({_AT_ONCE[_kib]})")
-    KAFKA.findings(*(f"{_records}, added per {call}" for call in _calls), unit="us", kib=_kib)(_small_kafka)
+    KAFKA.findings(*(f"{_records}, added per {call}" for call in ("produce", "poll")), unit="us", kib=_kib)(
+        _small_kafka
+    )
     PULSAR.findings(*(f"{_messages}, added per {call}" for call in ("send", "receive")), unit="us", kib=_kib)(
         _small_pulsar
     )
@@ -242,25 +235,3 @@ for _rows, _kind, _verbs, _native in (
             _rows.findings(
                 _of % "pointers through Redis", _of % "chunks", mib=_mib, kind=_kind, verb=_verb, native=_native
             )(_large)
-
-
-# A side topic --------------------------------------------------------------------------------------------------
-
-
-@PULSAR.findings("Pulsar side topic, 20 chunks read, time of a plain reader loop", mib=1)
-def _side(lab: Lab, size: int) -> Findings:
-    chunk, topic, client = size - 1024, f"bench-{uuid.uuid4().hex}", lab.pulsar_client
-    store = lab.store(type="pulsar-topic", url=lab.pulsar.service_url, topic=topic, segment_bytes=chunk)
-    pointer = store.write(payload_of(20 * chunk))
-    plain = f"{topic}-plain"
-    producer = client.create_producer(plain)
-    first, *_ = [producer.send(payload_of(chunk)) for _ in range(20)]
-
-    def loop() -> None:
-        reader = client.create_reader(plain, first, start_message_id_inclusive=True, receiver_queue_size=20)
-        for _ in range(20):
-            reader.read_next().data()
-        reader.close()
-
-    base, ours = compare(lab.effort, 20 * chunk, Variant("a reader loop", loop), reading(store, pointer))
-    return Findings((1 / times_as_fast(ours, base),), (base, ours), "the loop joins nothing and checks nothing")
