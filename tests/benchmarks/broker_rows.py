@@ -135,12 +135,12 @@ def _added(*pairs: tuple[Series, ...]) -> Findings:
     return Findings(added, sum(pairs, ()), BEST)
 
 
-_COUNTS = {1: 20_000, 64: 800}  # a round worth its name, which the consumer's queue of 64 MiB holds
+_KAFKA, _PULSAR = (f"{what} of 1 KiB below the threshold, added per" for what in ("Kafka records", "Pulsar messages"))
 
 
-def _small_kafka(lab: Lab, size: int, kib: int) -> Findings:
-    """Produce in many short rounds: in long ones of 64 KiB each, native differs from native by several microseconds."""
-    payload, count = payload_of(kib * 1024), _COUNTS[kib] // (4 if lab.effort.is_quick else 1)
+@KAFKA.findings(f"{_KAFKA} produce", f"{_KAFKA} poll", unit="us")
+def _small_kafka(lab: Lab, size: int) -> Findings:
+    payload, count = payload_of(1024), 20_000 // (4 if lab.effort.is_quick else 1)
     few, pair = count // 20, partial(_pair, lab, KafkaPipe)
     again, there = (partial(KafkaPipe.fill, payload=each, count=count) for each in (b"", payload))
     return _added(
@@ -149,25 +149,13 @@ def _small_kafka(lab: Lab, size: int, kib: int) -> Findings:
     )
 
 
-def _small_pulsar(lab: Lab, size: int, kib: int) -> Findings:
-    payload, count = payload_of(kib * 1024), max(50, 2000 // kib // (16 if lab.effort.is_quick else 1))
+@PULSAR.findings(f"{_PULSAR} send", f"{_PULSAR} receive", unit="us")
+def _small_pulsar(lab: Lab, size: int) -> Findings:
+    payload, count = payload_of(1024), 2000 // (16 if lab.effort.is_quick else 1)
     pair, fill = partial(_pair, lab, PulsarPipe), partial(PulsarPipe.fill, payload=payload, count=count)
     return _added(
         pair("send", count, partial(PulsarPipe.send, payload=payload, count=count), lambda pipe: pipe.empty(count)),
         pair("receive", count, partial(PulsarPipe.take, count=count), fill, fill),
-    )
-
-
-_SMALL = "Kafka records", "Pulsar messages"
-for _kib in (1, 64):
-    _records, _messages = (
-        f"{_what} of {_kib} KiB below the threshold" for _what in ("Kafka records", "Pulsar messages")
-    )
-    KAFKA.findings(*(f"{_records}, added per {call}" for call in ("produce", "poll")), unit="us", kib=_kib)(
-        _small_kafka
-    )
-    PULSAR.findings(*(f"{_messages}, added per {call}" for call in ("send", "receive")), unit="us", kib=_kib)(
-        _small_pulsar
     )
 
 

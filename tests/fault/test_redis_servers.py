@@ -1,8 +1,4 @@
-"""Servers that are restarted, full, stopped or not ours."""
-
-import os
-import signal
-import time
+"""Servers that are restarted, full or not ours."""
 
 import pytest
 import redis
@@ -16,7 +12,6 @@ from tests.fault.rig import (
     TriggerFile,
     assert_healthy,
     assert_read_goes_on,
-    assert_unavailable,
     content,
 )
 
@@ -101,25 +96,3 @@ class TestRefusing(Rig):
         assert not caught.value.retryable
         assert not password or server.dbsize() == 0
         assert "hunter2" not in str(caught.value)
-
-
-class TestStopped(Rig):
-    def test_before_it_answers_a_writer_is_waited_for_once(self, store, own_redis, server, caplog):
-        """More connections would be made if anything were tried again."""
-        before, began = connections(server), time.monotonic()
-        os.kill(own_redis.pid, signal.SIGSTOP)
-        try:
-            error = assert_unavailable(lambda: store.write(bytes(100)))
-        finally:
-            os.kill(own_redis.pid, signal.SIGCONT)
-
-        assert time.monotonic() - began > 0.9
-        assert connections(server) - before == 1
-        assert not hasattr(error, "__notes__")
-        assert caplog.text == ""
-        assert server.dbsize() == 0
-
-
-def connections(server):
-    server.ping()  # those that waited while it was stopped are taken before this is answered, or right after
-    return server.info("stats")["total_connections_received"]
