@@ -8,11 +8,7 @@ import pulsar
 import pulsar.asyncio
 import pytest
 
-from claimcheck.errors import (
-    ArgumentTypeError,
-    ConfigError,
-    IncompletePayloadError,
-)
+from claimcheck.errors import ArgumentTypeError, ConfigError, IncompletePayloadError
 from claimcheck.transports.pulsar import (
     AsyncPulsarConsumer,
     AsyncPulsarReader,
@@ -23,15 +19,7 @@ from claimcheck.transports.pulsar import (
 )
 from tests.clocks import Clock
 from tests.integration.kafka_rig import on_a_loop
-from tests.integration.pulsar_rig import (
-    KEYED,
-    LIMIT,
-    SHARED,
-    STRATEGIES,
-    chunk,
-    content,
-    receive,
-)
+from tests.integration.pulsar_rig import KEYED, LIMIT, SHARED, STRATEGIES, chunk, content, receive
 
 # Payloads ----------------------------------------------------------------------------------------------------------
 

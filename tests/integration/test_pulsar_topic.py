@@ -6,13 +6,7 @@ import pytest
 
 from claimcheck._wire.digest import digest_of
 from claimcheck._wire.pointer import Pointer
-from claimcheck.errors import (
-    ConfigError,
-    IntegrityError,
-    PayloadNotFoundError,
-    PointerRejectedError,
-    StoreError,
-)
+from claimcheck.errors import ConfigError, IntegrityError, PayloadNotFoundError, PointerRejectedError, StoreError
 from claimcheck.stores.pulsar_topic import PulsarTopicStore
 from tests import servers
 from tests.integration.pulsar_rig import content
