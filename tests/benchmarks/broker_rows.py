@@ -12,7 +12,7 @@ from typing import Any
 import claimcheck
 from tests.benchmarks.brokers import Consumer, Producer
 from tests.benchmarks.lab import Lab
-from tests.benchmarks.rounds import OURS, Series, Variant, compare, payload_of, reading, times_as_fast
+from tests.benchmarks.rounds import OURS, Series, Variant, compare, payload_of, times_as_fast
 from tests.benchmarks.rows import BEST, Findings, Rows
 
 KAFKA, PULSAR = Rows(), Rows()
@@ -62,12 +62,6 @@ class KafkaPipe:
         poll = self.consumer.poll
         for _ in range(count):
             poll(_WAIT_SECONDS).value()
-
-    def consume(self, count: int, *, at_once: int) -> None:
-        consume = self.consumer.consume
-        for _ in range(count // at_once):
-            for message in consume(at_once, _WAIT_SECONDS):
-                message.value()
 
     def close(self) -> None:
         self.producer.flush()
@@ -141,40 +135,27 @@ def _added(*pairs: tuple[Series, ...]) -> Findings:
     return Findings(added, sum(pairs, ()), BEST)
 
 
-_AT_ONCE = {1: 200, 64: 25}  # records of so many KiB
-_COUNTS = {1: 20_000, 64: 800}  # a round worth its name, which the consumer's queue of 64 MiB holds
+_KAFKA, _PULSAR = (f"{what} of 1 KiB below the threshold, added per" for what in ("Kafka records", "Pulsar messages"))
 
 
-def _small_kafka(lab: Lab, size: int, kib: int) -> Findings:
-    """Produce in many short rounds: in long ones of 64 KiB each, native differs from native by several microseconds."""
-    payload, count = payload_of(kib * 1024), _COUNTS[kib] // (4 if lab.effort.is_quick else 1)
+@KAFKA.findings(f"{_KAFKA} produce", f"{_KAFKA} poll", unit="us")
+def _small_kafka(lab: Lab, size: int) -> Findings:
+    payload, count = payload_of(1024), 20_000 // (4 if lab.effort.is_quick else 1)
     few, pair = count // 20, partial(_pair, lab, KafkaPipe)
     again, there = (partial(KafkaPipe.fill, payload=each, count=count) for each in (b"", payload))
     return _added(
         pair("produce", few, partial(KafkaPipe.send, payload=payload, count=few), lambda pipe: pipe.producer.flush()),
         pair("poll", count, partial(KafkaPipe.take, count=count), again, there),
-        pair("consume", count, partial(KafkaPipe.consume, count=count, at_once=_AT_ONCE[kib]), again, there),
     )
 
 
-def _small_pulsar(lab: Lab, size: int, kib: int) -> Findings:
-    payload, count = payload_of(kib * 1024), max(50, 2000 // kib // (16 if lab.effort.is_quick else 1))
+@PULSAR.findings(f"{_PULSAR} send", f"{_PULSAR} receive", unit="us")
+def _small_pulsar(lab: Lab, size: int) -> Findings:
+    payload, count = payload_of(1024), 2000 // (16 if lab.effort.is_quick else 1)
     pair, fill = partial(_pair, lab, PulsarPipe), partial(PulsarPipe.fill, payload=payload, count=count)
     return _added(
         pair("send", count, partial(PulsarPipe.send, payload=payload, count=count), lambda pipe: pipe.empty(count)),
         pair("receive", count, partial(PulsarPipe.take, count=count), fill, fill),
-    )
-
-
-_SMALL = "Kafka records", "Pulsar messages"
-for _kib in (1, 64):
-    _records, _messages = (
-        f"{_what} of {_kib} KiB below the threshold" for _what in ("Kafka records", "Pulsar messages")
-    )
-    _calls = ("produce", "poll", f"consume({_AT_ONCE[_kib]})")
-    KAFKA.findings(*(f"{_records}, added per {call}" for call in _calls), unit="us", kib=_kib)(_small_kafka)
-    PULSAR.findings(*(f"{_messages}, added per {call}" for call in ("send", "receive")), unit="us", kib=_kib)(
-        _small_pulsar
     )
 
 
@@ -242,25 +223,3 @@ for _rows, _kind, _verbs, _native in (
             _rows.findings(
                 _of % "pointers through Redis", _of % "chunks", mib=_mib, kind=_kind, verb=_verb, native=_native
             )(_large)
-
-
-# A side topic --------------------------------------------------------------------------------------------------
-
-
-@PULSAR.findings("Pulsar side topic, 20 chunks read, time of a plain reader loop", mib=1)
-def _side(lab: Lab, size: int) -> Findings:
-    chunk, topic, client = size - 1024, f"bench-{uuid.uuid4().hex}", lab.pulsar_client
-    store = lab.store(type="pulsar-topic", url=lab.pulsar.service_url, topic=topic, segment_bytes=chunk)
-    pointer = store.write(payload_of(20 * chunk))
-    plain = f"{topic}-plain"
-    producer = client.create_producer(plain)
-    first, *_ = [producer.send(payload_of(chunk)) for _ in range(20)]
-
-    def loop() -> None:
-        reader = client.create_reader(plain, first, start_message_id_inclusive=True, receiver_queue_size=20)
-        for _ in range(20):
-            reader.read_next().data()
-        reader.close()
-
-    base, ours = compare(lab.effort, 20 * chunk, Variant("a reader loop", loop), reading(store, pointer))
-    return Findings((1 / times_as_fast(ours, base),), (base, ours), "the loop joins nothing and checks nothing")

@@ -5,10 +5,10 @@
     python far_end.py line HOST PORT MILLISECONDS MEGABYTES_PER_SECOND
 
 Each prints its port, and runs until its standard input ends. A request on the socket is one letter and a length of
-8 bytes: ``W`` takes so many bytes into one warm buffer and answers a byte, ``F`` takes them into memory that nobody has
-touched yet, as a store must, and ``R`` gives so many. The S3 server throws bodies away, and a get returns as many
-``x``: it shows what the client costs. A line has a round trip, of which half passes in each direction, and a new
-connection waits for one more; with a rate of ``inf`` for each connection only the delay remains.
+8 bytes: ``W`` takes so many bytes into one warm buffer and answers a byte, and ``R`` gives so many. The S3 server
+throws bodies away, and a get returns as many ``x``: it shows what the client costs. A line has a round trip, of which
+half passes in each direction, and a new connection waits for one more; with a rate of ``inf`` for each connection only
+the delay remains.
 """
 
 from __future__ import annotations
@@ -40,21 +40,20 @@ class RawSocket:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.close = self._socket.close
 
-    def write(self, payload: bytes, *, fresh: bool = False) -> None:
-        """Send a payload and wait until it was received, into fresh memory or into a warm buffer."""
-        self._socket.sendall(_REQUEST.pack(b"F" if fresh else b"W", len(payload)))
+    def write(self, payload: bytes) -> None:
+        """Send a payload and wait until it was received."""
+        self._socket.sendall(_REQUEST.pack(b"W", len(payload)))
         self._socket.sendall(payload)
         self._socket.recv(1)
-
-    def read_into(self, room: memoryview) -> None:
-        self._socket.sendall(_REQUEST.pack(b"R", len(room)))
-        _fill(self._socket, room)
 
     def read(self, size: int) -> bytes:
         """Receive a payload as new bytes, without a copy: nobody touches the memory before the bytes come."""
         box = io.BytesIO(bytes(size))
+        self._socket.sendall(_REQUEST.pack(b"R", size))
         with box.getbuffer() as room:
-            self.read_into(room)
+            place = memoryview(room)
+            while len(place):
+                place = place[_receive(self._socket, place) :]
         return box.getvalue()
 
 
@@ -89,11 +88,6 @@ def _receive(connection: socket.socket, room: memoryview) -> int:
     return count
 
 
-def _fill(connection: socket.socket, room: memoryview) -> None:
-    while len(room):
-        room = room[_receive(connection, room) :]
-
-
 # The servers -----------------------------------------------------------------------------------------------------
 
 
@@ -104,12 +98,8 @@ def _serve(connection: socket.socket, given: memoryview) -> None:
         if letter == b"R":
             _give(connection, given, size)
             continue
-        if letter == b"F":
-            with io.BytesIO(bytes(size)).getbuffer() as untouched:  # zero pages, until the bytes come
-                _fill(connection, untouched)
-        else:
-            while size:
-                size -= _receive(connection, warm[:size])
+        while size:
+            size -= _receive(connection, warm[:size])
         connection.sendall(b"k")
 
 

@@ -98,16 +98,8 @@ class Lab:
     def redis(self) -> str:
         """URL of a Redis that keeps the memory that it has freed; see `RECYCLING`."""
         with mock.patch.dict(os.environ, {"MALLOC_CONF": RECYCLING, "JE_MALLOC_CONF": RECYCLING}):
-            return self._redis()
-
-    @cached_property
-    def redis_by_default(self) -> str:
-        """URL of a Redis with default settings."""
-        return self._redis()
-
-    def _redis(self) -> str:
-        needed("redis-server")
-        return self._stack.enter_context(servers.redis())
+            needed("redis-server")
+            return self._stack.enter_context(servers.redis())
 
     @cached_property
     def redis_client(self) -> Any:
@@ -229,8 +221,8 @@ class Lab:
         """Open a store at the S3 server that keeps nothing; see `tests.parts.divided`."""
         return divided(self.store, type="s3", bucket=BUCKET, endpoint_url=self.s3, region_name=REGION, **more)
 
-    def s3_store_at(self, url: str, **more: Any) -> claimcheck.Store:
-        return self.store(type="s3", bucket=BUCKET, endpoint_url=url, region_name=REGION, **more)
+    def s3_store_at(self, url: str) -> claimcheck.Store:
+        return self.store(type="s3", bucket=BUCKET, endpoint_url=url, region_name=REGION)
 
     def obstore_at(self, url: str) -> claimcheck.Store:
         return self.store(type="obstore", url=f"s3://{BUCKET}/claims", endpoint_url=url, region_name=REGION)

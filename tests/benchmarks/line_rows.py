@@ -1,4 +1,4 @@
-"""S3 and Redis at the end of a line like a cloud's, alone and with many payloads at once.
+"""S3 at the end of a line like a cloud's, and many payloads at once.
 
 A line has a round trip, and a rate for each connection. The S3 server is versitygw, which keeps what it gets. Peers:
 what boto3 does by itself, its managed transfers, those of the AWS CRT, obstore and smart_open, all with their defaults.
@@ -22,12 +22,8 @@ from tests.benchmarks.rounds import OURS, Series, Variant, compare, payload_of, 
 from tests.benchmarks.rows import Findings, Rows
 
 LINE, MANY = Rows(), Rows()
-_REDIS_LINE = (1.0, 600.0)  # milliseconds, MB/s of each connection
 _KEY = "line"
 _SIZES = (1, 4, 16, 32, 64, 256)
-_STREAM_BYTES = 64 << 10
-_NEAR_SIZES = (32, 64, 256)
-_BEFORE = "claimcheck, one connection"
 
 
 # The peers -----------------------------------------------------------------------------------------------------
@@ -168,19 +164,6 @@ for _way, _measure in (("put", _put), ("get", _get)):
         )(_measure)
 
 
-@LINE.ratio("S3 stream {size} over a line by reads of 64 KiB, against one connection", 64)
-def _stream(lab: Lab, size: int) -> Sequence[Variant]:
-    payload, store, one = payload_of(size), _stores(lab)[0][1], lab.s3_store_at(lab.cloud_s3, transfer_bytes=0)
-    pointer = lab.stored(store, payload)
-
-    def stream(store: Store) -> None:
-        with store.open(pointer) as file:
-            while file.read(_STREAM_BYTES):
-                pass
-
-    return Variant(_BEFORE, partial(stream, one)), Variant(OURS, partial(stream, store))
-
-
 @LINE.findings("S3 range of {size} over a line, of the fastest peer's rate", mib=32)
 def _range(lab: Lab, size: int) -> Findings:
     payload, store = payload_of(2 * size), _stores(lab)[0][1]
@@ -189,38 +172,6 @@ def _range(lab: Lab, size: int) -> Findings:
     ours = Variant(OURS, lambda: store.read_range(pointer, 0, size))
     theirs = [Variant(each.name, partial(each.range, size)) for each in _peers(lab) if each.range]
     return _of_best(compare(lab.effort, size, ours, *theirs), 1)
-
-
-@LINE.ratio("S3 put {size} on loopback, of one connection's rate", *_NEAR_SIZES)
-def _near_put(lab: Lab, size: int) -> Sequence[Variant]:
-    payload, (one, new) = payload_of(size), _new_stores(lab)
-    return writing(one, payload, _BEFORE), writing(new, payload)
-
-
-@LINE.ratio("S3 get {size} on loopback, of one connection's rate", *_NEAR_SIZES)
-def _near_get(lab: Lab, size: int) -> Sequence[Variant]:
-    one, new = _new_stores(lab)
-    pointer = lab.stored(one, payload_of(size))
-    return reading(one, pointer, _BEFORE), reading(new, pointer)
-
-
-def _new_stores(lab: Lab) -> list[Store]:
-    """Return new stores, so that the rounds include the search for the number of connections."""
-    return [lab.s3_store_at(lab.near_s3, **options) for options in ({"transfer_bytes": 0}, {})]
-
-
-# Redis ---------------------------------------------------------------------------------------------------------
-
-
-@LINE.findings(
-    "Redis put {size} over a line, of the line's rate", "Redis get {size} over a line, of the line's rate", mib=16
-)
-def _redis(lab: Lab, size: int) -> Findings:
-    milliseconds, megabytes = _REDIS_LINE
-    store, payload = lab.store(type="redis", url=lab.afar(lab.redis, milliseconds, megabytes)), payload_of(size)
-    pointer = lab.stored(store, payload)
-    series = compare(lab.effort, size, writing(store, payload, f"{OURS}, put"), reading(store, pointer, f"{OURS}, get"))
-    return Findings(tuple(size / megabytes / 1e6 / each.seconds.median for each in series), series)
 
 
 # Many payloads at once ------------------------------------------------------------------------------------------
@@ -257,20 +208,6 @@ def _redis_writes(lab: Lab, size: int) -> Sequence[Variant]:
 
     by_hand = _tasks("redis.asyncio SET", loop, lambda n: peer.set(f"peer-{n}", payload, ex=600))
     return by_hand, _tasks(OURS, loop, write, clean)
-
-
-@MANY.ratio(_FAR + ": store.aread with obstore, of its own async rate, {size}", 1 / 16, operations=_TASKS)
-def _obstore_reads(lab: Lab, size: int) -> Sequence[Variant]:
-    import obstore
-
-    url, loop = lab.afar(lab.s3, _FAR_MS), lab.enter(asyncio.Runner())
-    store, peer = lab.obstore_at(url), lab.bare_obstore(url)
-    pointers = [store.write(b"x" * size) for _ in range(_STORED)]  # the server returns only x
-
-    async def get(n: int) -> None:
-        await (await obstore.get_async(peer, pointers[n % _STORED].key)).bytes_async()
-
-    return _tasks("obstore get_async", loop, get), _tasks(OURS, loop, lambda n: store.aread(pointers[n % _STORED]))
 
 
 @MANY.ratio(f"{_NEAR}: cc.resolve_many, of {_THREADS} threads' rate, {{size}}", 1 / 16, operations=_TASKS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
 import shutil
@@ -101,7 +100,7 @@ def _mapped(lab: Lab, size: int) -> Sequence[Variant]:
         "Spark offload 1 MiB, against mapInArrow by hand, which checks nothing",
     ),
     512,
-    pairs=((3, 1), (3, 2)),
+    pairs=((2, 0), (2, 1)),
     note="in 2 partitions, from the JVM",
 )
 def _offloaded(lab: Lab, size: int) -> Sequence[Variant]:
@@ -114,7 +113,6 @@ def _offloaded(lab: Lab, size: int) -> Sequence[Variant]:
         return Variant(name, lambda: noop(df.transform(made())), lab.forget)
 
     return (
-        variant("taken out and dropped", lambda: dropped),
         variant("UDF that pickles", lambda: naive_write(lab.redis)),
         variant("mapInArrow by hand", lambda: written_by_hand(lab.redis)),
         variant(OURS, lambda: offload("payload", destination="bench", config=config)),
@@ -190,7 +188,7 @@ def store_config(url: str) -> dict[str, Any]:
 # The data source of Pulsar --------------------------------------------------------------------------------------
 
 _TOPICS = 2
-_ENVELOPES, _POINTERS = 200_000, 8_000
+_ENVELOPES = 200_000
 
 
 def _source(lab: Lab, topic: str, **options: Any) -> DataFrame:
@@ -228,31 +226,6 @@ def _small_envelopes(lab: Lab, size: int, *, batched: bool) -> Sequence[Variant]
         Variant("receive, data", lambda: _receive(lab.pulsar_client, topics, count, f"s{next(names)}")),
         Variant(OURS, lambda: noop(_source(lab, ",".join(topics)))),
     )
-
-
-@SOURCE.ratio(
-    "claimcheck_pulsar, one partition of 8,000 pointers, resolved and decoded: four tasks against one",
-    1,
-    note="minPartitions; JSON of 70 KiB from Redis; two cores for all",
-    operations=_POINTERS,
-)
-def _hot(lab: Lab, size: int) -> Sequence[Variant]:
-    topic, config = f"bench-{uuid.uuid4().hex[:8]}", store_config(lab.redis)
-    records = [{"id": n, "name": f"record {n}", "value": n / 7, "tags": ["a", "b"]} for n in range(900)]
-    with claimcheck.from_dict(config) as cc:
-        messages = [cc.seal(cc.store("hot").write(json.dumps(records).encode())) for _ in range(64)]
-    count = _few(lab, _POINTERS)
-    _send(lab, topic, [messages[n % len(messages)] for n in range(count)], batching_enabled=False)
-    decode = map_payloads(_decode, "records int", column="value", config=config)
-    tasks = {"one task": 1, "claimcheck, four tasks": 4}
-    return [
-        Variant(name, lambda n=n: noop(_source(lab, topic, minPartitions=n).transform(decode)))  # type: ignore[misc]
-        for name, n in tasks.items()
-    ]
-
-
-def _decode(payload: bytes) -> int:
-    return len(json.loads(payload))
 
 
 def _send(lab: Lab, topic: str, messages: Sequence[bytes], **options: Any) -> None:
@@ -358,16 +331,6 @@ def written_by_hand(url: str) -> Callable[[DataFrame], DataFrame]:
             yield pa.RecordBatch.from_arrays([pa.array(keys)], names=["value"])
 
     return lambda df: df.mapInArrow(stage, "value string")
-
-
-def dropped(df: DataFrame) -> DataFrame:
-    """Take payloads out of Spark, and do nothing with them."""
-
-    def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield pa.RecordBatch.from_arrays([pa.array([len(batch)])], names=["rows"])
-
-    return df.mapInArrow(stage, "rows long")
 
 
 def write_chunks(folder: Path, *, payloads: int, chunks: int, piece: bytes) -> None:

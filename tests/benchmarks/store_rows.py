@@ -24,29 +24,13 @@ REDIS, S3, FILE, MEMORY, PATH = Rows(), Rows(), Rows(), Rows(), Rows()
 
 _SMALL_AT_ONCE = 50
 _HIREDIS = "redis-py with hiredis, which checks nothing; the server reuses memory"
-_REUSED = f"the server reuses memory that it has freed (MALLOC_CONF={RECYCLING}); the sink has one warm buffer"
-_FRESH = "the server has its default settings; the sink receives into memory that nobody has touched yet"
+_REUSED = f"the server reuses memory that it has freed (MALLOC_CONF={RECYCLING})"
 
 
 @REDIS.ratio("Redis write {size}, of a raw socket's rate", 1, 16, 64, note=_REUSED)
 def _write(lab: Lab, size: int) -> Sequence[Variant]:
     payload = payload_of(size)
     return Variant("raw socket", lambda: lab.socket.write(payload)), writing(lab.redis_store(), payload)
-
-
-@REDIS.ratio("Redis write {size}, of a raw socket's rate into fresh memory", 64, note=_FRESH)
-def _write_fresh(lab: Lab, size: int) -> Sequence[Variant]:
-    store, payload = lab.store(type="redis", url=lab.redis_by_default), payload_of(size)
-    raw = Variant("raw socket, fresh memory", lambda: lab.socket.write(payload, fresh=True))
-    return raw, writing(store, payload)
-
-
-@REDIS.ratio("Redis read {size} into a reused buffer, of raw recv_into's rate", 1, 16, 64, 256)
-def _read_into(lab: Lab, size: int) -> Sequence[Variant]:
-    store, room = lab.redis_store(), memoryview(bytearray(size))
-    pointer = lab.stored(store, payload_of(size))
-    raw = Variant("raw recv_into", lambda: lab.socket.read_into(room))
-    return raw, Variant(OURS, lambda: store.read_into(pointer, room))
 
 
 @REDIS.ratio("Redis read {size} to new bytes, of the rate of raw recv into fresh memory", 1, 16, 64, 256)
@@ -117,10 +101,9 @@ _OBJECTS = 160
 _FEW = 20
 
 
-@S3.ratio("S3 put {size}, of raw HTTP's rate", 64, 256, single=True)
-@S3.ratio("S3 multipart put {size}, of raw HTTP's rate", 256, single=False)
-def _raw_put(lab: Lab, size: int, *, single: bool) -> Sequence[Variant]:
-    store, raw, payload = lab.s3_store(single=size if single else 0), lab.http("raw"), payload_of(size)
+@S3.ratio("S3 put {size}, of raw HTTP's rate", 64, 256)
+def _raw_put(lab: Lab, size: int) -> Sequence[Variant]:
+    store, raw, payload = lab.s3_store(single=size), lab.http("raw"), payload_of(size)
     return Variant(_RAW, lambda: raw.put(payload)), writing(store, payload)
 
 
@@ -231,16 +214,11 @@ def _file_write(lab: Lab, size: int) -> Sequence[Variant]:
 
 def _taken(lab: Lab, size: int, job: str) -> Findings:
     taken = fresh(_peak, job, lab.redis, size)
-    note = "VmHWM of a fresh process, after a warm-up with a small payload"
-    return Findings((taken / (size if job == "read" else MIB),), note=note)
+    return Findings((taken / MIB,), note="VmHWM of a fresh process, after a warm-up with a small payload")
 
 
-for _job, _what, _unit in (
-    ("write", "write of bytes", "MiB"),
-    ("read", "read to bytes", "payloads"),
-    ("stream", "stream read", "MiB"),
-):
-    MEMORY.findings(f"Redis {_what} {{size}}, peak extra memory", mib=256, unit=_unit, job=_job)(_taken)
+for _job, _what in (("write", "write of bytes"), ("stream", "stream read")):
+    MEMORY.findings(f"Redis {_what} {{size}}, peak extra memory", mib=256, unit="MiB", job=_job)(_taken)
 
 
 def _peak(job: str, url: str, size: int) -> int:
@@ -256,8 +234,7 @@ def _once(store: Store, job: str, size: int) -> int:
         taken = peak_extra(lambda: pointers.append(store.write(payload)))
     else:
         pointers.append(store.write(payload))
-        read = (lambda: store.read(pointers[0])) if job == "read" else None
-        taken = peak_extra(read or (lambda: _stream(store.open(pointers[0]), bytearray(MIB))))
+        taken = peak_extra(lambda: _stream(store.open(pointers[0]), bytearray(MIB)))
     store.rollback(pointers[0])
     return taken
 
@@ -265,28 +242,6 @@ def _once(store: Store, job: str, size: int) -> int:
 # The path through the decorator ----------------------------------------------------------------------------------
 
 _CALLS = 2000
-
-
-@PATH.ratio("cc.offload -> Redis -> cc.resolve, {size}, of the store's own rate", 1 / 16, 1, 64)
-def _whole(lab: Lab, size: int) -> Sequence[Variant]:
-    cc, payload = lab.cc(type="redis", url=lab.redis), payload_of(size)
-    store, publish = cc.store("hot"), cc.offload(payload="value")(_publish)
-
-    def bare() -> Pointer:
-        pointer = store.write(payload)
-        store.read(pointer)
-        return pointer
-
-    def through() -> bytes:
-        message = publish(payload)
-        cc.resolve(message)
-        return message
-
-    def remove(message: bytes) -> None:
-        if pointer := cc.pointer(message):
-            store.rollback(pointer)
-
-    return Variant("store.write, store.read", bare, store.rollback), Variant("cc.offload, cc.resolve", through, remove)
 
 
 def _publish(value: bytes) -> bytes:

@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 
 import claimcheck
-from claimcheck.transports.local import (
-    LocalBroker,
-    LocalConsumer,
-)
+from claimcheck.transports.local import LocalBroker, LocalConsumer
 from tests.clocks import Clock
 from tests.integration.pulsar_rig import Topic
 from tests.local_rig import LIMIT

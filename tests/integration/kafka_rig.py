@@ -16,12 +16,7 @@ from confluent_kafka.aio import AIOConsumer, AIOProducer
 
 import claimcheck
 from claimcheck.stores import memory
-from claimcheck.transports.kafka import (
-    AsyncKafkaConsumer,
-    AsyncKafkaProducer,
-    KafkaConsumer,
-    KafkaProducer,
-)
+from claimcheck.transports.kafka import AsyncKafkaConsumer, AsyncKafkaProducer, KafkaConsumer, KafkaProducer
 from tests.kit.transport_harness import chunks_of as chunks_of
 from tests.kit.transport_harness import content as content
 from tests.real.process import wait_until

@@ -10,13 +10,7 @@ import pytest
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from claimcheck._wire.envelope import encode_literal, encode_pointer
-from claimcheck.errors import (
-    ArgumentTypeError,
-    ChunkError,
-    ClaimCheckError,
-    ConfigError,
-    IncompletePayloadError,
-)
+from claimcheck.errors import ArgumentTypeError, ChunkError, ClaimCheckError, ConfigError, IncompletePayloadError
 from claimcheck.transports.kafka import KafkaConsumer, KafkaProducer, OffsetStoreError, last_offset
 from claimcheck.transports.kafka._partition import CommitMetadata
 from tests.integration.kafka_rig import (

@@ -1,14 +1,9 @@
 """Failed sends on a real Kafka: definite failures are rolled back, unknown ones are kept, no report is lost."""
 
-import io
-
 import confluent_kafka as kafka
 import pytest
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-import claimcheck
 from claimcheck.errors import PartialSendError
-from claimcheck.hooks import SendEvent
 from tests.integration.kafka_rig import LIMIT, STRATEGIES, content, nothing_comes, receive, rig, stored, values
 
 LARGE = content(4 * LIMIT)
@@ -19,13 +14,6 @@ NOBODY = {"bootstrap_servers": "127.0.0.1:1"}
 def lab(kafka_broker, topic):
     with rig(kafka_broker, topic) as lab:
         yield lab
-
-
-def lower_the_limit(lab, size):
-    """Change ``max.message.bytes`` of the topic while producers are sending."""
-    change = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, lab.topic, incremental_configs=[change])
-    lab.admin.incremental_alter_configs([resource])[resource].result()
 
 
 class Reports(list):
@@ -64,64 +52,16 @@ def test_what_the_client_refuses_is_raised_and_nothing_is_stored_or_sent(lab, op
     producer.purge()
 
 
-def test_what_is_reported_as_not_sent_is_not_stored(lab):
-    """A partition that does not exist, of which the client hears later; and what was purged from the queue."""
-    producer, reports = lab.producer(), Reports()
-    producer.produce(lab.topic, LARGE, partition=99, on_delivery=reports)
-    producer.flush(10)
-    assert (reports, stored(lab)) == (["_UNKNOWN_PARTITION"], 0)
+def test_more_chunks_than_the_queue_holds_from_a_callback(lab):
+    consumer, reports = lab.consumer(), Reports()
+    producer = lab.producer("chunking", queue_buffering_max_messages=2)
+    producer.produce(
+        lab.topic, b"first", on_delivery=lambda *_: producer.produce(lab.topic, LARGE * 10, on_delivery=reports)
+    )
+    assert producer.flush(20) == 0
 
-    producer = lab.producer(linger_ms=20_000)
-    producer.produce(lab.topic, LARGE, on_delivery=reports)
-    assert stored(lab) == 1
-    producer.purge(in_flight=False)
-    producer.flush(10)
-    assert (reports[1:], stored(lab)) == (["_PURGE_QUEUE"], 0)
-
-
-class TestChunksThatBreakOff:
-    def test_readers_hear_of_it_and_the_error_says_how_far_it_went(self, lab):
-        """The topic's limit is lowered while a file is read: no more chunks follow the first ones."""
-        consumer, heard = lab.consumer(), []
-        cc = claimcheck.ClaimCheck(lab.claimcheck("chunking").config, hooks=[heard.append])
-        producer = lab.producer(cc)
-        producer._window_bytes = 1
-
-        class Payload(io.BytesIO):
-            reads = 0
-
-            def read(self, size=-1):
-                self.reads += 1
-                if self.reads == 4:
-                    producer._poller.quietly(1)
-                    lower_the_limit(lab, 2000)
-                return super().read(size)
-
-        file = Payload(LARGE * 3)
-
-        with pytest.raises(PartialSendError) as raised:
-            producer.produce(lab.topic, file, on_delivery=Reports())
-        producer.produce(lab.topic, b"end")
-        producer.flush(10)
-
-        assert raised.value.__cause__.args[0].name() == "MSG_SIZE_TOO_LARGE"
-        assert 2 <= raised.value.seen < raised.value.total
-        assert (raised.value.unknown, raised.value.unsent) == (0, raised.value.total - raised.value.seen)
-        assert file.tell() == 0
-        assert [event.outcome for event in heard if isinstance(event, SendEvent)] == ["partial"]
-        (message,) = receive(consumer, 1)
-        assert (message.value(), consumer.pending_payloads) == (b"end", 0)
-
-    def test_more_chunks_than_the_queue_holds_from_a_callback(self, lab):
-        consumer, reports = lab.consumer(), Reports()
-        producer = lab.producer("chunking", queue_buffering_max_messages=2)
-        producer.produce(
-            lab.topic, b"first", on_delivery=lambda *_: producer.produce(lab.topic, LARGE * 10, on_delivery=reports)
-        )
-        assert producer.flush(20) == 0
-
-        assert values(receive(consumer, 2)) == [b"first", LARGE * 10]
-        assert reports == [1]
+    assert values(receive(consumer, 2)) == [b"first", LARGE * 10]
+    assert reports == [1]
 
 
 class TestReports:

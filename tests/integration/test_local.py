@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-import claimcheck
 from claimcheck.errors import ConfigError
 from claimcheck.transports.local import (
     BrokerBusyError,
@@ -39,31 +38,6 @@ def test_arguments_are_refused_before_anything_is_stored(broker, configure, tmp_
     with pytest.raises(ConfigError):
         LocalProducer(broker, configure()).send(arguments.pop("topic"), BIG, **arguments)
     assert not (tmp_path / "store").exists()
-
-
-def test_a_chunked_send_that_breaks_off_says_so_and_is_dropped_by_readers(broker, configure, consume, monkeypatch):
-    append, calls = broker.append, []
-
-    def failing(*args, **kwargs):
-        calls.append(args)
-        if len(calls) == 3:
-            raise BrokerBusyError("locked by somebody else")
-        return append(*args, **kwargs)
-
-    monkeypatch.setattr(broker, "append", failing)
-    producer = LocalProducer(broker, configure("chunking"))
-    with pytest.raises(claimcheck.PartialSendError) as caught:
-        producer.send("wide", BIG)
-    assert caught.value.seen == 2
-    assert isinstance(caught.value.__cause__, BrokerBusyError)
-    producer.send("wide", b"next", partition=0)
-    consumer = consume("wide")
-    assert [message.value for message in drain(consumer)] == [b"next"]
-    consumer.close()
-    heir = consume("wide")
-    assert heir.receive(timeout=0) is None
-    assert heir._resolver.pending_payloads == 0  # two chunks and the abort envelope are acknowledged
-    assert sum(broker.end_offset("wide", n) for n in range(4)) == 4
 
 
 def test_waiting_ends_when_the_clock_stands_still(tmp_path, configure):

@@ -2,22 +2,15 @@
 
 import asyncio
 import contextlib
-import threading
 import time
 
 import pulsar
 import pulsar.asyncio
 import pytest
 
-from claimcheck.config import HEADER
-from claimcheck.errors import (
-    ArgumentTypeError,
-    ConfigError,
-    IncompletePayloadError,
-)
+from claimcheck.errors import ArgumentTypeError, ConfigError, IncompletePayloadError
 from claimcheck.transports.pulsar import (
     AsyncPulsarConsumer,
-    AsyncPulsarProducer,
     AsyncPulsarReader,
     PulsarConsumer,
     PulsarReader,
@@ -26,17 +19,7 @@ from claimcheck.transports.pulsar import (
 )
 from tests.clocks import Clock
 from tests.integration.kafka_rig import on_a_loop
-from tests.integration.pulsar_rig import (
-    KEYED,
-    LIMIT,
-    SHARED,
-    STRATEGIES,
-    UUID,
-    chunk,
-    content,
-    nothing_comes,
-    receive,
-)
+from tests.integration.pulsar_rig import KEYED, LIMIT, SHARED, STRATEGIES, chunk, content, receive
 
 # Payloads ----------------------------------------------------------------------------------------------------------
 
@@ -89,19 +72,6 @@ class TestEveryStrategy:
             assert reader.read_next(10_000).data() == payloads[2]
 
 
-def test_what_the_sender_is_told_is_the_id_that_the_receiver_has(lab):
-    lab.broker.create_partitioned(lab.topic, 3)
-    consumer, producer = lab.consumer(), lab.producer("chunking")
-    sent = {producer.send(content(3 * LIMIT, i)) for i in range(6)}
-
-    assert {message.message_id() for message in receive(consumer, 6)} == sent
-    about = lab.subscribe("native").receive(5000).properties()  # the names of PIP-37
-    assert (about["chunk_id"], about["num_chunks_from_msg"]) == ("0", "4")
-    for message_id in sent:
-        consumer.acknowledge(message_id)
-    lab.settled()
-
-
 def test_without_a_receiver_queue_there_are_no_chunks(lab):
     lab.producer("external").send(content(2 * LIMIT))
     consumer = lab.consumer(receiver_queue_size=0)
@@ -112,121 +82,39 @@ def test_without_a_receiver_queue_there_are_no_chunks(lab):
         consumer.receive()
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_signature_binds_to_the_topic_whatever_its_partition_is_called(lab, strategy):
-    def signed(strategy):
-        stores = {"m": {"type": "memory", "space": lab.topic}}
-        return lab.claimcheck(strategy, signing={"key_id": "k1", "keys": {"k1": "a secret of ours"}}, stores=stores)
-
-    lab.broker.create_partitioned(lab.topic, 3)
-    consumer, producer = lab.consumer(cc=signed("external")), lab.producer(signed(strategy))
-    payloads = [content(3 * LIMIT), HEADER + b" and then some", b"small", content(3 * LIMIT, 1)]
-    for number, payload in enumerate(payloads):
-        producer.send(payload, {"a": "b"}, f"k{number}")
-
-    messages = receive(consumer, 4)
-
-    assert sorted(message.data() for message in messages) == sorted(payloads)
-    assert all(message.properties() == {"a": "b"} for message in messages)
-
-
-# Seeking and unloading ---------------------------------------------------------------------------------------------
-
-
-def test_seeking_without_the_message_itself_goes_behind_the_whole_payload(lab):
-    consumer, producer = lab.consumer(), lab.producer("chunking")
-    payloads = [content(3 * LIMIT, i) for i in range(3)]
-    ids = [producer.send(payload) for payload in payloads]
-    receive(consumer, 3)
-
-    consumer.seek(deserialize(ids[1].serialize()))
-
-    assert consumer.receive(5000).data() == payloads[2]
-
-
-def test_a_topic_that_is_unloaded_in_the_middle_of_a_payload(lab):
-    consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
-    for i in range(3):
-        native.send(chunk(1, i, 4, b"%d" % i))
-    assert nothing_comes(consumer)
-
-    lab.broker.unload(lab.topic)
-    native.send(chunk(1, 3, 4, b"3"))
-
-    message = consumer.receive(30_000)
-    assert message.data() == b"0123"
-    assert nothing_comes(consumer)
-    consumer.acknowledge(message)
-    lab.settled()
-
-
 # Subscriptions of several consumers --------------------------------------------------------------------------------
 
 
-class TestShared:
-    def test_chunks_are_refused_and_the_way_out_is_named(self, lab):
-        consumer = lab.consumer(consumer_type=pulsar.ConsumerType.Shared)
-        lab.producer("chunking").send(content(LIMIT + 1))
-        lab.producer("external").send(payload := content(LIMIT + 2))
+def test_a_shared_subscription_refuses_chunks_and_names_the_way_out(lab):
+    consumer = lab.consumer(consumer_type=SHARED)
+    lab.producer("chunking").send(content(LIMIT + 1))
+    lab.producer("external").send(payload := content(LIMIT + 2))
 
-        first, second, pointer = receive(consumer, 3)
+    first, second, pointer = receive(consumer, 3)
 
-        for refused in (first, second):
-            with pytest.raises(SharedSubscriptionError, match="Key_Shared"):
-                refused.data()
-            consumer.acknowledge(refused)
-        assert pointer.data() == payload
-        consumer.acknowledge(pointer)
-        lab.settled()
-
-    @pytest.mark.parametrize("partitions", [0, 2])
-    @pytest.mark.parametrize("kind", [SHARED, KEYED, pulsar.ConsumerType.Failover], ids=str)
-    def test_a_type_that_nobody_told_is_found_out(self, lab, kind, partitions):
-        if partitions:
-            lab.broker.create_partitioned(lab.topic, partitions)
-        consumer = PulsarConsumer(lab.subscribe(consumer_type=kind), lab.cc)
-        lab.producer("chunking").send(payload := content(LIMIT + 1))
-
-        message = consumer.receive(5000)
-
-        if kind == pulsar.ConsumerType.Failover:  # delivers all chunks to one consumer
-            assert message.data() == payload
-        else:
-            assert "consumer_type" in str(message.error)
+    for refused in (first, second):
+        with pytest.raises(SharedSubscriptionError, match="Key_Shared"):
+            refused.data()
+        consumer.acknowledge(refused)
+    assert pointer.data() == payload
+    consumer.acknowledge(pointer)
+    lab.settled()
 
 
-class TestManyConsumers:
-    def test_key_shared_keeps_payloads_whole_while_a_consumer_joins(self, lab):
-        """The broker holds the last chunks for their new owner until the old one releases the first: they expire."""
-        cc = lab.claimcheck("external", chunking={"expire_after_seconds": 1})
-        first = lab.consumer(cc=cc, consumer_type=KEYED)
-        native = lab.client.create_producer(lab.topic)
-        payloads = {i: [b"%d-%d" % (i, n) for n in range(4)] for i in range(9)}
+@pytest.mark.parametrize("partitions", [0, 2])
+@pytest.mark.parametrize("kind", [SHARED, KEYED, pulsar.ConsumerType.Failover], ids=str)
+def test_a_type_that_nobody_told_is_found_out(lab, kind, partitions):
+    if partitions:
+        lab.broker.create_partitioned(lab.topic, partitions)
+    consumer = PulsarConsumer(lab.subscribe(consumer_type=kind), lab.cc)
+    lab.producer("chunking").send(payload := content(LIMIT + 1))
 
-        def send(numbers):
-            for n in numbers:
-                for i, pieces in payloads.items():
-                    native.send(chunk(i, n, 4, pieces[n]), partition_key=UUID.format(i))
+    message = consumer.receive(5000)
 
-        send([0, 1])
-        assert nothing_comes(first)
-        second = lab.consumer(cc=cc, consumer_type=KEYED)
-        send([2, 3])
-
-        got = []
-        for consumer in (first, second) * 10:
-            while len(got) < len(payloads) and (message := _next(consumer)) is not None:
-                got.append(message.data())
-                consumer.acknowledge(message)
-        assert sorted(got) == sorted(b"".join(pieces) for pieces in payloads.values())
-        lab.settled()
-
-
-def _next(consumer):
-    try:
-        return consumer.receive(500)
-    except pulsar.Timeout:
-        return None
+    if kind == pulsar.ConsumerType.Failover:  # delivers all chunks to one consumer
+        assert message.data() == payload
+    else:
+        assert "consumer_type" in str(message.error)
 
 
 # Incomplete payloads -----------------------------------------------------------------------------------------------
@@ -320,64 +208,42 @@ def test_options_that_make_no_sense(lab):
 
 
 @pytest.mark.parametrize("partitions", [0, 2])
-def test_an_id_that_was_serialized_gives_back_and_acknowledges_the_whole_payload(lab, partitions):
+def test_the_id_that_the_sender_is_told_gives_back_and_acknowledges_the_whole_payload(lab, partitions):
+    """Also after it was serialized."""
     if partitions:
         lab.broker.create_partitioned(lab.topic, partitions)
     consumer = lab.consumer(consumer_type=KEYED)
-    lab.producer("chunking").send(payload := content(5 * LIMIT))
+    sent = lab.producer("chunking").send(payload := content(5 * LIMIT))
+    about = lab.subscribe("native").receive(5000).properties()
+    assert (about["chunk_id"], about["num_chunks_from_msg"]) == ("0", "6"), "the names of PIP-37"
 
-    consumer.negative_acknowledge(deserialize(consumer.receive(5000).message_id().serialize()))
+    message_id = consumer.receive(5000).message_id()
+    assert message_id == sent
+    consumer.negative_acknowledge(deserialize(message_id.serialize()))
     again = consumer.receive(5000)
     assert (again.data(), again.redelivery_count()) == (payload, 1)
-    consumer.acknowledge(deserialize(again.message_id().serialize()))
+    consumer.acknowledge(deserialize(sent.serialize()))
 
     lab.settled()
 
 
-A, B = ([chunk(number, position, 2, b"%d%d" % (number, position)) for position in (0, 1)] for number in (1, 2))
-CUMULATIVE = {
-    "never past the beginning of an incomplete payload": ([b"1", A[0], b"2", b"3"], [(2, 1)], [A[1]]),
-    "the chunks beside another payload that is not settled": ([A[0], B[0], A[1], B[1]], [(0, 2), (1, 0)], []),
-    "no late duplicate takes anything else along": ([*A, b"2", A[1]], [(0, 1), (1, 0)], []),
-}
-"""Messages; which of the received payloads are acknowledged, and the backlog afterwards; what is sent at the end."""
+def test_a_cumulative_acknowledgement_within_a_batch(lab):
+    """The batch is acknowledged when all of its messages are: two by this call, the chunk with its payload."""
+    consumer = lab.consumer()
+    native = lab.client.create_producer(lab.topic, batching_enabled=True, batching_max_publish_delay_ms=10_000)
+    for message in (b"1", chunk(1, 0, 2, b"a"), b"2"):
+        native.send_async(message, None)
+    native.flush()
+    plain = receive(consumer, 2)[-1]
+    assert plain.message_id().batch_index() == 2
 
+    consumer.acknowledge_cumulative(plain.message_id())
+    lab.settled(backlog=1)
 
-class TestCumulatively:
-    @pytest.mark.parametrize(("messages", "acks", "rest"), CUMULATIVE.values(), ids=CUMULATIVE)
-    def test_acknowledges(self, lab, messages, acks, rest):
-        consumer, native = lab.consumer(), lab.client.create_producer(lab.topic)
-        for message in messages:
-            native.send(message)
-        payloads = receive(consumer, max(index for index, _ in acks) + 1)
-        assert nothing_comes(consumer)
-
-        for index, backlog in acks:
-            consumer.acknowledge_cumulative(payloads[index])
-            lab.settled(backlog=backlog)
-
-        for message in rest:
-            native.send(message)
-            consumer.acknowledge_cumulative(consumer.receive(5000))
-        lab.settled()
-
-    def test_within_a_batch(self, lab):
-        """The batch is acknowledged when all of its messages are: two by this call, the chunk with its payload."""
-        consumer = lab.consumer()
-        native = lab.client.create_producer(lab.topic, batching_enabled=True, batching_max_publish_delay_ms=10_000)
-        for message in (b"1", chunk(1, 0, 2, b"a"), b"2"):
-            native.send_async(message, None)
-        native.flush()
-        plain = receive(consumer, 2)[-1]
-        assert plain.message_id().batch_index() == 2
-
-        consumer.acknowledge_cumulative(plain.message_id())
-        lab.settled(backlog=1)
-
-        native.send_async(chunk(1, 1, 2, b"b"), None)
-        native.flush()
-        consumer.acknowledge(consumer.receive(5000))
-        lab.settled()
+    native.send_async(chunk(1, 1, 2, b"b"), None)
+    native.flush()
+    consumer.acknowledge(consumer.receive(5000))
+    lab.settled()
 
 
 # With asyncio: the same guarantees, and the event loop is never blocked -------------------------------------------
@@ -388,35 +254,6 @@ async def asyncio_client(lab):
     client = pulsar.asyncio.Client(lab.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
     yield client
     await client.close()
-
-
-def test_a_loop_that_ends_takes_what_was_not_sent_out_of_the_store(lab):
-    cc = lab.claimcheck("external")
-    store, dropped = cc.store("m"), []
-    first_written, second_written, ended = threading.Event(), threading.Event(), threading.Event()
-    write, rollback = store.write, store.rollback
-    store.rollback = lambda pointer: (dropped.append(pointer.key), rollback(pointer))
-
-    def slow(*args, **kwargs):
-        pointer = write(*args, **kwargs)
-        if first_written.is_set():
-            second_written.set()
-        else:
-            first_written.set()
-            ended.wait(60)
-        return pointer
-
-    async def main():
-        client = pulsar.asyncio.Client(lab.broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-        producer = AsyncPulsarProducer(await client.create_producer(lab.topic), cc, max_message_bytes=LIMIT)
-        store.write = slow
-        for i, written in enumerate((first_written, second_written)):
-            asyncio.create_task(producer.send(content(2 * LIMIT, i)))  # noqa: RUF006
-            assert await asyncio.to_thread(written.wait, 60)
-        threading.Timer(0.5, ended.set).start()  # once the loop has begun to end
-
-    asyncio.run(main())
-    assert len(dropped) == 2
 
 
 @on_a_loop

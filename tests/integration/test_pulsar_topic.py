@@ -2,22 +2,14 @@
 
 from dataclasses import replace
 
-import pulsar
 import pytest
 
 from claimcheck._wire.digest import digest_of
 from claimcheck._wire.pointer import Pointer
-from claimcheck.errors import (
-    ConfigError,
-    IntegrityError,
-    PayloadNotFoundError,
-    PointerRejectedError,
-    StoreError,
-)
+from claimcheck.errors import ConfigError, IntegrityError, PayloadNotFoundError, PointerRejectedError, StoreError
 from claimcheck.stores.pulsar_topic import PulsarTopicStore
-from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
 from tests import servers
-from tests.integration.pulsar_rig import LIMIT, content, receive
+from tests.integration.pulsar_rig import content
 
 KEEPS = {"retentionTimeInMinutes": 60, "retentionSizeInMB": -1}
 
@@ -32,37 +24,10 @@ def side(lab):
 
 
 @pytest.fixture
-def entry(lab, side):
-    """Return the store's entry in a configuration."""
-    return {
-        "type": "pulsar-topic", "url": lab.broker.service_url, "topic": side, "ttl_seconds": 600,
-        "segment_bytes": 50_000, "admin_url": lab.broker.admin_url,
-    }  # fmt: skip
-
-
-@pytest.fixture
-def store(entry):
-    with PulsarTopicStore(**{name: value for name, value in entry.items() if name != "type"}) as store:
+def store(lab, side):
+    place = {"url": lab.broker.service_url, "topic": side, "admin_url": lab.broker.admin_url}
+    with PulsarTopicStore(**place, ttl_seconds=600, segment_bytes=50_000) as store:
         yield store
-
-
-def test_a_shared_subscription_and_no_service_but_pulsar(lab, entry):
-    cc = lab.claimcheck("external", stores={"side": entry})
-    wrap = {"consumer_type": pulsar.ConsumerType.Shared}
-    consumers = [PulsarConsumer(lab.subscribe(consumer_type=pulsar.ConsumerType.Shared), cc, **wrap) for _ in range(2)]
-    producer = PulsarProducer(lab.client.create_producer(lab.topic), cc, max_message_bytes=LIMIT)
-    payloads = [content(5 * LIMIT, i) for i in range(8)]
-    for payload in payloads:
-        producer.send(payload)
-
-    got = []
-    for consumer in consumers:  # the broker gives each its turn
-        for message in receive(consumer, 4):
-            got.append(message.data())
-            consumer.acknowledge(message)
-
-    assert sorted(got) == sorted(payloads)
-    lab.settled()
 
 
 def test_a_partitioned_topic(lab, store, side):

@@ -1,46 +1,19 @@
-"""Stores on real servers: other libraries, four gibibytes, a key service."""
+"""Stores on real servers: four gibibytes, a key service."""
 
-import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 import uuid
-import zipfile
 from pathlib import Path
 
-import pandas
 import pytest
 
-import claimcheck
 from claimcheck._content.data_keys import DataKeys
 from claimcheck.config import EncryptionConfig
 from claimcheck.errors import ConfigError, IntegrityError, StoreUnavailableError
 from tests.conftest import ROOT
-
-# Other people's libraries read a payload in Redis as a file --------------------------------------------------------
-
-
-def test_other_libraries_read_a_payload_in_redis_as_a_file(redis_url):
-    frame = pandas.DataFrame({"number": range(50_000), "text": [str(uuid.UUID(int=i)) for i in range(50_000)]})
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as entries:
-        for i in range(10):
-            entries.writestr(f"{i}.txt", str(i) * 100_000)
-    options = {"type": "redis", "url": redis_url, "ttl_seconds": 600, "segment_bytes": 100_000}
-    with claimcheck.from_dict({"strategy": "external", "stores": {"hot": options}}) as cc:
-        store = cc.store("hot")
-        pointers = [store.write(payload) for payload in (frame.to_parquet(), archive.getvalue())]
-
-        with store.open(pointers[0]) as file:
-            assert pandas.read_parquet(file, columns=["number"]).equals(frame[["number"]])
-        with store.open(pointers[1]) as file, zipfile.ZipFile(file) as entries:
-            assert entries.namelist() == [f"{i}.txt" for i in range(10)]
-            assert entries.read("7.txt") == b"7" * 100_000
-        for pointer in pointers:
-            store.rollback(pointer)
-
 
 # Four gibibytes through each store --------------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ def test_importing_loads_nothing_that_was_not_asked_for(zipped):
     code = f"""
 import sys
 sys.path.insert(0, {str(zipped)!r})
-import claimcheck, claimcheck.config
+import claimcheck, claimcheck.config, claimcheck.spark
 print(claimcheck.__file__, [name for name in {OPTIONAL!r} if name in sys.modules])
 """
     assert _python(sys.executable, code) == f"{zipped}/claimcheck/__init__.py []"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -135,31 +135,6 @@ def test_a_topic_that_no_cluster_has_claimed_is_only_reported(rig):
             report.delete()
         assert rig.readable(lost) == [True]
         assert report.delete(claim=True).deleted == 1
-
-
-def test_the_payloads_of_another_cluster_are_refused(rig):
-    live = rig.send(rig.write())
-    with LocalBroker(rig.folder / "other.sqlite") as other:
-        other.create_topic("orders")
-        other.append("orders", rig.cc.seal(rig.write()))
-        topics = [{"format": "claimcheck_local", "path": other.database.path, "topic": "orders"}]
-        with pytest.raises(ConfigError, match=f"belong to {local_cluster(rig.broker.database)}, and this"):
-            collect_garbage(rig.spark, config=rig.config, topics=topics)
-        with collect_garbage(rig.spark, config=rig.config, topics=rig.topics("orders") + topics) as both:
-            assert both.delete().deleted == 0
-    assert rig.readable(live) == [True]
-
-
-def test_a_message_that_arrives_after_the_report_keeps_its_payload(rig):
-    lost, late = rig.write(), rig.write()
-
-    with rig.collect() as report:
-        assert report.count == 2
-        rig.send(late, "orders.dlq")
-        deletion = report.delete(rate=500)
-
-    assert asdict(deletion) == {"deleted": 1, "gone": 0, "changed": 0, "kept": 1, "failed": 0, "error": None}
-    assert rig.readable(lost, late) == [False, True]
 
 
 def test_a_message_that_moves_while_topics_are_read_keeps_its_payload(rig, monkeypatch):

@@ -300,18 +300,6 @@ def tester(request) -> Operator:
     return Operator(behind_ms=request.param)
 
 
-def test_all_chunks_in_one_batch_touch_no_state_of_chunks(tester, monkeypatch):
-    for name in ("updateValue", "getValue"):
-        monkeypatch.setattr(tester.tester.handle.map_states["chunks"], name, None)
-
-    [row] = tester.micro_batch(1, 3, 2, 0, 1, 0)
-
-    assert (row.uuid, row.row, row.pieces) == (UUID, b"row of 0", [b"to 0", b"to 1", b"to 2"])
-    assert (row.error_type, row.error_message, row.declared) == (None, None, None)
-    assert tester.at(2) == []
-    assert tester.timers == [600]
-
-
 def test_chunks_over_several_batches_and_late_duplicates_while_the_payload_is_remembered(tester):
     assert tester.feed(4, 3, 1) == []
     assert tester.timers == [60]

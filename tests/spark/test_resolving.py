@@ -17,7 +17,6 @@ from claimcheck.errors import (
     EnvelopeError,
     PayloadNotFoundError,
     PayloadTooLargeError,
-    PayloadTypeError,
     StoreError,
     StoreUnavailableError,
 )
@@ -137,15 +136,6 @@ def test_a_store_that_may_not_be_read_fails_the_task(config, send, monkeypatch):
     monkeypatch.setattr(os, "open", refused)
     with pytest.raises(StoreError, match="Permission denied"):
         list(resolver(config, on_error="skip")(messages))
-
-
-@pytest.mark.parametrize(
-    ("keyed", "element"),
-    [(False, "text"), (False, ("key", b"value")), (True, b"xy"), (True, (1, 2, 3)), (True, None)],
-)
-def test_elements_that_are_no_messages_or_no_pairs(config, keyed, element):
-    with pytest.raises((PayloadTypeError, TypeError, ValueError)):
-        list(resolver(config, keyed=keyed)([element]))
 
 
 def test_a_wrong_configuration_or_option_is_refused_on_the_driver(config, tmp_path):

@@ -351,12 +351,3 @@ def test_a_missing_package_names_the_extra(monkeypatch, missing):
 
     with pytest.raises(MissingDependencyError, match=r"claimcheck-messaging\[spark\]"):
         resolve("value", config={"strategy": "inline"})
-
-
-def test_importing_imports_no_pyspark(worker_env):
-    program = "import sys, claimcheck.spark; print([m for m in ('pyspark', 'pyarrow', 'pandas') if m in sys.modules])"
-    env = os.environ | worker_env
-
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
-
-    assert done.stdout.strip() == "[]"

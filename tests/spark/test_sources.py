@@ -1,8 +1,5 @@
 """The embedded broker as a source of Spark, and how triggers of the Pulsar source end, without a server."""
 
-import os
-import threading
-
 import pytest
 import yaml
 from hypothesis import given
@@ -11,14 +8,12 @@ from hypothesis import strategies as st
 import claimcheck
 from claimcheck.errors import ConfigError
 from claimcheck.spark.sources import _check_version, register
-from claimcheck.spark.sources._pulsar_client import IN_PARALLEL, in_parallel
 from claimcheck.spark.sources._pulsar_reader import end_within, share, split
 from claimcheck.spark.sources._source import OffsetRange
 from claimcheck.transports.local import LocalBroker, LocalProducer
 from claimcheck.transports.pulsar._queries import NOTHING
 from tests.docs_pages import run
-from tests.spark.drivers import Driver, write_batches
-from tests.spark.rig import batches_of, failure, stream, values, written
+from tests.spark.rig import batches_of, failure, stream, values
 
 SMALL, LARGE = b"small", b"large" * 1000
 
@@ -65,29 +60,19 @@ def test_a_batch_reads_everything_as_it_is(sources, broker):
     assert "some of these columns" in failure(lambda: reader.schema("value string").load().collect())
 
 
-def test_a_stream_stops_at_a_limit_of_rows(sources, broker, tmp_path):
+def test_a_stream_stops_at_a_limit_of_rows_goes_on_where_it_was_and_may_begin_at_the_end(sources, broker, tmp_path):
     fill(broker, 50)
     df = stream(sources, "claimcheck_local", options(broker, maxRowsPerTrigger=12))
+    late = stream(sources, "claimcheck_local", options(broker, startingPosition="latest"))
 
-    seen = batches_of(df, tmp_path / "c")
+    seen, nothing = batches_of(df, tmp_path / "c"), batches_of(late, tmp_path / "late")
     fill(broker, 5, start=50)
-    more = batches_of(df, tmp_path / "c")
+    more, end = batches_of(df, tmp_path / "c"), batches_of(late, tmp_path / "late")
 
     assert max(map(len, seen.values())) == 12
     assert values(seen) == sorted(b"%d" % n for n in range(50))
-    assert values(more) == sorted(b"%d" % n for n in range(50, 55))
-
-
-def test_a_stream_may_begin_at_the_end(sources, broker, tmp_path):
-    fill(broker, 10)
-    df = stream(sources, "claimcheck_local", options(broker, startingPosition="latest"))
-
-    nothing = batches_of(df, tmp_path / "c")
-    fill(broker, 3, start=10)
-    seen = batches_of(df, tmp_path / "c")
-
+    assert values(more) == values(end) == sorted(b"%d" % n for n in range(50, 55))
     assert not any(nothing.values())
-    assert values(seen) == [b"10", b"11", b"12"]
 
 
 def test_a_file_that_was_replaced_is_noticed(sources, broker, tmp_path):
@@ -105,21 +90,6 @@ def test_a_file_that_was_replaced_is_noticed(sources, broker, tmp_path):
 
     assert "DataLossError" in text
     assert "is not the file that this query has read" in text
-
-
-def test_a_source_begins_again_exactly_where_it_was(worker_env, sources, broker, tmp_path):
-    fill(broker, 60)
-    told = options(broker, maxRowsPerTrigger=15)
-
-    with Driver({}, tmp_path, os.environ | worker_env) as driver:
-        driver.die_in(2, form="claimcheck_local", options=told, folder=str(tmp_path))
-    fill(broker, 10, start=60)
-    write_batches(stream(sources, "claimcheck_local", told), tmp_path)
-
-    attempts = written(tmp_path)
-    assert [len(attempts[n]) for n in (0, 1, 2, 3)] == [1, 1, 2, 1]  # 2 was written, but not committed
-    assert attempts[2][0] == attempts[2][1]
-    assert sorted(row["value"] for each in attempts.values() for row in each[-1]) == sorted(map(str, range(70)))
 
 
 def test_wrong_options_are_told_at_once_and_what_a_batch_cannot_do(sources, broker, tmp_path):
@@ -229,18 +199,3 @@ def test_what_small_partitions_leave_is_for_large_ones():
     assert within(61) == {"a": 3, "b": 9, "c": 24, "d": 24}
     assert rounds == [*"abcd", *"cd"]  # finished partitions are not read again
     assert within(1) == dict.fromkeys(last, 1)  # every partition makes progress, once
-
-
-def test_calls_that_have_not_begun_when_one_fails_are_skipped():
-    begun, together = [], threading.Barrier(IN_PARALLEL)
-
-    def call(number):
-        begun.append(number)
-        together.wait(60)
-        raise ValueError(number)
-
-    with pytest.raises(ValueError, match=r"\d+"):
-        in_parallel(call, range(10 * IN_PARALLEL))
-
-    assert len(begun) == IN_PARALLEL
-    assert in_parallel(str, range(2 * IN_PARALLEL)) == [str(number) for number in range(2 * IN_PARALLEL)]

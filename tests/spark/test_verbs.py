@@ -13,16 +13,7 @@ import pytest
 import claimcheck
 from claimcheck._config_file import from_dict
 from claimcheck.errors import ArgumentTypeError, ConfigError
-from claimcheck.spark import (
-    _columns,
-    map_payloads,
-    offload,
-    pin,
-    reassemble,
-    repartition_by_payload,
-    resolve,
-    resolver,
-)
+from claimcheck.spark import _columns, map_payloads, offload, pin, reassemble, repartition_by_payload, resolve, resolver
 from claimcheck.spark._columns import check_paths, is_one_machine
 from tests.spark.rig import frame
 
