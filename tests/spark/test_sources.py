@@ -2,16 +2,13 @@
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 import claimcheck
 from claimcheck.errors import ConfigError
 from claimcheck.spark.sources import _check_version, register
-from claimcheck.spark.sources._pulsar_reader import end_within, share, split
+from claimcheck.spark.sources._pulsar_reader import end_within, share
 from claimcheck.spark.sources._source import OffsetRange
 from claimcheck.transports.local import LocalBroker, LocalProducer
-from claimcheck.transports.pulsar._queries import NOTHING
 from tests.docs_pages import run
 from tests.spark.rig import batches_of, failure, stream, values
 
@@ -134,43 +131,8 @@ def test_the_documented_limit_for_kafka_counts_payloads(sources, broker, config,
 # Planning of the Pulsar source, without a broker -------------------------------------------------------------------
 
 
-LEDGERS = st.dictionaries(st.integers(1, 30), st.integers(1, 20), min_size=1, max_size=6)
-
-
 def unknown(partition):
     return {}
-
-
-def bounds(ranges):
-    return [(each.partition, each.start, each.end) for each in ranges]
-
-
-@given(ledgers=LEDGERS, least=st.integers(1, 12), known=st.booleans(), data=st.data())
-def test_the_parts_of_a_range_hold_each_entry_once(ledgers, least, known, data):
-    entries = [(ledger, entry) for ledger in sorted(ledgers) for entry in range(ledgers[ledger])]
-    start = data.draw(st.sampled_from([NOTHING, *entries[:-1]]))
-    end = data.draw(st.sampled_from([each for each in entries if each > start]))
-
-    parts = split([OffsetRange("p", start, end)], least, lambda name: ledgers if known else {})
-
-    assert [parts[0].start, *(part.end for part in parts)] == [*(part.start for part in parts), end]
-    inside = [[each for each in entries if part.start < each <= part.end] for part in parts]
-    assert all(inside)
-    assert all(part.start in entries for part in parts[1:])  # they exist, which proves that nothing was deleted
-    if start[0] == end[0] and len(inside) > 1:
-        assert len(parts) == min(least, sum(map(len, inside)))
-        assert max(map(len, inside)) - min(map(len, inside)) <= 2
-
-
-def test_only_large_partitions_are_divided():
-    ranges = [OffsetRange("hot", (1, 9), (1, 909)), OffsetRange("cold", (2, 0), (2, 100))]
-
-    parts = bounds(split(ranges, 4, unknown))
-
-    assert [each for each in parts if each[0] == "cold"] == [("cold", (2, 0), (2, 100))]
-    assert len(parts) == 5
-    assert bounds(split(ranges, 2, unknown)) == bounds(ranges)
-    assert split([], 4, unknown) == []
 
 
 def test_a_share_takes_whole_entries_and_at_first_at_least_one():

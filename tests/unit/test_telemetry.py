@@ -2,6 +2,7 @@
 
 import asyncio
 import uuid
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,7 @@ def test_a_store_operation_is_a_client_span_below_the_callers_and_is_measured():
     assert measured()["claimcheck.sends", frozenset({TOPIC: name, "claimcheck.outcome": "sent"}.items())] == 1
 
 
-SWEPT = dict.fromkeys(("scanned", "expired", "expired_bytes", "leftovers", "failed"), 0)
+SWEPT: Any = dict.fromkeys(("scanned", "expired", "expired_bytes", "leftovers", "failed"), 0)
 
 
 @pytest.mark.parametrize(
