@@ -6,7 +6,7 @@ from concurrent.futures import Executor, Future
 import pytest
 
 import claimcheck
-from claimcheck.errors import StoreUnavailableError
+from claimcheck.errors import IntegrityError, StoreUnavailableError
 from claimcheck.transports._common.dispatch import dispatch
 from claimcheck.transports._common.received import Prefetch, StoredPayload
 
@@ -56,7 +56,15 @@ def test_it_is_read_once_and_when_it_is_asked_for():
 
 
 class TestRetryableErrors:
-    """That an outage which look-ahead met is over with the next request: see tests/simulation."""
+    @pytest.mark.parametrize(("error", "reads"), [(outage(), 2), (IntegrityError("damaged"), 1)])
+    def test_of_what_look_ahead_met_only_an_outage_may_be_over(self, error, reads):
+        """One that is over: see tests/simulation."""
+        payload = StoredPayload(source := Source(error))
+        payload.prefetch(pool := Idle())
+        pool.run()
+        with pytest.raises(type(error)):
+            payload.get()
+        assert source.reads == reads
 
     def test_look_ahead_that_never_began_is_no_loss(self):
         payload = StoredPayload(source := Source())
