@@ -261,9 +261,7 @@ class PulsarTopicStore(Store):
     def _retention(self, admin_url: str) -> dict[str, int]:
         made = made_by(self._make, path=f"stores.{self.name}.client")
         trust = trusting(self._tls_ca_file, option="tls_ca_file", made=made)
-        admin = AdminClient(
-            admin_url, headers=bearer(self._token), trust=trust, timeout_seconds=self._timeout_seconds
-        )
+        admin = AdminClient(admin_url, headers=bearer(self._token), trust=trust, timeout_seconds=self._timeout_seconds)
         try:
             return policy(admin, self._topic, "retention") or {}
         except AdminError as error:

@@ -194,7 +194,7 @@ class RedisServer:
         with suppress(ValueError, TypeError):  # the vendor's text may quote a part of the password
             return self._client(redis, {**self._options, "retry": _retry_once(redis), **made})
         found = "an address, or arguments, that redis-py cannot use"
-        fail(f"{path}.url", found=found, expected="a valid query, and arguments of redis-py")
+        return fail(f"{path}.url", found=found, expected="a valid query, and arguments of redis-py")
 
     def _checked(self, redis: ModuleType, client: Any, path: str) -> object:
         """Check a caller's client, which has to fit the address, and to return bytes."""
