@@ -15,6 +15,7 @@
 # make simulate            the clients in simulated brokers and stores, 1,000 seeds; RUNS=20000 SEED=5000 others, SEED=kafka-17 replays one
 # make faults              random faults on real brokers and stores, 12 runs; RUNS=500 for more, SEED=kafka-17 replays one
 # make soak                sends and receives for HOURS=2 hours with faults, and draws what memory and descriptors do
+# make release             builds what is published into dist/, twice: source distribution, wheel, SBOM, hashes
 # make spark-versions      which features run on which pyspark, each in its own environment (about 500 MB at a time)
 # Every target creates its environment in .venv and needs only python3 (3.11 or newer) and pip.
 # To use another Python: make demo PYTHON=python3.12
@@ -36,7 +37,7 @@ FAST        := $(PYTEST) -n 2 -m fast --hypothesis-profile=$(PROFILE) $(PYTEST_A
 # Touch every dependency: stores, brokers' clients, encryption, compression, checksums, command line, configuration.
 OLDEST      := tests/unit $(wildcard $(addprefix tests/conformance/test_,redis_*.py s3_*.py))
 
-.PHONY: simulate faults soak demo test test-fast test-all test-oldest lint docs structure spark-versions bench bench-line bench-many bench-pulsar bench-kafka bench-spark compare clean
+.PHONY: release simulate faults soak demo test test-fast test-all test-oldest lint docs structure spark-versions bench bench-line bench-many bench-pulsar bench-kafka bench-spark compare clean
 .DELETE_ON_ERROR:
 SHELL       := bash
 .SHELLFLAGS := -o pipefail -c
@@ -77,6 +78,9 @@ simulate: $(VENV)/.test
 # Needs what make test-all needs. Two seconds a run, and half a minute with Spark. A full disk needs root.
 faults: $(VENV)/.test
 	$(BIN)/python -m tests.fault.random_faults $(if $(SEED),--seed $(SEED)) $(if $(RUNS),--runs $(RUNS)) $(FAULT_ARGS)
+
+release:
+	PYTHON=$(PYTHON) .ci/release
 
 soak: $(VENV)/.bench
 	$(BIN)/python -m tests.fault.soak --hours $(or $(HOURS),2) --out bench-results/soak.png
