@@ -89,6 +89,7 @@ FIXTURE_MARKS = {
     "azure_emulator": "azure",
     "kafka_jars": "kafka",
     "pulsar_jars": "pulsar",
+    "prometheus_programs": "prometheus",
     "spark": "spark",
     "spark_kafka_jars": "spark",
 }
@@ -447,6 +448,15 @@ def spark_connect() -> None:
     missing = [name for name in ("grpc", "grpc_status", "zstandard") if importlib.util.find_spec(name) is None]
     if missing:
         _missing(f"no {' and no '.join(missing)}: pip install 'pyspark[connect]'")
+
+
+# Prometheus ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def prometheus_programs() -> None:
+    """Skips or fails a test that starts a Prometheus where the programs are missing."""
+    _require("prometheus promtool")
 
 
 @pytest.fixture

@@ -1,0 +1,64 @@
+"""Export the metrics of claimcheck to Prometheus, from a process that sends and reads a payload every second.
+
+    pip install 'claimcheck-messaging[otel]' opentelemetry-exporter-prometheus
+    python exporter.py 9464  # http://127.0.0.1:9464/metrics
+
+In prometheus.yml, add 127.0.0.1:9464 to `scrape_configs` and alerts.yaml to `rule_files`. Import dashboard.json into
+Grafana. Every second payload meets a failing store, so that all panels show data.
+"""
+
+import contextlib
+import itertools
+import sys
+import time
+
+from opentelemetry import metrics
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import MeterProvider, view
+from prometheus_client import start_http_server
+
+import claimcheck
+from claimcheck import telemetry
+
+# The SDK's own buckets begin with 5 seconds: too coarse for percentiles.
+SECONDS = view.ExplicitBucketHistogramAggregation([0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60])
+VIEW = view.View(instrument_name="claimcheck.store.duration", aggregation=SECONDS)
+STORE = {"type": "claimcheck.testing:FaultyStore", "store": {"type": "memory", "ttl_seconds": 1}}
+CONFIG = {"strategy": "hybrid", "threshold_bytes": 10_000, "hybrid": {"retry_store_after_seconds": 0.5},
+          "chunking": {"expire_after_seconds": 0.5}, "stores": {"memory": STORE}}  # fmt: skip
+
+
+def send(cc, produce):
+    with cc.outbound(bytes(50_000), destination="orders") as out:
+        return out.send(produce)
+
+
+def lose(cc, resolver, position):
+    """The store fails, so hybrid sends chunks. The second one times out, and the first one expires at its reader."""
+
+    def produce(chunk):
+        if resolver.pending_payloads:
+            raise TimeoutError
+        resolver.feed("orders", position, chunk.data)
+
+    cc.store("memory").fail("write", times=1)
+    with contextlib.suppress(claimcheck.PartialSendError):
+        send(cc, produce)
+    time.sleep(1)
+    for dropped in resolver.tick():
+        resolver.settle(dropped, acked=True)
+
+
+def main(port):
+    metrics.set_meter_provider(MeterProvider([PrometheusMetricReader()], views=[VIEW]))
+    start_http_server(port, addr="127.0.0.1")
+    with claimcheck.from_dict(CONFIG, hooks=[telemetry.hook()]) as cc:
+        resolver = cc.resolver()
+        for position in itertools.count():
+            cc.resolve(send(cc, lambda envelope: envelope.data))
+            lose(cc, resolver, position)
+            cc.sweep("memory", dry_run=False, grace_seconds=0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
