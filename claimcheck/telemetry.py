@@ -11,6 +11,7 @@ from claimcheck.errors import import_vendor
 
 __all__ = ["hook", "processing"]
 
+_SECONDS, _BYTES = [n / 1000 for n in (1, 2, 5, 10, 20, 50, 100, 500, 1000, 5000, 30_000)], [4**n for n in range(5, 16)]
 _TOPIC, _STORE = "messaging.destination.name", "claimcheck.store"
 _COUNTERS: dict[type[hooks.Event], tuple[str, str | None, dict[str, str]]] = {
     hooks.SendEvent: ("sends", None, {_TOPIC: "destination", "claimcheck.outcome": "outcome"}),
@@ -32,8 +33,8 @@ def hook() -> hooks.Hook:
         MissingDependencyError: OpenTelemetry's API is not installed.
     """
     trace, meter = _api("trace"), _api("metrics").get_meter("claimcheck")
-    durations = meter.create_histogram("claimcheck.store.duration", "s")
-    sizes = meter.create_histogram("claimcheck.store.size", "By")
+    durations = meter.create_histogram("claimcheck.store.duration", "s", explicit_bucket_boundaries_advisory=_SECONDS)
+    sizes = meter.create_histogram("claimcheck.store.size", "By", explicit_bucket_boundaries_advisory=_BYTES)
     counters = {kind: meter.create_counter(f"claimcheck.{name}") for kind, (name, *_) in _COUNTERS.items()}
 
     def operated(event: hooks.OperationEvent) -> None:
@@ -61,10 +62,7 @@ def hook() -> hooks.Hook:
 
 
 def processing(message: Any) -> AbstractContextManager[Any]:
-    """Return a context manager: a span for the processing of a message, below the span of its sender.
-
-    Wrapped consumers read ahead: the context that an instrumented client leaves may be that of another message.
-    """
+    """Return a context manager: a span for processing a message, below its sender's, even if it was read ahead."""
     is_pulsar = hasattr(message, "properties")
     pairs = message.properties().items() if is_pulsar else message.headers() or ()
     carrier = {name: value.decode() if isinstance(value, bytes) else value for name, value in pairs}
