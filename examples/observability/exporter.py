@@ -11,6 +11,8 @@ import contextlib
 import itertools
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 from opentelemetry import metrics
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -19,26 +21,29 @@ from prometheus_client import start_http_server
 
 import claimcheck
 from claimcheck import telemetry
+from claimcheck.testing import FaultyStore
 
 STORE = {"type": "claimcheck.testing:FaultyStore", "store": {"type": "memory", "ttl_seconds": 1}}
 CONFIG = {"strategy": "hybrid", "threshold_bytes": 10_000, "hybrid": {"retry_store_after_seconds": 0.5},
           "chunking": {"expire_after_seconds": 0.5}, "stores": {"memory": STORE}}  # fmt: skip
 
 
-def send(cc, produce):
+def send(cc: claimcheck.ClaimCheck, produce: Callable[[claimcheck.Envelope], Any]) -> Any:
     with cc.outbound(bytes(50_000), destination="orders") as out:
         return out.send(produce)
 
 
-def lose(cc, resolver, position):
+def lose(cc: claimcheck.ClaimCheck, resolver: claimcheck.Resolver, position: int) -> None:
     """The store fails, so hybrid sends chunks. The second one times out, and the first one expires at its reader."""
 
-    def produce(chunk):
+    def produce(chunk: claimcheck.Envelope) -> None:
         if resolver.pending_payloads:
             raise TimeoutError
-        resolver.feed("orders", position, chunk.data)
+        resolver.feed("orders", position, chunk.data or b"")
 
-    cc.store("memory").fail("write", times=1)
+    store = cc.store("memory")
+    assert isinstance(store, FaultyStore)
+    store.fail("write", times=1)
     with contextlib.suppress(claimcheck.PartialSendError):
         send(cc, produce)
     time.sleep(1)
@@ -46,7 +51,7 @@ def lose(cc, resolver, position):
         resolver.settle(dropped, acked=True)
 
 
-def main(port):
+def main(port: int) -> None:
     metrics.set_meter_provider(MeterProvider([PrometheusMetricReader()]))
     start_http_server(port, addr="127.0.0.1")
     with claimcheck.from_dict(CONFIG, hooks=[telemetry.hook()]) as cc:

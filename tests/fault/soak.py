@@ -42,7 +42,7 @@ QUANTITIES: dict[str, Callable[[int], float]] = {
     "sockets": lambda pid: sum(target.startswith("socket") for target in _targets(pid)),
     "threads": lambda pid: len(os.listdir(f"/proc/{pid}/task")),
 }
-TOLD = {"allocated by malloc (MiB)": ("malloc", 2.0**20), "Python's memory blocks": ("blocks", 1.0)}
+TOLD = {"allocated by malloc (MiB)": ("malloc", 2.0**20), "Python's blocks": ("blocks", 1.0)}
 """What the process tells of itself, and the unit."""
 
 
