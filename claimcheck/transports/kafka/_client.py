@@ -45,8 +45,7 @@ def unwrapped(name: str, client: Any, kind: str) -> Any:
     """Check a client, a subclass or a proxy; returns it without a proxy of OpenTelemetry, which lacks most methods."""
     library = vendor()
     _check_client(name, client, (getattr(library, kind), getattr(library.cimpl, kind)), f"confluent_kafka.{kind}")
-    original = getattr(client, f"original_{kind.lower()}", None)
-    return original() if callable(original) else client
+    return getattr(client, f"original_{kind.lower()}", lambda: client)()
 
 
 def _check_client(name: str, client: object, kinds: Any, kind: str) -> None:

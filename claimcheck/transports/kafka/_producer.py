@@ -78,7 +78,7 @@ class KafkaProducer(NativeClient):
         self._limit = WireLimit(max_message_bytes, kafka_overhead)
         self._header = cc.config.header
         self._first_byte = self._header[0]
-        self._produce: Any = producer.produce  # its type forbids some arguments that it accepts
+        self._produce: Any = producer.produce if type(producer) is vendor().cimpl.Producer else _named(producer.produce)
         self._plain_limits: dict[str, int] = {}  # by topic: bytes of value and key of a plain record without headers
         self._window_bytes = _WINDOW_BYTES
         self._room_seconds = _ROOM_SECONDS
@@ -126,16 +126,15 @@ class KafkaProducer(NativeClient):
             if size <= self._plain_limits.get(topic, -1):
                 produce = self._produce  # called as a local variable, and with no more arguments than needed: faster
                 if callback is None and on_delivery is None and partition == -1 and timestamp == 0:
-                    produce(topic, value, key=key)
-                else:  # by name, as what instruments a client expects
+                    produce(topic, value, key)
+                else:  # the client ignores on_delivery if a callback is passed, even None
                     callback = _checked_callback(callback, on_delivery)
-                    produce(topic, value, key=key, partition=partition, on_delivery=callback, timestamp=timestamp)
+                    produce(topic, value, key, partition, callback, callback, timestamp)
                 return
         callback = _checked_callback(callback, on_delivery)
         value = value.encode() if isinstance(value, str) else value
         if self.sends_plain(topic, value, key, headers):
-            more = {"on_delivery": callback, "timestamp": timestamp, "headers": headers}
-            self._produce(topic, value, key=key, partition=partition, **more)
+            self._produce(topic, value, key, partition, callback, callback, timestamp, headers)
         else:
             self._offload(topic, value, key, partition, callback, timestamp, headers)
 
@@ -267,7 +266,7 @@ class KafkaProducer(NativeClient):
         out.finish()
 
     def _send_abort(self, abort: Envelope, window: InFlightWindow) -> None:
-        self._produce(window.topic, abort.data, key=abort.key, partition=window.partition, headers=abort.headers)
+        self._produce(window.topic, abort.data, abort.key, window.partition, headers=abort.headers)
 
 
 def _checked_callback(callback: Callback, on_delivery: Callback) -> Any:
@@ -276,6 +275,12 @@ def _checked_callback(callback: Callback, on_delivery: Callback) -> Any:
     if not (chosen is None or callable(chosen)):
         raise TypeError(f"a delivery callback must be callable, not {type(chosen).__name__}")
     return chosen
+
+
+def _named(produce: Any) -> Any:
+    """Return a function that passes arguments by name, as what instruments a client expects."""
+    names = ("key", "partition", "callback", "on_delivery", "timestamp", "headers")
+    return lambda topic, value, *rest, **more: produce(topic, value, **dict(zip(names, rest, strict=False)), **more)
 
 
 class Poller:
@@ -385,7 +390,7 @@ class InFlightWindow:
         while True:
             try:
                 self.produce(
-                    self.topic, data, key=envelope.key, partition=self.partition,
+                    self.topic, data, envelope.key, self.partition,
                     on_delivery=lambda error, report: self._reported(number, size, error, report),
                     timestamp=self.timestamp, headers=envelope.headers,
                 )  # fmt: skip
