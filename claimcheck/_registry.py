@@ -55,27 +55,27 @@ def load_class(name: str, builtin: Mapping[str, str], *, group: str, path: str) 
         known = f"one of {', '.join(sorted(builtin))}, an entry point of {group}, or module:Class"
         expected = f"{known}{did_you_mean(name, builtin)}"
         fail(path, found=repr(name), expected=expected)
-    cls = _imported(target, path)
+    cls = _imported(target, path, found=name)
     if not inspect.isclass(cls):
         fail(path, found=f"{target!r}, a {type(cls).__name__}", expected="a class")
     return cls
 
 
-def _imported(target: str, path: str) -> Any:
+def _imported(target: str, path: str, *, found: str) -> Any:
     module, _, attribute = target.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as exc:  # a module may raise anything while it is imported
         why = exc if isinstance(exc, (ImportError, AttributeError)) else f"{type(exc).__name__}: {exc}"
         text = f"{path}: cannot import {target!r}: {without_secrets(str(why))}"
-        raise ConfigError(text, path=path, found=target) from exc
+        raise ConfigError(text, path=path, found=found) from exc
 
 
 def made_by(function: str | None, *, path: str) -> Any:
     """Call the function that an option ``client`` names; returns a native client, or keyword arguments for one."""
     if function is None:
         return {}
-    make = _imported(function, path)
+    make = _imported(function, path, found=function)
     made = make() if callable(make) else None
     if made is None:
         fail(path, found=repr(function), expected="a function that returns a client, or a dict of arguments for one")

@@ -33,6 +33,7 @@ def hook() -> hooks.Hook:
         MissingDependencyError: OpenTelemetry's API is not installed.
     """
     trace, meter = _api("trace"), _api("metrics").get_meter("claimcheck")
+    tracer = trace.get_tracer("claimcheck")
     durations = meter.create_histogram("claimcheck.store.duration", "s", explicit_bucket_boundaries_advisory=_SECONDS)
     sizes = meter.create_histogram("claimcheck.store.size", "By", explicit_bucket_boundaries_advisory=_BYTES)
     counters = {kind: meter.create_counter(f"claimcheck.{name}") for kind, (name, *_) in _COUNTERS.items()}
@@ -45,7 +46,7 @@ def hook() -> hooks.Hook:
             sizes.record(event.size, labels)
         begin = time.time_ns() - round(event.duration_seconds * 1e9)
         name, facts = f"{event.operation} {event.store}", {**labels, "claimcheck.key": event.key}
-        span = trace.get_tracer("claimcheck").start_span(name, None, trace.SpanKind.CLIENT, facts, start_time=begin)
+        span = tracer.start_span(name, None, trace.SpanKind.CLIENT, facts, start_time=begin)
         if event.error is not None:
             span.set_status(trace.StatusCode.ERROR, str(event.error))
         span.end()

@@ -19,7 +19,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
 from claimcheck._content.source import Source
-from claimcheck._registry import made_by
 from claimcheck._store.store import Store
 from claimcheck._validation import MAX_SECONDS, Check, Function, Range, Timeout, check_arguments, fail
 from claimcheck._wire.envelope import Envelope
@@ -259,8 +258,8 @@ class PulsarTopicStore(Store):
         self._known_retention = seconds
 
     def _retention(self, admin_url: str) -> dict[str, int]:
-        made = made_by(self._make, path=f"stores.{self.name}.client")
-        trust = trusting(self._tls_ca_file, option="tls_ca_file", made=made)
+        path = f"stores.{self.name}.client"
+        trust = trusting(self._tls_ca_file, option="tls_ca_file", function=self._make, path=path)
         admin = AdminClient(admin_url, headers=bearer(self._token), trust=trust, timeout_seconds=self._timeout_seconds)
         try:
             return policy(admin, self._topic, "retention") or {}

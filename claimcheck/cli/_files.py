@@ -44,16 +44,13 @@ def output(path: str) -> Iterator[BinaryIO]:
     check_output(path)
     folder, name = os.path.split(path)
     is_direct = path == STDIO or _is_device(path)
-    partial = path if is_direct else os.path.join(folder, f".{name[:100]}.{uuid.uuid4().hex}.partial")
+    draft = path if is_direct else os.path.join(folder, f".{name[:100]}.{uuid.uuid4().hex}.partial")
     try:
-        with (
-            contextlib.nullcontext(sys.stdout.buffer) if path == STDIO else open(partial, "wb", opener=_private) as file
-        ):
+        with contextlib.nullcontext(sys.stdout.buffer) if path == STDIO else open(draft, "wb", opener=_private) as file:
             yield file
             file.flush()
         if not is_direct:
-            check_output(path)  # it may have come up meanwhile
-            os.replace(partial, path)
+            _publish(draft, path)
     except BrokenPipeError:  # the reader ended
         raise
     except OSError as error:
@@ -62,7 +59,15 @@ def output(path: str) -> Iterator[BinaryIO]:
     finally:
         if not is_direct:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(partial)
+                os.unlink(draft)
+
+
+def _publish(partial: str, path: str) -> None:
+    try:
+        os.link(partial, path)  # unlike a rename it never replaces
+    except OSError:  # it came up meanwhile, or the file system has no hard links
+        check_output(path)
+        os.replace(partial, path)
 
 
 def _is_device(path: str) -> bool:

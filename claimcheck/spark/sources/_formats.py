@@ -17,12 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from claimcheck._validation import Timeout, fail
 from claimcheck.spark._columns import HEADERS_TYPE
 from claimcheck.spark.sources._options import COUNT, TEXT, DataLossError, Values, require
-from claimcheck.spark.sources._pulsar_client import (
-    CONNECTION_OPTIONS,
-    Connection,
-    Subscriptions,
-    in_parallel,
-)
+from claimcheck.spark.sources._pulsar_client import CONNECTION_OPTIONS, Connection, Subscriptions, in_parallel
 from claimcheck.spark.sources._pulsar_reader import COLUMNS, Offsets, PulsarLog, from_json, limited, to_json
 from claimcheck.spark.sources._source import Checkpoint, OffsetRange, TopicSource, TopicStreamReader
 from claimcheck.transports.local._broker import LocalBroker, LocalMessage, local_cluster

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast
 
-from claimcheck._registry import made_by
 from claimcheck._validation import SECRET, Check, Function, Timeout, fail
 from claimcheck.errors import TransportError
 from claimcheck.spark.sources._options import TEXT, AccessError, SubscriptionBusyError, Values, require
@@ -119,8 +118,7 @@ class Connection:
 
     def trust(self) -> ssl.SSLContext:
         """Return an SSL context that trusts the named certificates, or else the machine's own."""
-        made = made_by(self.function, path="client")
-        context = trusting(self.trust_certs, option="tlsTrustCertsFilePath", made=made)
+        context = trusting(self.trust_certs, option="tlsTrustCertsFilePath", function=self.function, path="client")
         context.check_hostname = self.validate_hostname
         return context
 

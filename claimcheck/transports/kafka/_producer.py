@@ -225,16 +225,9 @@ class KafkaProducer(NativeClient):
         )
         out = block.__enter__()
         window = InFlightWindow(
-            self._native,
-            self._produce,
-            self._poller,
-            out.ledger,
-            topic,
-            partition,
-            timestamp,
-            self._window_bytes,
+            self._native, self._produce, self._poller, out.ledger, topic, partition, timestamp, self._window_bytes,
             self._room_seconds,
-        )
+        )  # fmt: skip
         try:
             for envelope in out.messages:
                 window.send(envelope)

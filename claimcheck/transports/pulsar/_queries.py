@@ -75,8 +75,8 @@ class PulsarTarget:
         return (self.token or "").split()
 
     def admin(self, *, seconds: float = SECONDS) -> AdminClient:
-        made = made_by(self.function, path="--client")
-        trust = trusting(self.ca_file, option="CLAIMCHECK_PULSAR_TLS_TRUST_CERTS_FILE_PATH", made=made)
+        option = "CLAIMCHECK_PULSAR_TLS_TRUST_CERTS_FILE_PATH"
+        trust = trusting(self.ca_file, option=option, function=self.function, path="--client")
         return AdminClient(self.admin_url or "", headers=bearer(self.token), trust=trust, timeout_seconds=seconds)
 
     def client(self, *, seconds: int = SECONDS) -> pulsar.Client:
@@ -347,12 +347,14 @@ def bearer(token: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def trusting(ca_file: str | Path | None, *, option: str, made: Any = None) -> ssl.SSLContext:
-    """Return an SSL context that verifies certificates and host names, and has a certificate that a client has."""
-    certificate = made.get("tls_certificate_file_path") if isinstance(made, Mapping) else None
+def trusting(ca_file: str | Path | None, *, option: str, function: str | None = None, path: str = "") -> ssl.SSLContext:
+    """Return an SSL context that verifies certificates and host names, with the certificate of a caller's client."""
+    made = made_by(function, path=path)
+    if not isinstance(made, Mapping):  # a client does not tell its certificate
+        made = made.close() or {}
     try:
         context = ssl.create_default_context(cafile=ca_file)
-        if certificate:
+        if certificate := made.get("tls_certificate_file_path"):
             context.load_cert_chain(certificate, made.get("tls_private_key_file_path"))
         return context
     except OSError as error:  # includes SSLError

@@ -73,8 +73,13 @@ def test_nothing_is_replaced_and_no_symbolic_link_is_followed(here, target):
     assert not (here / "nowhere").exists()
 
 
+def no_links(*args: object) -> None:
+    raise OSError("not supported")
+
+
+@pytest.mark.parametrize("links", [True, False])
 @pytest.mark.parametrize("symbolic", [True, False])
-def test_what_comes_up_meanwhile_is_neither_replaced_nor_followed(here, monkeypatch, symbolic):
+def test_what_comes_up_meanwhile_is_neither_replaced_nor_followed(here, monkeypatch, links, symbolic):
     envelope, read = put(), MessageReader.open
 
     def slow(self, message):
@@ -83,15 +88,20 @@ def test_what_comes_up_meanwhile_is_neither_replaced_nor_followed(here, monkeypa
         return read(self, message)
 
     monkeypatch.setattr(MessageReader, "open", slow)
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
     assert run("get", "-", "-o", "back", stdin=envelope).exit_code == 1
     assert (here / "back").read_text() == "precious"
     assert visible(here) == ({"there", "back"} if symbolic else {"back"})
 
 
-def test_what_is_written_is_for_its_owner_alone_also_in_a_folder_that_is_a_symbolic_link(here):
+@pytest.mark.parametrize("links", [True, False])
+def test_what_is_written_is_for_its_owner_alone_also_in_a_folder_that_is_a_symbolic_link(here, monkeypatch, links):
     (here / "folder").mkdir()
     (here / "link").symlink_to("folder")
     envelope, before = put(), os.umask(0)
+    if not links:
+        monkeypatch.setattr(os, "link", no_links)
     try:
         ok("get", "-", "-o", "link/back", stdin=envelope)
     finally:
