@@ -336,7 +336,7 @@ class Receiver(Delegated, Closing, ABC):
         with self._lock:
             waiting = [ready.outcome for ready in self._ready.copy()]
             source = str(next(iter(self._behind), "")) if topic is None else topic
-            target, target_id = self._target(message_id)
+            target, target_id = self._target(message_id, outcome)
             settled = [] if outcome is None else self._settled(outcome)
             for place, delivery in list(self._delivered.items()):
                 is_settled = self._delivered.get(place) is not delivery  # with another of its messages
@@ -351,11 +351,12 @@ class Receiver(Delegated, Closing, ABC):
                 target_id = known or before(plan.before, message_id.partition(), source)
         return target_id, plan.individually
 
-    def _target(self, message_id: AnyMessageId) -> tuple[Position, pulsar.MessageId]:
+    def _target(self, message_id: AnyMessageId, outcome: Outcome | None) -> tuple[Position, pulsar.MessageId]:
         """Return how far to acknowledge cumulatively: to the chunk that completed the payload, not to duplicates."""
         delivery = self._delivery_of(message_id)
-        if delivery is None:
-            return position_of(message_id), natives(message_id)[-1]
+        if delivery is None or delivery.outcome is not outcome:
+            end = natives(message_id)[-1 if outcome is None else 0]  # redelivered since: what is after it may wait
+            return position_of(end), end
         ids = (slot.handle.message_id() for slot in delivery.outcome.slots if slot.position == delivery.end)
         return delivery.end, next(ids)
 
