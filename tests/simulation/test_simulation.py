@@ -17,6 +17,7 @@ def test_a_schedule_that_failed_once(schedule):
     assert not result.wrong, report(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: f"{defect.broker}: {defect.name}")
 def test_a_planted_defect_is_found(defect, record_property):
     count, result = defect.found(MOST)

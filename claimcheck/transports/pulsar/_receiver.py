@@ -283,7 +283,8 @@ class Receiver(Delegated, Closing, ABC):
     def _deliver(self, outcome: Resolved | Failed) -> PulsarMessage:
         # The payload belongs to the caller, who may free it before it is settled.
         kept = replace(outcome, payload=None) if isinstance(outcome, Resolved) else outcome
-        self._delivered.update(dict.fromkeys(_places(kept), _Delivery(kept, kept.positions[-1])))
+        delivery = _Delivery(kept, kept.positions[-1])
+        self._delivered.update({(kept.source, slot.position): delivery for slot in kept.slots})
         first = min(outcome.slots, key=lambda slot: slot.position).handle
         content = outcome.error if isinstance(outcome, Failed) else outcome.payload
         return PulsarMessage(first, self._schema, content, kept)
@@ -304,7 +305,7 @@ class Receiver(Delegated, Closing, ABC):
             return ()
         with self._lock:
             self._resolver.settle(outcome, acked=acked)
-            for place in _places(outcome):
+            for place in [(outcome.source, slot.position) for slot in outcome.slots]:
                 if self._outcome_at(place) is outcome:  # and no later delivery of the same
                     del self._delivered[place]
                 if acked:
@@ -363,10 +364,6 @@ class Receiver(Delegated, Closing, ABC):
     def _settled(self, outcome: Outcome) -> list[tuple[Position, pulsar.MessageId]]:
         self._settle(outcome, acked=True)
         return [(slot.position, slot.handle.message_id()) for slot in outcome.slots]
-
-
-def _places(outcome: Outcome) -> list[Place]:
-    return [(outcome.source, slot.position) for slot in outcome.slots]
 
 
 class ReaderOptions(TypedDict, total=False):
