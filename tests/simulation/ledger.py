@@ -77,7 +77,7 @@ class Group:
     ledger: Ledger
     returned: dict[Unit, Any] = field(
         default_factory=dict
-    )  # the records in the topic, those that were read, and by whom
+    )  # records in the topic, those read, the reader
     reported: set[Unit] = field(default_factory=set)
     excused: set[Unit] = field(default_factory=set)  # skipped by the application, or by the client itself
     unread: list[tuple[Any, Unit, Process]] = field(default_factory=list)  # the store was unavailable
