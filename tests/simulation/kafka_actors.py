@@ -143,7 +143,6 @@ class Receiver(actors.Receiver):
             elif event == "unassign one" and self.options["manual"]:
                 self.consumer.incremental_unassign(self.client.assignment()[:1])
             elif event in ("close", "unsubscribe"):
-                self.group.closed_inside |= event == "close"
                 getattr(self.consumer, event)()
 
     def connect(self) -> None:

@@ -75,14 +75,11 @@ class Group:
 
     name: str
     ledger: Ledger
-    returned: dict[Unit, Any] = field(
-        default_factory=dict
-    )  # records in the topic, those read, the reader
+    returned: dict[Unit, Any] = field(default_factory=dict)  # records in the topic, those read, by whom, the first
     reported: set[Unit] = field(default_factory=set)
     excused: set[Unit] = field(default_factory=set)  # skipped by the application, or by the client itself
     unread: list[tuple[Any, Unit, Process]] = field(default_factory=list)  # the store was unavailable
     is_orderly: bool = True
-    closed_inside: bool = False  # a callback closed a consumer
 
     def is_done(self) -> bool:
         """Whether everything is committed or acknowledged: nothing holds the position of the group."""
@@ -98,13 +95,13 @@ class Group:
         if unit is None:
             self.ledger.scheduler.violated(f"{self.name} got a message at {position}, where none begins")
             return None
-        # What lost its head has another first record for the next owner, which no mark can name: see kafka-1640.
-        is_excused = unit.is_removed and self.closed_inside
-        count, read, before = self.returned.get(unit, (0, 0, None))
+        count, read, before, at = self.returned.get(unit, (0, 0, None, 0))
+        # What lost its head since has another first record for the next owner, which no mark can name.
+        is_excused = at < self.ledger.low[unit.partition]
         is_again = count == len(unit.records) and (read == count or before is process)  # no chunk came later
         if is_again and self.is_orderly and not is_excused:
             self.ledger.scheduler.violated(f"{self.name} got {unit} twice, without a reason")
-        self.returned[unit] = len(unit.records), sum(each < upto for each in unit.records), process
+        self.returned[unit] = len(unit.records), sum(each < upto for each in unit.records), process, position[1]
         self._read(unit, message, process)
         return unit
 
