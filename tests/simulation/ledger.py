@@ -179,6 +179,7 @@ class Ledger:
         number = 0
         if isinstance(envelope, Chunk):
             number, unit.total = envelope.position, envelope.count
+            unit.owner = record.owner  # that of an abort envelope is what its sender sends at that moment
         unit.positions.setdefault(number, position)
         self.at[partition, position] = unit
         return position
