@@ -30,7 +30,11 @@ VENV        ?= .venv
 BIN         := $(VENV)/bin
 
 # Files keep their order: tests/conftest.py puts the longest first. Tests with servers wait half of their time.
-PYTEST      := $(BIN)/pytest --dist loadfile --no-loadscope-reorder
+PYTEST      := $(BIN)/pytest --dist loadfile --no-loadscope-reorder -o tmp_path_retention_policy=failed
+
+# Tests write into memory, if there is much: stores wait for the disk at each write, and no test is about that.
+MEMORY      := $(shell df -Pm /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 8000 {print "/dev/shm"}')
+test test-fast test-all test-oldest: export TMPDIR := $(or $(TMPDIR),$(MEMORY),/tmp)
 
 FAST        := $(PYTEST) -n 2 -m fast --hypothesis-profile=$(PROFILE) $(PYTEST_ARGS)
 

@@ -89,6 +89,7 @@ FIXTURE_MARKS = {
     "azure_emulator": "azure",
     "kafka_jars": "kafka",
     "pulsar_jars": "pulsar",
+    "rabbitmq_url": "rabbitmq",
     "prometheus_programs": "prometheus",
     "spark": "spark",
     "spark_kafka_jars": "spark",
@@ -448,6 +449,11 @@ def spark_connect() -> None:
     missing = [name for name in ("grpc", "grpc_status", "zstandard") if importlib.util.find_spec(name) is None]
     if missing:
         _missing(f"no {' and no '.join(missing)}: pip install 'pyspark[connect]'")
+
+
+# RabbitMQ ------------------------------------------------------------------------------------------------------
+
+rabbitmq_url = _server("rabbitmq-server epmd", servers.rabbitmq)
 
 
 # Prometheus ----------------------------------------------------------------------------------------------------

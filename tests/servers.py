@@ -1,4 +1,4 @@
-"""Real servers for tests: Redis, an S3 gateway, Pulsar and Kafka, started as processes on free ports.
+"""Real servers for tests: Redis, an S3 gateway, Pulsar, Kafka and RabbitMQ, started as processes on free ports.
 
 The fixtures in conftest.py use the context managers of tests/real/. To run a command with every server that this
 machine can start and the environment does not name yet::
@@ -28,6 +28,7 @@ from tests.real.process import Location, Server, ServerError, make_certificate, 
 from tests.real.pulsar_broker import JARS as PULSAR_JARS
 from tests.real.pulsar_broker import MAX_MESSAGE_BYTES as PULSAR_MAX_MESSAGE_BYTES
 from tests.real.pulsar_broker import PulsarBroker, SecurePulsar, pulsar, secure_pulsar
+from tests.real.rabbitmq_broker import rabbitmq
 from tests.real.redis_servers import (
     RedisCluster,
     RedisEndpoints,
@@ -53,6 +54,7 @@ __all__ = [
     "KAFKA_JARS", "SPARK_KAFKA_JARS", "KafkaBroker", "kafka",
     "PULSAR_JARS", "PULSAR_MAX_MESSAGE_BYTES", "PulsarBroker", "pulsar",
     "SecurePulsar", "secure_pulsar",
+    "rabbitmq",
     "Server", "ServerError", "Location", "wait_until",
     "RedisEndpoints", "redis", "redis_endpoints", "redis_server", "redis_url",
     "RedisCluster", "RedisSentinel", "redis_cluster", "redis_sentinel",

@@ -96,7 +96,7 @@ def test_spark_text_statistics(where, tmp_path):
     assert "100,000 bytes came from the store" in said
 
 
-@pytest.mark.parametrize("where", [EMBEDDED, PULSAR, KAFKA], indirect=True)
+@pytest.mark.parametrize("where", [EMBEDDED], indirect=True)
 def test_spark_archives(where, tmp_path):
     for name, size in (("small", 10), ("large", 3 << 20), ("other", 50_000), ("last", 0)):
         with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
@@ -108,7 +108,7 @@ def test_spark_archives(where, tmp_path):
     assert "4 archives of" in said
 
 
-@pytest.mark.parametrize("where", [EMBEDDED, PULSAR, KAFKA], indirect=True)
+@pytest.mark.parametrize("where", [PULSAR, KAFKA], indirect=True)
 def test_spark_round_trip(where):
     arguments, environment = where
     said = run("spark/round_trip.py", "--rows", "20", *arguments, **environment)

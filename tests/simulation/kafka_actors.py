@@ -143,7 +143,6 @@ class Receiver(actors.Receiver):
             elif event == "unassign one" and self.options["manual"]:
                 self.consumer.incremental_unassign(self.client.assignment()[:1])
             elif event in ("close", "unsubscribe"):
-                self.group.closed_inside |= event == "close"
                 getattr(self.consumer, event)()
 
     def connect(self) -> None:
@@ -202,7 +201,9 @@ class Receiver(actors.Receiver):
                     self._go_to(message.partition(), self.ledger.low[message.partition()])
                 continue
             self._check_place(message)
-            self.group.received((message.partition(), message.offset()), message, self.process)
+            place = message.partition(), message.offset()
+            upto = self.client.positions.get(place[0], place[1] + 1)
+            self.group.received(place, message, self.process, upto)
         if messages and messages[-1].error() is None:
             self.commit(messages[-1])
         return len(messages)

@@ -48,7 +48,7 @@ class Unit:
     uuid: str = ""
     total: int = 1
     positions: dict[int, int] = field(default_factory=dict)  # chunk to the position of its first copy
-    records: int = 0
+    records: list[int] = field(default_factory=list)
     is_aborted: bool = False
     is_removed: bool = False  # at least in part
 
@@ -75,12 +75,11 @@ class Group:
 
     name: str
     ledger: Ledger
-    returned: dict[Unit, int] = field(default_factory=dict)  # with the number of its records at that time
+    returned: dict[Unit, Any] = field(default_factory=dict)  # records in the topic, those read, by whom, the first
     reported: set[Unit] = field(default_factory=set)
     excused: set[Unit] = field(default_factory=set)  # skipped by the application, or by the client itself
     unread: list[tuple[Any, Unit, Process]] = field(default_factory=list)  # the store was unavailable
     is_orderly: bool = True
-    closed_inside: bool = False  # a callback closed a consumer
 
     def is_done(self) -> bool:
         """Whether everything is committed or acknowledged: nothing holds the position of the group."""
@@ -90,17 +89,19 @@ class Group:
         """Whether a commit or an acknowledgement of this group may cover a message."""
         return unit in self.returned or unit in self.excused or unit.is_removed or unit.is_aborted or not unit.positions
 
-    def received(self, position: tuple[int, int], message: Any, process: Process) -> Unit | None:
-        """A call returned a message; reads it as an application does."""
+    def received(self, position: tuple[int, int], message: Any, process: Process, upto: int = 1 << 30) -> Unit | None:
+        """A call returned a message; reads it as an application does. ``upto``: what its client has not read yet."""
         unit = self.ledger.at.get(position)
         if unit is None:
             self.ledger.scheduler.violated(f"{self.name} got a message at {position}, where none begins")
             return None
-        # What lost its head has another first record for the next owner, which no mark can name: see kafka-1640.
-        is_excused = unit.is_removed and self.closed_inside
-        if self.returned.get(unit) == unit.records and self.is_orderly and not is_excused:
+        count, read, before, at = self.returned.get(unit, (0, 0, None, 0))
+        # What lost its head since has another first record for the next owner, which no mark can name.
+        is_excused = at < self.ledger.low[unit.partition]
+        is_again = count == len(unit.records) and (read == count or before is process)  # no chunk came later
+        if is_again and self.is_orderly and not is_excused:
             self.ledger.scheduler.violated(f"{self.name} got {unit} twice, without a reason")
-        self.returned[unit] = unit.records
+        self.returned[unit] = len(unit.records), sum(each < upto for each in unit.records), process, position[1]
         self._read(unit, message, process)
         return unit
 
@@ -171,7 +172,7 @@ class Ledger:
             if isinstance(envelope, Chunk | Abort):
                 unit.uuid, unit.total = envelope.uuid, 1 << 30
                 self._chunked[partition, envelope.uuid] = unit
-        unit.records += 1
+        unit.records.append(position)
         if isinstance(envelope, Abort):
             unit.is_aborted = True
             return position

@@ -10,8 +10,8 @@ from hypothesis import settings
 from tests.simulation.run import failure
 
 PARTS = 10
-SEEDS_FAST = 1_000  # for each broker, in `make test`
-SEEDS = 8_000  # with all examples
+SEEDS_FAST = 300  # for each broker, in `make test`
+SEEDS = 10_000  # with all examples
 DEAD_PROCESSES = pytest.mark.filterwarnings(  # leave coroutines and loops behind
     "ignore::RuntimeWarning", "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )

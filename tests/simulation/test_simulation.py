@@ -11,12 +11,13 @@ pytestmark = DEAD_PROCESSES
 MOST = 400  # schedules until a planted defect has to be found
 
 
-@pytest.mark.parametrize("schedule", ["pulsar-4786", "kafka-3897", "kafka-10912"])
+@pytest.mark.parametrize("schedule", ["pulsar-4786", "pulsar-16472", "kafka-3897", "kafka-10912"])
 def test_a_schedule_that_failed_once(schedule):
     result = Schedule.parse(schedule).run()
     assert not result.wrong, report(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: f"{defect.broker}: {defect.name}")
 def test_a_planted_defect_is_found(defect, record_property):
     count, result = defect.found(MOST)

@@ -283,7 +283,8 @@ class Receiver(Delegated, Closing, ABC):
     def _deliver(self, outcome: Resolved | Failed) -> PulsarMessage:
         # The payload belongs to the caller, who may free it before it is settled.
         kept = replace(outcome, payload=None) if isinstance(outcome, Resolved) else outcome
-        self._delivered.update(dict.fromkeys(_places(kept), _Delivery(kept, kept.positions[-1])))
+        delivery = _Delivery(kept, kept.positions[-1])
+        self._delivered.update({(kept.source, slot.position): delivery for slot in kept.slots})
         first = min(outcome.slots, key=lambda slot: slot.position).handle
         content = outcome.error if isinstance(outcome, Failed) else outcome.payload
         return PulsarMessage(first, self._schema, content, kept)
@@ -304,7 +305,7 @@ class Receiver(Delegated, Closing, ABC):
             return ()
         with self._lock:
             self._resolver.settle(outcome, acked=acked)
-            for place in _places(outcome):
+            for place in [(outcome.source, slot.position) for slot in outcome.slots]:
                 if self._outcome_at(place) is outcome:  # and no later delivery of the same
                     del self._delivered[place]
                 if acked:
@@ -336,7 +337,7 @@ class Receiver(Delegated, Closing, ABC):
         with self._lock:
             waiting = [ready.outcome for ready in self._ready.copy()]
             source = str(next(iter(self._behind), "")) if topic is None else topic
-            target, target_id = self._target(message_id)
+            target, target_id = self._target(message_id, outcome)
             settled = [] if outcome is None else self._settled(outcome)
             for place, delivery in list(self._delivered.items()):
                 is_settled = self._delivered.get(place) is not delivery  # with another of its messages
@@ -351,21 +352,18 @@ class Receiver(Delegated, Closing, ABC):
                 target_id = known or before(plan.before, message_id.partition(), source)
         return target_id, plan.individually
 
-    def _target(self, message_id: AnyMessageId) -> tuple[Position, pulsar.MessageId]:
+    def _target(self, message_id: AnyMessageId, outcome: Outcome | None) -> tuple[Position, pulsar.MessageId]:
         """Return how far to acknowledge cumulatively: to the chunk that completed the payload, not to duplicates."""
         delivery = self._delivery_of(message_id)
-        if delivery is None:
-            return position_of(message_id), natives(message_id)[-1]
+        if delivery is None or delivery.outcome is not outcome:
+            end = natives(message_id)[-1 if outcome is None else 0]  # redelivered since: what is after it may wait
+            return position_of(end), end
         ids = (slot.handle.message_id() for slot in delivery.outcome.slots if slot.position == delivery.end)
         return delivery.end, next(ids)
 
     def _settled(self, outcome: Outcome) -> list[tuple[Position, pulsar.MessageId]]:
         self._settle(outcome, acked=True)
         return [(slot.position, slot.handle.message_id()) for slot in outcome.slots]
-
-
-def _places(outcome: Outcome) -> list[Place]:
-    return [(outcome.source, slot.position) for slot in outcome.slots]
 
 
 class ReaderOptions(TypedDict, total=False):
