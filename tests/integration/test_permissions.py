@@ -44,7 +44,7 @@ from claimcheck.transports.local import LocalBroker
 from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
 from tests import servers
 from tests.check_rig import diagnosed
-from tests.docs_pages import blocks
+from tests.docs_pages import ROOT, blocks
 from tests.unit.cli.rig import run
 
 PAGE = "docs/guides/permissions.md"
@@ -66,7 +66,7 @@ def lines(beginning: str) -> Iterator[list[str]]:
 # Roles ---------------------------------------------------------------------------------------------------------------
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """A role could not do all that it has to."""
 
 
@@ -96,7 +96,7 @@ class Store:
         with pytest.raises(PayloadError, match="unplugged") as raised:
             store.write(Unplugged())
         if notes := getattr(raised.value, "__notes__", ()):
-            raise Refused(*notes)
+            raise RefusedError(*notes)
 
     def reader(self, options: dict[str, Any]) -> None:
         small, large, empty, *gone = (self.cc.store("hot").write(each) for each in (SMALL, LARGE, b"", SMALL, LARGE))
@@ -111,14 +111,14 @@ class Store:
                     store.read(each)
                 except PayloadNotFoundError:
                     continue
-                raise Refused("a payload that is gone was read")
+                raise RefusedError("a payload that is gone was read")
 
     def sweep(self, options: dict[str, Any]) -> None:
         expected = self.expired()
         (path := self.here / "claimcheck.yaml").write_text(yaml.safe_dump({"stores": {"hot": options}}))
         result = run("--config", path, "sweep", "--yes", "--grace", "0s", "--json")
         if result.exit_code or json.loads(result.stdout)["stores"][0]["deleted"] != expected:
-            raise Refused(result.output)
+            raise RefusedError(result.output)
         self.notice_clock(options)
 
     def notice_clock(self, options: dict[str, Any]) -> None:
@@ -128,7 +128,7 @@ class Store:
                 check_clock(cc.store("hot"), time.time() + 3600)
             except StoreError:
                 return
-        raise Refused("a clock that is ahead was not noticed")
+        raise RefusedError("a clock that is ahead was not noticed")
 
     def expired(self) -> int:
         """Make what a sweep has to delete, and return how much it is."""
@@ -145,9 +145,9 @@ class Store:
                 self.old(payload)
             result = run(*command, "--yes", "--force", *([] if attempt else ["--claim"]))
             if result.exit_code:
-                raise Refused(result.output)
+                raise RefusedError(result.output)
             if json.loads(result.stdout)["stores"][0]["deleted"] != 2:
-                raise Refused(result.stdout)
+                raise RefusedError(result.stdout)
         self.forget()
         self.notice_clock(options)
 
@@ -158,7 +158,7 @@ class Store:
     def checker(self, options: dict[str, Any]) -> None:
         found = {each.id for each in diagnosed({"stores": {"hot": options}}).findings}
         if bad := {each for each in found if each.endswith(("-failed", "-not-examined", "-not-listable"))}:
-            raise Refused(bad)
+            raise RefusedError(bad)
         self.reader(options)  # payloads of a topic
 
 
@@ -185,7 +185,7 @@ def check_smallest(rules: list[str], act: Callable[[list[str]], None]) -> None:
         less = [other for other in rules if other != each]
         try:
             act(less)
-        except (ClaimCheckError, Refused):
+        except (ClaimCheckError, RefusedError):
             continue
         pytest.fail(f"{each} is not needed", pytrace=False)
 
@@ -215,17 +215,39 @@ class Redis(Store):
 @pytest.mark.parametrize("role", ROLES)
 def test_redis(role, own_redis, tmp_path):
     lab = Redis(servers.redis_url(own_redis), tmp_path)
-    (rules,) = [words[3:] for words in lines("ACL SETUSER") if words[2] == role]
+    rules = [rule for words in lines("ACL SETUSER") if words[2] == role for rule in words[3:]]
     commands = [each for each in rules if each.startswith("+")]
     options = {**lab.options, "url": f"redis://{role}:PASSWORD@127.0.0.1:{own_redis.port}/0"}
 
     def act(some: list[str]) -> None:
         lab.admin.flushdb()
-        lab.admin.execute_command("ACL", "SETUSER", role, "reset", *(each for each in rules if each not in commands), *some)
+        lab.admin.execute_command(
+            "ACL", "SETUSER", role, "reset", *(each for each in rules if each not in commands), *some
+        )
         getattr(lab, role)(options)
 
     with lab.cc:
         check_smallest(commands, act)
+
+
+def test_redis_cluster_and_databases(redis_cluster, own_redis):
+    """What the page adds for them: with it a writer and a reader work, without it they do not."""
+    text = (ROOT / PAGE).read_text()
+    (cluster,), (database,) = re.findall(r"`(\+command [^`]+)`", text), re.findall(r"`(\+select)`", text)
+    common = ["~claimcheck:*", "+set", "+unlink", "+get", "+getrange", "+strlen", "+exists"]
+    places = {cluster: (redis_cluster.nodes, redis_cluster.url), database: ([own_redis], servers.redis_url(own_redis))}
+    for more, (nodes, url) in places.items():
+        user = f"user-{uuid.uuid4().hex}"
+        address = url.replace("://", f"://{user}:{PASSWORD}@").replace("/0", "/3")
+        for rules, works in ((common, False), ([*common, *more.split()], True)):
+            for node in nodes:
+                with redis.Redis(port=node.port) as admin:
+                    admin.execute_command("ACL", "SETUSER", user, "reset", "on", f">{PASSWORD}", *rules)
+            with (
+                claimcheck.from_dict({"stores": {"hot": {"type": "redis", "url": address}}}) as cc,
+                contextlib.nullcontext() if works else pytest.raises(StoreError),
+            ):
+                assert cc.store("hot").read(cc.store("hot").write(LARGE)) == LARGE
 
 
 # S3 ------------------------------------------------------------------------------------------------------------------
@@ -283,8 +305,8 @@ def limited() -> dict[str, str]:
 
 
 def statements(role: str) -> list[dict[str, Any]]:
-    (policy,) = [json.loads(block.code) for block in blocks(PAGE) if block.language == "json" and "Writer" in block.code]
-    return [each for each in policy["Statement"] if each["Sid"] in NEEDS[role]]
+    (text,) = [block.code for block in blocks(PAGE) if block.language == "json" and "Writer" in block.code]
+    return [each for each in json.loads(text)["Statement"] if each["Sid"] in NEEDS[role]]
 
 
 @pytest.fixture(scope="module")
@@ -370,16 +392,24 @@ def kafka_with_acls(own_kafka_jars):
         yield broker
 
 
+def folder_of(broker: servers.KafkaBroker) -> Path:
+    assert broker.server is not None
+    return broker.server.location.folder
+
+
 def settings(broker: servers.KafkaBroker, user: str) -> dict[str, Any]:
     """The operator has a password; the broker believes any other name."""
     common = {
         "bootstrap.servers": broker.bootstrap_servers,
         "security.protocol": "sasl_ssl",
-        "ssl.ca.location": str(broker.server.location.folder / "ca.crt"),
+        "ssl.ca.location": str(folder_of(broker) / "ca.crt"),
     }
     if user == "operator":
         return common | {"sasl.mechanism": "PLAIN", "sasl.username": user, "sasl.password": PASSWORD}
-    token = {"sasl.oauthbearer.config": f"principal={user}", "enable.sasl.oauthbearer.unsecure.jwt": "true"}
+    token = {
+        "sasl.oauthbearer.config": f"principal={user}",
+        "enable.sasl.oauthbearer.unsecure.jwt": "true",
+    }  # codespell:ignore
     return common | {"sasl.mechanism": "OAUTHBEARER", **token}
 
 
@@ -390,10 +420,13 @@ def acls(role: str) -> list[tuple[Any, str, str]]:
         options = dict(zip(words, [*words[1:], ""], strict=True))
         if options["--allow-principal"] != f"User:{role}":
             continue
-        (kind,) = RESOURCES.keys() & options.keys()
-        name = "kafka-cluster" if kind == "--cluster" else options[kind]
         operations = [words[at + 1] for at, word in enumerate(words) if word == "--operation"]
-        rules += [(RESOURCES[kind], name, each) for each in operations]
+        named = [(words[at], name) for at, name in enumerate([*words[1:], ""]) if words[at] in RESOURCES]
+        rules += [
+            (RESOURCES[kind], "kafka-cluster" if kind == "--cluster" else name, operation)
+            for kind, name in named
+            for operation in operations
+        ]
     return rules
 
 
@@ -403,23 +436,31 @@ class Kafka:
     def __init__(self, broker: servers.KafkaBroker, here: Path) -> None:
         self.broker, self.here = broker, here
         self.admin = AdminClient(settings(broker, "operator"))
-        hot = {"type": "filesystem", "path": f"{broker.server.location.folder}/claims", "create": True, "ttl_seconds": 6 * DAY}
+        hot = {
+            "type": "filesystem",
+            "path": str(folder_of(broker) / "claims"),
+            "create": True,
+            "ttl_seconds": 6 * DAY,
+        }
+        self.allowed: list[Any] = []
         self.config = {"stores": {"hot": hot}}
         self.cc = claimcheck.from_dict(self.config)
         (here / "claimcheck.yaml").write_text(yaml.safe_dump(self.config))
-        topics = [NewTopic(name, 1) for name in ("orders", "orders.dlq") if name not in self.admin.list_topics(timeout=30).topics]
+        topics = [
+            NewTopic(name, 1)
+            for name in ("orders", "orders.dlq")
+            if name not in self.admin.list_topics(timeout=30).topics
+        ]
         for created in self.admin.create_topics(topics).values() if topics else ():
             created.result(30)
 
     def allow(self, role: str, rules: list[tuple[Any, str, str]]) -> None:
-        everything = AclBindingFilter(
-            ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
-        )
-        self.admin.delete_acls([everything])[everything].result(30)
-        bindings = [
-            AclBinding(kind, name, ResourcePatternType.LITERAL, f"User:{role}", "*", OPERATIONS[each], AclPermissionType.ALLOW)
-            for kind, name, each in rules
-        ]
+        gone = [AclBindingFilter(*each) for each in self.allowed]
+        for deleted in self.admin.delete_acls(gone).values() if gone else ():
+            deleted.result(30)
+        who, literal, may = f"User:{role}", ResourcePatternType.LITERAL, AclPermissionType.ALLOW
+        self.allowed = [(kind, name, literal, who, "*", OPERATIONS[each], may) for kind, name, each in rules]
+        bindings = [AclBinding(*each) for each in self.allowed]
         for created in self.admin.create_acls(bindings).values() if bindings else ():
             created.result(30)
 
@@ -427,10 +468,12 @@ class Kafka:
         native = kafka.Producer({**settings(self.broker, user), "message.timeout.ms": 8000, **more}, logger=_quiet)
         failures: list[str | None] = []
         with KafkaProducer(native, self.cc) as producer:
-            producer.produce(topic, SMALL * 10_000, b"k", on_delivery=lambda error, _: failures.append(error and error.name()))
+            producer.produce(
+                topic, SMALL * 10_000, b"k", on_delivery=lambda error, _: failures.append(error and error.name())
+            )
             producer.flush(20)
         if failures != [None]:
-            raise Refused(*failures)
+            raise RefusedError(*failures)
 
     def writer(self) -> None:
         self.send("writer", "orders", **{"enable.idempotence": True})
@@ -438,35 +481,39 @@ class Kafka:
     def reader(self) -> None:
         self.send("operator", "orders")
         options = {**settings(self.broker, "reader"), "group.id": "bookkeeping", "auto.offset.reset": "earliest"}
-        native = kafka.Consumer({**options, "enable.auto.offset.store": False, "enable.auto.commit": False}, logger=_quiet)
+        native = kafka.Consumer(
+            {**options, "enable.auto.offset.store": False, "enable.auto.commit": False}, logger=_quiet
+        )
         letters = kafka.Producer({**settings(self.broker, "reader"), "message.timeout.ms": 8000}, logger=_quiet)
         with KafkaConsumer(native, self.cc, dead_letter_producer=letters) as consumer:
             consumer.subscribe(["orders"])
             try:
                 message = consumer.poll(6)
                 if message is None or message.error():
-                    raise Refused(message and message.error())
+                    raise RefusedError(message and message.error())
                 consumer.dead_letter(message, "orders.dlq", reason="a test")
                 consumer.commit(message, asynchronous=False)
             except kafka.KafkaException as error:
-                raise Refused(error) from None
+                raise RefusedError(error) from None
 
     def collector(self) -> None:
         report = self.command("collector", "gc", "--topic", "orders", "--consumed")
         if "orders.dlq" not in report["topics"]:
-            raise Refused("payloads of dead letters would be deleted")
+            raise RefusedError("payloads of dead letters would be deleted")
 
     def checker(self) -> None:
         group = kafka.Consumer({**settings(self.broker, "operator"), "group.id": "bookkeeping"}, logger=_quiet)
         group.commit(offsets=[kafka.TopicPartition("orders", 0, 0)], asynchronous=False)
         group.close()
         with claimcheck.from_dict(self.config) as cc:
-            target = KafkaTarget(self.broker.bootstrap_servers, ("orders",), options=settings(self.broker, "checker"))
+            target = KafkaTarget(
+                self.broker.bootstrap_servers, ("orders",), ("bookkeeping",), settings(self.broker, "checker")
+            )
             found = [each for each in examine(cc, servers=True, target=target).findings if each.id.startswith("kafka")]
         if any(each.id.endswith(("-not-examined", "-missing", "-unreachable")) for each in found):
-            raise Refused(found)
+            raise RefusedError(found)
         if "kafka-dead-letters" not in {each.id for each in found}:
-            raise Refused("the dead-letter topic was not examined")
+            raise RefusedError("the dead-letter topic was not examined")
 
     def redrive(self) -> None:
         self.send("operator", "orders.dlq")
@@ -477,7 +524,7 @@ class Kafka:
         broker = ["--kafka", self.broker.bootstrap_servers, "--kafka-config", path]
         result = run("--config", self.here / "claimcheck.yaml", *arguments, *broker, "--json")
         if result.exit_code:
-            raise Refused(result.output)
+            raise RefusedError(result.output)
         return json.loads(result.stdout)
 
 
@@ -536,20 +583,26 @@ class Pulsar:
         return claimcheck.from_dict({"store": store, "stores": stores})
 
     def send(self, user: str, store: str, topic: str = "orders") -> None:
-        with self.client(user) as client, self.claimcheck(user, store) as cc:
-            with PulsarProducer(client.create_producer(topic), cc, max_message_bytes=100_000) as producer:
-                producer.send(SMALL * 1000)
+        with (
+            self.client(user) as client,
+            self.claimcheck(user, store) as cc,
+            PulsarProducer(client.create_producer(topic), cc, max_message_bytes=100_000) as producer,
+        ):
+            producer.send(SMALL * 1000)
 
     def writer(self) -> None:
         self.send("writer", "side")
 
     def reader(self) -> None:
-        with self.client("reader") as client, self.claimcheck("reader", "side") as cc:
-            with PulsarConsumer(client.subscribe("orders", "bookkeeping"), cc) as consumer:
-                self.send("operator", "side")
-                message = consumer.receive(10_000)
-                assert message.data() == SMALL * 1000
-                consumer.acknowledge(message)
+        with (
+            self.client("reader") as client,
+            self.claimcheck("reader", "side") as cc,
+            PulsarConsumer(client.subscribe("orders", "bookkeeping"), cc) as consumer,
+        ):
+            self.send("operator", "side")
+            message = consumer.receive(10_000)
+            assert message.data() == SMALL * 1000
+            consumer.acknowledge(message)
 
     def collector(self) -> None:
         self.command("collector", "gc", "--topic", "orders", "--consumed", "--admin-url", self.broker.admin_url)
@@ -563,7 +616,7 @@ class Pulsar:
             environment.setenv("CLAIMCHECK_PULSAR_TOKEN", self.secure.token(user))
             result = run("--config", self.path, *arguments, "--pulsar", self.broker.service_url)
         if result.exit_code:
-            raise Refused(result.output)
+            raise RefusedError(result.output)
 
 
 def grants(role: str) -> list[tuple[str, str]]:
@@ -585,6 +638,6 @@ def test_pulsar(role, secure_pulsar, tmp_path):
         try:
             getattr(lab, role)()
         except pulsar.PulsarException as error:
-            raise Refused(error) from None
+            raise RefusedError(error) from None
 
     check_smallest(grants(role), act)
