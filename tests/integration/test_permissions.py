@@ -406,10 +406,8 @@ def settings(broker: servers.KafkaBroker, user: str) -> dict[str, Any]:
     }
     if user == "operator":
         return common | {"sasl.mechanism": "PLAIN", "sasl.username": user, "sasl.password": PASSWORD}
-    token = {
-        "sasl.oauthbearer.config": f"principal={user}",
-        "enable.sasl.oauthbearer.unsecure.jwt": "true",
-    }  # codespell:ignore
+    unsigned = "enable.sasl.oauthbearer.unsecure.jwt"  # codespell:ignore
+    token = {"sasl.oauthbearer.config": f"principal={user}", unsigned: "true"}
     return common | {"sasl.mechanism": "OAUTHBEARER", **token}
 
 
