@@ -105,6 +105,7 @@ LONG_FILES = (
     "test_shipping",
     "test_killed_collections",
     "test_garbage_servers",
+    "test_permissions",
     "test_kafka_schedules",
     "test_pulsar_schedules",
     "test_docs",

@@ -144,6 +144,12 @@ def test_links_and_names_of_files_lead_somewhere(page):
     assert [place for place in places if not place.exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_code_fits_the_column_of_the_site(page):
+    wide = [line for block in blocks(page) for line in block.code.splitlines() if len(line) > 88]
+    assert wide == []
+
+
 def test_readme_is_one_page():
     assert len((ROOT / "README.md").read_bytes()) <= 9 * 1024
 

@@ -2,17 +2,20 @@
 
 import asyncio
 import contextlib
+import os
 import time
 
 import pulsar
 import pulsar.asyncio
 import pytest
 
+import claimcheck
 from claimcheck.errors import ArgumentTypeError, ConfigError, IncompletePayloadError
 from claimcheck.transports.pulsar import (
     AsyncPulsarConsumer,
     AsyncPulsarReader,
     PulsarConsumer,
+    PulsarProducer,
     PulsarReader,
     SharedSubscriptionError,
     deserialize,
@@ -295,3 +298,21 @@ async def test_an_asyncio_reader(lab):
         for call in (waiting, reader.read_next()):
             with pytest.raises(pulsar.asyncio.PulsarException, match="AlreadyClosed"):
                 await call
+
+
+def test_chunks_of_the_clients_own_are_read_beside_pointers(pulsar_client, topic):
+    """Readers can be wrapped before writers turn off ``chunking_enabled``; docs/guides/migrating.md relies on it."""
+    old, new = os.urandom(400_000), os.urandom(300_000)
+    with claimcheck.from_dict({"stores": {"m": {"type": "memory"}}}) as cc:
+        consumer = PulsarConsumer(pulsar_client.subscribe(topic, "s"), cc)
+        pulsar_client.create_producer(topic, chunking_enabled=True, batching_enabled=False).send(old)
+        PulsarProducer(pulsar_client.create_producer(topic), cc, max_message_bytes=100_000).send(new)
+        messages = [consumer.receive(10_000), consumer.receive(10_000)]
+        assert [message.data() for message in messages] == [old, new]
+        for message in messages:
+            consumer.acknowledge(message)
+        consumer.close()
+        again = PulsarConsumer(pulsar_client.subscribe(topic, "s"), cc)
+        with pytest.raises(pulsar.Timeout):
+            again.receive(1000)
+        again.close()

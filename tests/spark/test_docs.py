@@ -62,7 +62,7 @@ def test_every_file_comes_back_with_both_strategies(tmp_path, worker_env):
 # Versions ----------------------------------------------------------------------------------------------------------
 
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/guides/spark-jobs.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs/guides/platforms.md").read_text()
 HERE = pyspark.__version__.rpartition(".")[0]
 
 
