@@ -70,7 +70,7 @@ def collect_garbage(
 
     Args:
         spark: A session; with Spark Connect, too. The source of Kafka must be on its class path if it is used, and
-            the sources of this package registered with `claimcheck.spark.sources.register`.
+            the sources of this package registered with `claimcheck.spark.register`.
         config: As in `resolve`.
         topics: Each a mapping of ``format`` (``kafka``, ``claimcheck_pulsar`` or ``claimcheck_local``) and the options
             of that source: the connection and the topics. What is read is set here, so other options are refused.

@@ -58,17 +58,6 @@ def test_topics_that_are_empty_and_topics_that_are_not_there(spark_sources, spar
     assert batch_of(spark_sources, told).collect() == []
 
 
-def test_a_stream_may_begin_at_the_end(spark_sources, spark_topic, tmp_path):
-    spark_topic.send(range(10))
-    df = stream(spark_sources, PULSAR, spark_topic.options(startingOffsets="latest"))
-
-    nothing = batches_of(df, tmp_path / "c")
-    sent = spark_topic.send(range(10, 13))
-    seen = batches_of(df, tmp_path / "c")
-
-    assert (values(nothing), values(seen)) == ([], sent)
-
-
 def test_times_message_ids_and_patterns_select_messages(spark_sources, spark_topic, pulsar_client, topic, tmp_path):
     """Also where the first one begins a ledger; an entry of several messages is read as a whole."""
     spark_topic.broker.create_partitioned(spark_topic.name, 2)

@@ -45,11 +45,6 @@ def test_sql_checks_signatures_with_the_topic_and_the_headers_of_kafka_or_pulsar
         )
 
 
-def test_a_configuration_that_is_wrong_registers_nothing(spark, config):
-    with pytest.raises(ConfigError, match="strategy"):
-        register(spark, config | {"strategy": "telepathy"})
-
-
 def test_a_field_of_a_struct_is_a_column(spark, config, send):
     values = [send(bytes(4000))[0], b"plain", None]
     flat = spark.createDataFrame(list(enumerate(values)), "n int, value binary").coalesce(1)
