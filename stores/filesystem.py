@@ -106,6 +106,10 @@ class FilesystemStore(Store):
     def __repr__(self) -> str:
         return f"<FilesystemStore {self.name!r} at {self.root}>"
 
+    def uri(self, pointer: Pointer) -> str:
+        """Return ``file:///...``."""
+        return (self.root / pointer.key).as_uri()
+
     def check(self, pointer: Pointer) -> None:
         """Reject what the base class rejects, and keys that are not the name of a complete payload in its folder."""
         super().check(pointer)

@@ -189,6 +189,10 @@ class ObstoreStore(Store):
         with self._lock:
             self._client = None
 
+    def uri(self, pointer: Pointer) -> str | None:
+        """Return for example ``s3://bucket/key``; ``None`` in memory."""
+        return f"{self._scheme}://{self._bucket}/{pointer.key}" if self._bucket else None
+
     def check(self, pointer: Pointer) -> None:
         """Reject what the base class rejects, and keys that the engine does not support or would normalize."""
         super().check(pointer)

@@ -22,7 +22,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = {"unit", "test", "docs", "bench"}
-SPARK = {"spark", "java", "all"}  # `make spark-versions` tests the versions of Spark
+SPARK = {"spark", "cluster", "java", "all"}  # `make spark-versions` tests the versions of Spark
 _LOWER = {">=", "~=", "=="}
 
 

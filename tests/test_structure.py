@@ -58,8 +58,9 @@ claimcheck.errors: ArgumentTypeError ChunkConflictError ChunkError ClaimCheckErr
     StoreError StoreUnavailableError TransportError UnknownVersionError
 claimcheck.hooks: AssembledEvent BreakerEvent DropEvent Event FallbackEvent Hook Hooks OperationEvent
     SendEvent SweepEvent
-claimcheck.spark: DeadLetter GarbageDeletion GarbageReport Metrics ResultError collect_garbage ensure_java
-    map_payloads offload pin progress reassemble repartition_by_payload resolve resolver
+claimcheck.spark: DeadLetter GarbageDeletion GarbageReport Metrics ResultError as_file collect_garbage
+    ensure_java map_payloads max_offsets offload pin progress reassemble register repartition_by_payload resolve
+    resolver
 claimcheck.spark.sources: AccessError DataLossError ForeignMessageError SubscriptionBusyError register
 claimcheck.stores:
 claimcheck.stores.base: Deletion Payload PieceReader Pointer Reader Source Store StoreContext StoreEntry

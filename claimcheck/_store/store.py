@@ -89,6 +89,10 @@ class Store(ReadableStore):
         del payload  # error reports show local variables
         return write.run()
 
+    def uri(self, pointer: Pointer) -> str | None:
+        """Return where one file holds exactly what `write` got, for readers that are not ours; ``None`` for nowhere."""
+        return None
+
     def rollback(self, pointer: Pointer) -> None:
         """Delete the payload of exactly one write; a second call has no effect.
 

@@ -13,7 +13,9 @@ from claimcheck.spark._metrics import Metrics, progress
 from claimcheck.spark._offload import offload, pin
 from claimcheck.spark._reading import DeadLetter, ResultError, resolver
 from claimcheck.spark._reassemble import reassemble
-from claimcheck.spark._resolve import map_payloads, repartition_by_payload, resolve
+from claimcheck.spark._resolve import map_payloads, max_offsets, repartition_by_payload, resolve
+from claimcheck.spark._sql import as_file
+from claimcheck.spark.sources import register
 
 __all__ = [
     "DeadLetter",
@@ -21,13 +23,16 @@ __all__ = [
     "GarbageReport",
     "Metrics",
     "ResultError",
+    "as_file",
     "collect_garbage",
     "ensure_java",
     "map_payloads",
+    "max_offsets",
     "offload",
     "pin",
     "progress",
     "reassemble",
+    "register",
     "repartition_by_payload",
     "resolve",
     "resolver",

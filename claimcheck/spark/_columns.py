@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -58,10 +60,7 @@ MESSAGE_ERRORS: tuple[type[ClaimCheckError], ...] = (
 
 _HEADERS = ("headers", HEADERS_TYPE), ("properties", MAP_TYPE), ("headers", MAP_TYPE), ("properties", HEADERS_TYPE)
 _BATCH_ROWS = 8192
-_ABSOLUTE = (
-    "an absolute path that driver and executors share: each executor resolves a relative one in its own folder. The "
-    "default of a variable applies where the variable is not set"
-)
+_ABSOLUTE = "an absolute path that driver and executors share, also as the default of a variable"
 _LOCAL_MASTER = re.compile(r"local(\[.*\])?")  # not local-cluster, whose executors have separate folders
 _SOURCE = ("topic", "partition", "offset", "message_id", "ledger_id", "entry_id", "batch_index")
 _MESSAGE_CHARACTERS = 2000
@@ -71,6 +70,12 @@ _ERROR = ("type", "message", "store", "key")
 def require_arrow() -> None:
     for module in ("pyspark", "pyarrow", "pandas"):
         import_vendor(module, extra="spark")
+
+
+def older_pyspark(than: tuple[int, int]) -> str | None:
+    """Return the installed version of pyspark, if it is older."""
+    version: str = import_vendor("pyspark", extra="spark").__version__
+    return version if tuple(map(int, re.findall(r"\d+", version)[:2])) < than else None
 
 
 def session_of(df: DataFrame) -> SparkSession:
@@ -83,18 +88,42 @@ def session_of(df: DataFrame) -> SparkSession:
 
 def find_column(df: DataFrame, option: str, name: object, *types: str) -> int:
     """Return the index of the column that ``option`` names; case-insensitive, as in Spark."""
+    return _find(df, option, name, [name], types)[0]
+
+
+def find_field(df: DataFrame, option: str, name: object) -> tuple[int, ...]:
+    """Return the index of a binary column, or those of the columns and fields that lead to ``column.field``."""
+    is_nested = isinstance(name, str) and name.lower() not in map(str.lower, df.columns)
+    return _find(df, option, name, str(name).split(".") if is_nested else [name], ())
+
+
+def _find(df: DataFrame, option: str, name: object, parts: list[Any], types: tuple[str, ...]) -> tuple[int, ...]:
     if not isinstance(name, str):
         fail(option, found=f"a {type(name).__name__}", expected="the name of a column, as text")
-    names, shown = [each.lower() for each in df.columns], ", ".join(df.columns) or "none"
-    if names.count(name.lower()) != 1:
-        found = f"{name!r} {names.count(name.lower())} times" if name.lower() in names else repr(name)
-        fail(option, found=found, expected=f"exactly one column of the DataFrame ({shown})")
-    index = names.index(name.lower())
-    actual = df.schema.fields[index].dataType.simpleString()
-    if actual not in (types or ("binary",)):
+    kind: Any = df.schema
+    path = list[int]()
+    for part in map(str.lower, parts):
+        names = [each.lower() for each in getattr(kind, "names", ())]
+        if names.count(part) != 1:
+            found = f"{name!r} {names.count(part)} times" if part in names else repr(name)
+            where = "field of its column" if path else "column of the DataFrame"
+            fail(
+                option, found=found, expected=f"exactly one {where} ({', '.join(getattr(kind, 'names', ())) or 'none'})"
+            )
+        path.append(names.index(part))
+        kind = kind.fields[path[-1]].dataType
+    if (actual := kind.simpleString()) not in (types or ("binary",)):
         expected = f"a column of type {' or '.join(types or ('binary',))}"
         fail(option, found=f"{name!r} of type {actual}", expected=expected)
-    return index
+    return tuple(path)
+
+
+def column_at(batch: pa.RecordBatch, path: int | tuple[int, ...]) -> pa.Array:
+    """Return a column, or a field of its structs, which is null where these are."""
+    import pyarrow.compute as pc
+
+    column, *fields = (path,) if isinstance(path, int) else path
+    return pc.struct_field(batch.column(column), fields) if fields else batch.column(column)
 
 
 def check_new(taken: Iterable[str], added: Iterable[str]) -> None:
@@ -123,26 +152,19 @@ def map_batches(
 
 def map_rows(df: DataFrame, function: RowFunction, columns: str) -> DataFrame:
     """Run a function on the Arrow batches of one of our own DataFrames; it yields rows of these columns."""
-    return df.mapInArrow(_RowStage(function, columns), columns)
+    return df.mapInArrow(partial(_batches_of, function, columns), columns)
 
 
-@dataclass(frozen=True, slots=True)
-class _RowStage:
-    """Pickled and sent to the workers, where it is called once per partition."""
+def _batches_of(function: RowFunction, schema: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
 
-    function: RowFunction
-    columns: str
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
-        types = {"string": pa.string(), "binary": pa.binary(), "int": pa.int32(), "bigint": pa.int64()}
-        columns = [each.split() for each in self.columns.split(", ")]
-        names, kinds = [name for name, _ in columns], [types[kind] for _, kind in columns]
-        rows = iter(self.function(batches))
-        while some := list(islice(rows, _BATCH_ROWS)):
-            arrays = [pa.array(values, kind) for values, kind in zip(zip(*some, strict=True), kinds, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, names=names)
+    types = {"string": pa.string(), "binary": pa.binary(), "int": pa.int32(), "bigint": pa.int64()}
+    columns = [each.split() for each in schema.split(", ")]
+    names, kinds = [name for name, _ in columns], [types[kind] for _, kind in columns]
+    rows = iter(function(batches))
+    while some := list(islice(rows, _BATCH_ROWS)):
+        arrays = [pa.array(values, kind) for values, kind in zip(zip(*some, strict=True), kinds, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, names=names)
 
 
 def with_index_names(df: DataFrame) -> DataFrame:
@@ -198,14 +220,9 @@ def binary_array(values: list[Sequence[Buffer] | None], kind: pa.DataType) -> pa
 
 def is_bad_message(error: ClaimCheckError, config: Config) -> bool:
     """Return whether an error concerns one message only, so that a task may continue without it."""
-    return isinstance(error, MESSAGE_ERRORS) and not error.retryable and not _lacks_needed_store(error, config)
-
-
-def _lacks_needed_store(error: ClaimCheckError, config: Config) -> bool:
-    if not isinstance(error, PointerRejectedError) or error.reason != "store":
-        return False
-    needed = {config.store, *(config.reads_from or ())}
-    return isinstance(error.__cause__, UNUSABLE) and error.store in needed
+    if isinstance(error, PointerRejectedError) and error.reason == "store" and isinstance(error.__cause__, UNUSABLE):
+        return error.store not in {config.store, *(config.reads_from or ())}
+    return isinstance(error, MESSAGE_ERRORS) and not error.retryable
 
 
 def row_source(row: Mapping[str, object]) -> str:
@@ -238,14 +255,19 @@ class Origin:
         return self.destination if self.topic is None else batch.column(self.topic)[number].as_py()
 
     def headers_of(self, batch: pa.RecordBatch, number: int) -> list[tuple[str, object]] | None:
-        """Return the headers of a row, if they are known: Kafka's are structs, and those of a map are pairs."""
-        value = () if self.headers is None else batch.column(self.headers)[number].as_py() or ()
-        return [(each["key"], each["value"]) if isinstance(each, dict) else tuple(each) for each in value]
+        """Return the headers of a row, if they are known."""
+        return [] if self.headers is None else header_pairs(batch.column(self.headers)[number].as_py())
 
     def without_column(self, index: int) -> Origin:
         """Return the same for rows without a column."""
         topic = None if self.topic is None else self.topic - (index < self.topic)
         return Origin(self.destination, topic)
+
+
+def header_pairs(value: Any) -> list[tuple[str, Any]]:
+    """Return headers as Arrow or pandas has them: Kafka's are structs, and those of a map are pairs or a dictionary."""
+    items = value.items() if isinstance(value, dict) else () if value is None else value
+    return [(each["key"], each["value"]) if isinstance(each, dict) else tuple(each) for each in items]
 
 
 def check_destination(config: Config, destination: object, *, is_known: bool = False) -> None:
@@ -283,8 +305,19 @@ def check_writing(config: Config) -> None:
         check_reached(config)
 
 
+def name_python(spark: SparkSession) -> None:
+    """Have workers run the Python of ``spark.pyspark.python``, which only ``spark-submit`` heeds; or locally this one.
+
+    Otherwise they run the first ``python3`` on ``PATH``, which has no packages unless the environment is active.
+    """
+    named = spark.conf.get("spark.pyspark.python", None) or (sys.executable if is_one_machine(spark) else None)
+    if named and "PYSPARK_PYTHON" not in os.environ and hasattr(spark, "_jsparkSession"):
+        spark.sparkContext.pythonExec = named
+
+
 def check_paths(config: Config, spark: SparkSession) -> None:
     """Check the paths of stores, unless the session runs on one machine."""
+    name_python(spark)
     if not is_one_machine(spark):
         for name in sorted({config.store or "", *config.readable} & config.stores.keys()):
             store = config.stores[name]

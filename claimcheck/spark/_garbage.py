@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from claimcheck._operate.garbage import (
     GRACE_SECONDS,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    Batches: TypeAlias = Iterable[pa.RecordBatch]
     Tables = Sequence["DataFrame | tuple[DataFrame, str]"]
     """Tables with pointers in the column ``value``, or in the one that is named."""
 
@@ -51,12 +54,7 @@ _LISTED = (
 
 
 def collect_garbage(
-    spark: SparkSession,
-    *,
-    config: AnyConfig,
-    topics: Topics,
-    grace_seconds: float = GRACE_SECONDS,
-    keep: Tables = (),
+    spark: SparkSession, *, config: AnyConfig, topics: Topics, grace_seconds: float = GRACE_SECONDS, keep: Tables = ()
 ) -> GarbageReport:
     """Find orphans: stored payloads of some topics that no message in any of these topics points at.
 
@@ -72,7 +70,7 @@ def collect_garbage(
 
     Args:
         spark: A session; with Spark Connect, too. The source of Kafka must be on its class path if it is used, and
-            the sources of this package registered with `claimcheck.spark.sources.register`.
+            the sources of this package registered with `claimcheck.spark.register`.
         config: As in `resolve`.
         topics: Each a mapping of ``format`` (``kafka``, ``claimcheck_pulsar`` or ``claimcheck_local``) and the options
             of that source: the connection and the topics. What is read is set here, so other options are refused.
@@ -133,7 +131,7 @@ class GarbageDeletion:
 
 
 @dataclass(kw_only=True)
-class GarbageReport:
+class GarbageReport(AbstractContextManager["GarbageReport"]):
     """The orphans that a collection has found. Their rows are kept by Spark until the report is closed.
 
     Attributes:
@@ -190,7 +188,7 @@ class GarbageReport:
                 text = "found no pointer in any of them, expected those of this store's broker, or force=True"
                 raise ConfigError(f"topics: {text} to delete", path="topics")
             scope.parts(delete=True, claim=claim)
-            counts = _counts(left.left, _Deletion(scope.config, scope.candidates(), rate))
+            counts = _counts(left.left, scope, rate)
         finally:
             left.left.unpersist()
         outcomes = {name: number for name, (number, _) in counts.items()}
@@ -201,9 +199,6 @@ class GarbageReport:
     def close(self) -> None:
         """Release the rows. ``orphans`` and `delete` list and read everything again if they are used after that."""
         self._rows.unpersist()
-
-    def __enter__(self) -> GarbageReport:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
@@ -224,7 +219,7 @@ class _Scope:
         """Ask an executor for the parts of all stores, and whether this collection may delete payloads in them."""
         names = [(name,) for name in sorted(self.config.stores)]
         stores = self.references.spark.createDataFrame(names, "store string").coalesce(1)
-        look = _StoreCheck(self.config, self.claims, delete, claim, time.time(), self.tasks)
+        look = partial(_checked_stores, self.config, self.claims, delete, claim, time.time(), self.tasks)
         parts, unclaimed = list[tuple[str, str | None]](), dict[str, list[str]]()
         columns = "store string, part string, topic string, error string"
         for store, part, topic, error in map_rows(stores, look, columns).collect():
@@ -248,32 +243,23 @@ def _messages(df: DataFrame, column: str = "value") -> DataFrame:
     return with_index_names(df).select(f"c{index}")
 
 
-@dataclass(frozen=True, slots=True)
-class _StoreCheck:
-    """Yields the parts of each store, the topics that no cluster has claimed in it, and errors."""
-
-    config: Config
-    claims: tuple[Claim, ...]
-    delete: bool
-    claim: bool
-    now: float
-    count: int
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str | None, ...]]:
-        for batch in batches:
-            for name in batch.column(0).to_pylist():
-                try:
-                    store = claim_check(self.config).store(name)
-                    next(store.scan(), None)
-                    if self.delete:
-                        check_clock(store, self.now)
-                    unclaimed = check_claims(store, self.claims, delete=self.delete, claim=self.claim)
-                    yield from ((name, None, topic, None) for topic in unclaimed)
-                    yield from ((name, part, None, None) for part in store.partitions(self.count))
-                except ScanNotSupportedError:
-                    yield name, None, None, None
-                except ConfigError as error:  # Spark would wrap it
-                    yield name, None, None, str(error)
+def _checked_stores(
+    config: Config, claims: tuple[Claim, ...], delete: bool, claim: bool, now: float, count: int, batches: Batches
+) -> Iterator[tuple[str | None, ...]]:
+    """Yield the parts of each store, the topics that no cluster has claimed in it, and errors."""
+    for name in (name for batch in batches for name in batch.column(0).to_pylist()):
+        try:
+            store = claim_check(config).store(name)
+            next(store.scan(), None)
+            if delete:
+                check_clock(store, now)
+            unclaimed = check_claims(store, claims, delete=delete, claim=claim)
+            yield from ((name, None, topic, None) for topic in unclaimed)
+            yield from ((name, part, None, None) for part in store.partitions(count))
+        except ScanNotSupportedError:
+            yield name, None, None, None
+        except ConfigError as error:  # Spark would wrap it
+            yield name, None, None, str(error)
 
 
 # Listing ------------------------------------------------------------------------------------------------------------
@@ -321,27 +307,17 @@ def _listing(scope: _Scope, candidates: Candidates) -> tuple[DataFrame, tuple[st
         raise ScanNotSupportedError(text, store=next(iter(not_listed), None))
     work = scope.references.spark.createDataFrame(parts, "store string, part string")
     spread = work.repartition(min(scope.tasks, len(parts)))
-    return map_rows(spread, _Listing(scope.config, candidates), _LISTED), tuple(not_listed)
+    return map_rows(spread, partial(_listed, scope.config, candidates), _LISTED), tuple(not_listed)
 
 
-@dataclass(frozen=True, slots=True)
-class _Listing:
-    """Lists parts of stores; yields the candidates, and the number of entries in each part."""
-
-    config: Config
-    candidates: Candidates
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
-        for batch in batches:
-            for name, part in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                yield from self._entries(claim_check(self.config, uses_keys=False).store(name), part)
-
-    def _entries(self, store: Store, part: str) -> Iterator[tuple[Any, ...]]:
-        count = 0
-        for entry in store.scan(partition=part):
+def _listed(config: Config, candidates: Candidates, batches: Batches) -> Iterator[tuple[Any, ...]]:
+    """List parts of stores; yields the candidates, and the number of entries in each part."""
+    for row in (row for batch in batches for row in batch.to_pylist()):
+        store, count = claim_check(config, uses_keys=False).store(row["store"]), 0
+        for entry in store.scan(partition=row["part"]):
             count += 1
-            if self.candidates.verdict(entry, prefix=store.prefix) == "candidate":
-                topic = self.candidates.topic_of(entry, prefix=store.prefix)
+            if candidates.verdict(entry, prefix=store.prefix) == "candidate":
+                topic = candidates.topic_of(entry, prefix=store.prefix)
                 times = entry.created_ms, entry.expires_ms
                 yield store.name, entry.key, fingerprint(entry.key), topic, entry.size, *times, None
         yield store.name, *[None] * 6, count
@@ -350,40 +326,32 @@ class _Listing:
 # Deleting -----------------------------------------------------------------------------------------------------------
 
 
-def _counts(rows: DataFrame, deletion: _Deletion) -> dict[str, tuple[int, str | None]]:
+def _counts(rows: DataFrame, scope: _Scope, rate: float | None) -> dict[str, tuple[int, str | None]]:
     """Delete, in order of the keys, and return the number of each outcome with one of its errors."""
     from pyspark.sql import functions as F  # noqa: N812 - as everywhere
 
-    rows = (rows if deletion.rate is None else rows.coalesce(1)).sortWithinPartitions("store", "key")
-    done = map_rows(rows, deletion, "outcome string, error string")
+    rows = (rows if rate is None else rows.coalesce(1)).sortWithinPartitions("store", "key")
+    done = map_rows(rows, partial(_deleted, scope.config, scope.candidates(), rate), "outcome string, error string")
     found = done.groupBy("outcome").agg(F.count("*"), F.first("error", ignorenulls=True)).collect()
     return {outcome: (number, error) for outcome, number, error in found}
 
 
-@dataclass(frozen=True, slots=True)
-class _Deletion:
-    """Deletes what is still a candidate; yields outcomes and errors."""
-
-    config: Config
-    candidates: Candidates
-    rate: float | None
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, str | None]]:
-        size = _BATCH if self.rate is None else max(1, min(_BATCH, int(self.rate)))
-        rows = (row for batch in batches for row in batch.to_pylist())
-        for name, group in groupby(rows, key=lambda row: str(row["store"])):
-            store = claim_check(self.config, uses_keys=False).store(name)
-            entries = (_entry_of(store, row) for row in group)
-            while some := list(islice(entries, size)):
-                yield from self._delete_some(store, some)
-
-    def _delete_some(self, store: Store, entries: list[StoreEntry]) -> Iterator[tuple[str, str | None]]:
-        chosen = [each for each in entries if self.candidates.verdict(each, prefix=store.prefix) == "candidate"]
-        yield from [("kept", None)] * (len(entries) - len(chosen))
-        for deletion in store.delete(chosen):
-            yield deletion.outcome, None if deletion.error is None else str(deletion.error)
-        if self.rate is not None:
-            time.sleep(len(chosen) / self.rate)
+def _deleted(
+    config: Config, candidates: Candidates, rate: float | None, batches: Batches
+) -> Iterator[tuple[str, str | None]]:
+    """Delete what is still a candidate; yields outcomes and errors."""
+    size = _BATCH if rate is None else max(1, min(_BATCH, int(rate)))
+    rows = (row for batch in batches for row in batch.to_pylist())
+    for name, group in groupby(rows, key=lambda row: str(row["store"])):
+        store = claim_check(config, uses_keys=False).store(name)
+        entries = (_entry_of(store, row) for row in group)
+        while some := list(islice(entries, size)):
+            chosen = [each for each in some if candidates.verdict(each, prefix=store.prefix) == "candidate"]
+            yield from [("kept", None)] * (len(some) - len(chosen))
+            for deletion in store.delete(chosen):
+                yield deletion.outcome, None if deletion.error is None else str(deletion.error)
+            if rate is not None:
+                time.sleep(len(chosen) / rate)
 
 
 def _entry_of(store: Store, row: Mapping[str, Any]) -> StoreEntry:

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from claimcheck._operate.garbage import fingerprint, reference_of, same_slug
@@ -58,7 +58,7 @@ _KINDS = {
     "claimcheck_local": _Kind("topic", {}, ("path",)),
     "claimcheck_pulsar": _Kind(
         "topic",
-        {"startingPosition": "earliest", "failOnDataLoss": "true"},
+        {"startingOffsets": "earliest", "failOnDataLoss": "true"},
         ("serviceUrl", "adminUrl", "authTokenEnv", "tls", "readTimeoutSeconds", "receiverQueueSize"),
         "ledger_id * 4294967296 + entry_id",
     ),
@@ -164,7 +164,7 @@ def _pulsar(whole: WholeTopics) -> Iterator[_Broker]:
     from claimcheck.transports.pulsar._queries import topics_of
 
     given = {name: whole.options[name.lower()] for name in CONNECTION_OPTIONS if name.lower() in whole.options}
-    with web_service(Connection.of(parse(given, CONNECTION_OPTIONS), timeout_seconds=60.0)) as admin:
+    with web_service(Connection.of(parse(given, CONNECTION_OPTIONS))) as admin:
         namespaces = ["/".join(name.split("/")[2:4]) for name in whole.names]
         yield _Broker(admin.cluster, lambda: topics_of(admin, namespaces))
 
@@ -211,7 +211,7 @@ class References:
             _refresh(self.spark, df, path=f"keep[{number}]")
             place = [F.lit(f"keep[{number}]").alias("place"), F.lit(None).cast("bigint").alias("position")]
             parts.append(df.toDF("value").select("value", *place))
-        stage = _ReferenceStage(self.header)
+        stage = partial(_found, self.header)
         found = reduce(lambda a, b: a.union(b), (map_rows(df, stage, _FOUND) for df in parts)).persist()
         try:
             yield found
@@ -266,30 +266,25 @@ def _spans(found: DataFrame) -> Spans:
     return {place: (first, last) for place, first, last in rows.select("place", "min(first)", "max(last)").collect()}
 
 
-@dataclass(frozen=True, slots=True)
-class _ReferenceStage:
-    """Pickled and sent to the workers, where it is called once per partition."""
+def _found(header: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
+    """Yield the id of each pointer, or why a message cannot be understood; and what was read of each place."""
+    for batch in batches:
+        yield from ((*found, None, None, None) for found in _references(header, batch))
+        yield from ((None, None, *span) for span in _spans_of(batch))
 
-    header: bytes
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
-        """Yield the id of each pointer, or why a message cannot be understood; and what was read of each place."""
-        for batch in batches:
-            yield from ((*found, None, None, None) for found in self._references(batch))
-            yield from ((None, None, *span) for span in _spans_of(batch))
-
-    def _references(self, batch: pa.RecordBatch) -> Iterator[tuple[bytes | None, str | None]]:
-        for number, message in enumerate(views(batch.column(0))):
-            try:
-                key = None if message is None else reference_of(message, header=self.header)
-            except UnknownVersionError as error:
-                place, position = (batch.column(index)[number].as_py() for index in (1, 2))
-                yield None, f"{place}{'' if position is None else f', position {position}'}: {error}"
-            except EnvelopeError:
-                yield None, _DAMAGED
-            else:
-                if key is not None:
-                    yield fingerprint(key), None
+def _references(header: bytes, batch: pa.RecordBatch) -> Iterator[tuple[bytes | None, str | None]]:
+    for number, message in enumerate(views(batch.column(0))):
+        try:
+            key = None if message is None else reference_of(message, header=header)
+        except UnknownVersionError as error:
+            place, position = (batch.column(index)[number].as_py() for index in (1, 2))
+            yield None, f"{place}{'' if position is None else f', position {position}'}: {error}"
+        except EnvelopeError:
+            yield None, _DAMAGED
+        else:
+            if key is not None:
+                yield fingerprint(key), None
 
 
 def _spans_of(batch: pa.RecordBatch) -> Iterator[tuple[str, int, int]]:

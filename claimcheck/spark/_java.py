@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 from claimcheck.errors import MissingDependencyError, import_vendor, pip_install
+from claimcheck.spark._columns import older_pyspark
 
 _TIMEOUT_SECONDS = 60  # for a cold start on a busy machine; usually well under a second
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
@@ -72,7 +73,7 @@ def _major_version(command: str | None) -> int:
 
 
 def _minimum_version() -> int:
-    return 8 if import_vendor("pyspark", extra="spark").__version__.startswith("3.") else 17
+    return 8 if older_pyspark((4, 0)) else 17
 
 
 def _bundled(version: int) -> str:

@@ -29,6 +29,7 @@ from claimcheck.spark._columns import (
     check_writing,
     error_array,
     find_column,
+    header_pairs,
     map_batches,
     row_source,
     session_of,
@@ -144,12 +145,8 @@ class _Columns:
         from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, StructType
 
         pair = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-        key: list[DataType] = [StringType() if self.text_key else BinaryType()] if self.has_key else []
+        key: list[DataType] = [StringType() if self.text_key else BinaryType()] * (len(self.names) - 2)
         return dict(zip(self.names, [BinaryType(), *key, ArrayType(pair)], strict=True))
-
-    @property
-    def has_key(self) -> bool:
-        return len(self.names) > 2
 
 
 class _Input(NamedTuple):
@@ -167,7 +164,6 @@ class _Input(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _OffloadStage(Stage[Envelope]):
-    reading: Reading
     columns: _Columns
     destination: str
     limit: WireLimit | None
@@ -190,12 +186,8 @@ class _OffloadStage(Stage[Envelope]):
         headers = None if columns.headers is None else batch.column(columns.headers)
         for number, payload in enumerate(views(batch.column(columns.payload))):
             pairs = None if headers is None else headers[number].as_py()
-            yield _Input(
-                Row(rest, number, columns.all_names),
-                payload,
-                None if keys is None else keys[number].as_py(),
-                None if pairs is None else [(pair["key"], pair["value"]) for pair in pairs],
-            )
+            key = None if keys is None else keys[number].as_py()
+            yield _Input(Row(rest, number, columns.all_names), payload, key, pairs and header_pairs(pairs))
 
     def output(self, group: RowGroup[Envelope]) -> pa.RecordBatch:
         import pyarrow as pa
@@ -205,7 +197,7 @@ class _OffloadStage(Stage[Envelope]):
         text = pa.large_string() if binary == pa.large_binary() else pa.string()
         pair = pa.struct([("key", text), ("value", binary)])
         added = [pa.array([None if each.data is None else bytes(each.data) for each in envelopes], type=binary)]
-        if columns.has_key:
+        if len(columns.names) > 2:  # with keys
             added.append(pa.array([each.key for each in envelopes], type=text if columns.text_key else binary))
         added.append(pa.array([_pairs(each) for each in envelopes], type=pa.list_(pair)))
         kept = batch.select(list(columns.kept))
@@ -306,7 +298,6 @@ def pin(
 
 @dataclass(frozen=True, slots=True)
 class _PinStage(Stage[_Pinned]):
-    reading: Reading
     index: int
     names: tuple[str, ...]
     store: str

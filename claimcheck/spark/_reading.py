@@ -25,6 +25,7 @@ from claimcheck.spark._columns import (
     check_destination,
     check_new,
     check_paths,
+    column_at,
     error_array,
     error_type,
     is_bad_message,
@@ -255,11 +256,11 @@ def outcome_of(run: Callable[[], Buffer | None]) -> Outcome:
 
 
 def messages_of(
-    batches: Iterable[pa.RecordBatch], index: int, names: tuple[str, ...]
+    batches: Iterable[pa.RecordBatch], path: int | tuple[int, ...], names: tuple[str, ...]
 ) -> Iterator[tuple[Row, bytes | None]]:
     """Yield every row with the value of one column."""
     for batch in batches:
-        for number, message in enumerate(views(batch.column(index))):
+        for number, message in enumerate(views(column_at(batch, path))):
             yield Row(batch, number, names), None if message is None else bytes(message)
 
 
@@ -281,6 +282,7 @@ class RowGroup(NamedTuple, Generic[T]):
         return pa.RecordBatch.from_arrays([*kept.columns, *added], names=names)
 
 
+@dataclass(frozen=True, slots=True)
 class Stage(Generic[T]):
     """What a function of this package does: pickled and sent to the workers, and called once per partition."""
 
@@ -322,12 +324,11 @@ def grouped(rows: Iterable[tuple[Row, T, int]], *, max_bytes: int, max_rows: int
 
 @dataclass(frozen=True, slots=True)
 class ResolveStage(Stage[Outcome]):
-    reading: Reading
-    index: int
+    path: int | tuple[int, ...]
     names: tuple[str, ...]
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Outcome, int]]:
-        with closing(self.reading.rows(messages_of(batches, self.index, self.names))) as rows:
+        with closing(self.reading.rows(messages_of(batches, self.path, self.names))) as rows:
             for row, outcome in rows:
                 yield row, outcome, payload_size(outcome)
                 del outcome
@@ -336,7 +337,7 @@ class ResolveStage(Stage[Outcome]):
         errors = [error_array(group.values)] if self.reading.on_error == "null" else []
         payloads: list[Sequence[Buffer] | None] = [(v,) if isinstance(v, bytes) else None for v in group.values]
         group.values.clear()  # the only references to the payloads are in the list that is emptied now
-        kind = group.batch.schema.field(self.index).type  # large_binary where Spark uses it
+        kind = column_at(group.batch, self.path).type  # large_binary where Spark uses it
         return group.with_columns([binary_array(payloads, kind), *errors])
 
 
@@ -356,7 +357,7 @@ def resolver(
     keyed: bool = False,
     destination: str | None = None,
     max_inflight_bytes: int = MAX_INFLIGHT_BYTES,
-) -> PartitionResolver:
+) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """Return a function that resolves a partition of messages, for ``rdd.mapPartitions``.
 
     It is lazy: it fetches payloads on demand, a bounded number of bytes ahead, and keeps their order. The worker opens
@@ -386,27 +387,19 @@ def resolver(
     if session := SparkSession.getActiveSession():
         check_paths(checked, session)
     reading = Reading(config=checked, max_inflight_bytes=max_inflight_bytes, origin=Origin(destination))
-    return PartitionResolver(reading, skip_errors=on_error == "skip", keyed=keyed)
+    return partial(_resolve_partition, reading, on_error == "skip", keyed)
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionResolver:
-    """The result of `resolver`: pickled and sent to the workers, where it is called once per partition."""
-
-    reading: Reading
-    skip_errors: bool
-    keyed: bool
-
-    def __call__(self, elements: Iterable[Any]) -> Iterator[Any]:
-        config, destination = self.reading.config, self.reading.origin.destination
-        cc, pairs = claim_check(config), elements if self.keyed else ((None, element) for element in elements)
-        jobs = (resolving(cc, key, message, destination=destination) for key, message in pairs)
-        with closing(self.reading.run(jobs, Tally(None))) as results:
-            for (key, _), outcome in results:
-                if not isinstance(outcome, ClaimCheckError):
-                    yield (key, outcome) if self.keyed else outcome
-                elif self.skip_errors and is_bad_message(outcome, config):
-                    _log.warning("skipped a message: %s: %s", type(outcome).__name__, outcome)
-                else:
-                    raise outcome
-                del outcome
+def _resolve_partition(reading: Reading, skip_errors: bool, keyed: bool, elements: Iterable[Any]) -> Iterator[Any]:
+    config, destination = reading.config, reading.origin.destination
+    cc, pairs = claim_check(config), elements if keyed else ((None, element) for element in elements)
+    jobs = (resolving(cc, key, message, destination=destination) for key, message in pairs)
+    with closing(reading.run(jobs, Tally(None))) as results:
+        for (key, _), outcome in results:
+            if not isinstance(outcome, ClaimCheckError):
+                yield (key, outcome) if keyed else outcome
+            elif skip_errors and is_bad_message(outcome, config):
+                _log.warning("skipped a message: %s: %s", type(outcome).__name__, outcome)
+            else:
+                raise outcome
+            del outcome

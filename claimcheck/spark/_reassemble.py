@@ -208,7 +208,6 @@ class _Message(NamedTuple):
 class _ReassembleStage(Stage[Joined]):
     """Joins the payloads of one partition, and resolves its other messages."""
 
-    reading: Reading
     columns: ColumnIndexes
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, Joined, int]]:

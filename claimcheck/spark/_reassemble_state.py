@@ -8,8 +8,8 @@ same way. The names of arguments are Spark's: it passes them by keyword.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Row
@@ -48,21 +48,13 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class _PayloadState:
     done: bool = False
-    count: int = 0
+    total: int = 0
     seen: int = 0
     size: int = 0
     lowest: int = _NO_POSITION
     row: bytes | None = None
     timer: int = 0
     declared: str | None = None
-
-    @classmethod
-    def load(cls, values: Sequence[Any]) -> _PayloadState:
-        done, count, seen, size, lowest, row, timer, declared = values
-        return cls(done, count, seen, size, lowest, None if row is None else bytes(row), timer, declared)
-
-    def values(self) -> tuple[object, ...]:
-        return (self.done, self.count, self.seen, self.size, self.lowest, self.row, self.timer, self.declared)
 
 
 @dataclass(slots=True)
@@ -75,7 +67,7 @@ class _MicroBatch:
 
     @property
     def is_complete(self) -> bool:
-        return self.error is None and 0 < self.payload.count == self.payload.seen
+        return self.error is None and 0 < self.payload.total == self.payload.seen
 
 
 class Reassembler(StatefulProcessor):
@@ -102,7 +94,7 @@ class Reassembler(StatefulProcessor):
     ) -> Iterator[Row]:
         """Add the chunks of one micro-batch to one payload; yields its row when it ends."""
         state = self._payload.get()
-        payload = _PayloadState() if state is None else _PayloadState.load(state)
+        payload = _PayloadState(*(state or ()))
         if payload.done:
             return  # late duplicates
         uuid, batch = _uuid(key), _MicroBatch(payload)
@@ -128,7 +120,7 @@ class Reassembler(StatefulProcessor):
     ) -> Iterator[Row]:
         """Expire an incomplete payload, and later forget it."""
         state = self._payload.get()
-        payload = None if state is None else _PayloadState.load(state)
+        payload = None if state is None else _PayloadState(*state)
         if payload is None or payload.timer != expiredTimerInfo.getExpiryTimeInMs():
             return
         if not payload.done:
@@ -161,7 +153,7 @@ class Reassembler(StatefulProcessor):
             uuid,
             position,
             row.total,
-            total=payload.count or row.total,
+            total=payload.total or row.total,
             seen=payload.seen,
             size=size,
             same=None if earlier is None else bytes(earlier[0]) == digest,
@@ -173,14 +165,14 @@ class Reassembler(StatefulProcessor):
         if is_new and batch.error is None:
             batch.chunks[position] = (digest, row.reference)
             declared = payload.declared or row.declared
-            batch.payload = replace(payload, count=row.total, seen=payload.seen + 1, size=size, declared=declared)
+            batch.payload = replace(payload, total=row.total, seen=payload.seen + 1, size=size, declared=declared)
 
     def _complete(self, uuid: str, batch: _MicroBatch, *, waited: bool) -> Row:
         payload = batch.payload
         references = {position: reference for position, (_, reference) in batch.chunks.items()}
         if waited:
             references |= {key[0]: value[1] for key, value in self._chunks.iterator()}
-        pieces = [bytes(references[position] or b"") for position in range(payload.count)]
+        pieces = [bytes(references[position] or b"") for position in range(payload.total)]
         return _row(uuid=uuid, row=payload.row, pieces=pieces, declared=payload.declared)
 
     def _wait(self, batch: _MicroBatch, *, is_new: bool) -> None:
@@ -189,19 +181,19 @@ class Reassembler(StatefulProcessor):
         if is_new and self._limits.expire_ms:
             batch.payload = replace(batch.payload, timer=batch.now + self._limits.expire_ms)
             self._handle.registerTimer(batch.payload.timer)
-        self._payload.update(batch.payload.values())
+        self._payload.update(astuple(batch.payload))
 
     def _expired(self, uuid: str, payload: _PayloadState) -> Row:
         positions = [each for (each,) in self._chunks.keys()]  # noqa: SIM118 - not a dictionary
         why = f"expire_after_seconds ({self._limits.expire_ms / 1000:g}) passed"
-        return _failed(uuid, payload.row, incomplete(uuid, positions, payload.count, why))
+        return _failed(uuid, payload.row, incomplete(uuid, positions, payload.total, why))
 
     def _end(self, now: int) -> None:
         """Drop all state, except that the payload has ended."""
         self._chunks.clear()
         timer = now + self._limits.remember_ms
         self._handle.registerTimer(timer)
-        self._payload.update(_PayloadState(done=True, timer=timer).values())
+        self._payload.update(astuple(_PayloadState(done=True, timer=timer)))
 
 
 def _uuid(key: tuple[str]) -> str:

@@ -1,6 +1,6 @@
 """`reassemble` on a stream: chunks are stored, and Spark's state holds small references until a payload is complete.
 
-`_StoreStage` writes every chunk to the store and passes on a small row with a reference: a message that resolves to the
+`_stored` writes every chunk to the store and passes on a small row with a reference: a message that resolves to the
 chunk's piece, either a pointer envelope or, for a piece no larger than a pointer, a literal. When Spark reruns a task,
 or replays a micro-batch after the driver died, the chunks are written again. `claimcheck.spark._reassemble_state`
 tracks the chunks, and `_FetchStage` reads those of complete payloads. Stored chunks stay until they expire, so that a
@@ -13,7 +13,6 @@ import hashlib
 import importlib
 import io
 import json
-import re
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from claimcheck._wire.buffers import Buffer
 from claimcheck._wire.envelope import Abort, Chunk, decode, encode_literal
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError, import_vendor
-from claimcheck.spark._columns import Origin, check_reached, is_bad_message, map_rows
+from claimcheck.spark._columns import Origin, check_reached, is_bad_message, map_rows, older_pyspark
 from claimcheck.spark._metrics import Tally
 from claimcheck.spark._reading import (
     Outcome,
@@ -60,7 +59,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-_MIN_PYSPARK = (4, 1)
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _BEHIND_SECONDS = 3600  # how far a driver's clock may be set back without chunks counting as late
@@ -82,8 +80,7 @@ def reassemble_stream(
 
 
 def _check(df: DataFrame, config: Config) -> None:
-    version = import_vendor("pyspark", extra="spark").__version__
-    if tuple(map(int, re.findall(r"\d+", version)[:2])) < _MIN_PYSPARK:
+    if version := older_pyspark((4, 1)):
         expected = "4.1 or newer for reassemble on a stream; a batch, as in foreachBatch, works with older versions"
         fail("pyspark", found=f"version {version}", expected=expected)
     import_vendor("google.protobuf", extra="spark")
@@ -91,10 +88,7 @@ def _check(df: DataFrame, config: Config) -> None:
     if "RocksDB" not in str(provider):
         fail(_PROVIDER, found=repr(provider), expected=f'spark.conf.set("{_PROVIDER}", "{_ROCKSDB}")')
     if config.store is None:
-        expected = (
-            "the store for the chunks of a stream until their payload is complete; every executor must reach it; "
-            "writers with the chunking strategy ignore it"
-        )
+        expected = "the store for the chunks of a stream until their payload is complete, which every executor reaches"
         fail("store", found="none", expected=expected)
     check_reached(config)
 
@@ -135,7 +129,7 @@ def _chunks(
     )
     now = F.current_timestamp()  # of the micro-batch, the same when it is replayed
     declared = df.select("*", declared_claims(df, columns.headers).alias("declared"))
-    stored = map_rows(declared, _StoreStage(reading, columns, expire_by), _STORED)
+    stored = map_rows(declared, partial(_stored, reading, columns), _STORED)
     arrived = stored.withColumn("arrived", F.unix_millis(now))
     tracked = arrived.groupBy("key").transformWithState(
         statefulProcessor=state.Reassembler(limits),
@@ -168,26 +162,19 @@ _STORED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _StoreStage:
-    """Stores the chunks of one partition; what their headers declare is the last column."""
-
-    reading: Reading
-    columns: ColumnIndexes
-    expire_by: ExpireBy
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[_ChunkRow]:
-        jobs = _ChunkWriter(self).jobs(batches)
-        with closing(self.reading.run(jobs, Tally(None), "write")) as stored:
-            yield from (row for _, row in stored)
+def _stored(reading: Reading, columns: ColumnIndexes, batches: Iterable[pa.RecordBatch]) -> Iterator[_ChunkRow]:
+    """Store the chunks of one partition; what their headers declare is the last column."""
+    jobs = _ChunkWriter(reading, columns).jobs(batches)
+    with closing(reading.run(jobs, Tally(None), "write")) as stored:
+        yield from (row for _, row in stored)
 
 
 class _ChunkWriter:
     """Stores the chunks of a task."""
 
-    def __init__(self, stage: _StoreStage) -> None:
-        config = stage.reading.config
-        self._columns, self._origin, self._header = stage.columns, stage.reading.origin, config.header
+    def __init__(self, reading: Reading, columns: ColumnIndexes) -> None:
+        config = reading.config
+        self._columns, self._origin, self._header = columns, reading.origin, config.header
         self._cc, self._query = claim_check(config), query_id()
         self._store = _store(self._cc)
         self._max_chunks, self._max_bytes = config.chunks.max_chunks, max_payload_bytes(config)
@@ -203,16 +190,15 @@ class _ChunkWriter:
                 part, claims = decode(value or b"", header=self._header), declared[number]
                 if isinstance(part, Chunk):
                     place = part.position, part.count, len(part.piece)
-                elif isinstance(part, Abort) and self._is_genuine(part, claims, batch, number):
+                elif isinstance(part, Abort):
+                    destination = self._origin.destination_of(batch, number)
+                    if not is_genuine(self._cc, claims, uuid=part.uuid, destination=destination):
+                        continue
                     place = ABORT, 0, 0
                 else:
                     continue
                 key = _key([column[number] for column in sources], part.uuid)
                 yield self._job(_ChunkRow(key, *place, b"", None, _packed(kept.slice(number, 1)), claims), part)
-
-    def _is_genuine(self, part: Abort, declared: str | None, batch: pa.RecordBatch, number: int) -> bool:
-        destination = self._origin.destination_of(batch, number)
-        return is_genuine(self._cc, declared, uuid=part.uuid, destination=destination)
 
     def _job(self, row: _ChunkRow, part: Chunk | Abort) -> Job[None, _ChunkRow]:
         if isinstance(part, Abort) or row.total > self._max_chunks or row.size > self._max_bytes:
@@ -289,7 +275,6 @@ class _FetchedPayload:
 class _FetchStage(Stage[Joined]):
     """Joins the payloads of one partition of the stateful operator's output."""
 
-    reading: Reading
     columns: ColumnIndexes
     names: tuple[str, ...]
 

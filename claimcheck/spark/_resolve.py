@@ -12,16 +12,18 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, TypeAlias
 
 from claimcheck._validation import check_int, fail
+from claimcheck._wire import headers as hints
 from claimcheck._wire.envelope import unverified_pointer
 from claimcheck._wire.pointer import Pointer
 from claimcheck.config import Config
 from claimcheck.errors import ClaimCheckError
 from claimcheck.spark._columns import (
+    column_at,
     error_array,
-    find_column,
+    find_field,
     map_batches,
     map_rows,
     require_arrow,
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
+
 
 _BIN = "__claimcheck_bin"
 _UNKNOWN_BYTES = 1 << 20  # assumed for pointers of version 1, which declare no size
@@ -95,8 +98,8 @@ def resolve(
     def transform(df: DataFrame) -> DataFrame:
         from pyspark.sql.types import BinaryType
 
-        placed, index = reading.at(df, destination), find_column(df, "column", column)
-        stage = ResolveStage(placed, index, tuple(df.columns))
+        placed, path = reading.at(df, destination), find_field(df, "column", column)
+        stage = ResolveStage(placed, path, tuple(df.columns))
         return with_results(df, stage, {"payload": BinaryType()})
 
     return transform
@@ -149,14 +152,14 @@ def map_payloads(
         if with_row and twice is not None:
             expected = "columns with different names: each row becomes a dictionary"
             fail("with_row", found=f"several columns {twice!r}", expected=expected)
-        index, parsed = find_column(df, "column", column), _parsed(df, schema)
-        stage = _MapStage(placed, index, tuple(df.columns), parsed, fn, as_file, with_row)
+        path, parsed = find_field(df, "column", column), parsed_schema(df, schema)
+        stage = MapStage(placed, path, tuple(df.columns), parsed, fn, as_file, with_row)
         return with_results(df, stage, {field.name: field.dataType for field in parsed.fields})
 
     return transform
 
 
-def _parsed(df: DataFrame, schema: str | StructType) -> StructType:
+def parsed_schema(df: DataFrame, schema: str | StructType) -> StructType:
     """Parse a schema in a way that works with Spark Connect and in every version."""
     if isinstance(schema, str) and schema.strip():
         schema = df.sparkSession.createDataFrame([], schema).schema
@@ -174,11 +177,10 @@ class _Result(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _MapStage(Stage[_Result]):
+class MapStage(Stage[_Result]):
     max_rows: ClassVar[int] = 1024
 
-    reading: Reading
-    index: int
+    path: tuple[int, ...]
     names: tuple[str, ...]
     schema: StructType
     fn: Callable[..., object]
@@ -186,7 +188,7 @@ class _MapStage(Stage[_Result]):
     with_row: bool
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Generator[tuple[Row, _Result, int]]:
-        messages = messages_of(batches, self.index, self.names)
+        messages = messages_of(batches, self.path, self.names)
         with closing(self.reading.rows(messages, instead=self._opener)) as rows:
             for row, outcome in rows:
                 result = self._result(row, outcome)
@@ -245,7 +247,7 @@ class _MapStage(Stage[_Result]):
     def output(self, group: RowGroup[_Result]) -> pa.RecordBatch:
         import pyarrow as pa
 
-        large = group.batch.schema.field(self.index).type == pa.large_binary()
+        large = column_at(group.batch, self.path).type == pa.large_binary()
         fields = _arrow_fields(self.schema, large=large)
         try:
             columns = _arrays(group.values, fields)
@@ -328,81 +330,68 @@ def repartition_by_payload(
     checked = as_config(config)
 
     def transform(df: DataFrame) -> DataFrame:
+        from pyspark.sql.types import IntegerType
+
         session_of(df)
         if df.isStreaming:
             fail("df", found="a stream", expected="a batch; a stream's source limits the bytes of a trigger")
-        packing = _Packing(checked, find_column(df, "column", column), target_bytes)
-        ranges, count = _bin_ranges(df, packing)
-        keys = tuple(_hash_keys(df, count))
-        return _repartitioned(df, _Assignment(packing, ranges, keys), count)
+        packed = partial(_packed, checked, find_field(df, "column", column), target_bytes)
+        ranges, count = _bin_ranges(df, packed, target_bytes)
+        assign, added = partial(_assigned, packed, ranges, _hash_keys(df, count)), {_BIN: IntegerType()}
+        binned = map_batches(with_index_names(df), assign, kept=range(len(df.columns)), added=added)
+        return binned.repartition(count, _BIN).drop(_BIN).toDF(*df.columns)
 
     return transform
 
 
-@dataclass(frozen=True, slots=True)
-class _Packing:
-    """Packs the rows of each partition into bins, in order, and reports the bins; called once per partition."""
-
-    config: Config
-    index: int
-    target_bytes: int
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, int]]:
-        last, rest = -1, 0
-        for _, bins, held in self.packed(batches):
-            last, rest = (bins[-1], held) if bins else (last, rest)
-        if last >= 0:
-            yield partition_id(), last, rest
-
-    def packed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, list[int], int]]:
-        """Yield each batch, the bin of each row, and the bytes in the last bin."""
-        last, held = -1, 0
-        for batch in batches:
-            bins = list[int]()
-            for message in batch.column(self.index):
-                size = _payload_bytes(message.as_py(), self.config)
-                fits = last >= 0 and (held == 0 or held + size <= self.target_bytes)
-                last, held = (last, held + size) if fits else (last + 1, size)
-                bins.append(last)
-            yield batch, bins, held
+_Packed: TypeAlias = Callable[[Iterable["pa.RecordBatch"]], Iterator[tuple["pa.RecordBatch", list[int], int]]]
+_BinRanges = dict[int, tuple[int, int, int]]
+"""The bins of each partition: the first one of its own, the number of those, and one that it shares."""
 
 
-@dataclass(frozen=True, slots=True)
-class _BinRange:
-    """The bins of one partition: ``full`` bins of its own, numbered from ``first``, and a shared one, ``rest``."""
-
-    first: int
-    full: int
-    rest: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Assignment:
-    packing: _Packing
-    ranges: dict[int, _BinRange]
-    keys: tuple[int, ...]
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
-        own = self.ranges.get(partition_id(), _BinRange(0, 0, 0))
-        for batch, bins, _ in self.packing.packed(batches):
-            keys = [self.keys[own.first + each if each < own.full else own.rest] for each in bins]
-            columns = [*batch.columns, pa.array(keys, type=pa.int32())]
-            yield pa.RecordBatch.from_arrays(columns, names=list(map(str, range(len(columns)))))
+def _packed(
+    config: Config, path: tuple[int, ...], target_bytes: int, batches: Iterable[pa.RecordBatch]
+) -> Iterator[tuple[pa.RecordBatch, list[int], int]]:
+    """Pack the rows of a partition into bins; yields each batch, its rows' bins, and the bytes in the last one."""
+    last, held = -1, 0
+    for batch in batches:
+        bins = list[int]()
+        for message in column_at(batch, path):
+            size = _payload_bytes(message.as_py(), config)
+            fits = last >= 0 and (held == 0 or held + size <= target_bytes)
+            last, held = (last, held + size) if fits else (last + 1, size)
+            bins.append(last)
+        yield batch, bins, held
 
 
-def _bin_ranges(df: DataFrame, packing: _Packing) -> tuple[dict[int, _BinRange], int]:
+def _last_bin(packed: _Packed, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, int, int]]:
+    last = [(bins[-1], held) for _, bins, held in packed(batches) if bins][-1:]
+    return ((partition_id(), *each) for each in last)
+
+
+def _assigned(
+    packed: _Packed, ranges: _BinRanges, keys: Sequence[int], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    first, full, rest = ranges.get(partition_id(), (0, 0, 0))
+    for batch, bins, _ in packed(batches):
+        chosen = [keys[first + each if each < full else rest] for each in bins]
+        columns = [*batch.columns, pa.array(chosen, type=pa.int32())]
+        yield pa.RecordBatch.from_arrays(columns, names=list(map(str, range(len(columns)))))
+
+
+def _bin_ranges(df: DataFrame, packed: _Packed, target_bytes: int) -> tuple[_BinRanges, int]:
     """Number the bins of all partitions; the last bins of partitions are combined."""
     columns = "partition bigint, full bigint, rest bigint"
-    reports = sorted(map_rows(with_index_names(df), packing, columns).collect())
+    reports = sorted(map_rows(with_index_names(df), partial(_last_bin, packed), columns).collect())
     count = sum(full for _, full, _ in reports)
-    ranges, first, current, held = dict[int, _BinRange](), 0, -1, 0
+    ranges, first, current, held = _BinRanges(), 0, -1, 0
     for partition, full, rest in reports:
-        if current < 0 or held + rest > packing.target_bytes:
+        if current < 0 or held + rest > target_bytes:
             current, held, count = count, 0, count + 1
         held += rest
-        ranges[partition] = _BinRange(first, full, current)
+        ranges[partition] = (first, full, current)
         first += full
     return ranges, max(count, 1)
 
@@ -422,12 +411,24 @@ def _hash_keys(df: DataFrame, count: int) -> list[int]:
     return [keys[place] for place in range(count)]
 
 
-def _repartitioned(df: DataFrame, assignment: _Assignment, count: int) -> DataFrame:
-    from pyspark.sql.types import IntegerType
+def max_offsets(sample: DataFrame, *, payload_bytes: int) -> int:
+    """Return how many messages hold about so many payload bytes: the ``maxOffsetsPerTrigger`` of Spark's Kafka source.
 
-    added = {_BIN: IntegerType()}
-    binned = map_batches(with_index_names(df), assignment, kept=range(len(df.columns)), added=added)
-    return binned.repartition(count, _BIN).drop(_BIN).toDF(*df.columns)
+    Each chunk counts with the size of its whole payload.
+
+    Args:
+        sample: Messages with the columns ``value`` and ``headers`` of that source (``includeHeaders``), such as those
+            of the last hour.
+        payload_bytes: The payload bytes that a trigger may load.
+
+    Returns:
+        The quotient with the average of the sample, at least 1.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - the usual alias
+
+    declared = F.expr(f"get(filter(headers, each -> each.key = '{hints.SIZE}'), 0).value").cast("string").cast("bigint")
+    size = F.coalesce(declared, F.length("value"), F.lit(0))
+    return max(1, int(payload_bytes / (sample.agg(F.avg(size)).collect()[0][0] or 1)))
 
 
 def _payload_bytes(message: bytes | None, config: Config) -> int:

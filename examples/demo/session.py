@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from claimcheck.spark import ensure_java, resolve
-from claimcheck.spark.sources import register
+from claimcheck.spark import ensure_java, register, resolve
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

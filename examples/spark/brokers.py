@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from claimcheck.spark import ensure_java
-from claimcheck.spark.sources import register
+from claimcheck.spark import ensure_java, register
 from claimcheck.transports.local import LocalBroker, LocalProducer
 
 if TYPE_CHECKING:

@@ -104,6 +104,10 @@ class S3Store(Store):
     def __repr__(self) -> str:
         return f"<S3Store {self.name!r} at s3://{self.bucket}/{self.prefix}>"
 
+    def uri(self, pointer: Pointer) -> str:
+        """Return ``s3://bucket/key``."""
+        return f"s3://{self.bucket}/{pointer.key}"
+
     def close(self) -> None:
         """Close the connections; the next use makes new ones."""
         with self._lock:

@@ -1,6 +1,8 @@
 """Spark reads topics of a real Pulsar: rows, limits, many partitions, and messages that it cannot read."""
 
+import json
 import subprocess
+import time
 from types import SimpleNamespace
 
 import pulsar
@@ -12,6 +14,7 @@ from claimcheck.spark.sources import DataLossError
 from claimcheck.spark.sources._formats import PulsarSource
 from claimcheck.spark.sources._pulsar_client import IN_PARALLEL
 from claimcheck.spark.sources._pulsar_reader import check_readable
+from tests import servers
 from tests.spark.rig import batches_of, failure, stream, values
 
 PULSAR = "claimcheck_pulsar"
@@ -55,20 +58,77 @@ def test_topics_that_are_empty_and_topics_that_are_not_there(spark_sources, spar
     assert batch_of(spark_sources, told).collect() == []
 
 
-def test_a_stream_may_begin_at_the_end(spark_sources, spark_topic, tmp_path):
-    spark_topic.send(range(10))
-    df = stream(spark_sources, PULSAR, spark_topic.options(startingPosition="latest"))
+def test_times_message_ids_and_patterns_select_messages(spark_sources, spark_topic, pulsar_client, topic, tmp_path):
+    """Also where the first one begins a ledger; an entry of several messages is read as a whole."""
+    spark_topic.broker.create_partitioned(spark_topic.name, 2)
+    spark_topic.keep()
+    parts = [f"{spark_topic.full}-partition-{number}" for number in (0, 1)]
+    senders = [pulsar_client.create_producer(part, batching_enabled=False) for part in parts]
+    told = spark_topic.options(subscription=None, adminUrl=spark_topic.broker.admin_url)
 
-    nothing = batches_of(df, tmp_path / "c")
-    sent = spark_topic.send(range(10, 13))
-    seen = batches_of(df, tmp_path / "c")
+    def send(*values):
+        return [sender.send(b"%d" % value) for sender in senders for value in values]
 
-    assert (values(nothing), values(seen)) == ([], sent)
+    def times(rows):
+        return sorted({round(row.publish_time.timestamp() * 1000) for row in rows})
+
+    def read(**options):
+        return sorted(
+            int(row.value) for row in batch_of(spark_sources, told | {k: str(v) for k, v in options.items()}).collect()
+        )
+
+    def later(**options):
+        options = told | {"subscription": f"s{len(list(tmp_path.iterdir()))}"} | options
+        return stream(spark_sources, PULSAR, options), tmp_path / options["subscription"]
+
+    first = send(1, 2)
+    servers.wait_until(
+        lambda: time.time() * 1000 > times(batch_of(spark_sources, told).collect())[-1] + 2, "the clock moves on"
+    )
+    spark_topic.roll()
+    ids = send(3, 4)
+    rows = batch_of(spark_sources, told).collect()
+    begin = times([row for row in rows if int(row.value) == 3])[0]
+    assert first[0].ledger_id() != ids[0].ledger_id()
+    assert ids[0].entry_id() == 0
+
+    assert read(startingTime=begin) == [3, 3, 4, 4]
+    assert read(startingTime=begin - 1, endingTime=begin) == []
+    assert read(endingTime=begin) == [1, 1, 2, 2]
+    assert read(startingTime=times(rows)[-1] + 1) == []
+    assert read(startingTime=0, endingTime=times(rows)[-1] + 1) == [1, 1, 2, 2, 3, 3, 4, 4]
+    both = {name: list(each.serialize()) for name, each in zip(parts, (ids[0], ids[2]), strict=True)}
+    assert read(startingOffsets=json.dumps(both)) == [3, 3, 4, 4]
+    assert read(endingOffsets=json.dumps(both)) == [1, 1, 2, 2, 3, 3]
+    assert read(startingOffsets=json.dumps(both), endingOffsets=json.dumps(both)) == [3, 3]
+    one = json.dumps({f"{spark_topic.name}-partition-1": list(ids[3].serialize())})
+    assert read(startingOffsets=one) == [1, 2, 3, 4, 4]
+    pattern = {"topic": None, "topicsPattern": f"{topic[:-1]}."}
+    assert spark_topic.name == topic
+    told = {name: value for name, value in (told | pattern).items() if value is not None}
+    assert read(startingTime=begin) == [3, 3, 4, 4]
+    assert read(topicsPattern="nothing-like-it.*") == []
+    begun = [b"3", b"3", b"4", b"4"]
+    sender = pulsar_client.create_producer(parts[0])
+    for options in ({"startingTime": str(begin)}, {"startingOffsets": json.dumps(both)}, {"startingOffsets": "latest"}):
+        df, checkpoint = later(**options)
+        assert values(batches_of(df, checkpoint)) == ([] if options.get("startingOffsets") == "latest" else begun)
+        sender.send(b"9")
+        spark_topic.roll()
+        assert values(batches_of(df, checkpoint)) == [b"9"]
+        begun.append(b"9")
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
+        ({"topicsPattern": "a.*"}, "topicsPattern: found topic, too"),
+        ({"topic": None, "topicsPattern": "a.*"}, "adminUrl: found nothing"),
+        ({"topic": None, "topicsPattern": "a(", "adminUrl": "http://127.0.0.1:1"}, "a regular expression"),
+        ({"startingTime": "1", "startingOffsets": "latest"}, "startingOffsets: found startingTime, too"),
+        ({"startingTime": "yesterday"}, "startingTime: found 'yesterday'"),
+        ({"startingOffsets": '{"t": [1, 2]}'}, "the bytes of message ids"),
+        ({"endingOffsets": "earliest"}, "endingOffsets: found 'earliest'"),
         ({"serviceUrll": "x"}, "did you mean 'serviceUrl'"),
         ({"serviceUrl": None}, "serviceUrl: found nothing"),
         ({"serviceUrl": "http://user:secret@host"}, "serviceUrl: found text, expected pulsar://"),

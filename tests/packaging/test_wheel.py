@@ -253,3 +253,19 @@ def _run(*command, cwd=None):
 def _environment():
     """The caller's, so that pip finds its way; without what would let this checkout or another environment in."""
     return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH", "VIRTUAL_ENV")}
+
+
+def test_the_extra_for_clusters_fits_the_pins_of_a_platform():
+    """And `spark` does not: it asks for a newer protobuf, for the state of pyspark 4."""
+
+    def solve(*extras):
+        command = ["uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--python-version", "3.12"]
+        command += [part for extra in extras for part in ("--extra", extra)]
+        command += ["--constraint", "tests/packaging/databricks-18.txt", "pyproject.toml"]
+        done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=300)
+        return {line.partition("==")[0] for line in done.stdout.splitlines()}, done.stderr
+
+    found, error = solve("cluster", "redis", "obstore", "kafka", "pulsar", "encryption", "compression")
+    assert {"pyarrow", "pandas", "redis", "obstore"} <= found, error
+    assert not {"pyspark", "protobuf", "boto3"} & found
+    assert "protobuf" in solve("spark")[1]

@@ -278,7 +278,7 @@ def test_what_a_newer_version_wrote_may_point_at_anything(rig):
         ({"format": "claimcheck-pulsar", "serviceUrl": "pulsar://h", "topic": "a"}, "adminUrl"),
         ({"format": "claimcheck_pulsar", "topic": "a", "subscription": "s", "adminUrl": "http://h"}, "does not take"),
         (
-            {"format": "claimcheck_pulsar", "topic": "a", "startingPosition": "latest", "adminUrl": "x"},
+            {"format": "claimcheck_pulsar", "topic": "a", "startingOffsets": "latest", "adminUrl": "x"},
             "all messages are",
         ),
     ],

@@ -1,15 +1,15 @@
 """The embedded broker as a source of Spark, and how triggers of the Pulsar source end, without a server."""
 
 import pytest
-import yaml
 
 import claimcheck
 from claimcheck.errors import ConfigError
-from claimcheck.spark.sources import _check_version, register
+from claimcheck.spark import max_offsets
+from claimcheck.spark._columns import older_pyspark
+from claimcheck.spark.sources import register
 from claimcheck.spark.sources._pulsar_reader import end_within, share
 from claimcheck.spark.sources._source import OffsetRange
 from claimcheck.transports.local import LocalBroker, LocalProducer
-from tests.docs_pages import run
 from tests.spark.rig import batches_of, failure, stream, values
 
 SMALL, LARGE = b"small", b"large" * 1000
@@ -60,7 +60,7 @@ def test_a_batch_reads_everything_as_it_is(sources, broker):
 def test_a_stream_stops_at_a_limit_of_rows_goes_on_where_it_was_and_may_begin_at_the_end(sources, broker, tmp_path):
     fill(broker, 50)
     df = stream(sources, "claimcheck_local", options(broker, maxRowsPerTrigger=12))
-    late = stream(sources, "claimcheck_local", options(broker, startingPosition="latest"))
+    late = stream(sources, "claimcheck_local", options(broker, startingOffsets="latest"))
 
     seen, nothing = batches_of(df, tmp_path / "c"), batches_of(late, tmp_path / "late")
     fill(broker, 5, start=50)
@@ -98,7 +98,7 @@ def test_wrong_options_are_told_at_once_and_what_a_batch_cannot_do(sources, brok
 
     assert "did you mean 'maxRowsPerTrigger'" in load(maxRowPerTrigger="5")
     assert "maxRowsPerTrigger: found 0, expected an integer of at least 1" in load(maxRowsPerTrigger="0")
-    assert "startingPosition" in load(startingPosition="middle")
+    assert "startingOffsets" in load(startingOffsets="middle")
     assert "which is not a file" in load(path=str(tmp_path / "other.sqlite"))
     assert "topic: found" in load(topic="")
     assert "a batch query" in read(**options(broker, maxRowsPerTrigger=1))
@@ -108,24 +108,24 @@ def test_wrong_options_are_told_at_once_and_what_a_batch_cannot_do(sources, brok
     assert "expected a read: send with a producer of the transport" in text
 
 
-def test_an_old_pyspark_is_refused_with_what_to_do():
+def test_an_old_pyspark_is_refused_with_what_to_do(spark, monkeypatch):
+    for version, older in (("3.5.9", True), ("4.1.4", True), ("4.2.0.dev1", False), ("10.0", False)):
+        monkeypatch.setattr("pyspark.__version__", version)
+        assert older_pyspark((4, 2)) == (version if older else None)
+    monkeypatch.setattr("pyspark.__version__", "4.1.4")
     with pytest.raises(ConfigError, match=r"found version 4\.1\.4, expected 4\.2 or newer"):
-        _check_version("4.1.4")
-    for version in ("4.2.0.dev1", "10.0"):
-        _check_version(version)
+        register(spark)
 
 
-def test_the_documented_limit_for_kafka_counts_payloads(sources, broker, config, tmp_path):
-    (tmp_path / "claimcheck.yaml").write_text(yaml.safe_dump(config))
+def test_the_limit_for_kafka_counts_payloads(sources, broker, config):
     cc = claimcheck.from_dict(config)
     for payload in (LARGE, LARGE, LARGE, SMALL, None):
         LocalProducer(broker, cc).send("orders", payload)
     sample = sources.read.format("claimcheck_local").options(**options(broker)).load()
-    page = run("docs/guides/spark-sources.md", frozenset({"spark"}), tmp_path, {})
 
-    assert page["max_offsets"](sample, 10 * (3 * len(LARGE) + len(SMALL))) == 50
-    assert page["max_offsets"](sample, 1) == 1
-    assert page["max_offsets"](sample.limit(0), 7) == 7
+    assert max_offsets(sample, payload_bytes=10 * (3 * len(LARGE) + len(SMALL))) == 50
+    assert max_offsets(sample, payload_bytes=1) == 1
+    assert max_offsets(sample.limit(0), payload_bytes=7) == 7
 
 
 # Planning of the Pulsar source, without a broker -------------------------------------------------------------------

@@ -1,20 +1,22 @@
-"""Sources for Pulsar topics and for the embedded broker, in pure Python.
+"""Sources for Pulsar topics and for the embedded broker, in pure Python, and the function for SQL.
 
->>> register(spark)                                                              # doctest: +SKIP
+>>> register(spark, "claimcheck.yaml")                                           # doctest: +SKIP
 >>> spark.readStream.format("claimcheck_pulsar").option("serviceUrl", "...")     # doctest: +SKIP
 >>> spark.read.format("claimcheck_local").option("path", "broker.sqlite")        # doctest: +SKIP
+>>> spark.sql("SELECT claimcheck_resolve(value, headers) FROM orders")           # doctest: +SKIP
 
-Messages are read unchanged: ``df.transform(resolve("value", config="claimcheck.yaml"))`` resolves their payloads.
-Importing this imports no pyspark.
+Sources read messages unchanged. Importing this imports no pyspark.
 """
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from claimcheck._validation import fail
 from claimcheck.errors import import_vendor
+from claimcheck.spark._columns import name_python, older_pyspark
+from claimcheck.spark._sql import sql_function
+from claimcheck.spark._worker import AnyConfig
 from claimcheck.spark.sources._options import (
     AccessError,
     DataLossError,
@@ -28,27 +30,36 @@ if TYPE_CHECKING:
 __all__ = ["AccessError", "DataLossError", "ForeignMessageError", "SubscriptionBusyError", "register"]
 
 
-def register(spark: SparkSession) -> None:
-    """Register ``format("claimcheck_pulsar")`` and ``format("claimcheck_local")``; registering again is harmless.
+def register(spark: SparkSession, config: AnyConfig | None = None) -> None:
+    """Register the sources, and with a configuration the SQL function ``claimcheck_resolve``; again is harmless.
 
-    The processes that plan and run a query import this package: install it on the driver's machine and on the
-    executors (the process that plans a streaming query does not see files from ``--py-files``).
+    ``claimcheck_resolve(value[, headers[, topic]])`` returns the payload of a message, and null for null. It checks
+    signatures as `resolve` does, with the headers and the topic of the message: those of Spark's source for Kafka, or
+    Pulsar's properties. A bad message fails the query. It is not deterministic for Spark: payloads are fetched once for
+    each row, and an aggregate function takes its result from a subquery.
+
+    The sources are ``format("claimcheck_pulsar")`` and ``format("claimcheck_local")``. The processes that plan and run
+    a query import this package: install it on the driver's machine and on the executors (the process that plans a
+    streaming query does not see files from ``--py-files``).
 
     Args:
         spark: A session, also of Spark Connect.
+        config: Of the function, as in `resolve`. With pyspark older than 4.2 only the function is registered.
 
     Raises:
-        MissingDependencyError: pyspark or pyarrow is not installed.
-        ConfigError: This pyspark is older than 4.2, in which a source cannot limit what a trigger reads.
+        MissingDependencyError: pyspark, pyarrow or, for the function, pandas is not installed.
+        ConfigError: The configuration is invalid; or there is none, and this pyspark is older than 4.2, in which a
+            source cannot limit what a trigger reads.
     """
-    _check_version(import_vendor("pyspark", extra="spark").__version__)
+    old = older_pyspark((4, 2))
     import_vendor("pyarrow", extra="spark")
-    from claimcheck.spark.sources._formats import LocalSource, PulsarSource
+    name_python(spark)
+    if config is not None:
+        spark.udf.register("claimcheck_resolve", sql_function(config))
+    if old and config is None:
+        fail("pyspark", found=f"version {old}", expected="4.2 or newer (pip install 'pyspark>=4.2')")
+    if not old:
+        from claimcheck.spark.sources._formats import LocalSource, PulsarSource
 
-    for source in (PulsarSource, LocalSource):
-        spark.dataSource.register(source)
-
-
-def _check_version(version: str) -> None:
-    if tuple(map(int, re.findall(r"\d+", version)[:2])) < (4, 2):
-        fail("pyspark", found=f"version {version}", expected="4.2 or newer (pip install 'pyspark>=4.2')")
+        for source in (PulsarSource, LocalSource):
+            spark.dataSource.register(source)

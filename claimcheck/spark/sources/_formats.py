@@ -9,17 +9,17 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
-from claimcheck._validation import Timeout, fail
+from claimcheck._validation import Range, Timeout, fail
 from claimcheck.spark._columns import HEADERS_TYPE
-from claimcheck.spark.sources._options import COUNT, TEXT, DataLossError, Values, require
+from claimcheck.spark.sources._options import COUNT, TEXT, DataLossError, Values, by_field, require
 from claimcheck.spark.sources._pulsar_client import CONNECTION_OPTIONS, Connection, Subscriptions, in_parallel
-from claimcheck.spark.sources._pulsar_reader import COLUMNS, Offsets, PulsarLog, from_json, limited, to_json
-from claimcheck.spark.sources._source import Checkpoint, OffsetRange, TopicSource, TopicStreamReader
+from claimcheck.spark.sources._pulsar_reader import COLUMNS, Offsets, PulsarLog, from_json, limited, place, to_json
+from claimcheck.spark.sources._source import Checkpoint, Log, OffsetRange, TopicSource, TopicStreamReader
 from claimcheck.transports.local._broker import LocalBroker, LocalMessage, local_cluster
 from claimcheck.transports.pulsar._queries import NOTHING, full_name, split_partition
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _TOPIC = re.compile(r"persistent://[\w=:.-]+/[\w=:.-]+/[^/\s]+")
+MILLIS = Annotated[int, Range(0, 2**53)]
 _PAGE_BYTES, _PAGE_ROWS, _FIRST_PAGE_ROWS = 8 << 20, 1000, 16
 
 _Ends = dict[str, int]  # from a partition's number, as text, to the offset of the next message
@@ -39,6 +40,8 @@ class PulsarSource(TopicSource):
         TopicSource.read_options
         | CONNECTION_OPTIONS
         | {"subscription": TEXT, "failOnDataLoss": bool, "readTimeoutSeconds": Timeout, "receiverQueueSize": COUNT}
+        | {"topicsPattern": TEXT, "startingOffsets": TEXT, "endingOffsets": TEXT}
+        | {"startingTime": MILLIS, "endingTime": MILLIS}
     )
 
     @classmethod
@@ -46,20 +49,23 @@ class PulsarSource(TopicSource):
         return "claimcheck_pulsar"
 
     def _log_of(self, values: Values) -> PulsarLog:
-        timeout = values.get("readTimeoutSeconds", 60.0)
+        if (pattern := values.get("topicsPattern")) is not None:
+            require(values, "adminUrl", "the address of the web service, which lists topics")
+            if "topic" in values:
+                fail("topicsPattern", found="topic, too", expected="one of both")
         return PulsarLog(
-            connection=Connection.of(values, timeout_seconds=timeout),
-            topics=_topics(values),
-            timeout_seconds=timeout,
-            queue=values.get("receiverQueueSize", 1000),
-            fail_on_loss=values.get("failOnDataLoss", True),
-            subscription=values.get("subscription", ""),
-            at_end=values.get("startingPosition") == "latest",
-            max_rows=values.get("maxRowsPerTrigger"),
+            connection=Connection.of(values),
+            topics=_topics(values) if pattern is None else (),
+            pattern=None if pattern is None else re.compile(full_name(pattern)),
+            start=place(values, "starting", "earliest"),
+            stop=place(values, "ending", "latest"),
+            **by_field(PulsarLog, values),
         )
 
     def _stream_reader(self, values: Values, schema: StructType) -> _PulsarStreamReader:
         require(values, "subscription", "a name that only this query uses, before and after restarts")
+        if ends := {"endingOffsets", "endingTime"} & values.keys():
+            fail(ends.pop(), found="a streaming query", expected="a batch query: a stream does not end")
         return _PulsarStreamReader(self._log_of(values), schema)
 
 
@@ -78,28 +84,26 @@ def _topics(values: Values) -> tuple[str, ...]:
 
 class _PulsarStreamReader(TopicStreamReader[PulsarLog]):
     _opened: Subscriptions | None = None
-    _target: Offsets | None = None
-    _last: Offsets | None = None
+    _reported: Offsets | None = None
 
     def initialOffset(self) -> Checkpoint:  # noqa: N802
         """Return where a query without a checkpoint begins. From now on the broker keeps all messages after that."""
-        return to_json(self._subscriptions.begin(at_end=self._log.at_end))
+        return to_json(self._subscriptions.begin(self._log.start_of))
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Record the current end of the topics: this run reads no further."""
-        self._target = self._subscriptions.last()
+    def _ends(self) -> Offsets:
+        return self._subscriptions.last()
 
     def latestOffset(self, start: Checkpoint, limit: ReadLimit) -> Checkpoint:  # noqa: N802
         """Return where the next trigger ends; partitions that were added since begin at their first entry."""
         begun = from_json(start)
-        self._last = last = _newer(begun, self._subscriptions.last() if self._target is None else self._target)
+        self._reported = last = _newer(begun, self._last())
         self._check(begun, last)
         if isinstance(limit, ReadMaxRows):
             last = limited(self._subscriptions.client, begun, last, self._log, limit.max_rows)
         return to_json(begun | last)
 
     def reportLatestOffset(self) -> Checkpoint | None:  # noqa: N802
-        return None if self._last is None else to_json(self._last)
+        return None if self._reported is None else to_json(self._reported)
 
     def partitions(self, start: Checkpoint, end: Checkpoint) -> Sequence[InputPartition]:
         """Return a task for each partition with new messages."""
@@ -117,7 +121,8 @@ class _PulsarStreamReader(TopicStreamReader[PulsarLog]):
 
     @property
     def _subscriptions(self) -> Subscriptions:
-        self._opened = self._opened or Subscriptions(self._log.connection, self._log.topics, self._log.subscription)
+        if self._opened is None:
+            self._opened = Subscriptions(self._log.connection, self._log.subscription, self._log.partitions)
         return self._opened
 
     def _check(self, begun: Offsets, ends: Offsets) -> None:
@@ -139,15 +144,8 @@ def _newer(start: Offsets, last: Offsets) -> Offsets:
 class LocalSource(TopicSource):
     """The source. It has the columns of Spark's source for Kafka, with headers."""
 
-    columns = {  # noqa: RUF012
-        "key": "binary",
-        "value": "binary",
-        "topic": "string",
-        "partition": "int",
-        "offset": "bigint",
-        "timestamp": "timestamp",
-        "headers": HEADERS_TYPE,
-    }
+    columns = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp"
+    columns += f", headers {HEADERS_TYPE}"
     read_options = TopicSource.read_options | {"path": TEXT}
 
     @classmethod
@@ -159,27 +157,16 @@ class LocalSource(TopicSource):
         path = os.path.abspath(require(values, "path", expected))
         if not os.path.isfile(path):  # a broker would create it
             fail("path", found=f"{path!r}, which is not a file", expected=expected)
-        return _LocalLog(
-            path=path,
-            topic=require(values, "topic", "the name of a topic"),
-            at_end=values.get("startingPosition") == "latest",
-            max_rows=values.get("maxRowsPerTrigger"),
-        )
+        return _LocalLog(path=path, topic=require(values, "topic", "the name of a topic"), **by_field(Log, values))
 
     def _stream_reader(self, values: Values, schema: StructType) -> _LocalStreamReader:
         return _LocalStreamReader(self._log_of(values), schema)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _LocalLog:
+class _LocalLog(Log):
     path: str
     topic: str
-    at_end: bool
-    max_rows: int | None
-
-    @property
-    def limit(self) -> ReadLimit:
-        return ReadAllAvailable() if self.max_rows is None else ReadMaxRows(self.max_rows)
 
     def ranges(self) -> list[InputPartition]:
         return [OffsetRange(name, 0, end) for name, end in self.ends().items() if end]
@@ -211,17 +198,15 @@ class _LocalLog:
 class _LocalStreamReader(TopicStreamReader[_LocalLog]):
     """Reads a topic continuously. The broker keeps every message, so a commit has nothing to release."""
 
-    _target: _Ends | None = None
-
     def initialOffset(self) -> Checkpoint:  # noqa: N802
         ends = self._log.ends()
-        return self._checkpoint(ends if self._log.at_end else dict.fromkeys(ends, 0))
+        return self._checkpoint(ends if self._log.starting_offsets == "latest" else dict.fromkeys(ends, 0))
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._log.ends()
+    def _ends(self) -> _Ends:
+        return self._log.ends()
 
     def latestOffset(self, start: Checkpoint, limit: ReadLimit) -> Checkpoint:  # noqa: N802
-        last = self._log.ends() if self._target is None else self._target
+        last: _Ends = self._last()
         begun = self._checked(start, last)
         behind = [name for name, end in last.items() if end > begun[name]]
         if isinstance(limit, ReadMaxRows) and behind:

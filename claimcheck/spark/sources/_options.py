@@ -6,7 +6,9 @@ Spark passes options as texts with names in any case. It shows class and text of
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from claimcheck._validation import Check, Option, Range, check_options, fail
@@ -38,6 +40,12 @@ def _converted(text: str, hint: object) -> object:
         with contextlib.suppress(ValueError):
             return kind(text)
     return text
+
+
+def by_field(kind: Any, values: Values) -> Values:
+    """Return the values whose names, written ``with_underscores``, are fields of a dataclass."""
+    snake = {re.sub("(?=[A-Z])", "_", name).lower(): value for name, value in values.items()}
+    return {each.name: snake[each.name] for each in fields(kind) if each.name in snake}
 
 
 def require(values: Values, name: str, expected: str) -> str:

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 from claimcheck._validation import SECRET, Check, Function, Timeout, fail
 from claimcheck.errors import TransportError
-from claimcheck.spark.sources._options import TEXT, AccessError, SubscriptionBusyError, Values, require
+from claimcheck.spark.sources._options import TEXT, AccessError, SubscriptionBusyError, Values, by_field, require
 from claimcheck.transports.pulsar._queries import (
     NOTHING,
     AdminClient,
@@ -47,15 +47,12 @@ T = TypeVar("T")
 _BUSY_SECONDS = 10.0  # the broker notices within a second or two that a process was killed
 IN_PARALLEL = 256  # requests of one client: they wait for the broker, and after a `seek` 100 ms to connect again
 _PAUSE_SECONDS = 0.5
-_HOST = r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d{1,5})?"
+_PORT = r"(?:[1-5]?\d{1,4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"
+_HOST = rf"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::{_PORT})?"
 _ADMIN = re.compile(rf"https?://{_HOST}(?:/[^@?#\s]*)?")
 _SERVICE = re.compile(rf"pulsar(?:\+ssl)?://{_HOST}(?:,{_HOST})*/?")
 _ADMIN_URL = "http://host:port or https://host:port, without a user"
 _SERVICE_URL = "pulsar://host:port or pulsar+ssl://host:port, without a user; for tokens there is authTokenEnv"
-
-
-def _is_service_url(url: str) -> bool:
-    return _SERVICE.fullmatch(url) is not None and all(int(port) < 65536 for port in re.findall(r":(\d+)", url))
 
 
 Position = tuple[int, int]
@@ -65,7 +62,7 @@ NativeId: TypeAlias = Any  # of the client's C++ core
 NativeMessage: TypeAlias = Any
 
 CONNECTION_OPTIONS: dict[str, object] = {
-    "serviceUrl": Annotated[str, SECRET, Check(_is_service_url, _SERVICE_URL)],
+    "serviceUrl": Annotated[str, SECRET, Check(lambda url: _SERVICE.fullmatch(url) is not None, _SERVICE_URL)],
     "adminUrl": Annotated[str, SECRET, Check(lambda url: _ADMIN.fullmatch(url) is not None, _ADMIN_URL)],
     "authTokenEnv": TEXT,
     "client": Function,
@@ -82,44 +79,31 @@ class Connection:
 
     service_url: str
     admin_url: str | None = None
-    token_env: str | None = None
-    function: str | None = None  # that makes the client
-    trust_certs: str | None = None
-    validate_hostname: bool = True
-    timeout_seconds: float = 60.0
+    auth_token_env: str | None = None
+    client: str | None = None  # the function that makes it
+    tls_trust_certs_file_path: str | None = None
+    tls_validate_hostname: bool = True
+    operation_timeout_seconds: float = 60.0
 
     @classmethod
-    def of(cls, values: Values, *, timeout_seconds: float) -> Connection:
-        return cls(
-            service_url=require(values, "serviceUrl", _SERVICE_URL),
-            admin_url=values.get("adminUrl"),
-            token_env=values.get("authTokenEnv"),
-            function=values.get("client"),
-            trust_certs=values.get("tlsTrustCertsFilePath"),
-            validate_hostname=values.get("tlsValidateHostname", True),
-            timeout_seconds=values.get("operationTimeoutSeconds", timeout_seconds),
-        )
-
-    @property
-    def hosts(self) -> str:
-        return self.service_url.partition("://")[2].rstrip("/").replace(",", ", ")
-
-    @property
-    def tls(self) -> bool:
-        return self.service_url.startswith("pulsar+ssl:")
+    def of(cls, values: Values) -> Connection:
+        require(values, "serviceUrl", _SERVICE_URL)
+        timeout = values.get("readTimeoutSeconds", 60.0)
+        return cls(**{"operation_timeout_seconds": timeout} | by_field(cls, values))
 
     def token(self) -> str | None:
-        if self.token_env is None:
+        if self.auth_token_env is None:
             return None
-        if not (token := os.environ.get(self.token_env)):
+        if not (token := os.environ.get(self.auth_token_env)):
             expected = "a variable that driver and executors have when Spark starts (spark.executorEnv.NAME)"
-            fail("authTokenEnv", found=f"{self.token_env!r}, which is not set in this process", expected=expected)
+            fail("authTokenEnv", found=f"{self.auth_token_env!r}, which is not set in this process", expected=expected)
         return token
 
     def trust(self) -> ssl.SSLContext:
         """Return an SSL context that trusts the named certificates, or else the machine's own."""
-        context = trusting(self.trust_certs, option="tlsTrustCertsFilePath", function=self.function, path="client")
-        context.check_hostname = self.validate_hostname
+        file = self.tls_trust_certs_file_path
+        context = trusting(file, option="tlsTrustCertsFilePath", function=self.client, path="client")
+        context.check_hostname = self.tls_validate_hostname
         return context
 
 
@@ -141,48 +125,36 @@ def client_for(connection: Connection) -> pulsar.Client:
 def open_client(connection: Connection) -> pulsar.Client:
     """Open a client, which the caller closes. It connects at first use."""
     library = vendor()
-    if connection.tls:
+    if connection.service_url.startswith("pulsar+ssl:"):
         connection.trust()  # the client reports no file that it cannot read
     return open_pulsar(
         connection.service_url,
-        connection.function,
+        connection.client,
         path="client",
         token=connection.token(),
-        operation_timeout_seconds=max(1, round(connection.timeout_seconds)),
-        tls_trust_certs_file_path=connection.trust_certs,
-        tls_validate_hostname=connection.validate_hostname,
+        operation_timeout_seconds=max(1, round(connection.operation_timeout_seconds)),
+        tls_trust_certs_file_path=connection.tls_trust_certs_file_path,
+        tls_validate_hostname=connection.tls_validate_hostname,
         logger=library.ConsoleLogger(library.LoggerLevel.Error),  # the executor's log; never through Python's own lock
     )
 
 
-def retry(call: Callable[[], T], *, transient: Callable[[Exception], bool], seconds: float) -> T:
+def retry(call: Callable[[], T], transient: type[Exception], *, seconds: float) -> T:
     """Call until it returns, or raises an error that is not transient; after ``seconds`` raise the last error."""
     deadline = time.monotonic() + seconds
     while True:
         try:
             return call()
-        except Exception as error:
-            if not transient(error) or time.monotonic() > deadline:
+        except transient:
+            if time.monotonic() > deadline:
                 raise
         time.sleep(_PAUSE_SECONDS)
 
 
 def in_parallel(call: Callable[[K], T], items: Iterable[K]) -> list[T]:
     """Call for every item, for up to `IN_PARALLEL` of them at once, and return the results in order."""
-    errors: list[Exception] = []
-
-    def run(item: K) -> T | None:
-        try:
-            return None if errors else call(item)
-        except Exception as error:
-            errors.append(error)
-            return None
-
     with ThreadPoolExecutor(IN_PARALLEL, thread_name_prefix="claimcheck-pulsar") as threads:
-        results = list(threads.map(run, items))
-    if errors:
-        raise errors[0]
-    return cast("list[T]", results)
+        return list(threads.map(call, items))  # after an error, those that did not start are cancelled
 
 
 def list_partitions(client: pulsar.Client, connection: Connection, topics: Iterable[str]) -> list[str]:
@@ -204,19 +176,24 @@ def client_errors(connection: Connection, topic: str, what: str) -> Iterator[Non
         raise transport_error(connection, topic, f"{what} failed", error) from error
 
 
+class UnreachableError(TransportError):
+    """The client cannot connect, which it reports at once."""
+
+
 def transport_error(connection: Connection, topic: str, what: str, error: Exception) -> TransportError:
-    kinds = vendor().exceptions
+    kinds, hosts = vendor().exceptions, connection.service_url.partition("://")[2].rstrip("/").replace(",", ", ")
     text = f"{topic}: {what}: {type(error).__name__}"
     if isinstance(error, kinds.AuthorizationError | kinds.AuthenticationError):
         why = "refuses the token (authTokenEnv), or its role lacks the permission"
-        return AccessError(f"{text}. {connection.hosts} {why}", destination=topic)
+        return AccessError(f"{text}. {hosts} {why}", destination=topic)
     if isinstance(error, kinds.Timeout | kinds.ConnectError):
         text = (
-            f"{text}. Is a broker running at {connection.hosts}, can this machine reach it, does it accept the token "
+            f"{text}. Is a broker running at {hosts}, can this machine reach it, does it accept the token "
             "(authTokenEnv), and is its certificate trusted (tlsTrustCertsFilePath)? A broker has one port for "
             "pulsar://, one for pulsar+ssl:// and one for its web service"
         )
-    wrapped = TransportError(text, destination=topic)
+    kind = UnreachableError if isinstance(error, kinds.ConnectError) else TransportError
+    wrapped = kind(text, destination=topic)
     wrapped.retryable = isinstance(error, kinds.Timeout)
     return wrapped
 
@@ -304,29 +281,30 @@ def _explained(connection: Connection, error: AdminError) -> TransportError:
 class Subscriptions:
     """The subscriptions of one query, on the driver."""
 
-    def __init__(self, connection: Connection, topics: tuple[str, ...], subscription: str) -> None:
-        self._connection, self._topics, self._subscription = connection, topics, subscription
-        in_parallel(partial(check_topic, self._connection), self._topics)
+    def __init__(self, connection: Connection, subscription: str, partitions: Callable[..., list[str]]) -> None:
+        self._connection, self._subscription, self._partitions = connection, subscription, partitions
         self.client = open_client(self._connection)
+        self._names = partitions(self.client)
         self._consumers: dict[str, pulsar.Consumer] = {}
         self._committed: dict[str, Position] = {}
         self._known: set[str] = set()  # partitions whose subscription is where it was left
 
     def last(self) -> dict[str, Position]:
-        names = list_partitions(self.client, self._connection, self._topics)
-        return dict(zip(names, in_parallel(self._last, names), strict=True))
+        self._names = self._partitions(self.client)
+        return dict(zip(self._names, in_parallel(self._last, self._names), strict=True))
 
-    def begin(self, *, at_end: bool) -> dict[str, Position]:
-        """Move the subscription to the topics' beginning or end, and return that position."""
+    def begin(self, start_of: Callable[[pulsar.Client, str, Position], Position]) -> dict[str, Position]:
+        """Move the subscription to where the query starts, and return these positions."""
         ends = {name: end for name, end in self.last().items() if end != NOTHING}
-        in_parallel(lambda name: self._seek(name, ends[name] if at_end else NOTHING), ends)
-        return ends if at_end else {}
+        starts = dict(zip(ends, in_parallel(lambda name: start_of(self.client, name, ends[name]), ends), strict=True))
+        in_parallel(lambda name: self._seek(name, starts[name]), starts)
+        return {name: start for name, start in starts.items() if start != NOTHING}
 
     def was_moved(self, name: str) -> bool:
         """Whether the subscription was moved in a partition of which this query has read nothing."""
         if name in self._known:
             return False
-        millis = round(self._connection.timeout_seconds * 1000)
+        millis = round(self._connection.operation_timeout_seconds * 1000)
         with client_errors(self._connection, name, "reading its first message"):
             with contextlib.closing(open_reader(self.client, name, NOTHING, queue=1)) as reader:
                 first = position_of(reader.read_next(millis))
@@ -340,9 +318,7 @@ class Subscriptions:
 
     def release(self, offsets: dict[str, Position]) -> None:
         """Acknowledge what is committed, except the last entry: while it exists, nothing after it was deleted."""
-        read = {
-            name: position for name, position in offsets.items() if {name, split_partition(name)[0]} & set(self._topics)
-        }
+        read = {name: position for name, position in offsets.items() if name in self._names}
         new = read.items() - self._committed.items()
         self._committed.update(read)
         # -1, before the first entry of a ledger, acknowledges all ledgers before it.
@@ -362,17 +338,15 @@ class Subscriptions:
     def _last(self, name: str) -> Position:
         consumer = self._consumer(name)
         with client_errors(self._connection, name, "reading its last message id"):
-            last = _retry_while_created(consumer.get_last_message_id)
+            pending = vendor().exceptions.BrokerMetadataError
+            last = retry(consumer.get_last_message_id, pending, seconds=_BUSY_SECONDS)
         ledger, entry = last.ledger_id(), last.entry_id()
         return (ledger, entry) if ledger >= 0 and entry >= 0 else NOTHING
 
     def _consumer(self, name: str) -> pulsar.Consumer:
         if name not in self._consumers:
-            self._consumers[name] = retry(
-                lambda: self._subscribe(name),
-                transient=lambda error: isinstance(error, SubscriptionBusyError),
-                seconds=_BUSY_SECONDS,
-            )
+            subscribe = partial(self._subscribe, name)
+            self._consumers[name] = retry(subscribe, SubscriptionBusyError, seconds=_BUSY_SECONDS)
         return self._consumers[name]
 
     def _subscribe(self, name: str) -> pulsar.Consumer:
@@ -400,8 +374,3 @@ class Subscriptions:
             self._consumer(name).acknowledge_cumulative(message_id_at(name, position))
         except Exception as error:
             _log.warning("%s: could not acknowledge what was read: %s", name, type(error).__name__)
-
-
-def _retry_while_created(call: Callable[[], T]) -> T:
-    pending = vendor().exceptions.BrokerMetadataError
-    return retry(call, transient=lambda error: isinstance(error, pending), seconds=_BUSY_SECONDS)

@@ -6,23 +6,25 @@ Nothing here changes anything in the broker.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
+import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
-
+from claimcheck._validation import fail
 from claimcheck.spark._columns import MAP_TYPE
-from claimcheck.spark.sources._options import AccessError, DataLossError, ForeignMessageError
+from claimcheck.spark.sources._options import AccessError, DataLossError, ForeignMessageError, Values
 from claimcheck.spark.sources._pulsar_client import (
     IN_PARALLEL,
     Connection,
     NativeId,
     NativeMessage,
     Position,
+    UnreachableError,
     check_topic,
     client_errors,
     client_for,
@@ -33,28 +35,19 @@ from claimcheck.spark.sources._pulsar_client import (
     position_of,
     retry,
     transport_error,
+    web_service,
 )
-from claimcheck.spark.sources._source import Checkpoint, OffsetRange
-from claimcheck.transports.pulsar._queries import NOTHING, split_partition, vendor
+from claimcheck.spark.sources._source import Checkpoint, Log, OffsetRange
+from claimcheck.transports.pulsar._queries import NOTHING, full_name, split_partition, topics_of, vendor
 
 if TYPE_CHECKING:
     import pulsar
     import pyarrow as pa
 
-COLUMNS = {
-    "key": "string",
-    "value": "binary",
-    "topic": "string",
-    "partition": "int",
-    "message_id": "binary",
-    "ledger_id": "bigint",
-    "entry_id": "bigint",
-    "batch_index": "int",
-    "publish_time": "timestamp",
-    "event_time": "timestamp",
-    "producer_name": "string",
-    "properties": MAP_TYPE,
-}
+COLUMNS = (
+    "key string, value binary, topic string, partition int, message_id binary, ledger_id bigint, entry_id bigint, "
+    f"batch_index int, publish_time timestamp, event_time timestamp, producer_name string, properties {MAP_TYPE}"
+)
 """The columns; one row per message."""
 
 _BATCH_ROWS = 8192
@@ -84,20 +77,38 @@ def to_json(offsets: Offsets) -> Checkpoint:
     return {name: list(offsets[name]) for name in sorted(offsets)}
 
 
+Place = int | str | Mapping[str, Position]
+"""A time in milliseconds since 1970, ``earliest`` or ``latest``, or entries by the full name of a partition."""
+
+
+def place(values: Values, which: str, default: str) -> Place:
+    """Return where a query begins or ends, from ``startingTime`` or ``startingOffsets``, or those of the end."""
+    option = f"{which}Offsets"
+    if (millis := values.get(f"{which}Time")) is not None:
+        if option in values:
+            fail(option, found=f"{which}Time, too", expected="one of both")
+        return int(millis)
+    if (text := str(values.get(option, default))) in ("latest", default):
+        return text
+    try:
+        ids = {full_name(name): vendor().MessageId.deserialize(bytes(each)) for name, each in json.loads(text).items()}
+        return {name: (each.ledger_id(), each.entry_id()) for name, each in ids.items()}
+    except Exception:  # of the client, too
+        expected = f'{default}, latest, or JSON as {{"orders-partition-0": [8, 12, 16, 3]}}: the bytes of message ids'
+        fail(option, found=repr(text), expected=expected)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PulsarLog:
+class PulsarLog(Log):
     connection: Connection
     topics: tuple[str, ...] = ()
-    timeout_seconds: float = 60.0
-    queue: int = 1000
-    fail_on_loss: bool = True
+    pattern: re.Pattern[str] | None = None
+    start: Place = "earliest"
+    stop: Place = "latest"
     subscription: str = ""
-    at_end: bool = False
-    max_rows: int | None = None
-
-    @property
-    def limit(self) -> ReadLimit:
-        return ReadAllAvailable() if self.max_rows is None else ReadMaxRows(self.max_rows)
+    read_timeout_seconds: float = 60.0
+    receiver_queue_size: int = 1000
+    fail_on_data_loss: bool = True
 
     def lost(self, partition: str, what: str) -> None:
         """Report that messages were, or may have been, deleted before this query read them."""
@@ -105,7 +116,7 @@ class PulsarLog:
             f"{partition}: {what}. Does another query use the same subscription, was it removed, or did a time-to-live "
             "or a quota move it?"
         )
-        if self.fail_on_loss:
+        if self.fail_on_data_loss:
             text = f"{text} With failOnDataLoss=false the query continues there."
             raise DataLossError(text, destination=partition)
         _log.warning("%s", text)
@@ -113,10 +124,49 @@ class PulsarLog:
     def ranges(self) -> list[Range]:
         """Return what the topics hold now. No subscription is created."""
         client = client_for(self.connection)
+        return [each for each in in_parallel(partial(self._range, client), self.partitions(client)) if each is not None]
+
+    def partitions(self, client: pulsar.Client) -> list[str]:
+        """Return the partitions of all topics that there are now."""
+        topics: Sequence[str] = self.topics
+        if self.pattern is not None:
+            with web_service(self.connection) as admin:
+                found = topics_of(admin, ["/".join(self.pattern.pattern.split("/")[2:4])])
+            topics = list(filter(self.pattern.fullmatch, found))
         in_parallel(partial(check_topic, self.connection), self.topics)
-        names = list_partitions(client, self.connection, self.topics)
-        ends = zip(names, in_parallel(partial(self._end, client), names), strict=True)
-        return [OffsetRange(name, NOTHING, end) for name, end in ends if end != NOTHING]
+        names = list_partitions(client, self.connection, topics)
+        for option, each in (("startingOffsets", self.start), ("endingOffsets", self.stop)):
+            if isinstance(each, Mapping) and (unknown := set(each) - set(names)):
+                fail(option, found=", ".join(sorted(unknown)), expected=f"partitions of the topics: {', '.join(names)}")
+        return names
+
+    def start_of(self, client: pulsar.Client, partition: str, end: Position) -> Position:
+        """Return the position before the first entry to read; ``end`` if there is none yet."""
+        return self._find(client, partition, end, self.start, before=1)
+
+    def _range(self, client: pulsar.Client, partition: str) -> Range | None:
+        if (end := self._end(client, partition)) == NOTHING:
+            return None
+        start = self.start_of(client, partition, end)
+        stop = min(end, self._find(client, partition, end, self.stop))
+        return OffsetRange(partition, start, stop) if stop > start else None
+
+    def _find(self, client: pulsar.Client, partition: str, end: Position, place: Place, before: int = 0) -> Position:
+        """Return the last entry before a time, the named one, or the one ``before`` it."""
+        if isinstance(place, str):
+            return end if place == "latest" else NOTHING
+        if not isinstance(place, int):
+            ledger, entry = place.get(partition, (NOTHING[0], 0) if before else end)
+            return ledger, entry - before
+        with (
+            client_errors(self.connection, partition, "finding the first message of a time"),
+            contextlib.closing(open_reader(client, partition, NOTHING, queue=1)) as reader,
+        ):
+            reader.seek(place)
+            if not reader.has_message_available():
+                return end
+            ledger, entry = position_of(reader.read_next(round(self.read_timeout_seconds * 1000)))
+            return ledger, entry - 1
 
     def batches(self, offsets: Range, schema: pa.Schema, /) -> Iterator[pa.RecordBatch]:
         topic = split_partition(offsets.partition)
@@ -138,7 +188,7 @@ class PulsarLog:
         ):
             if not reader.has_message_available():
                 return NOTHING
-            return position_of(reader.read_next(round(self.timeout_seconds * 1000)))
+            return position_of(reader.read_next(round(self.read_timeout_seconds * 1000)))
 
 
 def read_messages(client: pulsar.Client, offsets: Range, log: PulsarLog) -> Iterator[Received]:
@@ -147,9 +197,10 @@ def read_messages(client: pulsar.Client, offsets: Range, log: PulsarLog) -> Iter
     def open_() -> pulsar.Reader:
         with client_errors(log.connection, offsets.partition, "opening a reader"):
             # The entry that was read last comes again, which proves that nothing after it was deleted.
-            return open_reader(client, offsets.partition, offsets.start, queue=log.queue)
+            return open_reader(client, offsets.partition, offsets.start, queue=log.receiver_queue_size)
 
-    reader = _retry_connecting(open_, log)
+    # Wait for the end of an outage: the client raises at once when a connection is refused.
+    reader = retry(open_, UnreachableError, seconds=log.read_timeout_seconds)
     try:
         if _has_more(reader, offsets, log):
             yield from _until_end(reader, offsets, log)
@@ -160,17 +211,8 @@ def read_messages(client: pulsar.Client, offsets: Range, log: PulsarLog) -> Iter
             reader.close()
 
 
-def _retry_connecting(connect: Callable[[], pulsar.Reader], log: PulsarLog) -> pulsar.Reader:
-    """Wait for the end of an outage: the client raises at once when a connection is refused."""
-
-    def transient(error: Exception) -> bool:
-        return isinstance(error.__cause__, vendor().exceptions.ConnectError) and not isinstance(error, AccessError)
-
-    return retry(connect, transient=transient, seconds=log.timeout_seconds)
-
-
 def _until_end(reader: pulsar.Reader, offsets: Range, log: PulsarLog) -> Iterator[Received]:
-    start, end, millis = offsets.start, offsets.end, math.ceil(log.timeout_seconds * 1000)
+    start, end, millis = offsets.start, offsets.end, math.ceil(log.read_timeout_seconds * 1000)
     read: Callable[[int], NativeMessage] = reader._reader.read_next
     is_first, before = True, start
     while True:
@@ -180,8 +222,8 @@ def _until_end(reader: pulsar.Reader, offsets: Range, log: PulsarLog) -> Iterato
             _silent(offsets, log, error)
         message_id = message.message_id()
         position = message_id.ledger_id(), message_id.entry_id()
-        # The first message must be the one that was read last, or, at a first read, not be after the range.
-        if is_first and (position > end if start == NOTHING else position != start):
+        # The first message must be the one that was read last, or, at a ledger's beginning, not be after the range.
+        if is_first and (position > end if start[1] < 0 else position != start):
             _lost(offsets, position, log)
         is_first = False
         if position > end:
@@ -213,8 +255,8 @@ def _silent(offsets: Range, log: PulsarLog, error: Exception) -> NoReturn:
     if not isinstance(error, vendor().exceptions.PulsarException):
         raise error
     what = (
-        f"no message arrived within {log.timeout_seconds:g} s; {offsets.end} is still missing, or is part of a payload "
-        "in chunks of the client's own (chunking_enabled), which this source does not read"
+        f"no message arrived within {log.read_timeout_seconds:g} s; {offsets.end} is still missing, or is part of a "
+        "payload in chunks of the client's own (chunking_enabled), which this source does not read"
     )
     if not isinstance(error, vendor().exceptions.Timeout):
         what = "reading failed"
@@ -292,7 +334,7 @@ def _refuse(message_id: NativeId, partition: str, why: str) -> NoReturn:
     place = message_id.ledger_id(), message_id.entry_id()
     raise ForeignMessageError(
         f"{partition}: entry {place} {why}. The query stops before it: other clients can read the topic, and a new "
-        "query with startingPosition=latest reads later messages, once there are any",
+        "query with startingOffsets=latest reads later messages, once there are any",
         destination=partition,
     )
 
@@ -312,10 +354,12 @@ def limited(client: pulsar.Client, start: Offsets, last: Offsets, log: PulsarLog
     begun = {name: start.get(name, NOTHING) for name in last}
     sample = min(_SAMPLE_ROWS, max(_LEAST_ROWS, _SAMPLED_ROWS // len(last)))
     sizes = cache(partial(ledger_sizes, log.connection))
-    queue = max(1, log.queue // min(len(last), IN_PARALLEL))  # as many messages in memory as with one reader
+    queue = max(
+        1, log.receiver_queue_size // min(len(last), IN_PARALLEL)
+    )  # as many messages in memory as with one reader
 
     def end_of(name: str, begin: Position, part: int) -> tuple[Position, int]:
-        shallow = replace(log, queue=max(1, min(queue, part, sample)))
+        shallow = replace(log, receiver_queue_size=max(1, min(queue, part, sample)))
         offsets, is_first = OffsetRange(name, begin, last[name]), begin == begun[name]
         with contextlib.closing(_entries(client, offsets, shallow)) as entries:
             try:

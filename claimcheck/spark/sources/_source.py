@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, Protocol, TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, TypeVar
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from claimcheck._validation import fail
 from claimcheck.spark.sources._options import COUNT, TEXT, Values, parse
@@ -30,39 +31,45 @@ class OffsetRange(InputPartition, Generic[P]):
         self.partition, self.start, self.end = partition, start, end
 
 
-class Log(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
     """The options of a query that reads: what a trigger reads at most, all that is there now, and one range of it."""
 
+    starting_offsets: str = "earliest"
+    max_rows_per_trigger: int | None = None
+
     @property
-    def limit(self) -> ReadLimit: ...
+    def limit(self) -> ReadLimit:
+        return ReadAllAvailable() if self.max_rows_per_trigger is None else ReadMaxRows(self.max_rows_per_trigger)
 
-    def ranges(self) -> Sequence[InputPartition]: ...
+    def ranges(self) -> Sequence[InputPartition]:
+        raise NotImplementedError
 
-    def batches(self, offsets: Any, schema: pa.Schema, /) -> Iterator[pa.RecordBatch]: ...
+    def batches(self, offsets: Any, schema: pa.Schema, /) -> Iterator[pa.RecordBatch]:
+        raise NotImplementedError
 
 
 class TopicSource(DataSource):
     """Created by Spark on the driver and in workers; opens nothing."""
 
-    columns: ClassVar[dict[str, str]]
+    columns: ClassVar[str]
     read_options: ClassVar[dict[str, object]] = {
         "topic": TEXT,
-        "startingPosition": Literal["earliest", "latest"],
+        "startingOffsets": Literal["earliest", "latest"],
         "maxRowsPerTrigger": COUNT,
     }
 
     def schema(self) -> str:
         """Return all columns; a query whose schema has fewer of them is faster."""
         self._log_of(parse(self.options, self.read_options))  # raises errors at `load`, not when the query runs
-        return _as_ddl(self.columns)
+        return self.columns
 
     def reader(self, schema: StructType) -> DataSourceReader:
         values = parse(self.options, self.read_options)
-        for name in ("maxRowsPerTrigger", "subscription"):
-            if name in values:
-                fail(name, found="a batch query", expected="a streaming query: a batch reads everything")
-        if values.get("startingPosition") == "latest":
-            fail("startingPosition", found="'latest' in a batch query", expected="'earliest': a batch ends at the end")
+        if unfit := {"maxRowsPerTrigger", "subscription"} & values.keys():
+            fail(unfit.pop(), found="a batch query", expected="a streaming query: a batch reads everything")
+        if values.get("startingOffsets") == "latest":
+            fail("startingOffsets", found="'latest' in a batch query", expected="'earliest': a batch ends at the end")
         return _BatchReader(self._log_of(values), _checked(schema, self.columns))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
@@ -83,6 +90,18 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Gen
 
     def __init__(self, log: L, schema: StructType) -> None:
         self._log, self._schema = log, schema
+
+    _target: Any = None
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Record the current end of the topics: this run reads no further."""
+        self._target = self._ends()
+
+    def _last(self) -> Any:
+        return self._ends() if self._target is None else self._target
+
+    def _ends(self) -> Any:
+        raise NotImplementedError
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return self._log.limit
@@ -108,14 +127,10 @@ def _arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")  # exactly the types that Spark compares batches with
 
 
-def _as_ddl(columns: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {kind}" for name, kind in columns.items())
-
-
-def _checked(schema: StructType, columns: Mapping[str, str]) -> StructType:
+def _checked(schema: StructType, columns: str) -> StructType:
     """Check that a user's schema has some of the columns, each once."""
-    given = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-    if not given or len(dict(given)) < len(given) or not set(given) <= columns.items():
-        found = ", ".join(f"{name} {kind}" for name, kind in given) or "no columns"
-        fail("schema", found=found, expected=f"some of these columns, each once: {_as_ddl(columns)}")
+    given = [f"{field.name} {field.dataType.simpleString()}" for field in schema.fields]
+    if not given or len(set(given)) < len(given) or not set(given) <= set(columns.split(", ")):
+        expected = f"some of these columns, each once: {columns}"
+        fail("schema", found=", ".join(given) or "no columns", expected=expected)
     return schema
