@@ -43,13 +43,9 @@ def _arguments(given: Any) -> pa.RecordBatch:
     value, headers, topic = (*(given if isinstance(given, tuple) else (given,)), None, None)[:3]
     missing = [None] * len(value)
     pairs = missing if headers is None else [header_pairs(each) for each in headers]
-    kind = pa.map_(pa.string(), pa.binary())
-    arrays = [
-        pa.array(value, pa.binary()),
-        pa.array(pairs, kind),
-        pa.array(missing if topic is None else topic, pa.string()),
-    ]
-    return pa.RecordBatch.from_arrays(arrays, names=["value", "headers", "topic"])
+    columns = {"value": value, "headers": pairs, "topic": missing if topic is None else topic}
+    types = {"value": pa.binary(), "headers": pa.map_(pa.string(), pa.binary()), "topic": pa.string()}
+    return pa.RecordBatch.from_pydict(columns, pa.schema(list(types.items())))
 
 
 # References to files -------------------------------------------------------------------------------------------------
@@ -66,7 +62,7 @@ def as_file(
     Adds ``file``, a struct with the fields of Parquet's logical type FILE: ``uri``, ``offset`` (null: the whole file),
     ``size``, ``content_type`` (null), ``checksum`` (``CRC32:`` or ``SHA-256:`` and hexadecimal digits) and ``inline``,
     the bytes of a message that has no pointer. Null stays null. Pointers are checked as `resolve` checks them, but no
-    store is read: an engine that follows the URI has to verify the checksum, and finds no file once the payload expired.
+    store is read: whoever follows the URI finds no file once the payload expired, and has to verify the checksum.
 
     Args:
         column: As in `resolve`.

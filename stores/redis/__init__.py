@@ -267,7 +267,10 @@ class RedisStore(Store):
             pipeline.strlen(name)
             pipeline.pttl(name)
         replies = iter(pipeline.execute(raise_on_error=False) if names else ())
+        refused = import_vendor("redis.exceptions", extra="redis").NoPermissionError
         for name, size, ttl in zip(names, replies, replies, strict=False):
+            if isinstance(error := size if isinstance(size, refused) else ttl, refused):
+                raise error
             key = name.removesuffix("-0")
             known = self._lifetime_of(key)
             if known is None or not isinstance(size, int) or not isinstance(ttl, int) or ttl == _GONE:
