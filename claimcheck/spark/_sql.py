@@ -62,7 +62,7 @@ def as_file(
     Adds ``file``, a struct with the fields of Parquet's logical type FILE: ``uri``, ``offset`` (null: the whole file),
     ``size``, ``content_type`` (null), ``checksum`` (``CRC32:`` or ``SHA-256:`` and hexadecimal digits) and ``inline``,
     the bytes of a message that has no pointer. Null stays null. Pointers are checked as `resolve` checks them, but no
-    store is read: whoever follows the URI finds no file once the payload expired, and has to verify the checksum.
+    store is read: an engine that follows the URI has to verify the checksum, and finds nothing once a payload expired.
 
     Args:
         column: As in `resolve`.

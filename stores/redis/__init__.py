@@ -267,12 +267,10 @@ class RedisStore(Store):
             pipeline.strlen(name)
             pipeline.pttl(name)
         replies = iter(pipeline.execute(raise_on_error=False) if names else ())
-        refused = import_vendor("redis.exceptions", extra="redis").NoPermissionError
         for name, size, ttl in zip(names, replies, replies, strict=False):
-            if isinstance(error := size if isinstance(size, refused) else ttl, refused):
+            if type(error := size if isinstance(size, Exception) else ttl).__name__ == "NoPermissionError":
                 raise error
-            key = name.removesuffix("-0")
-            known = self._lifetime_of(key)
+            known = self._lifetime_of(key := name.removesuffix("-0"))
             if known is None or not isinstance(size, int) or not isinstance(ttl, int) or ttl == _GONE:
                 continue  # errors: no segment
             whole = size if size < (self.segment_bytes or _SEGMENT_BYTES) else None
@@ -290,8 +288,7 @@ class RedisStore(Store):
             some, pipeline = small[first : first + _UNLINK_ENTRIES], self._server.client.pipeline(transaction=False)
             for entry in some:
                 pipeline.unlink(f"{entry.key}-0")
-            replies = pipeline.execute(raise_on_error=False)
-            yield from (self._unlinked(entry, reply) for entry, reply in zip(some, replies, strict=True))
+            yield from map(self._unlinked, some, pipeline.execute(raise_on_error=False))
         for entry in (entry for entry in entries if entry.size is None):
             try:
                 self._unlink_segments(entry.key, count := self._segments(entry.key))

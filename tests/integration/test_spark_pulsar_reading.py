@@ -124,7 +124,7 @@ def test_times_message_ids_and_patterns_select_messages(spark_sources, spark_top
     [
         ({"topicsPattern": "a.*"}, "topicsPattern: found topic, too"),
         ({"topic": None, "topicsPattern": "a.*"}, "adminUrl: found nothing"),
-        ({"topic": None, "topicsPattern": "a(", "adminUrl": "http://127.0.0.1:1"}, "a regular expression"),
+        ({"topic": None, "topicsPattern": "a(", "adminUrl": "http://127.0.0.1:1"}, "unterminated subpattern"),
         ({"startingTime": "1", "startingOffsets": "latest"}, "startingOffsets: found startingTime, too"),
         ({"startingTime": "yesterday"}, "startingTime: found 'yesterday'"),
         ({"startingOffsets": '{"t": [1, 2]}'}, "the bytes of message ids"),

@@ -154,7 +154,7 @@ def stage_of(config, fn, *, as_file=False):
 
     reading = Reading(config=as_config(config), concurrency=1, max_inflight_bytes=1 << 20, out_batch_bytes=1 << 20)
     schema = StructType([StructField("size", IntegerType())])
-    return mapping._MapStage(reading, 0, ("value",), schema, fn, as_file, with_row=False)
+    return mapping.MapStage(reading, 0, ("value",), schema, fn, as_file, with_row=False)
 
 
 def test_payloads_are_let_go_one_after_the_other(config, send):

@@ -50,9 +50,9 @@ class PulsarSource(TopicSource):
 
     def _log_of(self, values: Values) -> PulsarLog:
         if (pattern := values.get("topicsPattern")) is not None:
-            require(values, "adminUrl", "the address of the web service, which lists topics")
             if "topic" in values:
                 fail("topicsPattern", found="topic, too", expected="one of both")
+            require(values, "adminUrl", "the address of the web service, which lists topics")
         return PulsarLog(
             connection=Connection.of(values),
             topics=_topics(values) if pattern is None else (),
