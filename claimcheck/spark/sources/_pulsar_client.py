@@ -176,10 +176,6 @@ def client_errors(connection: Connection, topic: str, what: str) -> Iterator[Non
         raise transport_error(connection, topic, f"{what} failed", error) from error
 
 
-class UnreachableError(TransportError):
-    """The client cannot connect, which it reports at once."""
-
-
 def transport_error(connection: Connection, topic: str, what: str, error: Exception) -> TransportError:
     kinds, hosts = vendor().exceptions, connection.service_url.partition("://")[2].rstrip("/").replace(",", ", ")
     text = f"{topic}: {what}: {type(error).__name__}"
@@ -192,8 +188,7 @@ def transport_error(connection: Connection, topic: str, what: str, error: Except
             "(authTokenEnv), and is its certificate trusted (tlsTrustCertsFilePath)? A broker has one port for "
             "pulsar://, one for pulsar+ssl:// and one for its web service"
         )
-    kind = UnreachableError if isinstance(error, kinds.ConnectError) else TransportError
-    wrapped = kind(text, destination=topic)
+    wrapped = TransportError(text, destination=topic)
     wrapped.retryable = isinstance(error, kinds.Timeout)
     return wrapped
 

@@ -24,7 +24,6 @@ from claimcheck.spark.sources._pulsar_client import (
     NativeId,
     NativeMessage,
     Position,
-    UnreachableError,
     check_topic,
     client_errors,
     client_for,
@@ -193,14 +192,11 @@ class PulsarLog(Log):
 
 def read_messages(client: pulsar.Client, offsets: Range, log: PulsarLog) -> Iterator[Received]:
     """Yield the messages of a range in order, every entry as a whole. Raises as `PulsarLog.batches` does."""
-
-    def open_() -> pulsar.Reader:
-        with client_errors(log.connection, offsets.partition, "opening a reader"):
-            # The entry that was read last comes again, which proves that nothing after it was deleted.
-            return open_reader(client, offsets.partition, offsets.start, queue=log.receiver_queue_size)
-
-    # Wait for the end of an outage: the client raises at once when a connection is refused.
-    reader = retry(open_, UnreachableError, seconds=log.read_timeout_seconds)
+    with client_errors(log.connection, offsets.partition, "opening a reader"):
+        # The entry that was read last comes again, which proves that nothing after it was deleted.
+        connect = partial(open_reader, client, offsets.partition, offsets.start, queue=log.receiver_queue_size)
+        # Wait for the end of an outage: the client raises at once when a connection is refused.
+        reader = retry(connect, vendor().exceptions.ConnectError, seconds=log.read_timeout_seconds)
     try:
         if _has_more(reader, offsets, log):
             yield from _until_end(reader, offsets, log)
