@@ -201,7 +201,9 @@ def broker_options(command: Callable[..., Any]) -> Callable[..., Any]:
         if kafka_config:
             settings |= _from_file(kafka_config)
         if kafka:
-            settings |= made_by(client, path="--client")
+            if not isinstance(made := made_by(client, path="--client"), dict):
+                fail("--client", found=f"a {type(made).__name__}", expected="a function that returns a dict")
+            settings |= made
         return command(*config, broker=BrokerOptions(kafka, pulsar, admin_url, settings, client), **arguments)
 
     for option in reversed(_BROKERS):

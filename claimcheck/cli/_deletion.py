@@ -161,13 +161,18 @@ def _show_sweeps(split: _Split, *, as_json: bool) -> None:
         click.echo(text)
 
 
+def _size(report: SweepReport) -> str:
+    """Return the bytes of what is or would be deleted; Redis, for example, does not list the size of large payloads."""
+    return human_bytes(report.expired_bytes) if report.expired_bytes or not report.expired else "of unknown size"
+
+
 def _sweep_lines(report: SweepReport) -> Iterator[str]:
     if not (report.scanned or report.finished):
         yield f"{report.store}: not swept: {why(report.error) or 'interrupted'}"
         return
     leftovers = f"{report.leftovers:,} {'leftover' if report.leftovers == 1 else 'leftovers'}"
     counts = f"{report.expired:,} of {report.scanned:,} entries expired, {leftovers}"
-    yield f"{report.store}: {counts}, {human_bytes(report.expired_bytes)}"
+    yield f"{report.store}: {counts}, {_size(report)}"
     yield _deleted(report, "" if report.error is None else "at least ", report.duration_seconds)
     yield from _rest(report, _KEPT_BY_SWEEP)
 
@@ -345,7 +350,7 @@ def _gc_lines(report: StoreReport, collection: CollectionReport) -> Iterator[str
         yield f"{report.store}: not collected: {why(report.error)}"
         return
     counts = f"{report.expired:,} of {report.scanned:,} entries are orphans"
-    yield f"{report.store}: {counts}, {human_bytes(report.expired_bytes)}"
+    yield f"{report.store}: {counts}, {_size(report)}"
     claim = " --claim" if collection.unclaimed else ""
     yield _deleted(report, "", collection.duration_seconds, claim=claim)
     if unclaimed := collection.unclaimed.get(report.store):

@@ -2,7 +2,7 @@
 
     python examples/cookbook/celery_tasks.py
 
-Needs celery, packaging, redis, and Redis at REDIS_URL (default: redis://localhost:6379/0). Payloads are in the folder claims/.
+Needs celery, packaging, redis, and Redis at REDIS_URL (default: redis://localhost:6379/0). Payloads are in claims/.
 """
 
 from __future__ import annotations

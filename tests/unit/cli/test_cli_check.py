@@ -178,3 +178,9 @@ def test_shell_completion_knows_the_commands():
     words = {"COMP_WORDS": "claimcheck ", "COMP_CWORD": "1", "_CLAIMCHECK_COMPLETE": "bash_complete"}
     done = start(environment=words)
     assert {line.partition(",")[2] for line in done.stdout.decode().split()} == set(COMMANDS)
+
+
+def test_a_function_that_returns_no_settings_for_kafka_is_named(here):
+    result = run("check", "--servers", "--kafka", "127.0.0.1:1", "--topic", "t", "--client", "builtins:list")
+    assert result.exit_code == 3
+    assert "--client: found a list, expected a function that returns a dict" in result.stderr
