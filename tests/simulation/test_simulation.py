@@ -11,7 +11,7 @@ pytestmark = DEAD_PROCESSES
 MOST = 400  # schedules until a planted defect has to be found
 
 
-@pytest.mark.parametrize("schedule", ["pulsar-4786", "pulsar-16472", "kafka-3897", "kafka-10912"])
+@pytest.mark.parametrize("schedule", ["pulsar-4786", "pulsar-16472", "kafka-3897", "kafka-10912", "kafka-65917"])
 def test_a_schedule_that_failed_once(schedule):
     result = Schedule.parse(schedule).run()
     assert not result.wrong, report(result)

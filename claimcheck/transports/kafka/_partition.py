@@ -249,11 +249,13 @@ class Partition:
 
     def safe(self, upto: int) -> TopicPartition:
         """Return the offset, with our metadata, to commit when everything below ``upto`` was processed."""
-        offset = self.offsets.safe(upto, self._shared.resolver.safe_position(self.source))
+        held = self._shared.resolver.safe_position(self.source)
+        firsts = [each.first for each in self.rereads.values()]  # the resolver forgets them when it looks back
+        offset = self.offsets.safe(upto, min(firsts if held is None else [held, *firsts], default=None))
         self.offsets.forget_below(upto)
         if offset == upto:
             return place(self.source, offset)
-        metadata = self.offsets.metadata(upto, (each.first for each in self.rereads.values()))
+        metadata = self.offsets.metadata(upto, firsts)
         return place(self.source, offset, metadata.encode())
 
     def settle(self, outcome: Outcome) -> None:
@@ -393,6 +395,7 @@ class Partition:
     def _begun_below(self, payload: Identity, slot: Slot, count: int) -> list[ReadyMessage]:
         """Report a payload whose first chunk was removed before it was read."""
         if slot.position < (self.offsets.start or 0):  # below the group's offset: an earlier owner has reported it
+            self._end(payload)  # it is not read again
             self._mark_reported(payload)
             return []
         reread = self.rereads.get(payload)
