@@ -42,7 +42,7 @@ from claimcheck.stores._files import (
 
 __all__ = ["FilesystemStore"]
 
-_PATH = Check(lambda path: bool(path) and "\0" not in path, "the path of a directory")
+_PATH = Check(lambda path: bool(re.fullmatch(r"(?!\w[\w+.-]+:/)[^\0]+", path)), "the path of a directory, not a URI")
 _OCTAL = re.compile(r"0?o?[0-7]{3}")
 _STEP_BYTES = 256 << 10  # small enough to be in the processor's cache still when it is checksummed
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -43,7 +43,7 @@ def _arguments(given: Any) -> pa.RecordBatch:
     value, headers, topic = (*(given if isinstance(given, tuple) else (given,)), None, None)[:3]
     missing = [None] * len(value)
     pairs = missing if headers is None else [header_pairs(each) for each in headers]
-    columns = {"value": value, "headers": pairs, "topic": missing if topic is None else topic}
+    columns = {"value": value.tolist(), "headers": pairs, "topic": missing if topic is None else topic}
     types = {"value": pa.binary(), "headers": pa.map_(pa.string(), pa.binary()), "topic": pa.string()}
     return pa.RecordBatch.from_pydict(columns, pa.schema(list(types.items())))
 

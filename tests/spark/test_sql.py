@@ -38,6 +38,7 @@ def test_sql_checks_signatures_with_the_topic_and_the_headers_of_kafka_or_pulsar
     for headers in ("headers", MAP):
         sizes = spark.sql(f"SELECT length(claimcheck_resolve(value, {headers}, topic)) AS size FROM signed").collect()
         assert [row["size"] for row in sizes] == [10, 5000]
+    assert "Expected bytes" in failure(spark.sql("SELECT claimcheck_resolve(5)").collect)
     for arguments in ("value", "value, headers", "value, headers, 'salaries'"):
         words = "PointerRejectedError"
         assert words in failure(

@@ -236,6 +236,7 @@ BEYOND_THE_SCHEMA: list[tuple[Any, str, str]] = [
     (with_store(**REDIS, key_prefix="ü" * 451), "stores.hot.key_prefix", "900 bytes"),
     (with_store(type="s3", bucket=""), "stores.hot.bucket", "a bucket"),
     (with_store(type="filesystem", path=""), "stores.hot.path", "a directory"),
+    (with_store(type="filesystem", path="dbfs:/Volumes/claims"), "stores.hot.path", "not a URI"),
     ({"signing": {"require": True}}, "signing.keys", "found nothing, .*at least one key"),
     ({"signing": {"require_envelope": True}}, "signing.keys", "found nothing, .*signing.require_envelope is true"),
     ({"signing": {"max_age_seconds": 5}}, "signing.keys", "found nothing, .*signing.max_age_seconds is set"),

@@ -31,20 +31,20 @@ __all__ = ["AccessError", "DataLossError", "ForeignMessageError", "SubscriptionB
 
 
 def register(spark: SparkSession, config: AnyConfig | None = None) -> None:
-    """Register the sources, and with a configuration the SQL function ``claimcheck_resolve``; again is harmless.
+    """Register the sources, and with a configuration the SQL function ``claimcheck_resolve``; again is safe.
 
     ``claimcheck_resolve(value[, headers[, topic]])`` returns the payload of a message, and null for null. It checks
     signatures as `resolve` does, with the headers and the topic of the message: those of Spark's source for Kafka, or
     Pulsar's properties. A bad message fails the query. It is not deterministic for Spark: payloads are fetched once for
     each row, and an aggregate function takes its result from a subquery.
 
-    The sources are ``format("claimcheck_pulsar")`` and ``format("claimcheck_local")``. The processes that plan and run
-    a query import this package: install it on the driver's machine and on the executors (the process that plans a
-    streaming query does not see files from ``--py-files``).
+    The sources are ``format("claimcheck_pulsar")`` and ``format("claimcheck_local")``. Install this package on the
+    driver's machine and the executors: the process that plans a streaming query sees no files from ``--py-files``.
 
     Args:
         spark: A session, also of Spark Connect.
-        config: Of the function, as in `resolve`. With pyspark older than 4.2 only the function is registered.
+        config: Of the function, as in `resolve`; it takes the place of an earlier one, also in existing views. With
+            pyspark older than 4.2 only the function is registered.
 
     Raises:
         MissingDependencyError: pyspark, pyarrow or, for the function, pandas is not installed.
