@@ -103,7 +103,7 @@ def servers():
 
 
 PARTITIONS = [kafka.TopicPartition("t", number) for number in range(4)]  # the mock cluster makes four
-CONSUMER = {"group.id": "g", "auto.offset.reset": "earliest", "enable.auto.offset.store": False}
+CONSUMER = {"group.id": "g", "auto.offset.reset": "earliest", "enable.auto.offset.store": False, "fetch.wait.max.ms": 10}
 
 
 @pytest.mark.parametrize("strategy", ["external", "inline"])
