@@ -102,7 +102,7 @@ def slowly(conversation, answer):
 
 
 def late(conversation, answer):
-    time.sleep(1.5)
+    time.sleep(0.7)
     return answer
 
 
