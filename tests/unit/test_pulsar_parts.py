@@ -47,9 +47,7 @@ def message_id(partition=-1, ledger=1, entry=0, batch_index=-1):
 @given(st.lists(PLACES, min_size=1, max_size=50), NAMES, st.binary(max_size=200))
 def test_ids_are_serialized_and_back_and_damaged_ones_are_refused(places, topic, tail):
     whole = WholeMessageId(tuple(message_id(*place) for place in places), topic)
-
     again = deserialize(whole.serialize())
-
     assert (again, again.topic) == (whole, topic)
     assert list(map(position_of, again.ids)) == sorted(map(position_of, whole.ids))
     assert pickle.loads(pickle.dumps(whole)) == whole
@@ -77,7 +75,6 @@ def test_metadata_is_counted_to_the_byte_but_for_the_fixed_fields(key, propertie
     expected = len(field(key.encode())) if key else 0
     for name, value in properties.items():
         expected += len(field(field(name.encode()) + field(value.encode())))
-
     assert metadata_bytes(key, properties) - metadata_bytes(None, None) == expected
 
 
@@ -171,7 +168,6 @@ class TestInFlightWindow:
             one.launch(Envelope(b"x" * 10))
         client.answer()
         client.answer(pulsar.Result.MessageTooBig)
-
         with pytest.raises(pulsar.exceptions.MessageTooBig):
             one.launch(Envelope(b"x"))
         client.answer()
@@ -324,9 +320,7 @@ def test_a_token_follows_no_redirect(serve, way):
     last = serve("127.0.0.2" if way == "another host" else "127.0.0.1")
     there = serve("127.0.0.2", redirect_to=last.url) if way == "back again" else last
     first = serve(redirect_to=there.url)
-
     assert ask_limit(first.url, "t", headers=TOKEN) == 4000
-
     assert {token for _, token in first.requests} == {TOKEN["Authorization"]}
     assert {token for _, token in last.requests} == {None}
 
