@@ -268,7 +268,7 @@ def wrapper_mistakes(client: str, classify: Callable[[BaseException], str]) -> I
 def _kept(rig: LoopRig, send: Callable[[LoopRig, BaseException], None], error: BaseException) -> bool:
     """Whether a reader of the topic still gets the payload."""
     rig.sent.clear()
-    rig.cc.store("hot")._payloads.clear()  # type: ignore[attr-defined]
+    rig.cc.store("hot")._payloads.clear()
     try:
         send(rig, error)
     except BaseException as raised:

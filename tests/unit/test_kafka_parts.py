@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import claimcheck
-from claimcheck.errors import PayloadError, TransportError
+from claimcheck.errors import TransportError
 from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.kafka import AsyncKafkaConsumer, KafkaConsumer, KafkaMessage, KafkaProducer
 from claimcheck.transports.kafka._client import classify
@@ -98,24 +98,6 @@ def servers():
 PARTITIONS = [kafka.TopicPartition("t", number) for number in range(4)]  # the mock cluster makes four
 CONSUMER = {"group.id": "g", "auto.offset.reset": "earliest", "enable.auto.offset.store": False}
 CONSUMER["fetch.wait.max.ms"] = 10
-
-
-@pytest.mark.parametrize("strategy", ["external", "inline"])
-def test_the_envelope_in_the_report_of_a_failed_send_is_not_taken_for_a_payload(strategy, servers):
-    """Applications often retry with what the report has."""
-    payload = b"PRF_wdkafcli_header_" * (5 if strategy == "inline" else 100_000)
-    reports = []
-    with claimcheck.from_dict({"strategy": strategy, "stores": {"m": {"type": "memory"}}}) as cc:
-        producer = KafkaProducer(kafka.Producer(servers | {"linger.ms": 20_000, "delivery.timeout.ms": 21_000}), cc)
-        producer.produce("t", payload, b"k", on_delivery=lambda error, report: reports.append(report))
-        producer.purge(in_flight=False)
-        producer.flush(10)
-        (report,) = reports
-        with pytest.raises(PayloadError, match="send the payload itself again"):
-            producer.produce("t", report.value(), b"k")
-        with pytest.raises(PayloadError, match="send the payload itself again"):
-            producer.produce("t", report.value(), b"k", headers=report.headers())
-        producer.close()
 
 
 class BrokenError(Exception):

@@ -21,7 +21,6 @@ from claimcheck.stores.pulsar_topic import PulsarTopicStore
 from claimcheck.transports.pulsar import _message, ask_limit
 from claimcheck.transports.pulsar._consumer import RedeliveryTracker
 from claimcheck.transports.pulsar._message import (
-    AckPlan,
     CumulativeAcks,
     WholeMessageId,
     before,
@@ -161,20 +160,6 @@ class TestInFlightWindow:
         with pytest.raises(pulsar.exceptions.ProducerQueueIsFull):
             one.wait()
 
-    def test_the_first_error_ends_it_and_the_others_are_waited_for(self):
-        client = Client()
-        one = window(client)
-        for _ in range(3):
-            one.launch(Envelope(b"x" * 10))
-        client.answer()
-        client.answer(pulsar.Result.MessageTooBig)
-        with pytest.raises(pulsar.exceptions.MessageTooBig):
-            one.launch(Envelope(b"x"))
-        client.answer()
-        one.settle()
-        verdict = one._ledger.verdict()
-        assert (verdict.outcome, verdict.acknowledged, verdict.unknown) == ("partial", 2, 0)
-
     def test_no_answer(self):
         one = window(Client(), deadline_seconds=0.05)
         one.launch(Envelope(b"x" * 30))
@@ -234,10 +219,6 @@ class TestRedeliveryTracker:
 
 
 class TestCumulativeAcks:
-    def test_a_late_message_of_a_settled_payload_is_named_although_it_lies_behind_the_target(self):
-        plan = CumulativeAcks().up_to(5, hole=None, settled=[(3, "3"), (9, "9")])
-        assert plan == AckPlan(before=None, individually=("9",))
-
     def test_the_oldest_are_forgotten_when_there_are_too_many(self, monkeypatch):
         monkeypatch.setattr(_message, "_MOST_HANDLES", 3)
         acks = CumulativeAcks()
