@@ -23,6 +23,7 @@ import claimcheck
 from claimcheck._operate.findings import WHY
 from tests.config_schema import schema
 from tests.docs_pages import PAGES, ROOT, SERVERS, blocks, cases, run, write_yaml
+from tests.unit.cli.rig import ok
 
 NOTES = r"needs:( (kafka|pulsar|redis|s3|spark))+|run|pytest|store|fails: \w+|not run: .+|"
 # Programs of others: their options are not checked.
@@ -114,8 +115,7 @@ def _check_options(words, where):
 
 @functools.cache
 def _options_of(*subcommand):
-    run = [sys.executable, "-m", "claimcheck", *subcommand, "--help"]
-    return set(re.findall(r"-[\w-]+", subprocess.run(run, capture_output=True, text=True, check=True).stdout))
+    return set(re.findall(r"-[\w-]+", ok(*subcommand, "--help").stdout))
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(block.note == "run" for block in blocks(page))])

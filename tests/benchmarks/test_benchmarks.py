@@ -27,7 +27,6 @@ def bench(folder, *options):
 
 def test_a_quick_run_measures_and_writes_it_down(tmp_path):
     done = bench(tmp_path)
-
     assert done.returncode == 0, done.stderr
     assert "file write" in done.stdout
     document = json.loads((tmp_path / "bench.json").read_text())
@@ -54,7 +53,6 @@ def test_variants_take_turns_and_a_ratio_is_taken_round_by_round():
     ran, cleaned = [], []
     variants = [Variant(name, lambda name=name: ran.append(name) or name, cleaned.append) for name in "abc"]
     found = compare(Effort(seconds=0, least=3, most=9, warm_up=2), 1, *variants)
-
     assert "".join(ran) == 2 * "abc" + "abc" + "bca" + "cab"  # the first six warm up
     assert cleaned == ran
     assert [(one.name, len(one.samples)) for one in found] == [("a", 3), ("b", 3), ("c", 3)]
@@ -70,7 +68,6 @@ def test_a_report_has_a_table_and_the_rounds_and_a_failed_step_costs_its_rows_on
     both = (series("base", [1.0]), series("claimcheck", [0.5]))
     found = take(Step(("first", "second"), "MiB", lambda _: Findings((2.0, 123.4), both, "a note")), Lab(QUICK))
     text = "\n".join(report([*found, *take(Step(("third",), "x", fails), Lab(QUICK))]))
-
     for words in ("| first  | 2.00 MiB |", "second: 123 MiB", "a note", "2.00 GB/s", "| third  | not measured |"):
         assert words in text
     assert "FileNotFoundError: no redis-server" in text

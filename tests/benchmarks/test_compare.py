@@ -57,7 +57,6 @@ def test_kafka_with_redis(kafka_broker, redis_url, temporary, monkeypatch):
     monkeypatch.setenv("CLAIMCHECK_TEST_KAFKA_BOOTSTRAP_SERVERS", kafka_broker.bootstrap_servers)
     monkeypatch.setenv("CLAIMCHECK_TEST_REDIS_URL", redis_url)
     run("kafka", temporary)
-
     admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
     wait_until(lambda: not any(PREFIX in name for name in admin.list_topics(timeout=10).topics), "no topics are left")
     with redis.Redis.from_url(redis_url) as client:
@@ -69,7 +68,6 @@ def test_pulsar_with_s3(pulsar_broker, s3_server, s3_resource, temporary, monkey
     monkeypatch.setenv("CLAIMCHECK_TEST_PULSAR_ADMIN_URL", pulsar_broker.admin_url)
     monkeypatch.setenv("CLAIMCHECK_TEST_S3_ENDPOINT", s3_server.endpoint_url)
     run("pulsar", temporary)
-
     topics = topics_of(PulsarAdmin(pulsar_broker.admin_url), ["public/default"])
     assert not any(PREFIX in name for name in topics)
     assert not [*s3_resource.Bucket(BUCKET).objects.all()]
@@ -78,7 +76,6 @@ def test_pulsar_with_s3(pulsar_broker, s3_server, s3_resource, temporary, monkey
 def test_a_store_that_fails_is_one_line(temporary):
     (temporary.parent / "store.yaml").write_text("stores: {far: {type: redis, url: 'redis://127.0.0.1:1'}}")
     result = CliRunner().invoke(main, ["--quick", "--config", "store.yaml"])
-
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1].startswith("compare: store 'far'"), result.stderr
     assert not [*temporary.iterdir()]
@@ -105,7 +102,6 @@ def test_a_signal_ends_the_run_and_removes_everything(temporary):
     wait_until(lambda: bool([*temporary.glob(f"{PREFIX}-*/*.sqlite")]), "the run measures")
     process.terminate()
     _, errors = process.communicate(timeout=60)
-
     assert process.returncode == 128 + signal.SIGTERM, errors
     assert "Traceback" not in errors
     assert not [*temporary.iterdir()]

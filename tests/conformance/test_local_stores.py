@@ -103,9 +103,7 @@ def test_its_conformance_file_passes_in_its_own_folder(tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull]
     command += ["--rootdir", str(FOLDER), f"--basetemp={tmp_path / 'its'}", str(FOLDER)]
     environment = {**os.environ, "PYTHONPATH": str(Path(claimcheck.__file__).parents[1])}
-
     result = subprocess.run(command, cwd=FOLDER, env=environment, capture_output=True, text=True, check=False)
-
     assert result.returncode == 0, result.stdout + result.stderr
     assert " passed" in result.stdout
 
@@ -116,6 +114,5 @@ def test_its_yaml_opens_it_and_it_is_as_short_as_promised(tmp_path, monkeypatch)
     with claimcheck.load(FOLDER / "claimcheck.yaml") as cc:
         store = cc.store("ours")
         assert store.read(store.write(b"payload", destination="orders")) == b"payload"
-
     assert (tmp_path / "payloads.sqlite").exists()
     assert len((FOLDER / "sqlite_store.py").read_text().splitlines()) < 60

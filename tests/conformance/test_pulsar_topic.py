@@ -56,7 +56,6 @@ class TestPulsarTopic(StoreConformance):
         assert store.copy(pointer, to=store).checksum == pointer.checksum
         with store.open(pointer) as file:
             assert sum(len(piece) for piece in iter(lambda: file.read(1 << 20), b"")) == size
-
         assert _memory("VmHWM") - before < 2 * self.memory_bytes  # the client's queues are not traced elsewhere
 
     def damage(self, pointer, payload):

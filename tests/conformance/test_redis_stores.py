@@ -110,10 +110,8 @@ def test_the_store_kit_passes_without_hiredis(redis_url, tmp_path):
     root, library = Path(__file__).resolve().parents[2], Path(claimcheck.__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": f"{library}{os.pathsep}{root}", "CLAIMCHECK_TEST_REDIS_URL": redis_url}
     command = [sys.executable, "-P", "-c", PROGRAM, "-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'its'}"]
-
     done = subprocess.run(
         [*command, f"--rootdir={root}", *kits], cwd=root, env=environment, capture_output=True, text=True
     )
-
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(re.findall(r"(\d+) passed", done.stdout)[0]) > 150

@@ -137,9 +137,7 @@ def stores(request, s3_server, s3_bucket):
 @pytest.mark.parametrize(("writer", "reader"), [("boto3", "obstore"), ("obstore", "boto3")])
 def test_one_reads_what_the_other_wrote(stores, writer, reader, size):
     payload = os.urandom(size)
-
     pointer = stores[writer].write(payload, destination="orders")
-
     assert stores[reader].read(pointer) == payload
     assert stores[reader].read_range(pointer, size // 2, 100) == payload[size // 2 : size // 2 + 100]
     stores[reader].rollback(pointer)
@@ -153,7 +151,6 @@ def test_failed_uploads_leave_no_part_behind(stores, s3_server, s3_bucket, engin
     for _ in range(10):
         with pytest.raises(Exception, match="on fire"):
             stores[engine].write(Breaking(8 * PART_BYTES, OSError("the disk is on fire")))
-
     bucket = resource(s3_server.endpoint_url).Bucket(s3_bucket)
     assert list(bucket.multipart_uploads.all()) == []
     assert list(bucket.objects.all()) == []

@@ -104,7 +104,6 @@ class TestMovingSlots:
         pointer = store.write(PAYLOAD)
         slots.begin(pointer.key)
         slots.move(*(f"{pointer.key}-{i}" for i in moved))
-
         assert all(read(store, pointer) == PAYLOAD for read in READINGS.values())
         slots.finish()
         assert all(read(store, pointer) == PAYLOAD for read in READINGS.values())
@@ -120,7 +119,6 @@ class TestMovingSlots:
         pointer = store.write(PAYLOAD)
         slots.begin(pointer.key)
         slots.nodes[slots.old].delete(f"{pointer.key}-2")
-
         for read in READINGS.values():
             with pytest.raises(PayloadNotFoundError, match="segment 2 of 6"):
                 read(store, pointer)
@@ -139,7 +137,6 @@ class TestMovingSlots:
         if at is None:
             move()
         pointer = store.write(PAYLOAD if at is None else TriggerFile(PAYLOAD, move, at=at))
-
         assert f"{{{known}}}" in pointer.key
         assert store.read(pointer) == PAYLOAD
         if not finishes:
@@ -150,9 +147,7 @@ class TestMovingSlots:
         pointer = store.write(PAYLOAD)
         slots.begin(pointer.key)
         slots.move(*(f"{pointer.key}-{i}" for i in (1, 4)))
-
         store.rollback(pointer)
-
         slots.finish()
         assert not any(node.exists(f"{pointer.key}-{i}") for node in slots.nodes[slots.new :][:1] for i in range(6))
 
@@ -177,7 +172,6 @@ def test_of_a_dead_node_payloads_elsewhere_are_not_touched_and_its_own_come_late
     with RedisStore(url=cluster.url, timeout_seconds=2) as store:
         found = {owner(cluster, pointer.key): pointer for pointer in (store.write(PAYLOAD) for _ in range(30))}
         assert len(found) == 3
-
         node = cluster.nodes[0]
         node.kill()
         for port, pointer in found.items():
@@ -187,7 +181,6 @@ def test_of_a_dead_node_payloads_elsewhere_are_not_touched_and_its_own_come_late
                 assert store.read(pointer) == PAYLOAD
         node.start()
         cluster.wait()
-
         assert_healthy(store)
 
 
@@ -210,7 +203,6 @@ class TestFailover:
     def test_between_write_and_read_and_rollback(self, store, redis_sentinel):
         pointer = store.write(PAYLOAD)
         redis_sentinel.failover()
-
         assert store.read(pointer) == PAYLOAD
         redis_sentinel.failover()
         store.rollback(pointer)
@@ -247,7 +239,6 @@ def test_closing_leaves_no_connection_for_the_garbage_collector(group, request):
     for _ in range(20):
         store.read(store.write(PAYLOAD))
     assert len(lines() - before) == len(nodes)
-
     gc.disable()
     try:
         store.close()
@@ -268,7 +259,6 @@ def test_no_sentinel_is_no_store_for_now_and_a_master_that_dies_is_replaced(redi
         assert time.monotonic() - began < 30, "a refused connection is no reason to wait"
         group.sentinel.start()
         assert store.read(pointer) == PAYLOAD
-
         group.settle()
         new = group.replica
         group.master.kill()

@@ -96,7 +96,6 @@ class TestAnyByte(Lines):
         else:
             self.recover(proxy)
             assert store.read(pointer) == PAYLOAD
-
         self.recover(proxy)
         pointer, before, began = store.write(PAYLOAD), proxy.connections, time.monotonic()
         what = chance.disturb(proxy, proxy.answers)
@@ -124,7 +123,6 @@ class TestAnyByte(Lines):
             got = file.read(1 << 20)
             server.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             assert got + file.read() == PAYLOAD
-
         proxy.answers.break_after(SEGMENT)
         assert store.read_range(pointer, SEGMENT // 2, 2 * SEGMENT) == PAYLOAD[SEGMENT // 2 :][: 2 * SEGMENT]
         assert store.read(store.write(TriggerFile(PAYLOAD, proxy.reset))) == PAYLOAD
@@ -146,7 +144,6 @@ class TestAnyByte(Lines):
         with pytest.raises(Exception, match="on fire"):
             store.write(TriggerFile(PAYLOAD, fail, at=3 * SEGMENT))
         wait_until(lambda: proxy.live == 1, "all that was on its way has arrived")
-
         assert keys(server, store) == []
 
 
@@ -157,7 +154,6 @@ class TestImpatient(RedisLine):
         proxy.requests.throttle(5 * SEGMENT)
         pointer = store.write(PAYLOAD)
         proxy.answers.throttle(5 * SEGMENT)
-
         began = time.monotonic()
         assert store.read(pointer) == PAYLOAD
         assert time.monotonic() - began > self.options["timeout_seconds"]
@@ -172,7 +168,6 @@ class TestImpatient(RedisLine):
             assert chance.read(store, pointer) == PAYLOAD
         proxy.free()
         assert chance.read(store, pointer) == PAYLOAD
-
         proxy.requests.flip(seed * 5)
         with contextlib.suppress(StoreError):
             assert store.read(store.write(content(5000))) == content(5000)
@@ -241,7 +236,6 @@ class TestFull(OwnServer):
         for _ in range(3):
             with pytest.raises(StoreError, match="maxmemory") as caught:
                 store.write(source(32 * MIB))
-
             assert type(caught.value) is StoreError
             assert not hasattr(caught.value, "__notes__")
             assert server.dbsize() == before
@@ -254,11 +248,9 @@ class TestRefusing(OwnServer):
         commands = {"categories": ["+@all"], "commands": ["-set"]}
         server.acl_setuser("limited", enabled=True, passwords=["+right"], keys=["*"], **commands)
         url = url.replace("//", f"//limited:{password or 'hunter2'}@")
-
         text = "no permissions" if password else "invalid username-password"
         with RedisStore(url=url) as store, pytest.raises(StoreError, match=text) as caught:
             store.write(PAYLOAD)
-
         assert not caught.value.retryable
         assert not password or server.dbsize() == 0
         assert "hunter2" not in str(caught.value)

@@ -161,7 +161,6 @@ def test_cut_at_any_byte(store, line, bucket, engine, seed):
     line.requests.break_after(rng.randrange(1000, len(LARGE)))
     pointer = written(store, LARGE, bucket)
     assert line.connections > 1
-
     line.answers.break_after(rng.randrange(len(LARGE)), reset=rng.random() < 0.5)
     read = rng.choice([*READINGS.values()])
     try:
@@ -187,7 +186,6 @@ def test_silent_or_dead_at_any_time(store, line, bucket):
     assert_unavailable(lambda: store.write(SMALL))
     assert_unavailable(lambda: store.rollback(pointer))
     assert left(bucket) == ([pointer.key], [])
-
     line.revive()
     store.rollback(pointer)
     assert left(bucket) == ([], [])
@@ -204,7 +202,6 @@ def test_torn_for_ever_is_an_error(store, line):
 def test_dead_during_the_write(store, line, bucket, engine):
     error = assert_unavailable(lambda: store.write(TriggerFile(content(40 * MIB), line.die)))
     assert engine == "obstore" or "lifecycle rule" in notes(error)
-
     line.revive()
     assert store.read(written(store, LARGE, bucket)) == LARGE
 
@@ -234,7 +231,6 @@ def test_slower_than_the_timeout_in_all_but_never_silent_is_whole(store, line):
     pointer = store.write(content(6 * MIB))
     line.answers.throttle(2 * MIB)
     began = time.monotonic()
-
     assert store.read(pointer) == content(6 * MIB)
     assert time.monotonic() - began > 2.5
 

@@ -180,7 +180,6 @@ def test_others_than_a_superuser_are_told_what_was_not_examined_and_strangers_ar
     superuser, authority = secure_pulsar.token("operator"), str(secure_pulsar.authority)
     secure_pulsar.open.request("PUT", f"persistent/public/default/{topic}")
     secure_pulsar.open.request("POST", "namespaces/public/default/permissions/reader", ["consume"])
-
     assert found(superuser)[1] == {"pulsar-message-ttl"}
     report, kinds = found(secure_pulsar.token("reader"))
     assert (kinds, report.ok) == ({"pulsar-not-examined"}, True)

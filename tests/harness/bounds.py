@@ -24,7 +24,7 @@ from tests.harness.bounds_drivers import DRIVERS
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = 144 * MIB
-"""Memory for the reader, the payload that the caller processes, and copies for Arrow: all payloads need 320 MiB."""
+"""Memory for the reader, the payload that the caller processes, and copies for Arrow: all payloads need 192 MiB."""
 
 FAULTS: dict[str, tuple[Any, str, Any]] = {
     "counts bytes on the wire": (coder.Unpacker, "size_of", lambda self, content: len(content)),

@@ -21,7 +21,7 @@ from tests.harness.bounds_attacks import LIMIT
 Config = dict[str, Any]
 Driver = Callable[[Config, list[bytes], Path], Iterator[str]]
 
-_QUIET_SECONDS = 0.5
+_QUIET_SECONDS = 0.25
 
 
 def result_of(read: Callable[[], Any]) -> str:

@@ -180,6 +180,14 @@ _WITH_CODES: dict[str, Callable[[], Any]] = {
 # Ways of sending -------------------------------------------------------------------------------------------------
 
 
+class LoopRig(Rig):
+    """A rig for all errors of a client, with a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+
+
 def by_function(rig: Rig, error: BaseException) -> None:
     @rig.cc.offload(payload="value", destination="topic")
     def publish(topic, value):
@@ -189,13 +197,13 @@ def by_function(rig: Rig, error: BaseException) -> None:
     publish("orders", BIG)
 
 
-def by_coroutine(rig: Rig, error: BaseException) -> None:
+def by_coroutine(rig: LoopRig, error: BaseException) -> None:
     @rig.cc.offload(payload="value", destination="topic")
     async def publish(topic, value):
         rig.sent.append((topic, value, None, None))
         raise error
 
-    _run(publish("orders", BIG))
+    _run(rig.loop, publish("orders", BIG))
 
 
 def by_future(rig: Rig, error: BaseException) -> None:
@@ -219,16 +227,9 @@ def by_block(rig: Rig, error: BaseException) -> None:
 WAYS = (by_function, by_coroutine, by_future, by_block)
 
 
-def _run(coroutine: Any) -> None:
-    """Step a coroutine by hand: a loop would treat `KeyboardInterrupt` and its like in ways of its own."""
-    loop = asyncio.new_event_loop()
-    try:
-        task = loop.create_task(_returned(coroutine))
-        raised = loop.run_until_complete(task)
-    finally:
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
-    if raised is not None:
+def _run(loop: asyncio.AbstractEventLoop, coroutine: Any) -> None:
+    """Let a loop return the error: it would treat `KeyboardInterrupt` and its like in ways of its own."""
+    if (raised := loop.run_until_complete(_returned(coroutine))) is not None:
         raise raised
 
 
@@ -244,12 +245,15 @@ def mistakes(client: str) -> Iterator[str]:
     """Send with every error in every way; yield what happened to a stored payload that should not have."""
     definite = DEFINITE.get(client, set())
     met = set()
+    rig = LoopRig()
     for name, error in all_errors(client):
         met.add(name)
         for send in WAYS:
-            found = _kept(send, error)
+            found = _kept(rig, send, error)
             if found is not (name not in definite):
                 yield f"{client} {name} {send.__name__}: {'kept' if found else 'deleted'}"
+    rig.loop.run_until_complete(rig.loop.shutdown_default_executor())
+    rig.loop.close()
     yield from (f"{client} has no {name}" for name in definite - met)
 
 
@@ -261,9 +265,10 @@ def wrapper_mistakes(client: str, classify: Callable[[BaseException], str]) -> I
             yield f"{client} {name}: {verdict}"
 
 
-def _kept(send: Callable[[Rig, BaseException], None], error: BaseException) -> bool:
+def _kept(rig: LoopRig, send: Callable[[LoopRig, BaseException], None], error: BaseException) -> bool:
     """Whether a reader of the topic still gets the payload."""
-    rig = Rig()
+    rig.sent.clear()
+    rig.cc.store("hot")._payloads.clear()
     try:
         send(rig, error)
     except BaseException as raised:

@@ -135,7 +135,6 @@ def test_unread_pointers_are_read_with_the_configuration_of_this_reader(kafka_la
     keys = {"keys": {"k": "cmVhbGx5IDMyIGJ5dGVzIG9mIHJhbmRvbW5lc3MhISE="}}
     elsewhere = configuration({"type": "memory", "space": "of nobody"})
     renamed = {**stored(), "store": "cache", "stores": {"cache": stored()["stores"]["hot"]}}
-
     assert ids(seen(kafka_lab), *KAFKA) == []
     said = text(seen(kafka_lab, renamed), "kafka-pointer-rejected")
     assert "names the store 'hot', which is not configured here" in said
@@ -276,7 +275,6 @@ def test_every_fact_of_a_real_pulsar_is_found_and_what_was_repaired_is_not(lab, 
         return set(ids(diagnosed(raw, pulsar=target, clock=clock), *PULSAR))
 
     servers.wait_until(lambda: seen(raw, later(13)) == expected, "all policies are in effect")
-
     consumer.close()
     lab.broker.request("POST", f"namespaces/{namespace}/messageTTL", HOUR)
     lab.broker.request("POST", f"{path}/retention", {**bad, "retentionTimeInMinutes": 60})

@@ -120,9 +120,7 @@ class TestKafkaAndRedis:
         producer.produce(broker.topic, lab.envelopes(aborted)[0])
         producer.flush(30)
         producer.abort_transaction(30)
-
         report = lab.collect("--yes", "--claim")
-
         assert (report["messages"], report["deleted"]) == (2, 1)
         assert lab.stored == {pointer.key for pointer in kept + aborted}
         assert lost[0].key not in lab.stored
@@ -141,7 +139,6 @@ class TestKafkaAndRedis:
         assert lab.collect("--yes", "--consumed")["deleted"] == 0
         consumer.close()
         assert lab.collect("--yes")["deleted"] == 0
-
         assert lab.collect("--yes", "--consumed")["deleted"] == 3
         assert lab.stored == {pointer.key for pointer in pointers[3:]}
 
@@ -203,10 +200,8 @@ class TestPulsarAndS3:
                 message = consumer.receive(10_000)
             consumer.acknowledge_cumulative(message)
             consumer.close()
-
         kept = lab.collect("--yes", "--claim")
         wait_until(lambda: lab.collect("--yes", "--consumed")["referenced"] == 7, "both acknowledgements arrived")
-
         assert kept["deleted"] == 0
         assert lab.stored == {pointer.key for pointer in pointers[3:]}
 
@@ -291,7 +286,6 @@ def secure_lab(secure_broker, allow, topic, tmp_path, redis_url):
 def test_a_group_that_the_user_may_not_see_keeps_everything(secure_lab, allow, topic):
     """The broker does not list it, so its unread messages would not count: the command refuses to run."""
     allow(ResourceType.GROUP, f"{topic}-seen", AclOperation.DESCRIBE)
-
     assert secure_lab.collect("--yes", "--claim")["deleted"] == 0
     assert "grant DESCRIBE on the cluster" in secure_lab.refuse("--consumed")
     allow(ResourceType.BROKER, "kafka-cluster", AclOperation.DESCRIBE)
@@ -310,7 +304,6 @@ def test_the_check_needs_no_group_of_its_own_and_names_a_refused_password(
     settings = secure_settings(secure_broker, "reader")
     target = KafkaTarget(secure_broker.bootstrap_servers, (topic,), options=settings)
     assert "kafka-not-examined" not in ids(diagnosed(configuration({"type": "memory"}), kafka=target))
-
     monkeypatch.setattr("claimcheck._operate.check_topics._SECONDS", 2.0)
     wrong = replace(target, options={**settings, "sasl.password": "wrong-horse"})
     said = text(diagnosed(configuration({"type": "memory"}), kafka=wrong), "kafka-unreachable")
@@ -341,7 +334,6 @@ def test_a_function_makes_the_clients_of_commands(secure_broker, secure_lab, all
     broker = ["--kafka", secure_broker.bootstrap_servers, "--client", f"{__name__}:oauth"]
     secure_lab.arguments[3:7] = broker
     secure_lab.write(1)
-
     checked = run("--config", str(secure_lab.path), "check", "--servers", *broker, "--topic", topic, "--json")
     assert {"kafka-not-examined", "kafka-unreachable"}.isdisjoint(checked.output.split('"'))
     assert OAUTH["tokens"] > 0
@@ -375,9 +367,7 @@ def test_incomplete_uploads_go_after_the_grace_and_those_of_others_stay(s3_serve
         begin(f"claims/orders-{uuid.uuid4()}", parts=0)
         begin("claims/of-others", parts=1)
         pointer = store.write(b"payload")
-
         early, late = sweep(store, 0.5), sweep(store, 1.5)
-
         assert (early.kept, early.deleted) == ({"alive": 1, "recent": 2}, 0)
         assert (late.leftovers, late.deleted, late.kept) == (2, 2, {"alive": 1})
         assert [upload.object_key for upload in bucket.multipart_uploads.all()] == ["claims/of-others"]
@@ -399,11 +389,9 @@ def test_a_cluster_that_expires_nothing_is_swept(redis_cluster):
         client.delete(f"{lost[2].key}-7")
         alive = store.write(bytes(3000), destination="orders")
         client.set(f"{prefix}of-others-0", b"kept", px=60_000)
-
         early = sweep(store, 1.5)
         assert (early.kept, early.deleted) == ({"alive": 4}, 0)
         assert store.read(alive) == bytes(3000)
-
         late = sweep(store, 2.5)
         assert (late.expired, late.failed) == (4, 0), "alive is expired by that clock, too"
         assert not any(client.exists(name) for name in names)

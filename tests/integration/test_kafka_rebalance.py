@@ -129,7 +129,6 @@ def test_nothing_is_lost_or_mixed_while_consumers_come_and_go(lab, worker, tmp_p
     until(75)
     workers[0].kill()
     until(PAYLOADS)
-
     counts = collections.Counter(line[0] for line in received())
     print(f"{protocol}: {len(sent)} sent, {sum(count > 1 for count in counts.values())} received twice")
     assert {line[0]: line[1] for line in received()} == sent
@@ -157,7 +156,6 @@ class TestHandover:
         consumer.subscribe([lab.topic], on_assign=on_assign, on_revoke=on_revoke)
         assert values(receive(consumer, 2)) == [content(800), b"end"]
         consumer.close()
-
         assert [each for each in heard if each[2]] == [("assigned", True, PARTITIONS), ("revoked", True, PARTITIONS)]
         assert lab.committed(0).offset == 3
         again = lab.consumer(**told(protocol))
@@ -169,10 +167,8 @@ class TestHandover:
         lab.send_raw(b"one", partition=0)
         consumer = lab.consumer(subscribe=False, **told(protocol))
         consumer.subscribe([lab.topic], on_assign=lambda mine, _: mine.commit(asynchronous=False))
-
         with pytest.raises(kafka.KafkaException, match="_NO_OFFSET"):
             receive(consumer, 1)
-
         assert values(receive(consumer, 1)) == [b"one"]
 
 
@@ -182,12 +178,10 @@ def test_the_end_of_an_assignment_commits_what_was_processed(lab, end):
     consumer = lab.consumer(wrap={"auto_offset_store": True}, enable_auto_commit=True, auto_commit_interval_ms=60_000)
     lab.send_raw(*[b"plain"] * 20)
     assert len(receive(consumer, 20)) == 20
-
     getattr(consumer, end)()
     if end != "close":
         consumer.poll(0.5)
         consumer.close()
-
     assert lab.committed().offset == 20
 
 
@@ -196,7 +190,5 @@ def test_unsubscribe_keeps_partitions_that_were_assigned_manually_as_the_client_
     consumer = lab.consumer(subscribe=False, wrap={"prefetch_bytes": 100 * LIMIT})
     consumer.assign([kafka.TopicPartition(lab.topic, 0)])
     found = receive(consumer, 1)
-
     consumer.unsubscribe()
-
     assert values(found + receive(consumer, 2)) == [b"0", b"1", content(900)]

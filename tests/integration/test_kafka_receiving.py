@@ -57,10 +57,8 @@ def test_payloads_come_back_with_all_that_belongs_to_them_from_the_partition_tha
             on_delivery=lambda *report: reports.append(report),
         )  # fmt: skip
     assert producer.flush(30) == 0
-
     messages = sorted(receive(consumer, len(sizes)), key=kafka.Message.partition)
     reports.sort(key=lambda pair: pair[1].partition())
-
     assert values(messages) == [content(size) for size in sizes]
     assert {(m.key(), tuple(m.headers()), m.timestamp()) for m in messages} == {
         (b"k", (("a", b"1"), ("a", b"2")), (kafka.TIMESTAMP_CREATE_TIME, sent_at))
@@ -86,7 +84,6 @@ def test_chunks_stay_together_and_go_where_plain_records_go_whatever_partitions(
     for key, payload in sent:
         send(key, payload)
     producer.flush(30)
-
     assert sorted(values(receive(consumer, len(sent)))) == sorted(payload for _, payload in sent)
     assert {place for (key, _), place in places.items() if key is None} == {0, 1, 2, 3}
     if partitioner != "random":
@@ -101,13 +98,11 @@ def test_several_at_once_with_consume_and_the_events_of_the_client(lab):
     for value in sent:
         producer.produce(lab.topic, value)
     producer.flush(30)
-
     found = []
     while len(found) <= len(sent):
         batch = consumer.consume(5, 5.0)
         assert 0 < len(batch) <= 5
         found += batch
-
     assert values(found[:-1]) == sent
     assert found[-1].error().code() == kafka.KafkaError._PARTITION_EOF
     at = kafka.TopicPartition(lab.topic, 0)
@@ -145,7 +140,6 @@ def test_what_cannot_be_read_arrives_unchanged(lab):
     consumer = lab.consumer(cc=cc, wrap=wrap)
     for message in receive(consumer, 5):
         consumer.dead_letter(message, dlq, reason="no sense in it")
-
     native = lab.native_consumer("letters")
     native.subscribe([dlq])
     found = values(receive(native, 5))
@@ -160,7 +154,6 @@ def test_dead_letters_that_cannot_be_sent_are_errors(lab):
     producer.flush()
     consumer = lab.consumer()
     (message,) = receive(consumer, 1)
-
     assert message.records == ()
     with pytest.raises(ConfigError, match="dead_letter_producer"):
         consumer.dead_letter(message, dlq)
@@ -236,9 +229,7 @@ def test_no_way_of_committing_passes_the_head_of_an_incomplete_payload(lab, how,
     message = receive(consumer, received)[-1]
     COMMITS[how](consumer, message, at(lab, last_offset(message) + 1))
     consumer.close()
-
     committed = lab.committed()
-
     assert (committed.offset, CommitMetadata.decode(committed.metadata)) == (offset, mark)
 
 
@@ -248,7 +239,6 @@ def test_where_the_metadata_is_the_users_own_payloads_come_at_least_once(lab):
     message = receive(first, 2)[-1]
     first.commit(offsets=[at(lab, message.offset() + 1, "my own")], asynchronous=False)
     first.close()
-
     assert (lab.committed().offset, lab.committed().metadata) == (0, "my own")
     assert values(receive(lab.consumer(), 2)) == [B, b"plain"]
 
@@ -260,10 +250,8 @@ class TestRestartInTheMiddle:
         lab.send_raw(b"one", *chunks[:3])
         lab.commit(3)
         lab.send_raw(*chunks[3:], b"end")
-
         consumer = lab.consumer()
         messages = receive(consumer, 2)
-
         assert values(messages) == [A, b"end"]
         assert messages[0].offset() == 1
         assert nothing_comes(consumer)
@@ -272,10 +260,8 @@ class TestRestartInTheMiddle:
         lab.send_raw(*chunks_of(A, 4), b"end")
         lab.remove_below(2)
         consumer = lab.consumer()
-
         bad, end = receive(consumer, 2)
         consumer.commit(message=end, asynchronous=False)
-
         assert isinstance(bad.payload_error, IncompletePayloadError)
         assert "begins at offset 2 now" in str(bad.payload_error)
         assert (bad.offset(), end.value(), lab.committed().offset) == (2, b"end", 5)
@@ -289,11 +275,9 @@ class TestRestartInTheMiddle:
             consumer.poll(0.1)
         assert nothing_comes(consumer, 0.5)
         lab.send_raw(chunks[2], b"end")
-
         (message,) = receive(consumer, 1)
         assert nothing_comes(consumer)
         consumer.commit(message=message, asynchronous=False)
-
         assert (message.value(), lab.committed().offset) == (b"end", 4)
 
     def test_one_whose_chunks_changed_their_order_is_delivered_behind_what_was_removed(self, lab):
@@ -302,9 +286,7 @@ class TestRestartInTheMiddle:
         lab.remove_below(1)
         chunks = chunks_of(A, 3)
         lab.send_raw(chunks[1], chunks[0], chunks[2])
-
         messages = receive(lab.consumer(), 1101)
-
         assert messages[-1].value() == A
 
 
@@ -340,11 +322,9 @@ def test_what_retention_removed_while_no_consumer_was_there_is_passed(lab, proto
     assert lab.committed().offset == 0
     lab.remove_below(1)
     second = opened()
-
     messages = receive(second, 1)
     lab.send_raw(*PLAIN)
     messages += receive(second, 10)
-
     assert values(messages) == [b"two", *PLAIN]
     second.commit(message=messages[-1], asynchronous=False)
     assert nothing_comes(second, 0.5)

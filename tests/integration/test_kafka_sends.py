@@ -44,10 +44,8 @@ def test_what_the_client_refuses_is_raised_and_nothing_is_stored_or_sent(lab, op
     else:
         producer.produce(lab.topic, b"first")
         producer.flush(0.1 if NOBODY.items() <= options.items() else 10)  # the client knows the topic now
-
     with pytest.raises(error, match=name or None):
         producer.produce(lab.topic, LARGE, **arguments)
-
     assert stored(lab) == 0
     producer.purge()
 
@@ -59,7 +57,6 @@ def test_more_chunks_than_the_queue_holds_from_a_callback(lab):
         lab.topic, b"first", on_delivery=lambda *_: producer.produce(lab.topic, LARGE * 10, on_delivery=reports)
     )
     assert producer.flush(20) == 0
-
     assert values(receive(consumer, 2)) == [b"first", LARGE * 10]
     assert reports == [1]
 
@@ -74,10 +71,8 @@ class TestReports:
         producer.produce(lab.topic, b"small", on_delivery=fail)
         producer.produce(lab.topic, LARGE, on_delivery=reports)
         producer.produce(lab.topic, b"small", on_delivery=reports)
-
         with pytest.raises(ZeroDivisionError):
             producer.flush(10)
-
         assert producer.flush(10) == 0
         assert len(reports) == 2
 
@@ -93,7 +88,6 @@ class TestReports:
                 wrapped.produce(lab.topic, payload, b"k", -1, 1234567890123)
             with pytest.raises(TypeError, match="callable"):
                 wrapped.produce(lab.topic, payload, b"k", on_delivery="later")
-
         assert (first, second) == ([0, 2, 4], [1, 3, 5])
         assert (wrapped.flush(10), stored(lab)) == (0, 2)
 
@@ -109,11 +103,9 @@ class TestReports:
         for _ in range(20):  # none is polled for, so that all reports come with the end
             old._native.produce(lab.topic, b"plain", on_delivery=reports)
             old.produce(lab.topic, LARGE, on_delivery=reports)
-
         with pytest.raises(kafka.KafkaException) as raised:
             for _ in range(10):
                 old.flush(1)
-
         assert raised.value.args[0].fatal()
         old.flush(10)
         assert len(reports) == 40
@@ -122,11 +114,9 @@ class TestReports:
 
     def test_chunks_need_them(self, lab):
         producer = lab.producer("chunking", delivery_report_only_error=True)
-
         with pytest.raises(PartialSendError, match=r"delivery\.report\.only\.error"):
             producer.produce(lab.topic, LARGE)
         producer.flush(10)
-
         consumer = lab.consumer()
         assert nothing_comes(consumer)
         assert consumer.pending_payloads == 0  # they were told that no more of it comes
@@ -134,7 +124,6 @@ class TestReports:
     def test_where_nobody_knows_offsets(self, lab):
         producer, reports = lab.producer("chunking", acks=0), Reports()
         producer.produce(lab.topic, LARGE, on_delivery=reports)
-
         assert producer.flush(10) == 0
         assert reports == [None]
         assert values(receive(lab.consumer(), 1)) == [LARGE]
@@ -162,7 +151,6 @@ def test_consume_transform_produce_exactly_once(lab, strategy):
     source.flush(10)
     producer.init_transactions(30)
     consumer, at = lab.consumer(), [kafka.TopicPartition(lab.topic, 0)]
-
     done = rounds = 0
     while done < len(sent):
         (message,) = receive(consumer, 1)
@@ -178,7 +166,6 @@ def test_consume_transform_produce_exactly_once(lab, strategy):
             producer.commit_transaction(30)
             done += 1
     producer.flush(10)
-
     reader = lab.consumer(target, group=f"{lab.group}-out")
     assert values(receive(reader, len(sent))) == [value[::-1] for value in sent]
     assert nothing_comes(reader)

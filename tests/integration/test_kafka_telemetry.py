@@ -67,7 +67,6 @@ def test_each_payload_is_processed_below_the_span_of_its_sender(broker, clients)
                 received.append((message.value(), span.get_span_context().trace_id))
                 assert [name for name, _ in message.headers()].count("traceparent") == 1
         consumer.close()
-
     assert received == list(traces.items())
     processed = {span.context.span_id: span for span in finished() if span.name == f"process {broker.topic}"}
     assert len(processed) == len(PAYLOADS)

@@ -32,10 +32,8 @@ class TestEveryStrategy:
     def test_a_payload_comes_back_with_its_key_and_properties(self, lab, strategy):
         consumer, producer = lab.consumer(), lab.producer(strategy)
         payload, about = content(3_000_000), {"name": "value", "claim": "check"}
-
         sent = producer.send(payload, properties=about, partition_key="k", ordering_key="o", event_timestamp=123_456)
         message = consumer.receive(10_000)
-
         assert message.data() == message.value() == payload
         assert (message.properties(), message.partition_key(), message.ordering_key()) == (about, "k", "o")
         assert (message.event_timestamp(), message.message_id()) == (123_456, sent)
@@ -54,7 +52,6 @@ class TestEveryStrategy:
         consumer, producer = lab.consumer(schema=schema), lab.producer(strategy, schema=schema)
         for order in (small := Order(number=1, text="a"), large := Order(number=2, text="b" * 2 * LIMIT)):
             producer.send(order)
-
         for order in (small, large):
             message = consumer.receive(10_000)
             assert message.value() == order
@@ -67,7 +64,6 @@ class TestEveryStrategy:
         with PulsarReader(lab.client.create_reader(lab.topic, pulsar.MessageId.earliest), lab.cc) as reader:
             assert [reader.read_next(10_000).data() for _ in payloads] == payloads
             assert not reader.has_message_available()
-
             reader.seek(first)
             assert reader.has_message_available()
             assert reader.read_next(10_000).data() == payloads[1]
@@ -79,7 +75,6 @@ def test_without_a_receiver_queue_there_are_no_chunks(lab):
     lab.producer("external").send(content(2 * LIMIT))
     consumer = lab.consumer(receiver_queue_size=0)
     assert consumer.receive().data() == content(2 * LIMIT)
-
     lab.producer("chunking").send(content(2 * LIMIT))
     with pytest.raises(pulsar.exceptions.InvalidConfiguration):
         consumer.receive()
@@ -92,9 +87,7 @@ def test_a_shared_subscription_refuses_chunks_and_names_the_way_out(lab):
     consumer = lab.consumer(consumer_type=SHARED)
     lab.producer("chunking").send(content(LIMIT + 1))
     lab.producer("external").send(payload := content(LIMIT + 2))
-
     first, second, pointer = receive(consumer, 3)
-
     for refused in (first, second):
         with pytest.raises(SharedSubscriptionError, match="Key_Shared"):
             refused.data()
@@ -111,9 +104,7 @@ def test_a_type_that_nobody_told_is_found_out(lab, kind, partitions):
         lab.broker.create_partitioned(lab.topic, partitions)
     consumer = PulsarConsumer(lab.subscribe(consumer_type=kind), lab.cc)
     lab.producer("chunking").send(payload := content(LIMIT + 1))
-
     message = consumer.receive(5000)
-
     if kind == pulsar.ConsumerType.Failover:  # delivers all chunks to one consumer
         assert message.data() == payload
     else:
@@ -152,9 +143,7 @@ def test_what_cannot_be_dead_lettered_is_reported(lab, head, clock):
     cc = lab.claimcheck("external", chunking={"on_expire": "dead_letter"})
     consumer = lab.consumer(cc=cc, wrap={"clock": clock, "dead_letter_producer": aside})
     consumer.acknowledge(consumer.receive(5000))
-
     expire(consumer, clock)
-
     message = consumer.receive(5000)
     assert isinstance(message.error, IncompletePayloadError)
     consumer.acknowledge(message)
@@ -169,9 +158,7 @@ def test_a_reader_reports_an_incomplete_payload_once(lab, head, clock):
         head.send(chunk(1, position, 2, b"a"))
     expire(reader, clock)
     head.send(b"last")
-
     message, last = reader.read_next(5000), reader.read_next(5000)
-
     assert isinstance(message.error, IncompletePayloadError)
     assert message.properties() == {"a": "b"}
     assert last.data() == b"last"
@@ -185,9 +172,7 @@ def test_a_chunk_of_the_largest_size_has_room_for_its_origin(lab):
     aside = lab.client.create_producer(f"{lab.topic}-dlq", producer_name="n" * 60)
     consumer = lab.consumer(wrap={"dead_letter_producer": aside})
     lab.producer("chunking").send(content(LIMIT + 1), properties={"p": "v" * 300}, partition_key="k" * 100)
-
     consumer.dead_letter(consumer.receive(5000), reason="x" * 1000)
-
     lab.settled()
 
 
@@ -219,14 +204,12 @@ def test_the_id_that_the_sender_is_told_gives_back_and_acknowledges_the_whole_pa
     sent = lab.producer("chunking").send(payload := content(5 * LIMIT))
     about = lab.subscribe("native").receive(5000).properties()
     assert (about["chunk_id"], about["num_chunks_from_msg"]) == ("0", "6"), "the names of PIP-37"
-
     message_id = consumer.receive(5000).message_id()
     assert message_id == sent
     consumer.negative_acknowledge(deserialize(message_id.serialize()))
     again = consumer.receive(5000)
     assert (again.data(), again.redelivery_count()) == (payload, 1)
     consumer.acknowledge(deserialize(sent.serialize()))
-
     lab.settled()
 
 
@@ -239,10 +222,8 @@ def test_a_cumulative_acknowledgement_within_a_batch(lab):
     native.flush()
     plain = receive(consumer, 2)[-1]
     assert plain.message_id().batch_index() == 2
-
     consumer.acknowledge_cumulative(plain.message_id())
     lab.settled(backlog=1)
-
     native.send_async(chunk(1, 1, 2, b"b"), None)
     native.flush()
     consumer.acknowledge(consumer.receive(5000))

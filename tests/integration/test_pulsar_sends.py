@@ -42,7 +42,6 @@ class TestLimit:
         room = _largest_plain(producer, properties)
         for size in range(room - 3, room + 4):
             producer.send(content(size), properties=properties, partition_key="key", ordering_key="o" * 100)
-
         assert [len(message.data()) for message in receive(consumer, 7)] == list(range(room - 3, room + 4))
         native = producer._native
         native.send(content(room), properties=properties, partition_key="key", ordering_key="o" * 100)
@@ -62,7 +61,6 @@ class TestLimit:
         for payload in payloads:
             producer.send_async(payload, lambda result, _: heard.append(result))
         producer.flush()
-
         assert sorted(len(message.data()) for message in receive(consumer, 7)) == sorted(map(len, payloads))
         assert set(heard) == {RESULT.Ok}
 
@@ -82,9 +80,7 @@ def test_more_chunks_than_the_clients_queue_holds(lab, blocking):
     producer = lab.producer("chunking", max_pending_messages=1, block_if_queue_full=blocking)
     producer.send_async(first := content(20 * LIMIT), heard := Heard())
     assert heard.wait()[0] == RESULT.Ok
-
     producer.send(second := content(30 * LIMIT, 1))
-
     assert [message.data() for message in receive(consumer, 2)] == [first, second]
 
 
@@ -92,9 +88,7 @@ def test_of_a_refusal_the_callback_hears_and_the_store_is_clean_after_a_flush(la
     heard, store = Heard(), lab.cc.store("m")
     before = list(store.scan())
     producer = lab.producer(lab.cc, wrap={"max_message_bytes": 10 * LIMIT})
-
     producer.send_async(content(20 * LIMIT), heard, properties={"p": "v" * LIMIT})
-
     assert heard.wait()[0] == RESULT.MessageTooBig
     producer.flush()
     assert (len(heard.calls), list(store.scan())) == (1, before)
@@ -110,7 +104,6 @@ def test_what_chunks_cannot_keep_is_refused_before_anything_is_sent(lab):
             producer.send(content(LIMIT), **{name: value})
         with pytest.raises(ChunkArgumentError):
             producer.send_async(content(LIMIT), Heard(), **{name: value})
-
     assert nothing_comes(consumer)
     for name, value in options.items():
         producer.send(content(10), **{name: value})
@@ -136,9 +129,7 @@ def test_deduplication_filters_nothing_of_ours_and_an_ok_without_a_place_is_noti
     lab.broker.unload(lab.topic)
     consumer, producer = lab.consumer(), lab.producer("chunking", producer_name=f"p-{lab.topic}")
     payloads = [content(size, i) for i, size in enumerate([10, 5 * LIMIT, 20, 9 * LIMIT])]
-
     ids = [producer.send(payload) for payload in payloads]
-
     messages = receive(consumer, 4)
     assert [message.data() for message in messages] == payloads
     assert ids == [message.message_id() for message in messages]

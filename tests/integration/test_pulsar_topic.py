@@ -37,10 +37,8 @@ def test_a_partitioned_topic(lab, store, side):
     with PulsarTopicStore(url=lab.broker.service_url, topic=name, segment_bytes=50_000) as parts:
         payloads = [content(60_000, i) for i in range(30)]  # random keys hash to one partition once in 2**29 runs
         pointers = [parts.write(payload) for payload in payloads]
-
         assert [parts.read(pointer) for pointer in pointers] == payloads
         assert {pointer.key.partition("@")[2].split(".")[0] for pointer in pointers} == {"0", "1"}
-
         for opened, pointer, wrong in ((parts, pointers[0], ("-1", "2")), (store, store.write(b"x"), ("7", "0"))):
             key, _, place = pointer.key.partition("@")
             for partition in wrong:
@@ -78,7 +76,6 @@ class TestWhatLiesThere:
             sends(0, b"x" * 10, key="_-other")
         for number in (0, 3, 1, 1, 2, 3):
             sends(number)
-
         store._max_gap_messages = 22
         assert store.read(pointer) == self.PAYLOAD
         store._max_gap_messages = 21
@@ -97,7 +94,6 @@ class TestWhatLiesThere:
     def test_a_place_that_somebody_made_up(self, store, sends):
         good = sends(0, segments=1)
         assert store.read(replace(good, segment_bytes=None)) == self.PAYLOAD[:10]
-
         place = good.key.partition("@")[2]
         for key in ("_-k@-1.999999.0", "_-k", "_-k@0.1.1.1", f"_-other@{place}"):
             with pytest.raises((PayloadNotFoundError, StoreError)):
@@ -112,10 +108,8 @@ class TestWhatLiesThere:
         store.write(content(300 * 50_000))
         before = lab.broker.stats(side)["msgOutCounter"]
         vars(store).update(bound)
-
         with pytest.raises(PayloadNotFoundError, match="chunk 2 of 3"):
             store.read(replace(pointer, segments=3, size=150_000))
-
         assert lab.broker.stats(side)["msgOutCounter"] - before < 20 + 2 + 2 * 16  # and what the client asks for ahead
 
 
@@ -135,7 +129,6 @@ class TestRetention:
         with PulsarTopicStore(url=lab.broker.service_url, topic=f"{lab.topic}-any") as store:
             store.write(b"payload")
             store.write(b"payload")
-
         assert caplog.text.count("set admin_url to check") == 1
 
     def test_what_was_trimmed_is_gone_and_never_something_else(self, lab):
@@ -147,7 +140,6 @@ class TestRetention:
             later = store.write(b"later")
             lab.broker.trim(name)
             servers.wait_until(lambda: _is_gone(store, pointer), "the topic was trimmed")
-
             assert store.read(later) == b"later"
 
 

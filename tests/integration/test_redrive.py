@@ -65,7 +65,6 @@ def results(broker, cc, **where):
 @pytest.mark.parametrize("topic", ["orders", "wide"])
 def test_letters_go_back_whole(broker, cc, dead_letters, topic):
     report = redrive_all(broker, cc, source=f"{topic}.dead_letter", target=topic)
-
     assert (report.read, report.sent, report.unreadable, report.finished) == (5, 5, 0, True)
     assert report.bytes == sum(len(payload or b"") for payload in PAYLOADS)
     messages = received(broker, cc, topic)
@@ -106,9 +105,7 @@ def killing(step):
 def test_a_kill_loses_nothing(broker, cc, dead_letters, step):
     with pytest.raises(KeyboardInterrupt):
         redrive_all(broker, cc, within=killing(step))
-
     report = redrive_all(broker, cc)
-
     found = results(broker, cc)
     assert report.finished
     assert sorted(set(found), key=str) == sorted(PAYLOADS, key=str)
@@ -124,13 +121,11 @@ def test_unreadable_letters_stay_and_are_named(broker, cc, tmp_path):
         if path.is_file():
             path.unlink()
     broker.create_topic("again")
-
     for _ in range(2):
         report = redrive_all(broker, cc, source="orders", target="again", force=True)
         named = {position: type(error).__name__ for position, error in report.named}
         assert named == {"orders[0] at 2": "PayloadNotFoundError", "orders[0] at 0": "IncompletePayloadError"}
         assert (report.unreadable, report.finished) == (2, True)
-
     assert results(broker, cc, topic="again") == [b"good"]
 
 
@@ -148,7 +143,6 @@ def test_unreadable_letters_stay_and_are_named(broker, cc, tmp_path):
 )
 def test_the_headers_name_the_topic_of_a_letter(headers, target, reason):
     error = foreign(headers, target, _topic_of)
-
     assert (error is None) == (reason is None)
     assert (reason or "") in str(error)
 
@@ -207,7 +201,6 @@ def test_letters_are_passed_that_expired_or_whose_store_had_a_payload_and_others
     report = script.run()
     assert (script.passed, script.sent) == (list(range(5)), [1])
     assert (report.read, report.unreadable, report.sent, report.finished) == (1, 4, 1, True)
-
     lost = ("hot", "lost"), ("hot", "lost"), (None, "there")
     forced, dry = Script(*lost), Script(*lost)
     assert (forced.run(skip_unreadable=True).sent, forced.passed) == (1, [0, 1, 2])
@@ -247,9 +240,7 @@ def test_a_letter_is_signed_if_it_was_and_its_signature_keeps_its_age(broker, co
     store.context = replace(store.context, clock=lambda: time.time() - 500)
     send_aside(broker, writer, sent=[payload])
     send_aside(broker, configured(strategy), sent=[payload])
-
     report = redrive_all(broker, configured(strategy, key_id="k", require=False, max_age_seconds=400))
-
     assert (report.sent, report.failed) == (2, 0), report.named
     found, unsigned = results(broker, configured("external", key_id="k", max_age_seconds=600))
     assert found == payload
@@ -268,9 +259,7 @@ def test_a_redrive_signs_no_message_of_a_third_topic(broker, configured):
     for message in broker.fetch("salaries", 0, 0, 99):  # as anybody can copy them who may read and write both
         headers = [*message.headers, ("dead-letter-topic", b"orders")]
         broker.append("orders.dead_letter", message.value, key=message.key, headers=headers)
-
     report = redrive_all(broker, signed)
-
     assert (report.sent, report.unreadable) == (0, 1)
     assert broker.end_offset("orders", 0) == 0
 
@@ -302,9 +291,7 @@ def test_the_command_sends_only_with_yes(invoke):
     result = invoke("--json")
     assert (result.exit_code, json.loads(result.stdout)["read"], json.loads(result.stdout)["sent"]) == (0, 2, 0)
     assert "orders.dlq: 2 read, 0 unreadable, 0 foreign, 9.8 KiB (10,005 bytes)\n  nothing was sent" in invoke().stdout
-
     result = invoke("--yes", "--json")
-
     facts = json.loads(result.stdout)
     assert (result.exit_code, facts["ok"], facts["sent"], facts["bytes"], facts["failed"]) == (0, True, 2, 10_005, 0)
     assert "0 read, 0 unreadable, 0 foreign, 0 bytes\n  0 sent" in invoke("--yes").stdout
@@ -314,10 +301,8 @@ def test_the_command_names_what_stays(invoke, tmp_path):
     for path in (tmp_path / "store").rglob("*"):
         if path.is_file():
             path.unlink()
-
     limited = json.loads(invoke("--yes", "--limit", "1", "--json").stdout)
     result = invoke("--yes")
-
     assert (limited["sent"], limited["unreadable"]) == (1, 1)  # the limit counts letters that were sent
     assert limited["letters"][0]["type"] == "PayloadNotFoundError"
     assert result.exit_code == 1
@@ -345,9 +330,7 @@ def test_wrong_usage(invoke, monkeypatch):
 @pytest.mark.parametrize("arguments", [["--from", "orders", "--to", "orders.dlq"], ["--to", "wide"]])
 def test_messages_that_are_not_dead_letters_of_the_topic_stay(invoke, broker, arguments):
     broker.append("orders", b"not a dead letter")
-
     dry, result = invoke(*arguments, "--json"), invoke(*arguments, "--yes")
-
     facts = json.loads(dry.stdout)
     assert (dry.exit_code, result.exit_code, facts["ok"], facts["sent"]) == (1, 1, False, 0)
     assert f"{facts['foreign']} are not dead letters of {arguments[-1]}: check --from and --to" in result.stdout
@@ -403,7 +386,6 @@ def test_kafka(kafka_broker, topic, configuration, redrive, tmp_path):
         native.flush()
         command = ["--kafka", kafka_broker.bootstrap_servers, "--kafka-config", str(settings)]
         command += ["--from", dlq, "--to", topic, "--group", f"redrive-{topic}"]
-
         dry, planned = redrive(*command)
         right = (tmp_path / "claimcheck.yaml").read_text()
         (tmp_path / "claimcheck.yaml").write_text(right.replace(f"{topic}:", "other:"))
@@ -414,7 +396,6 @@ def test_kafka(kafka_broker, topic, configuration, redrive, tmp_path):
         first, report = redrive(*command, "--yes", "--limit", "1")
         second, rest = redrive(*command, "--yes")
         third, empty = redrive(*command, "--yes")
-
         back = kafka_rig.receive(consumer, 5)
         assert sorted((m.key(), m.value()) for m in back) == [(b"k%d" % i, each) for i, each in enumerate(payloads)]
         assert all(message.headers() == [("a", b"b"), ("redrive-count", b"1")] for message in back)
@@ -443,12 +424,10 @@ def test_pulsar(pulsar_broker, pulsar_client, topic, configuration, redrive):
         aside.send(pulsar_rig.chunk(1, 0, 2, b"half"), properties={"REAL_TOPIC": lab.topic})
         command = ["--pulsar", pulsar_broker.service_url, "--admin-url", pulsar_broker.admin_url]
         command += ["--from", dlq, "--to", topic]
-
         dry, planned = redrive(*command)
         first, report = redrive(*command, "--yes", "--limit", "1")
         second, rest = redrive(*command, "--yes")
         third, empty = redrive(*command, "--yes")
-
         assert (first, report["sent"], second, rest["sent"]) == (0, 1, 1, 3), (report, rest)
         back = pulsar_rig.receive(consumer, 4)
         for message in back:

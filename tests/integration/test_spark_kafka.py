@@ -88,9 +88,7 @@ def test_what_producers_send_is_what_spark_reads(lab, cc, config, options, jobs,
     send(lab, cc, payloads)
     remove_stored(tmp_path / "claims", content(20_000, 3))
     lab.send_raw(cc.config.header + b"\x09nonsense", partition=1, key=b"k7", headers=[("n", b"7")])
-
     rows = numbered(jobs.run("kafka", options=options, config=config))
-
     assert [rows[n]["payload"] for n in range(8)] == [*map(plain, payloads[:6]), None, None]
     assert [rows[n]["error"] for n in range(6)] == [None] * 6
     assert [(rows[n]["partition"], rows[n]["offset"]) for n in range(8)] == [(n % 2, n // 2) for n in range(8)]
@@ -106,12 +104,10 @@ def test_a_stream_whose_driver_is_killed_goes_on_where_it_was(lab, cc, config, o
     payloads = [content(LIMIT + n if n % 3 else 40, n) for n in range(40)]
     send(lab, cc, payloads[:30])
     given = {"form": "kafka", "options": options | {"maxOffsetsPerTrigger": "9"}, "folder": str(tmp_path)}
-
     with start() as killed:
         killed.die_in(2, **given, resolve=config)
     send(lab, cc, payloads[30:], start=30)
     jobs.run("stream", **given, resolve=config)
-
     attempts = written(tmp_path)
     assert [len(attempts[number]) for number in (0, 1, 2, 3, 4)] == [1, 1, 2, 1, 1]  # 2 was not committed
     assert attempts[2][0] == attempts[2][1]
@@ -123,9 +119,7 @@ def test_what_spark_sends_is_what_consumers_read(lab, cc, config, options, jobs)
     payloads = [content(20_000), b"plain", None, content(LIMIT * 200, 1)]
     send(lab, cc, payloads)
     into = lab.create(2, f"{lab.topic}-into")
-
     rows = numbered(jobs.run("kafka", options=options, config=config, into=into))
-
     messages = receive(lab.consumer(into, cc=cc), len(payloads))
     assert {m.key(): m.value() for m in messages} == {b"k%d" % n: payload for n, payload in enumerate(payloads)}
     assert {n: row["payload"] for n, row in rows.items()} == {n: plain(p) for n, p in enumerate(payloads)}
@@ -151,11 +145,9 @@ def test_garbage_in_redis(lab, jobs, redis_url):
         producer.produce(lab.topic, cc.seal(kept[18]), partition=0)
         producer.produce(similar, cc.seal(kept[19]))
         producer.flush()
-
         server = {"format": "kafka", "kafka.bootstrap.servers": lab.servers["bootstrap.servers"]}
         topics = [{**server, "subscribe": name} for name in (lab.topic, similar, empty)]
         found = jobs.run("garbage", config=config, topics=topics)
-
         producer.abort_transaction()
         names = {name.decode().removesuffix("-0") for name in client.scan_iter(f"{prefix}*", count=1000)}
         left = {name for name in names if not name.endswith(".gc-owner")}

@@ -70,7 +70,6 @@ def test_a_function_makes_the_client_on_the_driver_and_in_workers(
     told = {name: value for name, value in tls.items() if name != "authTokenEnv"}
     told["client"] = "tests.integration.pulsar_rig:certified"
     secret_topic.send(range(20))
-
     seen = batches_of(stream(spark_tokens, PULSAR, secret_topic.options(**told)), tmp_path / "c")
     assert rows(batch(spark_tokens, secret_topic, **told)) == values(seen) == sorted(b"%d" % n for n in range(20))
 
@@ -80,10 +79,8 @@ def test_the_right_token_opens_and_is_written_down_nowhere(spark_tokens, secret_
     secret_topic.send(range(20))
     df = batch(spark_tokens, secret_topic, **told)
     streaming = stream(spark_tokens, PULSAR, secret_topic.options(**told, maxRowsPerTrigger=8))
-
     read = rows(df)
     seen = batches_of(streaming, tmp_path / "c")
-
     df.explain(True)
     streaming.explain(True)
     plans = capsys.readouterr().out
@@ -106,7 +103,6 @@ def test_the_right_token_opens_and_is_written_down_nowhere(spark_tokens, secret_
 )
 def test_who_has_not_the_right_token_is_told(spark_tokens, secret_topic, tokens, tmp_path, variable, expected):
     secret_topic.send([0])
-
     for text in refused(spark_tokens, secret_topic, tmp_path, authTokenEnv=variable):
         assert all(part in text for part in expected), text
         assert not any(token[-20:] in text for token in tokens.values())
@@ -128,7 +124,6 @@ def test_a_certificate_of_nobody_that_is_trusted(spark_tokens, secret_topic, tls
     servers.make_certificate(tmp_path)
     told = tls | {"adminUrl": None, "tlsTrustCertsFilePath": tmp_path / "ca.crt"}
     secret_topic.send([0])
-
     for text in refused(spark_tokens, secret_topic, tmp_path, **told):
         assert "TransportError" in text
         assert "is its certificate trusted (tlsTrustCertsFilePath)" in text
@@ -143,9 +138,7 @@ def test_a_certificate_of_a_named_authority_for_the_host_that_it_names(spark_tok
     seen = batches_of(stream(spark_tokens, PULSAR, secret_topic.options(**tls)), tmp_path / "c")
     told = tls | {"serviceUrl": tls["serviceUrl"].replace("127.0.0.1", "127.1"), "adminUrl": None}
     told["operationTimeoutSeconds"] = TIMEOUT_SECONDS
-
     text = failure(batch(spark_tokens, secret_topic, **told).collect)
-
     assert values(seen) == sent
     assert "TransportError" in text
     assert "127.1" in text

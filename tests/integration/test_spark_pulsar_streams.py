@@ -50,13 +50,11 @@ def test_what_is_not_committed_is_kept_and_what_is_may_go(spark_sources, spark_t
     spark_topic.roll()
     spark_topic.broker.trim(spark_topic.name)
     kept = spark_topic.ledgers()
-
     seen = batches_of(df, tmp_path / "c")
     sent = spark_topic.send(range(10, 15))
     more = batches_of(df, tmp_path / "c")
     spark_topic.send(range(15, 16))
     batches_of(df, tmp_path / "c")  # commits the batch before
-
     assert values(seen) == sorted([*first, *(b"%d" % n for n in range(5, 10))])
     assert values(more) == sent
     servers.wait_until(lambda: _trimmed(spark_topic, kept[0]), "the oldest ledger is gone")
@@ -70,10 +68,8 @@ def test_data_that_is_lost_under_the_checkpoint_is_noticed(spark_sources, spark_
     _forget(spark_topic)
     later = spark_topic.send(range(10, 15))
     careless = stream(spark_sources, PULSAR, spark_topic.options(failOnDataLoss=False))
-
     text = failure(lambda: batches_of(df, tmp_path / "c"))
     seen = batches_of(careless, tmp_path / "c")
-
     assert "DataLossError" in text
     assert spark_topic.full in text
     assert values(seen) == later
@@ -110,7 +106,6 @@ def test_what_is_committed_may_go_where_each_ledger_has_one_entry(spark_sources,
         if not number:
             first = spark_topic.ledgers()[0]
         spark_topic.roll()
-
     servers.wait_until(lambda: _trimmed(spark_topic, first), "the ledger is gone")
     spark_topic.send([3])
     assert values(batches_of(df, tmp_path / "c")) == [b"3"]  # and the proof is still there
@@ -124,7 +119,6 @@ def test_both_at_the_same_time(spark_sources, spark_topic, rival, tmp_path):
         text = failure(rival)
         sent += spark_topic.send(range(5, 10))
         servers.wait_until(lambda: values(seen) == sorted(sent), "the query goes on", 60)
-
     assert "SubscriptionBusyError" in text
     assert spark_topic.full in text
     assert "Each query needs a subscription of its own" in text
@@ -147,7 +141,6 @@ def test_what_the_other_has_let_go_of_is_missed(spark_sources, spark_topic, riva
         return _trimmed(spark_topic, lost)
 
     servers.wait_until(gone, "the rival has read it, and the broker deletes it", 60)
-
     text = failure(lambda: batches_of(df, tmp_path / "c"))
     assert "DataLossError" in text
     assert "subscription" in text
@@ -170,14 +163,12 @@ def test_a_jvm_that_is_killed_loses_nothing(worker_env, spark_sources, spark_top
     spark_topic.send(range(100))
     spark_topic.send(range(100, 150), batched=True)
     told = spark_topic.options(maxRowsPerTrigger=40)
-
     with Driver({}, tmp_path, os.environ | worker_env) as driver:
         driver.begin("stream", form=PULSAR, options=told, folder=str(tmp_path), stop_in=2, kill="jvm")
         assert driver.line() == STOPPED
         servers.wait_until(lambda: not consumers(spark_topic), "nobody of the first run is left", 60)
     spark_topic.send(range(150, 170), batched=True)
     write_batches(stream(spark_sources, PULSAR, told), tmp_path)
-
     attempts = written(tmp_path)
     assert [len(attempts[number]) for number in (0, 1, 2)] == [1, 1, 2]  # 2 was written, but not committed
     assert attempts[2][0] == attempts[2][1]
@@ -203,6 +194,5 @@ def test_a_broker_that_is_killed_while_it_is_read(own_pulsar_jars, spark_sources
             broker.server.start()
             assert query.awaitTermination(120)
         client.close()
-
     assert query.exception() is None
     assert values(seen) == sorted(sent)

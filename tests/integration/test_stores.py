@@ -91,7 +91,6 @@ def test_gibibytes_pass_in_the_memory_of_a_few_pieces(tmp_path, request, kind, k
     if kind == "s3":
         options = {"bucket": request.getfixturevalue("s3_bucket")}
         options["endpoint_url"] = request.getfixturevalue("s3_server").endpoint_url
-
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps({"type": kind, **options}), str(size), known],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -99,7 +98,6 @@ def test_gibibytes_pass_in_the_memory_of_a_few_pieces(tmp_path, request, kind, k
         text=True,
         check=False,
     )
-
     assert run.returncode == 0, run.stderr
     taken = json.loads(run.stdout)
     assert taken["size"] == size

@@ -92,7 +92,6 @@ class AsyncioConformance(TransportKit):
             turn += 1
             assert turn < 100_000, f"only {len(found)} of {len(sent)} arrived"
             self.run(receive_and_cancel(turn % 7))
-
         assert [harness.payload(message) for message in found] == sent
         for message in found:
             harness.acknowledge(message)
@@ -118,10 +117,8 @@ class AsyncioConformance(TransportKit):
         producer = harness.producer()
         self._check_loop(faulty(harness.writer("external")), "write")
         self._check_loop(harness.reader_store, "read")
-
         harness.send(content(3 * self.limit_bytes))
         message = harness.receive()
-
         assert harness.payload(message) == content(3 * self.limit_bytes)
         assert producer is harness.producer()
 
@@ -149,7 +146,6 @@ class AsyncioConformance(TransportKit):
             await asyncio.wait_for(sending, self.patience_seconds)
 
         self.run(send_and_end())
-
         assert harness.take() == [payload]
 
     def _check_loop(self, store: Any, name: str) -> None:

@@ -27,9 +27,7 @@ class ChunkConformance(TransportKit):
         harness.subscribe(chunking=_expiring(max_redeliveries=REDELIVERIES))
         chunks = chunks_of(content(600), 3)
         harness.append(*(chunks[1:] if missing == "first" else chunks[:2]))
-
         (error,) = harness.busy_until(bool, step_seconds=STEP_SECONDS)
-
         assert isinstance(error, IncompletePayloadError)
         assert _redeliveries(harness) <= REDELIVERIES
         assert harness.busy_until(_after(5), step_seconds=STEP_SECONDS) == []
@@ -40,9 +38,7 @@ class ChunkConformance(TransportKit):
         harness.subscribe(chunking=_expiring(max_redeliveries=REDELIVERIES), dead_letters=True)
         sent = chunks_of(content(600), 3)[:2]
         harness.append(*sent)
-
         reported = harness.busy_until(lambda _: len(harness.dead_letters()) == 2, step_seconds=STEP_SECONDS)
-
         assert reported == []
         assert harness.dead_letters() == sent
         harness.assert_finished()
@@ -51,9 +47,7 @@ class ChunkConformance(TransportKit):
         """With ``on_expire: ack`` nothing is reported, and the group moves past it."""
         harness.subscribe(chunking=_expiring(on_expire="ack"))
         harness.append(*chunks_of(content(600), 3)[:2])
-
         reported = harness.busy_until(_after(8), step_seconds=STEP_SECONDS)
-
         assert reported == []
         harness.assert_finished()
 
@@ -67,7 +61,6 @@ class ChunkConformance(TransportKit):
             return bool(reported) or (self.has_counted_redeliveries and harness.dead_letters() == sent)
 
         reported = harness.busy_until(ended, step_seconds=STEP_SECONDS)
-
         assert {type(error) for error in reported} <= {IncompletePayloadError}
         harness.assert_finished()
 
@@ -77,9 +70,7 @@ class ChunkConformance(TransportKit):
         first, last = chunks_of(content(600), 2)
         harness.append(first)
         assert harness.busy_until(lambda _: _redeliveries(harness) == 1, step_seconds=STEP_SECONDS) == []
-
         harness.append(last)
-
         assert harness.busy_until(bool, step_seconds=0) == [content(600)]
         harness.assert_finished()
 
@@ -89,9 +80,7 @@ class ChunkConformance(TransportKit):
         for seed in range(4):
             harness.append(chunks_of(content(600, seed), 2)[0])
         harness.append(*chunks_of(content(600), 2))
-
         results = harness.busy_until(lambda results: len(results) == 5, step_seconds=STEP_SECONDS)
-
         assert sorted(type(each).__name__ for each in results) == [*["IncompletePayloadError"] * 4, "bytes"]
         assert content(600) in results
         harness.assert_finished()
@@ -103,9 +92,7 @@ class ChunkConformance(TransportKit):
         identity = new_uuid()
         chunks = chunks_of(content(600), 3, identity)
         harness.append(chunks[0], encode_abort(identity), chunks[1])
-
         harness.assert_finished()
-
         warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         assert any(identity in text for text in warnings)
 
@@ -115,7 +102,6 @@ class ChunkConformance(TransportKit):
         harness.append(first)
         harness.append(encode_abort(identity), writer="other")
         harness.append(last)
-
         assert harness.take() == [content(600)]
         harness.assert_finished()
 
@@ -134,10 +120,8 @@ class ChunkConformance(TransportKit):
             harness.acknowledge(message)
         late = content(600, 1) if what == "other bytes" else content(600)
         harness.append(chunks_of(late, 2 if what == "other bytes" else 3, identity)[0])
-
         conflict = harness.receive()
         assert isinstance(harness.payload(conflict), ChunkConflictError)
-
         if not acknowledged:
             harness.acknowledge(message)
         harness.acknowledge(conflict)
@@ -150,7 +134,6 @@ class ChunkConformance(TransportKit):
         harness.append(second[0], writer="other")
         harness.append(first[1])
         harness.append(second[1], writer="other")
-
         assert harness.take(2) == [content(600), content(800, 1)]
         harness.assert_finished()
 

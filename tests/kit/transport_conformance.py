@@ -65,7 +65,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
             sent += mine
         harness.send(b"inline", HEADER + b"inline", strategy="inline")
         harness.append(*chunks_of(content(900, 9), 3))
-
         assert harness.take(len(sent) + 3) == [*sent, b"inline", HEADER + b"inline", content(900, 9)]
         harness.assert_finished()
 
@@ -73,33 +72,26 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
     def test_the_limit_counts_the_whole_message(self, harness: Harness, strategy: str) -> None:
         headers = {"name": "v" * 300, "ünïcode": "ü" * 50}
         sent = [content(self.limit_bytes + over) for over in range(-1000, 150, 41)]
-
         harness.send(*sent, strategy=strategy, key="k" * 100, headers=headers)
-
         assert harness.take(len(sent)) == sent
 
     @pytest.mark.parametrize("strategy", STRATEGIES)
     def test_every_shape_comes_back(self, harness: Harness, strategy: str) -> None:
         expected = [content(size) for size in (100, 3 * self.limit_bytes) for _ in payloads.SHAPES]
         shapes = [*payloads.SHAPES.values()] * 2
-
         harness.send(*(shape(data) for shape, data in zip(shapes, expected, strict=True)), strategy=strategy)
-
         assert harness.take(len(expected)) == expected
 
     @pytest.mark.parametrize("strategy", [*STRATEGIES, "inline"])
     def test_tombstones_and_payloads_that_look_like_envelopes_come_back(self, harness: Harness, strategy: str) -> None:
         large = [] if strategy == "inline" else [HEADER + b"\x01" + content(3 * self.limit_bytes)]
         sent = [None, b"", *LOOKALIKES, *large]
-
         harness.send(*sent, strategy=strategy, key="k", headers={"name": "value"})
-
         assert harness.take(len(sent)) == sent
 
     def test_inline_sends_nothing_that_does_not_fit(self, harness: Harness) -> None:
         with pytest.raises(self.refusal):
             harness.send(content(2 * self.limit_bytes), strategy="inline")
-
         assert harness.messages() == []
 
     # Metadata --------------------------------------------------------------------------------------------------
@@ -114,7 +106,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
                 headers = _headers(shape)
                 harness.send(payload, strategy=strategy, key=key, headers=headers)
                 assert headers == _headers(shape)
-
         for key, shape in cases:
             for payload in (b"small", content(3 * self.limit_bytes)):
                 message = harness.receive()
@@ -128,9 +119,7 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
         """Topic, partition and position; of a chunked payload those of its first message."""
         one, two = chunks_of(content(500), 2)
         positions = harness.append(b"plain", one, b"between", two, headers={"name": "value"})
-
         received = [harness.facts(harness.receive()) for _ in range(3)]
-
         assert [facts.position for facts in received] == [positions[0], positions[2], positions[1]]
         for facts in received:
             assert (facts.topic, facts.partition, facts.key) == (harness.topic, 0, b"one")
@@ -145,7 +134,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
         for key in ("a", "b", "c", "d"):
             harness.send(b"small", large[0], strategy=strategy, key=key)
         harness.send(*large, strategy=strategy)
-
         places: dict[bytes | None, set[int]] = {}
         received = []
         for _ in range(12):
@@ -153,7 +141,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
             facts = harness.facts(message)
             places.setdefault(facts.key, set()).add(facts.partition)
             received.append(harness.payload(message))
-
         del places[None]
         assert {key: len(partitions) for key, partitions in places.items()} == dict.fromkeys(
             (b"a", b"b", b"c", b"d"), 1
@@ -171,9 +158,7 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
         for payload, strategy in zip(sent, itertools.cycle(STRATEGIES), strict=False):
             harness.send(payload, strategy=strategy)
         harness.subscribe(look_ahead=look_ahead)
-
         assert harness.take(len(sent)) == sent
-
         stored = len([payload for payload in sent[::2] if len(payload) > self.limit_bytes])
         assert harness.reader_store.calls["read"] == stored
 
@@ -192,7 +177,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
         store.read = note  # type: ignore[method-assign]
         assert harness.take() == [content(2 * self.limit_bytes)]
         message = harness.receive()
-
         assert ahead.wait(self.patience_seconds)
         assert harness.payload(message) == content(2 * self.limit_bytes, 1)
 
@@ -200,10 +184,8 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
     def test_by_default_what_the_application_does_not_read_is_not_read_ahead(self, harness: Harness) -> None:
         harness.send(*[content(2 * self.limit_bytes, seed) for seed in range(12)])
         harness.subscribe(look_ahead=None)
-
         for _ in range(12):
             harness.acknowledge(harness.receive())
-
         assert harness.reader_store.calls["read"] == 0
 
     # Bad messages ----------------------------------------------------------------------------------------------
@@ -231,13 +213,11 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
         harness.reader_store.fail("read")
         harness.send(content(2 * self.limit_bytes))
         message = harness.receive()
-
         for _ in range(2):
             with pytest.raises(StoreUnavailableError) as raised:
                 self.payload_of(message)
             assert raised.value.retryable
         harness.reader_store.heal()
-
         assert self.payload_of(message) == content(2 * self.limit_bytes)
         harness.acknowledge(message)
         harness.assert_finished()
@@ -249,10 +229,8 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
         unavailable, plain = harness.receive(), harness.receive()
         assert isinstance(harness.payload(unavailable), StoreUnavailableError)
         assert harness.payload(plain) == b"plain"
-
         harness.reader_store.heal()
         harness.restart()
-
         assert harness.take(2) == [content(2 * self.limit_bytes), b"plain"]
         harness.assert_finished()
 
@@ -265,11 +243,9 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
         harness.send(*sent, strategy=strategy)
         assert harness.take() == sent[:1]
         assert [harness.payload(harness.receive()) for _ in range(2)] == sent[1:]
-
         harness.restart()
         assert harness.take(2) == sent[1:]
         harness.assert_backlog(lambda count: count == 0)
-
         harness.restart()
         harness.assert_finished()
 
@@ -279,10 +255,8 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
         harness.append(b"before", first, b"behind")
         assert harness.take(2) == [b"before", b"behind"]
         harness.assert_backlog(lambda count: count > 0)
-
         harness.restart()
         harness.append(last)
-
         assert harness.take() == [content(500)]
         harness.assert_finished()
 
@@ -293,7 +267,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
         harness.append(first)
         harness.acknowledge(message)
         harness.append(last)
-
         harness.assert_finished()
 
     # Negative acknowledgments ----------------------------------------------------------------------------------
@@ -305,7 +278,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
         sent = [b"first", content(3 * self.limit_bytes)]
         harness.send(*sent, strategy=strategy)
         assert harness.take() == sent[:1]
-
         harness.reader_store.fail("read")
         message = harness.receive()
         assert strategy == "chunking" or isinstance(harness.payload(message), StoreUnavailableError)
@@ -314,7 +286,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
         message = harness.receive()
         assert harness.payload(message) == sent[1]
         self.give_back(harness.consumer, message)
-
         assert harness.take() == sent[1:]
         harness.assert_finished()
 
@@ -325,9 +296,7 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
         harness.subscribe(dead_letters=True)
         harness.send(content(3 * self.limit_bytes), strategy=strategy)
         sent = harness.messages()
-
         self.dead_letter(harness.consumer, harness.receive())
-
         assert harness.dead_letters() == sent
         harness.assert_finished()
 
@@ -336,12 +305,10 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
         harness.subscribe(dead_letters=True)
         harness.append(*chunks_of(content(500), 2))
         sent = harness.messages()
-
         for _ in range(3):
             message = harness.receive()
             assert harness.payload(message) == content(500)
             self.give_back(harness.consumer, message)
-
         harness.assert_finished()
         assert harness.dead_letters() == sent
 
@@ -357,7 +324,6 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
         sent = [content(3 * self.limit_bytes, seed) for seed in range(3)]
         harness.send(*sent, strategy=strategy)
         assert [harness.payload(harness.receive()) for _ in range(2)] == [b"start", sent[0]]
-
         for _ in range(2):
             harness.seek(start)
             assert harness.take(4) == [b"start", *sent]
@@ -369,10 +335,8 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
         first, last = chunks_of(content(500), 2)
         _, behind = harness.append(first, b"behind")
         assert harness.take() == [b"behind"]
-
         harness.seek(behind)
         harness.append(last, b"last")
-
         assert harness.take(2) == [b"behind", b"last"]
 
 

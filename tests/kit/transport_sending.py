@@ -35,12 +35,10 @@ class SendingConformance(TransportKit):
         producer = harness.producer(strategy)
         sizes = [3 * self.limit_bytes, 10, 2 * self.limit_bytes, self.limit_bytes, 0]
         sent = [content(size, seed) for seed, size in enumerate(sizes * 4)]
-
         with _slow_at_first(faulty(harness.writer(strategy))):
             for payload in sent:
                 self.begin(producer, harness.topic, payload)
             self.flush(producer)
-
         assert harness.take(len(sent)) == sent
 
     @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -48,10 +46,8 @@ class SendingConformance(TransportKit):
         """Threads or tasks; no payload is lost, mixed with another one or sent twice."""
         harness.send(b"opens the producer", strategy=strategy)
         sent = [content([20, 3 * self.limit_bytes][seed % 2], seed) for seed in range(24)]
-
         with ThreadPoolExecutor(4) as senders:
             list(senders.map(lambda payload: harness.send(payload, strategy=strategy), sent))
-
         assert sorted(harness.take(len(sent) + 1)) == sorted([b"opens the producer", *sent])
         harness.assert_finished()
 
@@ -66,17 +62,14 @@ class SendingConformance(TransportKit):
             for payload in sent:
                 self.begin(producer, harness.topic, payload)
             self.close(producer)
-
         assert harness.take(len(sent)) == sent
 
     @requires("open_producers")
     @pytest.mark.parametrize(("strategy", "large"), [("external", True), ("chunking", True), ("external", False)])
     def test_a_closed_producer_sends_and_stores_nothing(self, harness: Harness, strategy: str, large: bool) -> None:
         self.close(harness.producer(strategy))
-
         with pytest.raises(self.closed):
             harness.send(content(3 * self.limit_bytes if large else 10), strategy=strategy)
-
         assert (harness.messages(), harness.stored) == ([], 0)
 
     def test_wrappers_refuse_what_is_no_configuration(self, harness: Harness) -> None:
@@ -93,7 +86,6 @@ class SendingConformance(TransportKit):
         """With its outcome, its messages and, for chunks, its uuid. An acknowledgment deletes no stored payload."""
         for strategy in STRATEGIES:
             harness.send(b"plain", content(3 * self.limit_bytes), strategy=strategy)
-
         stored, chunked = (event for event in harness.events if isinstance(event, SendEvent))
         assert (stored.outcome, stored.messages, stored.uuid, chunked.outcome) == ("sent", 1, None, "sent")
         assert all(event.destination.endswith(harness.topic) for event in (stored, chunked))
@@ -106,10 +98,8 @@ class SendingConformance(TransportKit):
     def test_a_store_that_is_down_is_an_error_and_nothing_is_sent(self, harness: Harness) -> None:
         store = faulty(harness.writer("external"))
         store.fail("write")
-
         with pytest.raises(StoreUnavailableError) as raised:
             harness.send(content(2 * self.limit_bytes))
-
         assert raised.value.retryable
         assert (harness.messages(), harness.stored) == ([], 0)
         store.heal()
@@ -118,9 +108,7 @@ class SendingConformance(TransportKit):
 
     def test_hybrid_sends_chunks_while_the_store_is_down(self, harness: Harness) -> None:
         faulty(harness.writer("hybrid")).fail("write")
-
         harness.send(content(3 * self.limit_bytes), strategy="hybrid")
-
         assert {type(decode(message or b"")) for message in harness.messages()} == {Chunk}
         assert harness.take() == [content(3 * self.limit_bytes)]
         assert harness.stored == 0
@@ -131,10 +119,8 @@ class SendingConformance(TransportKit):
         cc = harness.configure("external")
         if broken:
             faulty(cc).fail("rollback")
-
         with pytest.raises(self.refusal) as raised:
             self.send_refused(cc, harness.topic, content(3 * self.limit_bytes))
-
         assert not isinstance(raised.value, StoreUnavailableError)
         assert (faulty(cc).calls["write"], harness.stored, harness.messages()) == (1, int(broken), [])
         assert _outcomes(harness) == ["failed"]
@@ -142,7 +128,6 @@ class SendingConformance(TransportKit):
     def test_a_refused_first_chunk_is_a_plain_refusal(self, harness: Harness) -> None:
         with pytest.raises(self.refusal) as raised:
             self.send_refused(harness.configure("chunking"), harness.topic, content(3 * self.limit_bytes))
-
         assert not isinstance(raised.value, PartialSendError)
         assert harness.messages() == []
         assert _outcomes(harness) == ["failed"]
@@ -151,10 +136,8 @@ class SendingConformance(TransportKit):
         """A message that may be in the topic stays readable; no error and no log has bytes of the payload."""
         caplog.set_level(logging.DEBUG)
         cc, payload = harness.configure("external"), SECRET * self.limit_bytes
-
         with pytest.raises(self.unknown) as raised:
             self.send_unknown(cc, harness.topic, payload)
-
         assert (faulty(cc).calls["rollback"], harness.stored) == (0, 1)
         assert _outcomes(harness) == ["unknown"]
         arrived = len(harness.messages())
@@ -165,7 +148,6 @@ class SendingConformance(TransportKit):
         caplog.set_level(logging.DEBUG)
         with pytest.raises((PartialSendError, *_as_tuple(self.unknown))) as raised:
             self.send_unknown(harness.configure("chunking"), harness.topic, SECRET * self.limit_bytes)
-
         if isinstance(error := raised.value, PartialSendError):
             acknowledged, unknown, unsent = (count or 0 for count in (error.acknowledged, error.unknown, error.unsent))
             assert acknowledged + unknown + unsent == error.total
@@ -178,7 +160,6 @@ class SendingConformance(TransportKit):
         """A file that fails halfway is an error; nothing of it is stored or delivered, and others are not affected."""
         with pytest.raises(ClaimCheckError):
             harness.send(payloads.Breaking(6 * self.limit_bytes, OSError("the disk is on fire")), strategy=strategy)
-
         assert harness.stored == 0
         harness.send(content(3 * self.limit_bytes), strategy=strategy)
         assert harness.take() == [content(3 * self.limit_bytes)]

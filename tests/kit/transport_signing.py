@@ -25,7 +25,6 @@ class SigningConformance(TransportKit):
         harness.config = {"signing": SIGNING}
         sent = [content(3 * self.limit_bytes), LITERAL, b"small"]
         harness.send(*sent, strategy=strategy, key="k", headers={"name": "value"})
-
         for payload in sent:
             message = harness.receive()
             assert harness.payload(message) == payload
@@ -42,7 +41,6 @@ class SigningConformance(TransportKit):
         harness.subscribe(signing=SIGNING)
         refused = harness.take(2)
         assert [error.reason for error in refused] == ["destination"] * 2
-
         harness.subscribe(signing=SIGNING | {"accept_from": {harness.topic: ["salaries"]}})
         assert harness.take(2) == sent
 
@@ -52,9 +50,7 @@ class SigningConformance(TransportKit):
         pointer = unsigned.seal(unsigned.store("kit").write(content(900), destination=harness.topic))
         harness.subscribe(signing=SIGNING)
         harness.append(pointer, HEADER + b"\x00" + LITERAL, *chunks_of(content(900), 3))
-
         refused = harness.take(3)
-
         assert [type(error) for error in refused] == [PointerRejectedError] * 3
         assert [error.reason for error in refused] == ["signature"] * 3
         harness.assert_finished()
@@ -68,9 +64,7 @@ class SigningConformance(TransportKit):
         self._append(harness, first)
         harness.append(encode_abort(part.uuid))  # type: ignore[union-attr]
         self._append(harness, *rest)
-
         refused, whole = harness.take(2)
-
         assert isinstance(refused, PointerRejectedError)
         assert whole == content(3 * self.limit_bytes)
         harness.assert_finished()
@@ -81,9 +75,7 @@ class SigningConformance(TransportKit):
         sent = [b"small", b"", content(3 * self.limit_bytes), None]
         harness.send(*sent, key="k")
         harness.append(b"forged")
-
         *received, forged = harness.take(len(sent) + 1)
-
         assert received == sent
         assert forged.reason == "envelope"
 

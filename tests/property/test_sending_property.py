@@ -90,7 +90,6 @@ def test_the_ledger_is_right_about_the_topic(data, launched, unlaunched, chunked
         ledger.stopped(stopped())
         errors.append(ledger.error)
     verdict = ledger.verdict()
-
     there = [fate.there for fate in launched]
     acknowledged = [number for number in numbers if launched[number].answer == "ack"]
     maybe = [fate for fate in launched if fate.answer not in DEFINITE]
@@ -193,7 +192,6 @@ def test_everything_that_sends_keeps_what_readers_need_and_says_what_happened(wa
     lab = Lab("chunking" if chunked else "external", fates)
     payload = bytes(range(256)) * 30
     error = lab.send(way, payload)
-
     acknowledged = sum(fate.answer == "ack" for fate in lab.heard)
     maybe = any(fate.answer not in DEFINITE for fate in lab.heard)
     outcomes = lab.received()

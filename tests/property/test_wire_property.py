@@ -67,7 +67,6 @@ def test_chunks_come_back(identity, count, data, piece):
 def test_pointers_are_encoded_as_canonical_json(pointer):
     for each in (pointer, replace(pointer, extra={})):
         data = pointers.encode(each)
-
         assert data[1:] == pointers.canonical_json(json.loads(data[1:]))
         assert pointers.decode(data) == each
 

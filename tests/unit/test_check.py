@@ -187,7 +187,6 @@ def test_open_writes_reads_and_deletes_a_payload_in_every_store_also_if_others_d
     assert done == ["write", "read", "rollback"]
     assert list((tmp_path / "claims").iterdir()) == []
     assert "wrote, read and deleted" in found(report, "info")["stores.disk"]
-
     errors = {each.path: each for each in report.findings if each.severity == "error"}
     expected = {"stores.r", "stores.d", "stores.missing", "stores.redis", "stores.unset.url", "signing.keys.k"}
     assert (errors.keys(), report.ok) == (expected, False)

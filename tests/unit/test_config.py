@@ -175,7 +175,6 @@ def test_options_that_differ_are_never_taken_for_others(monkeypatch, name, chang
     other = SimpleNamespace(name="strict_topics")
     there = {"one more": [other, *known], "one less": known[1:], "another name": [other, *known[1:]]}[change]
     monkeypatch.setattr(configuration, "fields", lambda of: there if of is kind else dataclasses.fields(of))
-
     with pytest.raises(ConfigError, match="with other options, and this process has"):
         pickle.loads(pickled)
 
@@ -591,7 +590,6 @@ def test_what_a_constructor_finds_wrong_gets_its_whole_path(use):
 
     with pytest.raises(ConfigError, match=r"^stores\.hot\.drive: found 9, expected 1 to 8$") as caught:
         build_store(use(Its, drive=9), path="stores.hot")
-
     assert (caught.value.path, caught.value.found, caught.value.expected) == ("stores.hot.drive", "9", "1 to 8")
 
 
@@ -600,10 +598,8 @@ def test_an_address_from_the_environment_is_judged_when_the_store_is_opened(monk
     monkeypatch.setenv("REDIS_URL", url)
     config = StoreConfig("redis", {"url": "${REDIS_URL}"})
     check_store(config, path="stores.r")
-
     with pytest.raises(ConfigError, match=r"^stores\.r\.url: found text, expected redis://") as caught:
         build_store(config, path="stores.r")
-
     assert caught.value.path == "stores.r.url"
 
 
@@ -648,7 +644,6 @@ class TestOptions:
         monkeypatch.setenv("SPEED", "5")
         config = use(Its, drive=3, speed="${SPEED}", heads=2)
         check_store(config, path="stores.hot")
-
         assert build_store(config, path="stores.hot").got == {"drive": 3, "speed": 5, "heads": 2}
         with pytest.raises(ConfigError) as caught:
             check_store(use(Its, drive=3, heads="many"), path="stores.hot")
@@ -658,7 +653,6 @@ class TestOptions:
 
     def test_of_a_store_that_takes_none(self, use):
         build_store(use(VendorStore), path="stores.hot")
-
         with pytest.raises(ConfigError, match="expected nothing: this takes no options"):
             check_store(use(VendorStore, drive=3), path="stores.hot")
 
@@ -680,5 +674,4 @@ class TestOptions:
 def test_a_missing_vendor_names_its_extra():
     with pytest.raises(MissingDependencyError, match=r"claimcheck-messaging\[s3\]") as caught:
         import_vendor("no_such_vendor.errors", extra="s3")
-
     assert (caught.value.package, caught.value.extra) == ("no_such_vendor", "s3")

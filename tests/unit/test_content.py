@@ -202,14 +202,12 @@ def down(*_, **__):
 def test_a_stored_object_is_as_the_guide_describes(cc):
     payload, store = os.urandom(2_500_000), cc.store("s")
     content = store._payloads[store.write(payload, destination="Straße/orders").key]
-
     end = 8 + int.from_bytes(content[4:8], "big")
     header = json.loads(content[8:end])
     wrapped, key_id = base64.b64decode(header.pop("key")), header.pop("key_id")
     bound = {"claimcheck": "2", "destination": header["destination"], "store": header["store"]}
     context = canonical({"context": bound, "key_id": key_id})
     data_key = AESGCM(KEY).decrypt(wrapped[:12], wrapped[12:], context)
-
     assert content[:4] == b"CCE2"
     sealed, bound = content[end:], b"CCE2" + canonical(header)
     assert decrypted(Ciphertext(sealed), len(sealed), key=data_key, associated_data=bound) == payload
@@ -269,7 +267,6 @@ def test_content_of_a_forger_is_refused(signed, size, with_own_key):
     pointer = store.write(os.urandom(size), destination="orders")
     message = cc.seal(pointer)
     found = forge(signed(signing=None).store("s"), pointer, forged, with_own_key=with_own_key)
-
     assert store.read(replace(pointer, checksum=f"aead:{found.id}")) == forged  # nothing else refuses it
     for read in (
         lambda: cc.resolve(message, destination="orders"),
@@ -359,10 +356,8 @@ def decrypted(source, size, *, buffer_bytes=100_000, key=DATA_KEY, associated_da
 def test_ciphertexts_are_those_of_tink(vector, monkeypatch):
     plain, associated_data = plaintext(vector["plaintext_bytes"]), vector["associated_data"].encode()
     header = bytes.fromhex(vector["stream_header"])
-
     monkeypatch.setattr("os.urandom", lambda size: header[1 : 1 + size])
     ciphertext = b"".join(encrypt([plain], key=DATA_KEY, associated_data=associated_data))
-
     assert hashlib.sha256(ciphertext).hexdigest() == vector["ciphertext_sha256"]
     assert ciphertext_bytes(len(plain)) == vector["ciphertext_bytes"] == len(ciphertext)
     assert decrypted(Ciphertext(ciphertext), len(ciphertext), associated_data=associated_data) == plain
@@ -382,9 +377,7 @@ def test_sizes_are_inverse_or_refused(size):
 def test_pieces_of_any_size_make_whole_segments(piece_bytes):
     plain = plaintext(3000 if piece_bytes < 10 else SEVERAL)
     cut = [plain[i : i + piece_bytes] for i in range(0, len(plain), piece_bytes)]
-
     segments = list(encrypt([b"", *cut, b""], key=DATA_KEY, associated_data=b""))
-
     assert {len(segment) for segment in segments[:-1]} <= {SEGMENT}
     assert decrypted(Ciphertext(b"".join(segments)), ciphertext_bytes(len(plain))) == plain
 
@@ -458,7 +451,6 @@ def test_no_plaintext_of_a_forged_segment_is_in_the_callers_buffer(buffer_bytes)
     ciphertext[-1] ^= 1
     reader = DecryptingReader(Ciphertext(bytes(ciphertext)), size=len(ciphertext), key=DATA_KEY, associated_data=b"")
     buffer = bytearray(buffer_bytes)
-
     for _ in range(2):  # it fails again
         with pytest.raises(Forged):
             reader.readinto(memoryview(buffer))
@@ -468,7 +460,6 @@ def test_no_plaintext_of_a_forged_segment_is_in_the_callers_buffer(buffer_bytes)
 @pytest.mark.parametrize("size", [0, 10, SEVERAL])
 def test_bytes_after_the_end_are_found_where_the_store_does_not_know_sizes(size):
     stored = sealed(size) + b"x"
-
     with pytest.raises(Forged, match="more than"):
         decrypted(lambda start, _: PieceReader([stored], start=start), len(stored) - 1)
 

@@ -76,9 +76,7 @@ def service(clock=None, *, options=None) -> DataKeys:
 
 def test_a_wrapped_key_is_in_the_format_of_tink():
     keys, vector = LocalKeys(keys={"k1": base64.b64encode(DATA_KEY).decode()}), TINK["data_key"]
-
     key = keys.unwrap(bytes.fromhex(vector["wrapped"]), key_id="k1", context=CONTEXT)
-
     assert key.hex() == vector["data_key"]
 
 
@@ -98,7 +96,6 @@ def test_a_variable_that_is_missing_or_wrong_affects_only_its_own_key_and_is_not
     monkeypatch.setenv("KEY_TWO", K2 + "\n")
     monkeypatch.setenv("KEY_THREE", "hunter2hunter2hunter2")
     keys = local("k2", k1="${KEY_ONE}", k2="${KEY_TWO}", k3="${KEY_THREE}")
-
     assert keys.open("k2", keys.new(CONTEXT).wrapped, CONTEXT)
     with pytest.raises(ConfigError, match="KEY_ONE"):
         keys.open("k1", b"x", CONTEXT)
@@ -133,7 +130,6 @@ def test_an_opened_data_key_is_kept_until_it_is_too_old():
     made = keys.new(CONTEXT)
     assert [keys.open("k1", made.wrapped, CONTEXT) for _ in range(3)] == [made.key] * 3
     assert Service.calls == ["wrap", "unwrap"]
-
     Service.deleted.add("one")
     clock.now += 299.9
     assert keys.open("k1", made.wrapped, CONTEXT) == made.key
@@ -220,7 +216,6 @@ def test_errors_of_a_provider_are_errors_of_claimcheck(error, when_writing, when
     with pytest.raises(when_reading) as read:
         keys.open("k1", made.wrapped, CONTEXT)
     assert "secret" not in f"{written.value} {read.value}"
-
     Service.error = None
     clock.now += 10 if when_reading is IntegrityError else 0  # what may succeed later is not remembered
     assert keys.open("k1", made.wrapped, CONTEXT) == made.key
@@ -295,12 +290,10 @@ def test_keys_by_alias_and_arn_wrap_and_unwrap(kms, moto_url):
     one, two = (kms.create_key()["KeyMetadata"]["Arn"] for _ in range(2))
     kms.create_alias(AliasName="alias/one", TargetKeyId=one)
     keys = {"k1": "alias/one", "k2": two}
-
     for key_id in keys:
         made = provider(moto_url, key_id, **keys).new(KMS_CONTEXT)
         assert made.key not in made.wrapped
         assert provider(moto_url, **keys).open(key_id, made.wrapped, KMS_CONTEXT) == made.key
-
     # The service knows context and key: what was wrapped otherwise is refused.
     foreign = kms.encrypt(KeyId=one, Plaintext=bytes(32), EncryptionContext={"claimcheck": "3"})["CiphertextBlob"]
     with pytest.raises(IntegrityError, match=r"encryption\.keys\.k1.*InvalidCiphertext"):

@@ -113,7 +113,6 @@ def test_the_rate_is_kept_and_an_entry_that_cannot_be_deleted_does_not_keep_the_
 
     memory._discard = discard
     report = sweep(memory, clock, rate=2)
-
     assert (report.deleted, report.failed, clock() - begin) == (9, 1, 5)
     assert isinstance(report.errors[0], StoreError)
     assert "no" in str(report.errors[0])
@@ -126,10 +125,8 @@ def test_an_unreachable_store_ends_a_sweep(memory, clock):
     faulty.write(b"")
     clock.sleep(100)
     faulty.fail("rollback")
-
     with pytest.raises(StoreUnavailableError):
         Sweep(grace_seconds=5, dry_run=False, clock=clock).run(faulty, on_batch=reports.append)
-
     assert [(each.expired, each.finished) for each in reports] == [(1, False)]
     faulty.heal()
     assert sweep(faulty, clock).deleted == 1
@@ -189,7 +186,6 @@ def test_only_files_of_the_store_in_the_folder_of_their_key_are_listed(disk, tmp
     (tmp_path / f".{name}.01234567{PARTIAL_SUFFIX}").write_bytes(b"not a leftover")
     (tmp_path / "cd").symlink_to(tmp_path / "elsewhere")
     (tmp_path / OLD_KEY).symlink_to(tmp_path / "notes.txt")
-
     assert [entry.key for entry in disk.scan()] == [pointer.key]
     with pytest.raises(claimcheck.PointerRejectedError):
         disk.delete([StoreEntry(key=name)])
@@ -201,7 +197,6 @@ def test_payloads_of_earlier_releases_are_read_and_never_expire(disk, tmp_path, 
     (tmp_path / key).parent.mkdir(exist_ok=True)
     (tmp_path / key).write_bytes(b"payload")
     age(tmp_path / key, 10**6)
-
     (entry,) = disk.scan()
     assert (entry.key, entry.has_lifetime) == (key, False)
     assert Sweep(dry_run=False, grace_seconds=5).run(disk).kept == {"unknown": 1}
@@ -217,7 +212,6 @@ def test_a_folder_that_cannot_be_read_does_not_keep_the_others(disk, tmp_path, m
         patch.setattr(disk, "_directory", lambda folder: refuse() if folder in folders[:2] else opened(folder))
         outcomes = {each.entry.key: each.outcome for each in disk.delete(entries[:15])}
     assert outcomes == {each.key: "failed" if each.key in kept else "deleted" for each in entries[:15]}
-
     refused = [tmp_path / each for each in folders[:2]]
     with monkeypatch.context() as patch:
         patch.setattr(os, "scandir", lambda path: refuse() if path in refused else scandir(path))
@@ -239,9 +233,7 @@ def test_leftovers_and_empty_folders_go_after_the_grace(disk, tmp_path):
     for each in ("2026-01-01/ab", "cd"):
         (tmp_path / each).mkdir(parents=True)
         age(tmp_path / each, 4000)
-
     report = Sweep(dry_run=False).run(disk)
-
     assert (report.leftovers, report.expired_bytes, report.deleted) == (3, 4, 3)
     assert report.kept == {"alive": 1, "recent": 1}
     left = [path for path in tmp_path.rglob("*") if path not in kept.parents]
@@ -273,7 +265,6 @@ def test_forms():
 def test_a_fresh_key_never_expires_before_its_pointer(destination, created, lifetime):
     expires = None if lifetime is None else created + lifetime
     known = parse_name(marked(destination, created=created, expires=expires))
-
     assert known.created_ms in range(created, created + 1000)
     if expires is None:
         assert known == KeyLifetime(known.created_ms, None)
@@ -394,7 +385,6 @@ def owner(store: Store, topic: str = "orders") -> str:
 
 def test_a_topic_belongs_to_the_first_cluster_that_claims_it(store, monkeypatch):
     ours, theirs = claim("orders", "kafka:A"), claim("orders", "local:B")
-
     assert check_claims(store, ours, delete=True, claim=False) == ["orders"]
     assert check_claims(store, ours, delete=False, claim=True) == ["orders"]  # a report records nothing
     assert check_claims(store, theirs, delete=False, claim=False) == ["orders"]
@@ -404,7 +394,6 @@ def test_a_topic_belongs_to_the_first_cluster_that_claims_it(store, monkeypatch)
         with pytest.raises(ConfigError, match="belong to kafka:A, and this collection reads the messages of local:B"):
             check_claims(store, theirs, delete=delete, claim=True)
     assert take(store, *claim("payments", "local:B")) == []
-
     monkeypatch.setattr(type(store), "_server_time", lambda self: None)
     store.write(b"payload", destination="orders")
     (entry,) = store.scan()
@@ -458,7 +447,6 @@ def test_each_embedded_broker_and_each_pulsar_cluster_has_its_own_name(tmp_path)
             broker.create_topic("orders")
             names.append(local_cluster(broker.database))
     assert names[0] == names[1] != names[2]
-
     admin = AdminClient("http://host")
     settings = {"brokers/configuration/runtime": {"clusterName": "west"}}
     for clusters, name in ((["global", "east"], "pulsar:east"), (["east", "west"], "pulsar:west")):

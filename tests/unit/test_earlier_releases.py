@@ -25,7 +25,6 @@ def test_a_message_of_0_1_is_read(kind, tmp_path, fake_redis_url):
     stores = {"disk": {"type": "filesystem", "path": str(tmp_path)}, "hot": {"type": "redis", "url": fake_redis_url}}
     signed = {"signing": SIGNING, "checksum": "crc32"} if kind.startswith("signed") else {}
     config = {"strategy": "external", "store": "disk", "stores": stores, **signed}
-
     with claimcheck.from_dict(config) as cc:
         resolver = cc.resolver()
         outcomes = [

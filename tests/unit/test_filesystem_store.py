@@ -52,7 +52,6 @@ def test_a_payload_is_never_seen_before_it_is_whole(store, tmp_path):
             return self.parts.pop(0) if self.parts else b""
 
     store.write(Curious(), destination="orders")
-
     assert len(seen) > 2
     assert all(name.startswith(".orders-") and name.endswith(PARTIAL_SUFFIX) for name in seen)
 
@@ -63,12 +62,10 @@ def test_a_link_is_not_followed_unless_it_is_the_directory_itself(store, tmp_pat
     (tmp_path / "link").symlink_to(secret)
     os.mkfifo(tmp_path / "pipe")
     os.mkdir(tmp_path / "real")
-
     for name in ("link", "pipe", "real"):  # none of which is waited for
         with pytest.raises(PointerRejectedError, match="regular file"):
             store.read(pointer_to(name))
     store.rollback(pointer_to("link"))
-
     assert secret.read_bytes() == b"secret"
     (tmp_path / "folder").symlink_to(tmp_path / "real")
     other = FilesystemStore(path=str(tmp_path / "folder"))
@@ -84,7 +81,6 @@ def test_a_link_is_not_followed_unless_it_is_the_directory_itself(store, tmp_pat
 )
 def test_only_names_of_finished_payloads_are_keys(store, monkeypatch, key):
     monkeypatch.setattr(os, "open", lambda *_: pytest.fail("it was opened"))
-
     with pytest.raises(PointerRejectedError, match="255 bytes" if len(key) > 85 else "plain file name"):
         store.read(pointer_to(key))
 
@@ -92,7 +88,6 @@ def test_only_names_of_finished_payloads_are_keys(store, monkeypatch, key):
 def test_a_volume_that_is_not_mounted_is_unavailable(tmp_path, caplog):
     store = FilesystemStore(path=str(tmp_path / "mnt"))
     orders = pointer_to("orders-1")
-
     for use, argument in ((store.read, orders), (store.write, b"payload"), (store.rollback, orders)):
         with pytest.raises(StoreUnavailableError, match="mounted") as caught:
             use(argument)
@@ -124,7 +119,6 @@ def test_permissions(tmp_path, mode, file, directory):
         pointer = FilesystemStore(path=str(tmp_path / "a" / "b"), create=True, **mode).write(b"payload")
     finally:
         os.umask(before)
-
     assert [permissions(tmp_path / "a"), permissions(tmp_path / "a" / "b")] == [directory, directory]
     assert permissions(tmp_path / "a" / "b" / pointer.key) == file
 
@@ -155,7 +149,6 @@ def test_what_the_system_refuses_is_no_payload_that_is_gone(store, monkeypatch, 
     pointer = store.write(b"payload")
     monkeypatch.setattr(filesystem, "open_without_links", lambda *_: None)
     monkeypatch.setattr(os, call, refusing(error))
-
     for read in READINGS.values():
         with pytest.raises(expected) as caught:
             read(store, pointer)
@@ -167,7 +160,6 @@ def test_what_the_system_refuses_is_no_payload_that_is_gone(store, monkeypatch, 
 def test_what_cannot_be_removed_is_said_unless_it_is_gone(store, monkeypatch, refused):
     there, gone = store.write(b"there"), store.write(b"gone")
     store.rollback(gone)
-
     monkeypatch.setattr(os, "unlink", refusing(refused))
     store.rollback(gone)
     with pytest.raises(StoreError):
@@ -177,7 +169,6 @@ def test_what_cannot_be_removed_is_said_unless_it_is_gone(store, monkeypatch, re
 @pytest.mark.parametrize("refused", [errno.EOPNOTSUPP, errno.EINVAL])
 def test_disks_that_cannot_reserve(store, monkeypatch, refused):
     monkeypatch.setattr(os, "posix_fallocate", refusing(refused))
-
     assert store.read(store.write(bytes(1 << 20))) == bytes(1 << 20)
 
 
@@ -190,7 +181,6 @@ def test_a_folder_that_is_a_link_is_not_followed(store, tmp_path, part):
     folder.rename(elsewhere)
     folder.symlink_to(elsewhere)
     before = files(elsewhere)
-
     with pytest.raises(PointerRejectedError, match="regular file"):
         store.read(pointer)
     with pytest.raises(OSError, match=r"Not a directory|Too many levels"):
@@ -200,9 +190,7 @@ def test_a_folder_that_is_a_link_is_not_followed(store, tmp_path, part):
 
 def test_without_openat2_all_is_the_same(store, tmp_path, monkeypatch):
     monkeypatch.setattr(filesystem, "open_without_links", lambda *_: None)
-
     pointer = store.write(b"payload", destination="orders")
-
     assert store.read(pointer) == (tmp_path / pointer.key).read_bytes() == b"payload"
 
 
@@ -215,7 +203,6 @@ def test_a_file_that_grew_after_it_was_opened_is_refused(store, tmp_path, monkey
         (tmp_path / pointer.key).write_bytes(b"payload and more")
 
     monkeypatch.setattr(FilesystemStore, "check_size", grow)
-
     with pytest.raises(IntegrityError, match="expected 7"):
         store.read(pointer)
 
@@ -226,11 +213,9 @@ def test_a_name_that_is_taken_stays_as_it_is_unless_there_are_no_links(tmp_path,
         monkeypatch.setattr(os, "link", refusing(refused))
     for name, text in (("partial", b"new"), ("other", b"newer"), ("name", b"old")):
         (tmp_path / name).write_bytes(text)
-
     link_new(str(tmp_path / "partial"), str(tmp_path / "free"))
     with contextlib.suppress(FileExistsError):
         link_new(str(tmp_path / "other"), str(tmp_path / "name"))
-
     assert (tmp_path / "free").read_bytes() == b"new"
     assert (tmp_path / "name").read_bytes() == (b"old" if refused is None else b"newer")
     assert not (tmp_path / "partial").exists()
@@ -246,7 +231,6 @@ def test_fsync_is_for_the_file_and_then_for_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", spy)
     store = FilesystemStore(path=str(tmp_path), fsync=True)
     pointer = store.write(b"payload")
-
     assert store.read(pointer) == b"payload"
     date, folder, name = pointer.key.split("/")
     assert synced[0].startswith(f".{name}.")
@@ -286,7 +270,6 @@ def test_a_full_disk_as_the_kernel_says_it(store, works_again, tmp_path):
 def test_a_folder_that_is_removed_while_a_payload_is_written(store, works_again, tmp_path):
     with pytest.raises(StoreError):
         store.write(TriggerFile(PAYLOAD, lambda: shutil.rmtree(tmp_path)))
-
     assert not tmp_path.exists()
     tmp_path.mkdir()
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import copy
 import pickle
-import threading
 
 import confluent_kafka as kafka
 import pytest
@@ -13,15 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import claimcheck
-from claimcheck._send.outbound import SendLedger
-from claimcheck._wire import envelope as _envelope
-from claimcheck.errors import PayloadError, TransportError
+from claimcheck.errors import TransportError
 from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.kafka import AsyncKafkaConsumer, KafkaConsumer, KafkaMessage, KafkaProducer
 from claimcheck.transports.kafka._client import classify
 from claimcheck.transports.kafka._message import message_of, stored_of
 from claimcheck.transports.kafka._partition import MAX_SPANS, CommitMetadata, Offsets
-from claimcheck.transports.kafka._producer import InFlightWindow, Poller
 from tests.structure import calls
 
 OFFSETS = st.integers(0, 2**63 - 1)
@@ -30,7 +26,6 @@ OFFSETS = st.integers(0, 2**63 - 1)
 @given(OFFSETS, st.frozensets(OFFSETS, max_size=20))
 def test_commit_metadata_comes_back_as_it_was(upto, owed):
     mark = CommitMetadata(upto, owed)
-
     assert CommitMetadata.decode(mark.encode()) == mark
     assert CommitMetadata.decode(mark.encode() + "\0") == mark  # as other clients read it
 
@@ -46,7 +41,6 @@ def test_where_nobody_commits_memory_is_bounded_and_errs_on_the_side_of_twice():
     offsets = Offsets(start=0, read=10**9)
     for n in range(MAX_SPANS + 500):
         offsets.delivered(10 * n, 10 * n + 5)
-
     assert len(offsets.spans) == MAX_SPANS
     assert offsets.safe(10 * 300, None) == 0
     last = 10 * (MAX_SPANS + 400)
@@ -72,7 +66,6 @@ def test_a_stored_payload_is_read_once_and_when_it_is_asked_for():
 def test_a_bad_message_has_everything_but_its_value():
     error = TransportError("no")
     bad = message(error)
-
     assert (bad.topic(), bad.partition(), bad.offset(), bad.key()) == ("t", 1, 5, b"k")
     assert (bad.error(), bad.payload_error, bad.timestamp()) == (None, error, (1, 1000))
     for use in (KafkaMessage.value, pickle.dumps, copy.copy, copy.deepcopy):
@@ -104,65 +97,7 @@ def servers():
 
 PARTITIONS = [kafka.TopicPartition("t", number) for number in range(4)]  # the mock cluster makes four
 CONSUMER = {"group.id": "g", "auto.offset.reset": "earliest", "enable.auto.offset.store": False}
-
-
-@pytest.mark.parametrize("strategy", ["external", "inline"])
-def test_the_envelope_in_the_report_of_a_failed_send_is_not_taken_for_a_payload(strategy, servers):
-    """Applications often retry with what the report has."""
-    payload = b"PRF_wdkafcli_header_" * (5 if strategy == "inline" else 100_000)
-    reports = []
-    with claimcheck.from_dict({"strategy": strategy, "stores": {"m": {"type": "memory"}}}) as cc:
-        producer = KafkaProducer(kafka.Producer(servers | {"linger.ms": 20_000, "delivery.timeout.ms": 21_000}), cc)
-        producer.produce("t", payload, b"k", on_delivery=lambda error, report: reports.append(report))
-        producer.purge(in_flight=False)
-        producer.flush(10)
-        (report,) = reports
-        with pytest.raises(PayloadError, match="send the payload itself again"):
-            producer.produce("t", report.value(), b"k")
-        with pytest.raises(PayloadError, match="send the payload itself again"):
-            producer.produce("t", report.value(), b"k", headers=report.headers())
-        producer.close()
-
-
-class ReportsInAnotherThread:
-    """A producer whose first report is being recorded, by a thread that waits, until the producer is polled."""
-
-    def __init__(self):
-        self.partitions, self._begun, self._may_end = [], threading.Event(), threading.Event()
-
-    def produce(self, topic, data, key, partition, *, on_delivery, timestamp, headers):
-        self.partitions.append(partition)
-        if len(self.partitions) == 1:
-            self._thread = threading.Thread(target=on_delivery, args=(None, self))
-            self._thread.start()
-            assert self._begun.wait(10)
-
-    def poll(self, seconds):
-        self._may_end.set()
-        self._thread.join()
-        return 1
-
-    def __len__(self):
-        return 1
-
-    def set_value(self, value):
-        self._begun.set()
-        assert self._may_end.wait(10)
-
-    def partition(self):
-        return 3
-
-
-def test_the_partition_of_the_first_chunk_is_known_though_another_thread_serves_its_report():
-    native, ledger = ReportsInAnotherThread(), SendLedger(total=2)
-    window = InFlightWindow(
-        native, native.produce, Poller(native), ledger, "orders", -1, 0, window_bytes=100, room_seconds=1
-    )
-
-    window.send(_envelope.Envelope(b"1"))
-    window.send(_envelope.Envelope(b"2"))
-
-    assert native.partitions == [-1, 3]
+CONSUMER["fetch.wait.max.ms"] = 10
 
 
 class BrokenError(Exception):
@@ -192,7 +127,6 @@ def test_a_message_on_which_the_application_failed_is_not_committed_by_close(way
             with pytest.raises((BrokenError, asyncio.CancelledError)):
                 asyncio.run(_fail_asynchronously(options, cc, cancel=way == "cancelled"))
         assert committed(servers) == []
-
         with KafkaConsumer(kafka.Consumer(options), cc, auto_offset_store=True) as consumer:
             consumer.assign(PARTITIONS)
             assert consumer.poll(30).value() == payload

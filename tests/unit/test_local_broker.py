@@ -68,7 +68,6 @@ def test_only_the_owner_may_read_a_new_file(path):
             modes = {each.name: oct(each.stat().st_mode & 0o777) for each in path.parent.glob("broker.sqlite*")}
     finally:
         os.umask(before)
-
     assert modes == dict.fromkeys(["broker.sqlite", "broker.sqlite-shm", "broker.sqlite-wal"], "0o600")
 
 
@@ -314,7 +313,6 @@ def test_neither_a_busy_partition_nor_a_message_that_is_always_rejected_keeps_ot
     for partition in (0, 0, 0, 0, 1):
         broker.append("orders", b"", partition=partition)
     assert 1 in [message.partition for message in take(join("orders"), 2)]
-
     fill(broker, 3)
     consumer, found = join(), set()
     for _ in range(6):

@@ -21,7 +21,6 @@ from claimcheck.stores.pulsar_topic import PulsarTopicStore
 from claimcheck.transports.pulsar import _message, ask_limit
 from claimcheck.transports.pulsar._consumer import RedeliveryTracker
 from claimcheck.transports.pulsar._message import (
-    AckPlan,
     CumulativeAcks,
     WholeMessageId,
     before,
@@ -47,9 +46,7 @@ def message_id(partition=-1, ledger=1, entry=0, batch_index=-1):
 @given(st.lists(PLACES, min_size=1, max_size=50), NAMES, st.binary(max_size=200))
 def test_ids_are_serialized_and_back_and_damaged_ones_are_refused(places, topic, tail):
     whole = WholeMessageId(tuple(message_id(*place) for place in places), topic)
-
     again = deserialize(whole.serialize())
-
     assert (again, again.topic) == (whole, topic)
     assert list(map(position_of, again.ids)) == sorted(map(position_of, whole.ids))
     assert pickle.loads(pickle.dumps(whole)) == whole
@@ -77,7 +74,6 @@ def test_metadata_is_counted_to_the_byte_but_for_the_fixed_fields(key, propertie
     expected = len(field(key.encode())) if key else 0
     for name, value in properties.items():
         expected += len(field(field(name.encode()) + field(value.encode())))
-
     assert metadata_bytes(key, properties) - metadata_bytes(None, None) == expected
 
 
@@ -164,21 +160,6 @@ class TestInFlightWindow:
         with pytest.raises(pulsar.exceptions.ProducerQueueIsFull):
             one.wait()
 
-    def test_the_first_error_ends_it_and_the_others_are_waited_for(self):
-        client = Client()
-        one = window(client)
-        for _ in range(3):
-            one.launch(Envelope(b"x" * 10))
-        client.answer()
-        client.answer(pulsar.Result.MessageTooBig)
-
-        with pytest.raises(pulsar.exceptions.MessageTooBig):
-            one.launch(Envelope(b"x"))
-        client.answer()
-        one.settle()
-        verdict = one._ledger.verdict()
-        assert (verdict.outcome, verdict.acknowledged, verdict.unknown) == ("partial", 2, 0)
-
     def test_no_answer(self):
         one = window(Client(), deadline_seconds=0.05)
         one.launch(Envelope(b"x" * 30))
@@ -238,10 +219,6 @@ class TestRedeliveryTracker:
 
 
 class TestCumulativeAcks:
-    def test_a_late_message_of_a_settled_payload_is_named_although_it_lies_behind_the_target(self):
-        plan = CumulativeAcks().up_to(5, hole=None, settled=[(3, "3"), (9, "9")])
-        assert plan == AckPlan(before=None, individually=("9",))
-
     def test_the_oldest_are_forgotten_when_there_are_too_many(self, monkeypatch):
         monkeypatch.setattr(_message, "_MOST_HANDLES", 3)
         acks = CumulativeAcks()
@@ -324,9 +301,7 @@ def test_a_token_follows_no_redirect(serve, way):
     last = serve("127.0.0.2" if way == "another host" else "127.0.0.1")
     there = serve("127.0.0.2", redirect_to=last.url) if way == "back again" else last
     first = serve(redirect_to=there.url)
-
     assert ask_limit(first.url, "t", headers=TOKEN) == 4000
-
     assert {token for _, token in first.requests} == {TOKEN["Authorization"]}
     assert {token for _, token in last.requests} == {None}
 

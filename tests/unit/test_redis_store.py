@@ -102,7 +102,7 @@ def slowly(conversation, answer):
 
 
 def late(conversation, answer):
-    time.sleep(1.5)
+    time.sleep(0.7)
     return answer
 
 
@@ -123,7 +123,6 @@ class TestReading:
         self, store, server, monkeypatch, trusted, first
     ):
         monkeypatch.setattr(redis_segments, "TRUSTED_BYTES", trusted)
-
         assert store.read(POINTER) == PAYLOAD
         assert names(server) == [*first, *[b"GET"] * 10]
         assert server.connections == 1
@@ -136,7 +135,6 @@ class TestReading:
         self, read, server, medium, i, odd, connections
     ):
         medium.answers(b"GET", b"-%d" % i, odd)
-
         assert read() == PAYLOAD
         assert server.connections >= connections
 
@@ -145,7 +143,6 @@ class TestReading:
         medium.always(b"GET", b"-%d" % i, half)
         medium.always(b"GETRANGE", b"-%d" % i, None)
         medium.always(b"SET", b"-%d" % i, None)
-
         for use in (read, lambda: store.write(PAYLOAD)):
             with pytest.raises(StoreUnavailableError):
                 use()
@@ -155,7 +152,6 @@ class TestReading:
     def test_one_that_is_gone_is_named(self, read, medium, i, gone):
         del medium.values[b"claimcheck:x-%d" % i]
         medium.answers(b"GET", b"-%d" % i, gone)  # RESP3's way may be the second
-
         with pytest.raises(PayloadNotFoundError, match=f"segment {i} of 10"):
             read()
 
@@ -163,7 +159,6 @@ class TestReading:
     @pytest.mark.parametrize("wrong", [b"", b"bad", b"x" * 1000])
     def test_another_size_is_an_error_before_more_is_transferred(self, read, server, medium, i, wrong):
         medium.values[b"claimcheck:x-%d" % i] = wrong
-
         with pytest.raises(IntegrityError, match=f"{len(wrong)} bytes, not") as caught:
             read()
         assert caught.value.key == POINTER.key
@@ -180,14 +175,12 @@ class TestReading:
     )
     def test_a_refusal_has_its_type(self, read, medium, refusal, expected):
         medium.always(b"GET", b"-3", refusal)
-
         with pytest.raises(StoreError) as caught:
             read()
         assert type(caught.value) is expected
 
     def test_without_a_socket_all_is_left_to_redis_py(self, read, server, monkeypatch):
         monkeypatch.setattr(Borrowed, "socket", None)
-
         assert read() == PAYLOAD
         assert names(server) == [b"STRLEN", *[b"STRLEN", b"GET"] * 10]
 
@@ -196,7 +189,6 @@ class TestReading:
         """Its pointer has no size."""
         medium.values = {b"kafka-over-redis-o-%d" % i: b"x" * size for i, size in enumerate(sizes)}
         store.context = StoreContext(name="hot", max_payload_bytes=10)
-
         with pytest.raises(PayloadTooLargeError) as caught:
             store.read(Pointer(key="kafka-over-redis-o", version=1, segments=len(sizes)))
         assert caught.value.limit == 10
@@ -204,7 +196,6 @@ class TestReading:
 
     def test_no_more_than_a_range_is_requested(self, store, server):
         assert store.read_range(POINTER, 17, 20) == PAYLOAD[17:37]
-
         assert [b" ".join(command) for command in server.asked] == [
             b"GETRANGE claimcheck:x-1 7 9",
             b"GET claimcheck:x-2",
@@ -216,9 +207,7 @@ class TestWriting:
     @pytest.mark.parametrize("i", [0, 4, 9])
     def test_what_had_no_answer_is_sent_again(self, store, server, medium, i):
         medium.answers(b"SET", b"-%d" % i, None)
-
         pointer = store.write(PAYLOAD)
-
         sent = [int(command[1].rpartition(b"-")[2]) for command in server.asked if command[0] == b"SET"]
         assert (sorted(set(sent)), sent.count(i)) == ([*range(10)], 2)
         assert server.connections == 2
@@ -226,7 +215,6 @@ class TestWriting:
 
     def test_a_server_that_came_back_empty_is_no_success(self, store, medium):
         medium.answers(b"SET", b"-4", lambda *_: [medium.values.pop(key) for key in [*medium.values][-2:]] and None)
-
         with pytest.raises(StoreUnavailableError, match="lost segments"):
             store.write(PAYLOAD)
 
@@ -240,10 +228,8 @@ class TestWriting:
     )
     def test_a_refusal_ends_it_and_never_quotes_the_payload(self, store, medium, i, refusal, text):
         medium.answers(b"SET", b"-%d" % i, refusal)
-
         with pytest.raises(StoreError, match=text) as caught:
             store.write(b"top secret" * 10)
-
         assert "secret" not in f"{caught.value}{caught.value.__cause__}"
         assert store.write(PAYLOAD).size == 95
 
@@ -311,14 +297,12 @@ class TestReadingSmall(Small):
     @pytest.mark.parametrize("odd", [None, half, *NOISE, b"-LOADING\r\n", bulk(b"short"), b"$9\r\npay" * 4])
     def test_an_unexpected_reply_never_becomes_payload(self, each, store, medium, odd):
         medium.answers(b"GETRANGE", b":2-0", odd)
-
         assert each(store, "read", POINTERS) == SMALL
 
     @pytest.mark.parametrize("value", [b"", SMALL[1], b"short", b"a longer segment"])
     def test_one_that_is_gone_or_damaged_is_an_error_of_its_own(self, each, store, server, medium, value):
         medium.values[b"claimcheck:2-0"] = value
         found = each(store, "read", POINTERS)
-
         assert (type(found[2]), found[2].key) == (IntegrityError if value else PayloadNotFoundError, "claimcheck:2")
         assert found[:2] + found[3:] == SMALL[:2] + SMALL[3:]
         assert value or (server.connections, len(server.asked)) == (1, 6)
@@ -340,13 +324,11 @@ class TestReadingSmall(Small):
     def test_a_server_that_is_too_slow_is_waited_for_once(self, each, hasty, server, medium):
         medium.always(b"GETRANGE", b":0-0", late)
         found = each(hasty, "read", [POINTERS[0]] * 2)
-
         assert {type(each) for each in found} == {StoreUnavailableError}
         assert len(server.asked) <= 2, "nothing was repeated"
 
     def test_nothing_is_requested_for_a_rejected_pointer(self, each, store, server):
         found = each(store, "read", [replace(POINTERS[0], key="elsewhere:0"), POINTERS[1], POINTERS[1]])
-
         assert isinstance(found[0], PointerRejectedError)
         assert found[1:] == [SMALL[1]] * 2
         assert {command[1] for command in server.asked} == {b"claimcheck:1-0"}
@@ -358,7 +340,6 @@ class TestWritingSmall(Small):
 
     def test_is_one_request_each_and_one_connection(self, each, store, server, medium):
         pointers = each(store, "write", SMALL)
-
         assert [pointer.checksum for pointer in pointers] == [pointer.checksum for pointer in POINTERS]
         assert self.stored(medium, pointers) == SMALL
         assert (server.connections, len(server.asked)) == (1, 6)
@@ -369,7 +350,6 @@ class TestWritingSmall(Small):
     @pytest.mark.parametrize("odd", [None, b"-LOADING\r\n", b"$9\r\npay"])
     def test_after_an_unexpected_reply_the_rest_is_sent_again(self, each, store, medium, odd):
         medium.answers(b"SET", b"payload 2", odd)
-
         assert self.stored(medium, each(store, "write", SMALL)) == SMALL
 
     @pytest.mark.parametrize("odd", [late, None])
@@ -378,9 +358,7 @@ class TestWritingSmall(Small):
         deleted = []
         monkeypatch.setattr(hasty, "_delete", deleted.append)
         medium.always(b"SET", b"payload 1", odd)
-
         found = each(hasty, "write", SMALL[:3])
-
         failed = [error for error in found if isinstance(error, StoreUnavailableError)]
         assert found[1] in failed
         assert sorted(pointer.key for pointer in deleted) == sorted(error.key for error in failed)
@@ -397,7 +375,6 @@ class TestWritingSmall(Small):
 
         monkeypatch.setattr(Replies, "expect", interrupted)
         monkeypatch.setattr(store, "_delete", lambda pointer: calls.append("delete"))
-
         with pytest.raises(KeyboardInterrupt):
             store.write(SMALL[0])
         assert calls == ["receive", "receive", "delete"]
@@ -439,7 +416,6 @@ class TestKeptConnections(Small):
         else:
             child = os.getpid() + 1
             monkeypatch.setattr(os, "getpid", lambda: child)
-
         assert store.read(POINTERS[0]) == SMALL[0]
         assert server.connections == 2
 
@@ -472,7 +448,6 @@ def open_fake(fake_redis_url, fake):
 class TestPublishedForm:
     def test_is_written_as_published(self, open_fake, fake):
         pointer = open_fake(pointer_version=1).write(b"0123456789" * 2 + b"abc", destination="orders")
-
         assert encode(pointer) == b"\x01" + struct.pack(">i", 3) + KEY_V1.encode()
         assert sorted(fake.keys()) == [f"{KEY_V1}-{i}".encode() for i in range(3)]
         assert [fake.get(f"{KEY_V1}-{i}") for i in range(3)] == [b"0123456789", b"0123456789", b"abc"]
@@ -481,7 +456,6 @@ class TestPublishedForm:
         for i, segment in enumerate([b"some", b"body", b" elses ", b"segments"]):
             fake.set(f"{KEY_V1}-{i}", segment, ex=60)
         store, pointer = open_fake(), decode(b"\x01\x00\x00\x00\x04" + KEY_V1.encode())
-
         assert store.read(pointer) == b"somebody elses segments"
         fake.set(f"{KEY_V1}-2", b"")
         with pytest.raises(IntegrityError, match="0 bytes"):
@@ -493,13 +467,11 @@ class TestPublishedForm:
     def test_of_too_many_segments_is_refused_before_any_io(self, open_fake, monkeypatch):
         pointer = decode(b"\x01" + struct.pack(">i", 100_001) + KEY_V1.encode())
         monkeypatch.setattr(redis_server.RedisServer, "client", property(lambda _: pytest.fail("it was asked")))
-
         with pytest.raises(PointerRejectedError, match="100001 segments"):
             open_fake().read(pointer)
 
     def test_of_more_segments_than_readers_follow_is_not_written(self, open_fake, fake):
         store = open_fake(pointer_version=1, segment_bytes=1)
-
         with pytest.raises(PayloadTooLargeError, match="100000 segments"):
             store.write(bytes(100_001))
         assert fake.keys() == []
@@ -509,7 +481,6 @@ def test_keys_lie_below_the_prefix_in_one_cluster_slot_and_expire_at_one_moment(
     store = open_fake(key_prefix="mine:", ttl_seconds=600)
     store.context = replace(store.context, clock=lambda: 4_000_000_000)
     pointer = store.write(bytes(25), destination="orders")
-
     assert pointer.key == f"mine:orders-20961002T070640Z-600s.{{{UUID}}}"
     assert sorted(fake.keys()) == [f"{pointer.key}-{i}".encode() for i in range(3)]
     assert len({redis.cluster.key_slot(key) for key in fake.scan_iter()}) == 1
@@ -532,10 +503,8 @@ class TestErrors:
 
     def test_unreachable_server_without_its_password(self, caplog):
         store = RedisStore(url="redis://me:hunter2@127.0.0.1:1/0")
-
         with caplog.at_level(logging.DEBUG), pytest.raises(StoreUnavailableError) as caught:
             store.write(b"payload")
-
         assert "hunter2" not in f"{caught.value!r}{caught.value.__cause__!r}{caplog.text}"
 
     @pytest.mark.parametrize(
@@ -551,7 +520,6 @@ class TestErrors:
     def test_unreadable_url_without_its_password(self, url):
         with pytest.raises(ConfigError) as caught:
             RedisStore(url=url)
-
         assert caught.value.path == "url"
         assert not {"hunt", "hun", "er2", "hunter2", "47", "11"} & set(str(caught.value).replace(":", " ").split())
         assert (caught.value.__cause__, caught.value.__context__) == (None, None)
@@ -560,10 +528,8 @@ class TestErrors:
     def test_url_that_only_the_vendor_can_judge(self, query):
         store = RedisStore(url=f"redis://:hunter2@host/?{query}")
         store.context = StoreContext(name="hot")
-
         with pytest.raises(ConfigError, match="stores.hot.url") as caught:
             store.write(b"payload")
-
         assert "hunter2" not in str(caught.value)
         assert (caught.value.__cause__, caught.value.__context__) == (None, None)
 
@@ -613,7 +579,6 @@ LISTED = (("one", 7000), ("two", 6379), ("::1", 7002))
 )
 def test_an_address_has_its_hosts_and_shows_no_password(text, url, hosts, location):
     address = Address.parse(text)
-
     assert (address.url, address.location) == (url or text, location)
     assert not hosts or address.hosts == hosts
     assert address.kind == (text.partition("+")[2].partition(":")[0] or "single")

@@ -265,7 +265,6 @@ def test_a_signature_that_cannot_be_checked_is_an_error_of_the_message_where_sig
         cc.resolve(pointer_to("disk", mac="00", key_id="k1"))
     assert caught.value.reason == "signature"
     assert cc.resolve(cc.seal(cc.store("disk").write(BIG))) == BIG
-
     strict = claimcheck.from_dict(config | {"signing": {"keys": keys}})
     for message in (pointer_to("disk", mac="00", key_id="k1"), pointer_to("disk")):
         with pytest.raises(ConfigError, match="CLAIM_NOT_SET"):
@@ -354,7 +353,6 @@ def test_payloads_come_in_the_order_of_their_messages_whatever_their_kind(rig, r
     _, sealed = stored(rig, 20)
     messages = [message for pair in zip(sealed, [b"plain", None] * 10, strict=True) for message in pair]
     found = resolve(rig.cc, messages, concurrency=7)
-
     assert [each.payload for each in found][::2] == [payload(n) for n in range(20)]
     assert [each.payload for each in found][1::2] == [b"plain", None] * 10
     assert [each.message for each in found] == messages
@@ -368,7 +366,6 @@ def test_a_bad_message_is_an_error_of_its_own(rig, resolve):
     chunk = Rig("chunking")
     chunk.publisher()("t", payload(0), b"k")
     found = resolve(rig.cc, [*sealed, chunk.sent[0][1], sealed[0][:-9]])
-
     expected = [None, PayloadNotFoundError, None, IntegrityError, None, None, ChunkError, claimcheck.ClaimCheckError]
     for each, kind in zip(found, expected, strict=True):
         assert each.error is None if kind is None else isinstance(each.error, kind)

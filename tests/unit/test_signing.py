@@ -116,7 +116,6 @@ class TestDestinations:
         with pytest.raises(PointerRejectedError, match="names no destination") as caught:
             cc.resolve(bare, destination="orders")
         assert caught.value.reason == "destination"
-
         migrating = configured(signing=SIGNING | {"bind_destination": False})
         assert migrating.resolve(bare) == BIG
         ((new,), _) = sent(migrating)
@@ -257,7 +256,6 @@ class TestWholeMessages:
         ((envelope,), _) = sent(cc, LITERAL)
         assert envelope.data == encode_literal(LITERAL)
         assert cc.open(envelope.data, destination="orders", headers=envelope.headers).read() == LITERAL
-
         other = replace(envelope, data=encode_literal(LITERAL[:-1] + b"X"))
         for bad in (unsigned(envelope), other, changed(envelope, size=35), changed(envelope, destination="x")):
             assert refusal(cc, [bad]).reason == "signature"
@@ -287,7 +285,6 @@ class TestFormat:
         seal.check_abort([abort], uuid=UUID, destination="orders")
         escaped = decode(encode_literal(b"PRF_wdkafcli_header_ and then some"))
         seal.check_whole(escaped, [("claimcheck-signature", literal.encode())], "orders")
-
         accepted = seal.accept(b"\x02" + pointer.encode(), destination="orders")
         assert seal.sign(replace(accepted, key_id=None, mac=None)) == b"\x02" + pointer.encode()
 

@@ -81,7 +81,6 @@ def closed(file):
 @pytest.mark.parametrize("take", [lambda source: source.take_all(), lambda source: b"".join(source.pieces(100))])
 def test_a_source_counts_and_checksums_what_it_hands_out(make, data, size, take):
     source = Source(make(), limit=LIMIT)
-
     assert source.size == size
     assert bytes(take(source)) == data
     assert (source.size, source.taken, source.checksum) == (len(data), len(data), digest_of(data))
@@ -90,7 +89,6 @@ def test_a_source_counts_and_checksums_what_it_hands_out(make, data, size, take)
 def test_bytes_are_never_copied_and_pieces_of_a_raw_file_are_full():
     payload = bytearray(10_000)
     pieces = list(Source(payload, limit=LIMIT).pieces(4000))
-
     assert [len(piece) for piece in pieces] == [4000, 4000, 2000]
     assert all(piece.obj is payload for piece in pieces)
     assert [len(piece) for piece in Source(Pipe(bytes(25)), limit=LIMIT).pieces(10)] == [10, 10, 5]
@@ -122,7 +120,6 @@ NO_PAYLOADS: list[object] = [None, 5, 1.5, ["a"], {}]
 def test_what_is_no_payload_is_refused_with_a_reason(make, error, text):
     with pytest.raises(error, match=text) as caught:
         list(Source(make(), limit=LIMIT).pieces(10))
-
     assert isinstance(caught.value, TypeError) == (error is PayloadTypeError)
     assert isinstance(caught.value.__cause__, KeyError) == (text == "KeyError")
 
@@ -145,10 +142,8 @@ def test_a_file_that_changes_before_it_is_read_or_is_open_for_writing_is_refused
 
 def test_the_limit_is_named_and_checked_before_anything_is_read():
     file = io.BytesIO(bytes(101))
-
     with pytest.raises(PayloadTooLargeError, match="chunking.max") as caught:
         Source(file, limit=100, limit_name="chunking.max_payload_bytes")
-
     assert (caught.value.size, caught.value.limit, file.tell()) == (101, 100, 0)
     Source(io.BytesIO(bytes(100)), limit=100).take_all()
     with pytest.raises(PayloadTooLargeError):
@@ -358,7 +353,5 @@ def engine(request, monkeypatch):
 @pytest.mark.parametrize("sizes", [(0, 0), (1, 0), (0, 1), (1000, 5 << 20), (70_000, 65_536)])
 def test_checksums_of_parts_make_that_of_the_whole(engine, sizes):
     first, second = map(os.urandom, sizes)
-
     combined = engine.crc32_combine(engine.crc32(first), engine.crc32(second), len(second))
-
     assert combined == zlib.crc32(first + second) == engine.crc32(memoryview(second), engine.crc32(first))

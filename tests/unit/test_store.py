@@ -81,7 +81,6 @@ def failing(error):
 
 def test_pointer_is_made_by_the_base(store):
     store.ttl_seconds = 60
-
     assert store.write(b"payload", destination="orders") == Pointer(
         key=f"p/orders-20231114T221320Z-60s.{UUID}",
         store="mine",
@@ -95,7 +94,6 @@ def test_pointer_is_made_by_the_base(store):
 def test_segments_are_counted_and_no_more_written_than_a_reader_would_follow(store):
     store.segment_bytes = 10
     written = [store.write(bytes(n)) for n in (0, 10, 11, 20, 21)]
-
     counted = [(each.segments, each.segment_bytes) for each in written]
     assert counted == [(1, None), (1, None), (2, 10), (2, 10), (3, 10)]
     store.payloads.clear()
@@ -118,7 +116,6 @@ class TestFailedWrite:
         store.segment_bytes, store._write = 10, write
         with pytest.raises((StoreUnavailableError, KeyboardInterrupt), match="gone"):
             store.write(bytes(25))
-
         assert [(p.size, p.segments) for p in store.deleted] == [(25, 3) if taken else (0, 1)]
         assert store.payloads == {}
 
@@ -133,10 +130,8 @@ class TestFailedWrite:
     )
     def test_is_not_undone_where_nothing_of_it_can_be(self, store, method, error, raised):
         setattr(store, method, failing(error("as the test wants it")))
-
         with pytest.raises(raised) as caught:
             store.write(b"payload")
-
         assert store.deleted == getattr(caught.value, "__notes__", []) == []
         if isinstance(caught.value, StoreError):
             assert (caught.value.store, caught.value.key) == ("mine", f"p/_-20231114T221320Z-never.{UUID}")
@@ -144,20 +139,16 @@ class TestFailedWrite:
     def test_keeps_its_error_when_undoing_fails_too(self, store, caplog):
         store._write = failing(OSError(28, "No space left on device"))
         store._delete = failing(RuntimeError("second"))
-
         with caplog.at_level(logging.WARNING), pytest.raises(StoreError, match="No space left") as caught:
             store.write(b"payload")
-
         assert type(caught.value) is StoreError
         assert any("RuntimeError" in note for note in caught.value.__notes__)
         assert "could not delete" in caplog.text
 
     def test_is_an_error_when_the_author_forgot_a_part(self, store):
         store._write = lambda pointer, source: next(iter(source))
-
         with pytest.raises(StoreError, match="DictStore._write is broken"):
             store.write(bytes(3 << 20))
-
         assert len(store.deleted) == 1
 
     @pytest.mark.parametrize(
@@ -170,10 +161,8 @@ class TestFailedWrite:
     )
     def test_is_one_whose_pointer_no_reader_would_follow(self, store, name, value, error):
         setattr(store, name, value)
-
         with pytest.raises((StoreError, ConfigError), match=error):
             store.write(b"payload")
-
         assert store.payloads == {}
 
 
@@ -195,7 +184,6 @@ def test_a_limit_may_be_lower_for_one_write_and_never_above_what_the_store_reads
     store.context = replace(store.context, max_payload_bytes=10)
     with pytest.raises(PayloadTooLargeError) as caught:
         store.write(SHAPES[shape](bytes(size)), limit=limit)
-
     assert (caught.value.size, caught.value.limit) == (size, lowest)
     assert store.payloads == {}
     assert store.write(SHAPES[shape](bytes(lowest)), limit=limit).size == lowest
@@ -216,10 +204,8 @@ class TestErrors:
     def test_vendors_errors_are_mapped_and_chained_without_passwords(self, store, raised, expected):
         pointer = store.write(b"payload")
         store._read = failing(raised)
-
         with pytest.raises(StoreError) as caught:
             store.read(pointer)
-
         assert type(caught.value) is expected
         assert caught.value.__cause__ is raised
         assert (caught.value.store, caught.value.key) == ("mine", pointer.key)
@@ -245,10 +231,8 @@ class TestErrors:
         pointer = store.write(b"payload", destination="orders")
         store.rollback(pointer)
         clock.sleep(after)
-
         with pytest.raises(PayloadNotFoundError) as caught:
             store.read(replace(pointer, expires_ms=expires_ms))
-
         assert text in str(caught.value)
         assert (caught.value.created_ms, caught.value.expires_ms) == (1_000_000, expires_ms)
 
@@ -294,7 +278,6 @@ class TestReadingInto:
     def test_too_small_a_buffer_or_none_or_a_range_that_is_none(self, store):
         """A payload is never truncated; the error has its size."""
         pointer, buffer = store.write(b"payload"), bytearray(6)
-
         with pytest.raises(PayloadTooLargeError) as caught:
             store.read_into(pointer, buffer)
         assert (caught.value.limit, caught.value.size, buffer) == (6, 7, bytes(6))
@@ -310,7 +293,6 @@ class TestReadingInto:
     def test_a_damaged_payload_is_an_error(self, store, harm, size):
         pointer = store.write(content(size))
         self.entries[pointer.key] = HARMS[harm](content(size))
-
         with pytest.raises(IntegrityError):
             store.read_into(pointer, bytearray(2 * size))
 
@@ -329,7 +311,6 @@ def test_of_a_damaged_payload_there_is_no_copy_and_errors_of_either_store_are_it
     memory._payloads[pointer.key] = bytes(size)
     with pytest.raises(IntegrityError):
         source.copy(pointer, to=target)
-
     assert [path for path in (tmp_path / "archive").rglob("*") if path.is_file()] == []
 
 
@@ -423,9 +404,7 @@ class TestMemory:
     def test_of_one_payload(self, peak, mib, known, most):
         piece = bytearray(b"x" * MIB)
         expected = pointer(size=mib * MIB if known else None, checksum=None)
-
         payload = reader((memoryview(piece) for _ in range(mib)), expected).readall()
-
         assert peak() < most * len(payload)  # of a large one an eighth more may be asked for, and is never touched
         assert len(payload) == mib * MIB
 
@@ -433,7 +412,6 @@ class TestMemory:
     def test_grows_with_what_comes_and_not_with_what_was_declared(self, peak, size):
         memory = MemoryStore()
         stored = replace(memory.write(b"ten bytes."), size=size)
-
         for read in (
             reader([b"ten bytes.", b"more"], pointer(size=size)).readall,
             lambda: memory.read(stored),
@@ -441,7 +419,6 @@ class TestMemory:
         ):
             with pytest.raises(IntegrityError):
                 read()
-
         assert peak() < 3 * MIB
 
     def test_nor_does_it_for_compressed_content_without_a_size(self, peak):
@@ -459,7 +436,6 @@ class TestMemory:
             ):
                 with pytest.raises(IntegrityError):
                     read(forged)
-
         assert peak() < 64 * MIB
 
 
@@ -507,10 +483,8 @@ class TestSeekableReader:
     def test_elsewhere_verifies_the_rest_once(self, source, medium):
         source.read(10)
         source.seek(5000)
-
         assert source.read(7) == PAYLOAD[5000:5007]
         source.seek(2)
         assert source.read(7) == PAYLOAD[2:9]
-
         assert medium.asked == [(0, len(PAYLOAD)), (5000, 5007), (2, 9)]
         assert medium.open == 0

@@ -69,7 +69,6 @@ class TestRetryableErrors:
     def test_look_ahead_that_never_began_is_no_loss(self):
         payload = StoredPayload(source := Source())
         payload.prefetch(pool := Idle())
-
         assert payload.get() == b"payload"
         pool.run()
         assert source.reads == 1
@@ -195,5 +194,6 @@ class TestPrefetchByDefault:
         """Otherwise a topic that had a pointer once would take the slow path for ever."""
         consumer.ahead_after(3)
         consumer.waiting.clear()
+        consumer.prefetch.forget()
         consumer.ahead_after(3, requests=False, make=Plain)
         assert consumer.waiting == []

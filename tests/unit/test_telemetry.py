@@ -30,7 +30,6 @@ def test_a_store_operation_is_a_client_span_below_the_callers_and_is_measured():
         cc.store(name).rollback(pointer)
         with pytest.raises(PayloadNotFoundError):
             cc.resolve(message)
-
     spans = [span for span in finished() if span.name != "caller"]
     assert [span.name for span in spans] == [f"{each} {name}" for each in ("write", "read", "rollback", "read")]
     assert all(span.parent.span_id == caller.get_span_context().span_id for span in spans)

@@ -158,7 +158,6 @@ class TestFaults:
         with pytest.raises(StoreUnavailableError, match="injected fault"):
             store.write(shape(bytes(size)))
         assert payloads(store) == {}
-
         store.heal()
         pointer = store.write(bytes(size))
         store.fail("read", when=when)
@@ -174,7 +173,6 @@ class TestFaults:
             store.rollback(pointer)
         store.rollback(pointer)
         assert payloads(store) == {}
-
         store.fail("write", when="after")
         store.fail("rollback", when=when, error=RuntimeError("second"))
         with pytest.raises(StoreUnavailableError, match="injected fault") as caught:
@@ -189,10 +187,8 @@ class TestFaults:
 )
 def test_any_error_may_be_injected_and_healed(store, error, expected):
     store.fail("write", error=error)
-
     with pytest.raises(StoreError) as caught:
         store.write(b"payload")
-
     assert type(caught.value) is expected
     assert caught.value.__cause__ is error
     store.heal()

@@ -140,7 +140,6 @@ def test_calls_wait_for_bytes_and_a_larger_one_is_not_passed_by():
     calls.end("b")
     futures[1].result(10)
     assert calls.began("a", "b")  # there is room for c; but then the large one would never run
-
     calls.end("a")
     assert calls.began("a", "b", "huge")
     calls.end("huge", "c")
@@ -240,7 +239,6 @@ def test_bytes_that_are_sent_together_are_bounded(pool):
 # Parts: how many connections are used, on lines that are computed --------------------------------------------------
 
 
-MIB = 1 << 20
 PAYLOAD = bytes(range(256)) * 100
 
 
@@ -293,7 +291,6 @@ def test_parts_come_over_several_connections_where_one_is_slow(monkeypatch, rate
 
 def test_connections_are_shared_but_each_payload_has_one_also_in_a_forked_process(monkeypatch):
     slots = Slots(64 * MIB, connections=3)
-
     assert [slots.take() for _ in range(4)] == [True, True, True, False]
     assert slots.take(always=True)
     slots.leave()
@@ -337,7 +334,6 @@ def test_parts_make_the_whole_in_order_and_within_the_memory(place, connections,
     assert not reader.readinto(memoryview(bytearray(1)))
     reader.close()
     reader.close()
-
     assert room == PAYLOAD[start:stop]
     assert all(part.closed for part in parts)
     assert reader._slots.active == 0
@@ -402,7 +398,6 @@ def test_closing_stops_what_is_under_way(held):
         pass
     Held.release.set()
     closing_thread.join(10)
-
     assert not Held.begun.acquire(blocking=False), "a part went on after the close"
     assert held._slots.active == 0
 
@@ -411,7 +406,6 @@ def test_parts_of_two_versions_are_never_joined():
     version = SameVersion("cold", "key")
     for each in (None, '"a"', '"a"', None):
         version.check(each)
-
     with pytest.raises(StoreUnavailableError, match="replaced"):
         version.check('"b"')
 

@@ -73,11 +73,9 @@ def test_it_counts_first_and_deletes_exactly_the_orphans_with_yes(lab):
         lab.write(days=days)
     lab.send(sent)
     lab.send(dead, "orders.dlq")
-
     counted = ok(*GC).stdout.splitlines()
     still_there = lab.stored
     deleted = ok(*GC, "--yes", "--claim").stdout.splitlines()
-
     assert counted[1:6] == [
         "  read: orders (1), orders.dlq (1)",
         "  grace period: 1 day; younger payloads are kept",
@@ -118,7 +116,6 @@ def test_a_collection_of_another_cluster_deletes_nothing_and_is_told_whose_paylo
         assert "no cluster has claimed orders in store 'disk'" in result.stderr
         assert "repeat it with --claim" in result.stderr
     assert lab.stored == before
-
     ok(*GC, "--yes", "--claim")
     before = lab.stored
     for options in ([], ["--yes"], ["--yes", "--claim", "--force"]):
@@ -234,7 +231,6 @@ def test_topics_with_copies_of_messages_are_read_and_similar_ones_are_named(lab)
     hint = "  not read: ORDERS.DLQ, dlq.orders: name them with --topic if they have messages with these payloads"
     lines = ok(*GC).stdout.splitlines()
     assert (lines[1], lines[2]) == ("  read: orders (1), orders-retry (0)", hint)
-
     suffixes = [".dlq", "-DLT", "_dead-letter", ".dead_letters", ".deadletter", "-errors", "-retry", ".Retries"]
     for suffix, (group, number) in itertools.product(suffixes, [("", ""), ("-billing", "-0"), (".eu-1", ".5000")]):
         name = f"orders{group}{suffix}{number}"
@@ -252,7 +248,6 @@ def test_kafka_and_pulsar_read_all_partitions_of_the_topic_of_a_dead_letter_topi
     monkeypatch.setattr(vendor, "AdminClient", lambda *_, logger: admin)
     kafka = KafkaTopics(KafkaTarget("localhost:9092", ("orders.dlq",)))
     assert kafka._partitions() == [(name, number) for name in ("orders", "orders.dlq") for number in (0, 1)]
-
     place = "persistent://public/default/"
     answers = {
         "persistent/public/default/partitioned": [f"{place}orders"],
@@ -288,11 +283,9 @@ def expire(here: Path, count: int) -> None:
 def test_it_counts_first_and_deletes_what_has_expired_with_yes(here):
     expire(here, 2)
     alive = put(b"alive")
-
     counted = ok("sweep", "--grace", "0")
     before = len(claims(here))
     facts = json.loads(ok("sweep", "--yes", "--grace", "0s", "--json").stdout)
-
     assert counted.stdout.splitlines()[:3] == [
         "disk: 2 of 3 entries expired, 0 leftovers, 14 bytes",
         "  nothing was deleted: use --yes to delete them",
@@ -321,9 +314,7 @@ def test_wrong_arguments_delete_nothing(here, arguments, code, text):
     expire(here, 1)
     with (here / "claimcheck.yaml").open("a") as file:
         file.write("  missing: {type: filesystem, path: missing}\n")
-
     result = run("sweep", "--yes", "--grace", "0", *arguments)
-
     assert (result.exit_code, text in result.stderr) == (code, True), result.stderr
     assert code == 2 or is_one_line(result)
     assert len(claims(here)) == 1
@@ -343,10 +334,8 @@ def test_a_store_that_is_down_does_not_stop_the_others(here):
     expire(here, 2)
     down = 'stores:\n  down: {type: redis, url: "redis://127.0.0.1:1"}'
     (here / "claimcheck.yaml").write_text(CONFIG.replace("stores:", down))
-
     result = run("sweep", "--grace", "0")
     facts = run("sweep", "--yes", "--grace", "0", "--json")
-
     assert (result.exit_code, facts.exit_code, is_one_line(facts)) == (6, 6, True)
     assert result.stdout.startswith("down: not swept: store 'down':")
     report = json.loads(facts.stdout)
@@ -369,7 +358,6 @@ def test_a_sweep_that_ends_early_prints_its_report(here, monkeypatch, error, cod
 
     monkeypatch.setattr(FilesystemStore, "_scan", fail)
     result = run("sweep", "--yes", "--grace", "0", "--rate", "2", *["--json"] * as_json)
-
     assert (result.exit_code, result.stderr.strip() == "Aborted!") == (code, as_json)
     if as_json:
         facts = json.loads(result.stdout)
