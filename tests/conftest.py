@@ -45,7 +45,7 @@ SERVERS_REQUIRED = IN_CI or os.environ.get("CLAIMCHECK_REQUIRE_SERVERS") == "1"
 # In CI every run uses the same examples, so that a failure means a change. Deadlines mean nothing on a shared machine.
 common: dict[str, Any] = {"deadline": None, "derandomize": SERVERS_REQUIRED, "print_blob": True}
 hypothesis.settings.register_profile("full", **common)
-hypothesis.settings.register_profile("fast", **common, max_examples=15)
+hypothesis.settings.register_profile("fast", **common, max_examples=20)
 hypothesis.settings.load_profile("full")  # `make test` passes --hypothesis-profile=fast
 
 # The AWS credential chain ends here, so that no test can use a developer's account.
