@@ -33,7 +33,7 @@ BIN         := $(VENV)/bin
 PYTEST      := $(BIN)/pytest --dist loadfile --no-loadscope-reorder -o tmp_path_retention_policy=failed
 
 # Tests write into memory, if there is much: stores wait for the disk at each write, and no test is about that.
-MEMORY      := $(shell df -Pm /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 8000 {print "/dev/shm"}')
+MEMORY      := $(shell grep -qs ' /dev/shm .*noexec' /proc/mounts || df -Pm /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 8000 {print "/dev/shm"}')
 test test-fast test-all test-oldest: export TMPDIR := $(or $(TMPDIR),$(MEMORY),/tmp)
 
 FAST        := $(PYTEST) -n 2 -m fast --hypothesis-profile=$(PROFILE) $(PYTEST_ARGS)

@@ -36,7 +36,9 @@ SECRETS = {"ORDERS_PASSWORD": "eagle-7301-untold", "ORDERS_KEY_SECRET": base64.b
 CLUSTER = {
     "spark.master": "local-cluster[2,1,1024]",
     "spark.task.maxFailures": "1",  # fail without retries
-    "spark.scheduler.minRegisteredResourcesRatio": "1",  # begin with all executors
+    "spark.cores.max": "2",
+    "spark.scheduler.minRegisteredResourcesRatio": "1",  # of these: begin with all executors
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
     "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
 }
 
