@@ -201,7 +201,7 @@ def broker_options(command: Callable[..., Any]) -> Callable[..., Any]:
         if kafka_config:
             settings |= _from_file(kafka_config)
         if kafka:
-            if not isinstance(made := made_by(client, path="--client"), dict):
+            if not isinstance(made := made_by(client, path="--client"), Mapping):
                 fail("--client", found=f"a {type(made).__name__}", expected="a function that returns a dict")
             settings |= made
         return command(*config, broker=BrokerOptions(kafka, pulsar, admin_url, settings, client), **arguments)

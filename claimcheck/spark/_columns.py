@@ -88,13 +88,13 @@ def session_of(df: DataFrame) -> SparkSession:
 
 def find_column(df: DataFrame, option: str, name: object, *types: str) -> int:
     """Return the index of the column that ``option`` names; case-insensitive, as in Spark."""
-    return _find(df, option, name, [name], types)[0]
+    return _find(df, option, name, [name], types or ("binary",))[0]
 
 
 def find_field(df: DataFrame, option: str, name: object) -> tuple[int, ...]:
     """Return the index of a binary column, or those of the columns and fields that lead to ``column.field``."""
     is_nested = isinstance(name, str) and name.lower() not in map(str.lower, df.columns)
-    return _find(df, option, name, str(name).split(".") if is_nested else [name], ())
+    return _find(df, option, name, str(name).split(".") if is_nested else [name], ("binary",))
 
 
 def _find(df: DataFrame, option: str, name: object, parts: list[Any], types: tuple[str, ...]) -> tuple[int, ...]:
@@ -112,9 +112,8 @@ def _find(df: DataFrame, option: str, name: object, parts: list[Any], types: tup
             )
         path.append(names.index(part))
         kind = kind.fields[path[-1]].dataType
-    if (actual := kind.simpleString()) not in (types or ("binary",)):
-        expected = f"a column of type {' or '.join(types or ('binary',))}"
-        fail(option, found=f"{name!r} of type {actual}", expected=expected)
+    if (actual := kind.simpleString()) not in types:
+        fail(option, found=f"{name!r} of type {actual}", expected=f"a column of type {' or '.join(types)}")
     return tuple(path)
 
 
@@ -315,8 +314,8 @@ def name_python(spark: SparkSession) -> None:
         spark.sparkContext.pythonExec = named
 
 
-def check_paths(config: Config, spark: SparkSession) -> None:
-    """Check the paths of stores, unless the session runs on one machine."""
+def prepare(config: Config, spark: SparkSession) -> None:
+    """Name the workers' Python, and check the paths of stores, unless the session runs on one machine."""
     name_python(spark)
     if not is_one_machine(spark):
         for name in sorted({config.store or "", *config.readable} & config.stores.keys()):

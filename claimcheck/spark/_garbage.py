@@ -31,7 +31,7 @@ from claimcheck._store.store import Store
 from claimcheck._validation import MAX_SECONDS, Range, check_value, fail
 from claimcheck.config import Config
 from claimcheck.errors import ConfigError, ScanNotSupportedError
-from claimcheck.spark._columns import check_paths, check_reached, find_column, map_rows, require_arrow, with_index_names
+from claimcheck.spark._columns import check_reached, find_column, map_rows, prepare, require_arrow, with_index_names
 from claimcheck.spark._garbage_topics import References, Spans, WholeTopics
 from claimcheck.spark._worker import AnyConfig, as_config, claim_check
 
@@ -97,7 +97,7 @@ def collect_garbage(
     checked = as_config(config)
     for name in checked.stores:
         check_reached(replace(checked, store=name))
-    check_paths(checked, spark)
+    prepare(checked, spark)
     whole = tuple(WholeTopics.of(each, path=f"topics[{number}]") for number, each in enumerate(topics))
     for each in whole:
         each.check(whole)

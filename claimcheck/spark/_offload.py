@@ -24,13 +24,13 @@ from claimcheck.errors import ClaimCheckError
 from claimcheck.spark._columns import (
     HEADERS_TYPE,
     check_new,
-    check_paths,
     check_reached,
     check_writing,
     error_array,
     find_column,
     header_pairs,
     map_batches,
+    prepare,
     row_source,
     session_of,
 )
@@ -108,7 +108,7 @@ def offload(
     limit = None if max_message_bytes is None else WireLimit(max_message_bytes, kafka_overhead)
 
     def transform(df: DataFrame) -> DataFrame:
-        check_paths(own, session_of(df))
+        prepare(own, session_of(df))
         may_chunk = ClaimCheck(checked).may_chunk(destination)
         columns = _Columns.find(df, column, key, headers, may_chunk=may_chunk)
         stage = _OffloadStage(reading, columns, destination, limit)
@@ -292,7 +292,7 @@ def pin(
         fail("store", found=repr(store), expected=f"one of the stores {', '.join(checked.stores) or '(none)'}")
     check_reached(replace(checked, store=store))
     for each in (replace(checked, store=store), checked):
-        check_paths(each, session_of(df))
+        prepare(each, session_of(df))
     return with_results(df, _PinStage(reading, find_column(df, "column", column), tuple(df.columns), store), {})
 
 

@@ -24,12 +24,12 @@ from claimcheck.spark._columns import (
     binary_array,
     check_destination,
     check_new,
-    check_paths,
     column_at,
     error_array,
     error_type,
     is_bad_message,
     map_batches,
+    prepare,
     require_arrow,
     row_source,
     session_of,
@@ -162,7 +162,7 @@ class Reading:
 
     def at(self, df: DataFrame, destination: str | None = None) -> Reading:
         """Check a DataFrame on the driver; return the same for its rows."""
-        check_paths(self.config, session_of(df))
+        prepare(self.config, session_of(df))
         return replace(self, origin=Origin.find(df, self.config, destination))
 
     def handle(self, row: Row, error: Exception) -> Exception | None:
@@ -385,7 +385,7 @@ def resolver(
     checked = as_config(config)
     check_destination(checked, destination)
     if session := SparkSession.getActiveSession():
-        check_paths(checked, session)
+        prepare(checked, session)
     reading = Reading(config=checked, max_inflight_bytes=max_inflight_bytes, origin=Origin(destination))
     return partial(_resolve_partition, reading, on_error == "skip", keyed)
 

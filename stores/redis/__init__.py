@@ -288,7 +288,8 @@ class RedisStore(Store):
             some, pipeline = small[first : first + _UNLINK_ENTRIES], self._server.client.pipeline(transaction=False)
             for entry in some:
                 pipeline.unlink(f"{entry.key}-0")
-            yield from map(self._unlinked, some, pipeline.execute(raise_on_error=False))
+            replies = pipeline.execute(raise_on_error=False)
+            yield from (self._unlinked(entry, reply) for entry, reply in zip(some, replies, strict=True))
         for entry in (entry for entry in entries if entry.size is None):
             try:
                 self._unlink_segments(entry.key, count := self._segments(entry.key))

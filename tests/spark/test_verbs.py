@@ -14,7 +14,7 @@ import claimcheck
 from claimcheck._config_file import from_dict
 from claimcheck.errors import ArgumentTypeError, ConfigError
 from claimcheck.spark import _columns, map_payloads, offload, pin, reassemble, repartition_by_payload, resolve, resolver
-from claimcheck.spark._columns import check_paths, is_one_machine
+from claimcheck.spark._columns import is_one_machine, prepare
 from tests.spark.rig import frame
 
 VERBS: dict[str, Callable[..., Any]] = {
@@ -193,10 +193,10 @@ def test_paths_that_are_relative(monkeypatch, where):
         entries = {"disk": "/mnt", where: path}
         other = {name: {"type": "filesystem", "path": each} for name, each in entries.items()}
         with pytest.raises(ConfigError, match="absolute|default of a variable") as caught:
-            check_paths(stores("/mnt", **other), session("yarn"))
+            prepare(stores("/mnt", **other), session("yarn"))
         assert caught.value.path == f"stores.{where}.path"
     for path in ("/mnt/claims", "${CLAIMS:-/mnt/claims}", "${ONLY_ON_EXECUTORS}"):
-        check_paths(stores(path), session("yarn"))
+        prepare(stores(path), session("yarn"))
 
 
 # Payloads to messages ---------------------------------------------------------------------------------------------

@@ -157,7 +157,8 @@ class LocalSource(TopicSource):
         path = os.path.abspath(require(values, "path", expected))
         if not os.path.isfile(path):  # a broker would create it
             fail("path", found=f"{path!r}, which is not a file", expected=expected)
-        return _LocalLog(path=path, topic=require(values, "topic", "the name of a topic"), **by_field(Log, values))
+        require(values, "topic", "the name of a topic")
+        return _LocalLog(**by_field(_LocalLog, values) | {"path": path})
 
     def _stream_reader(self, values: Values, schema: StructType) -> _LocalStreamReader:
         return _LocalStreamReader(self._log_of(values), schema)
@@ -167,6 +168,7 @@ class LocalSource(TopicSource):
 class _LocalLog(Log):
     path: str
     topic: str
+    starting_offsets: str = "earliest"
 
     def ranges(self) -> list[InputPartition]:
         return [OffsetRange(name, 0, end) for name, end in self.ends().items() if end]

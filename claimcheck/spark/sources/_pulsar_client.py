@@ -88,8 +88,7 @@ class Connection:
     @classmethod
     def of(cls, values: Values) -> Connection:
         require(values, "serviceUrl", _SERVICE_URL)
-        timeout = values.get("readTimeoutSeconds", 60.0)
-        return cls(**{"operation_timeout_seconds": timeout} | by_field(cls, values))
+        return cls(**{"operation_timeout_seconds": values.get("readTimeoutSeconds", 60.0)} | by_field(cls, values))
 
     def token(self) -> str | None:
         if self.auth_token_env is None:
@@ -285,7 +284,7 @@ class Subscriptions:
         self._known: set[str] = set()  # partitions whose subscription is where it was left
 
     def last(self) -> dict[str, Position]:
-        self._names = self._partitions(self.client)
+        self._names = self._partitions(self.client, known=True)
         return dict(zip(self._names, in_parallel(self._last, self._names), strict=True))
 
     def begin(self, start_of: Callable[[pulsar.Client, str, Position], Position]) -> dict[str, Position]:

@@ -125,14 +125,15 @@ class PulsarLog(Log):
         client = client_for(self.connection)
         return [each for each in in_parallel(partial(self._range, client), self.partitions(client)) if each is not None]
 
-    def partitions(self, client: pulsar.Client) -> list[str]:
-        """Return the partitions of all topics that there are now."""
+    def partitions(self, client: pulsar.Client, *, known: bool = False) -> list[str]:
+        """Return the partitions of all topics that there are now. Topics are ``known`` if they were checked before."""
         topics: Sequence[str] = self.topics
         if self.pattern is not None:
             with web_service(self.connection) as admin:
                 found = topics_of(admin, ["/".join(self.pattern.pattern.split("/")[2:4])])
             topics = list(filter(self.pattern.fullmatch, found))
-        in_parallel(partial(check_topic, self.connection), self.topics)
+        if not known:
+            in_parallel(partial(check_topic, self.connection), self.topics)
         names = list_partitions(client, self.connection, topics)
         for option, each in (("startingOffsets", self.start), ("endingOffsets", self.stop)):
             if isinstance(each, Mapping) and (unknown := set(each) - set(names)):

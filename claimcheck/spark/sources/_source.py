@@ -35,7 +35,6 @@ class OffsetRange(InputPartition, Generic[P]):
 class Log:
     """The options of a query that reads: what a trigger reads at most, all that is there now, and one range of it."""
 
-    starting_offsets: str = "earliest"
     max_rows_per_trigger: int | None = None
 
     @property

@@ -255,8 +255,7 @@ class Partition:
         self.offsets.forget_below(upto)
         if offset == upto:
             return place(self.source, offset)
-        metadata = self.offsets.metadata(upto, firsts)
-        return place(self.source, offset, metadata.encode())
+        return place(self.source, offset, self.offsets.metadata(upto, firsts).encode())
 
     def settle(self, outcome: Outcome) -> None:
         """Mark all records of a payload as done: it was delivered or skipped."""
