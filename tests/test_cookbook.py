@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 from importlib import import_module as load
 from pathlib import Path
 
@@ -17,6 +14,7 @@ from confluent_kafka import Consumer
 from redis import Redis
 
 import claimcheck
+from tests import test_examples
 from tests.docs_pages import ROOT, blocks
 
 PAGE = "docs/guides/cookbook.md"
@@ -32,11 +30,7 @@ def _folder(tmp_path, monkeypatch):
 
 
 def run(name, **environment):
-    command = [sys.executable, str(PROGRAMS / f"{name}.py")]
-    known = {**os.environ, "PYTHONPATH": str(Path(claimcheck.__file__).parent.parent), **environment}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=known, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.splitlines()
+    return test_examples.run(f"cookbook/{name}.py", cwd=Path.cwd(), timeout=120, **environment).splitlines()
 
 
 def stored():

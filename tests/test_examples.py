@@ -20,10 +20,11 @@ KAFKA, PULSAR = (
 EMBEDDED = pytest.param("embedded", marks=pytest.mark.spark)
 
 
-def run(script: str, *arguments: str, **environment: str) -> str:
-    command = [sys.executable, str(ROOT / "examples" / script), *arguments]
-    known = {**os.environ, **environment}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT / "examples", env=known)
+def run(
+    script: str, *arguments: str, cwd: Path = ROOT / "examples", timeout: float | None = None, **environment: str
+) -> str:
+    command, known = [sys.executable, str(ROOT / "examples" / script), *arguments], {**os.environ, **environment}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=known, timeout=timeout)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

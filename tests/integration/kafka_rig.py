@@ -7,11 +7,11 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 import confluent_kafka as kafka
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AclBinding, AclPermissionType, AdminClient, NewTopic, ResourcePatternType
 from confluent_kafka.aio import AIOConsumer, AIOProducer
 
 import claimcheck
@@ -198,6 +198,15 @@ async def consuming(
     async with AsyncKafkaConsumer(native, cc or lab.cc, **(wrap or {})) as made:
         await made.subscribe([lab.topic], **(callbacks or {}))
         yield made
+
+
+def grant(admin: AdminClient, user: str, rules: Iterable[tuple[Any, str, Any]]) -> list[AclBinding]:
+    """Let a user do operations, each with the kind and the name of its resource; returns the rules."""
+    literal, may = ResourcePatternType.LITERAL, AclPermissionType.ALLOW
+    bindings = [AclBinding(kind, name, literal, f"User:{user}", "*", each, may) for kind, name, each in rules]
+    for created in admin.create_acls(bindings).values() if bindings else ():
+        created.result(30)
+    return bindings
 
 
 def on_a_loop(test: Any) -> Any:

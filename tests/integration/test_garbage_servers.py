@@ -17,15 +17,7 @@ import pytest
 import redis
 import redis.cluster
 import yaml
-from confluent_kafka.admin import (
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    NewTopic,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AclOperation, AdminClient, NewTopic, ResourceType
 
 import claimcheck
 from claimcheck._operate.sweep import Sweep
@@ -36,7 +28,7 @@ from claimcheck.stores.s3 import S3Store
 from claimcheck.transports.kafka._queries import KafkaTarget
 from tests import servers
 from tests.check_rig import configuration, diagnosed, ids, text
-from tests.integration.kafka_rig import rig
+from tests.integration.kafka_rig import grant, rig
 from tests.servers import wait_until
 from tests.unit.cli.rig import ok, run
 
@@ -250,12 +242,7 @@ def allow(secure_broker):
     admin = AdminClient({**secure_settings(secure_broker), "bootstrap.servers": secure_broker.bootstrap_servers})
 
     def allow(kind, name, *operations):
-        rules = [
-            AclBinding(kind, name, ResourcePatternType.LITERAL, "User:reader", "*", each, AclPermissionType.ALLOW)
-            for each in operations
-        ]
-        for created in admin.create_acls(rules).values():
-            created.result(30)
+        grant(admin, "reader", [(kind, name, each) for each in operations])
 
     allow.admin = admin
     return allow

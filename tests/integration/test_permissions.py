@@ -21,16 +21,7 @@ import pulsar
 import pytest
 import redis
 import yaml
-from confluent_kafka.admin import (
-    AclBinding,
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    NewTopic,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AclBindingFilter, AclOperation, AdminClient, NewTopic, ResourceType
 
 import claimcheck
 from claimcheck._operate.sweep import check_clock
@@ -45,6 +36,7 @@ from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
 from tests import servers
 from tests.check_rig import diagnosed
 from tests.docs_pages import ROOT, blocks
+from tests.integration.kafka_rig import grant
 from tests.unit.cli.rig import run
 
 PAGE = "docs/guides/permissions.md"
@@ -454,14 +446,14 @@ class Kafka:
             created.result(30)
 
     def allow(self, role: str, rules: list[tuple[Any, str, str]]) -> None:
-        gone = [AclBindingFilter(*each) for each in self.allowed]
+        gone = [
+            AclBindingFilter(rule.restype, rule.name, rule.resource_pattern_type, rule.principal, rule.host,
+                             rule.operation, rule.permission_type)
+            for rule in self.allowed
+        ]  # fmt: skip
         for deleted in self.admin.delete_acls(gone).values() if gone else ():
             deleted.result(30)
-        who, literal, may = f"User:{role}", ResourcePatternType.LITERAL, AclPermissionType.ALLOW
-        self.allowed = [(kind, name, literal, who, "*", OPERATIONS[each], may) for kind, name, each in rules]
-        bindings = [AclBinding(*each) for each in self.allowed]
-        for created in self.admin.create_acls(bindings).values() if bindings else ():
-            created.result(30)
+        self.allowed = grant(self.admin, role, [(kind, name, OPERATIONS[each]) for kind, name, each in rules])
 
     def send(self, user: str, topic: str, **more: Any) -> None:
         native = kafka.Producer({**settings(self.broker, user), "message.timeout.ms": 8000, **more}, logger=_quiet)

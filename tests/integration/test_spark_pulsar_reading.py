@@ -58,6 +58,14 @@ def test_topics_that_are_empty_and_topics_that_are_not_there(spark_sources, spar
     assert batch_of(spark_sources, told).collect() == []
 
 
+def times(rows):
+    return sorted({round(row.publish_time.timestamp() * 1000) for row in rows})
+
+
+def numbers(df):
+    return sorted(int(row.value) for row in df.collect())
+
+
 def test_times_message_ids_and_patterns_select_messages(spark_sources, spark_topic, pulsar_client, topic, tmp_path):
     """Also where the first one begins a ledger; an entry of several messages is read as a whole."""
     spark_topic.broker.create_partitioned(spark_topic.name, 2)
@@ -69,13 +77,8 @@ def test_times_message_ids_and_patterns_select_messages(spark_sources, spark_top
     def send(*values):
         return [sender.send(b"%d" % value) for sender in senders for value in values]
 
-    def times(rows):
-        return sorted({round(row.publish_time.timestamp() * 1000) for row in rows})
-
     def read(**options):
-        return sorted(
-            int(row.value) for row in batch_of(spark_sources, told | {k: str(v) for k, v in options.items()}).collect()
-        )
+        return numbers(batch_of(spark_sources, told | {k: str(v) for k, v in options.items()}))
 
     def later(**options):
         options = told | {"subscription": f"s{len(list(tmp_path.iterdir()))}"} | options
