@@ -68,6 +68,16 @@ class KafkaGroup(Group):
         self.owners = {number: owner for number, owner in self.owners.items() if owner is not client}
         self.rebalance()
 
+    def begin(self, number: int) -> int:
+        """Return where an owner begins; chunks that are stored twice may be committed only in their first copies."""
+        offset, metadata = self.committed[number]
+        mark = CommitMetadata.decode(metadata) or CommitMetadata(offset)
+        for unit in self.ledger.units:
+            left = {each for each in unit.records if each >= offset and (each >= mark.upto or each in mark.owed)}
+            if unit.partition == number and left and left.isdisjoint(unit.positions.values()):
+                self.copied.add(unit)
+        return offset
+
     def commit(self, at: Any) -> None:
         """Commit, and check that this covers nothing that no earlier call returned."""
         self.committed[at.partition] = at.offset, at.metadata
@@ -328,7 +338,8 @@ class ConsumerClient:
         self.misplaced.pop(given.partition, None)
         self.sought.pop(given.partition, None)
         self.halted.discard(given.partition)
-        return int(given.offset if given.offset >= 0 else self.group.committed[given.partition][0])
+        offset = self.group.begin(given.partition)
+        return int(given.offset if given.offset >= 0 else offset)
 
     def _fetch(self) -> Any:
         for number in [*self.positions]:

@@ -252,8 +252,9 @@ class Loop(asyncio.BaseEventLoop):
             self.scheduler.violated(f"{context['message']}: {error!r}")
 
     def abandon(self) -> None:
-        """Forget what is due: the process has died."""
+        """Forget what is due, and errors that nobody gets: the process has died."""
         self._ready.clear()
+        self.call_exception_handler = lambda context: None  # type: ignore[method-assign]
 
 
 def settle(setter: Callable[[Any], None], result: Any) -> None:

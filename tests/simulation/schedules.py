@@ -11,7 +11,7 @@ from tests.simulation.run import failure
 
 PARTS = 10
 SEEDS_FAST = 300  # for each broker, in `make test`
-SEEDS = 8_000  # with all examples
+SEEDS = 10_000  # with all examples
 DEAD_PROCESSES = pytest.mark.filterwarnings(  # leave coroutines and loops behind
     "ignore::RuntimeWarning", "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
