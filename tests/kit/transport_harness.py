@@ -97,8 +97,8 @@ class TransportKit:
     skip: ClassVar[dict[str, str]] = {}
     limit_bytes: ClassVar[int] = 10_000
     patience_seconds: ClassVar[float] = 10.0
-    refusal: ClassVar[type[BaseException] | tuple[type[BaseException], ...]] = ClaimCheckError
-    unknown: ClassVar[type[BaseException] | tuple[type[BaseException], ...]] = ClaimCheckError
+    refusal: ClassVar[type[BaseException]] = ClaimCheckError
+    unknown: ClassVar[type[BaseException]] = ClaimCheckError
     header_shapes: ClassVar[tuple[str, ...]] = ("mapping", "pairs")
     key_types: ClassVar[tuple[type, ...]] = (bytes, str)
     acks_are_immediate: ClassVar[bool] = True
@@ -445,12 +445,7 @@ def content(size: int, seed: int = 0) -> bytes:
     return random.Random(f"{size} {seed}").randbytes(size)
 
 
-def new_uuid() -> str:
-    """Return a new uuid for a payload in chunks."""
-    return str(uuid.uuid4())
-
-
 def chunks_of(payload: bytes, count: int, identity: str | None = None) -> list[bytes]:
     """Return a payload as chunk envelopes in the published format, without hints."""
-    size, name = -(-len(payload) // count), identity or new_uuid()
+    size, name = -(-len(payload) // count), identity or str(uuid.uuid4())
     return [encode_chunk(name, n, count, payload[n * size : (n + 1) * size]) for n in range(count)]
