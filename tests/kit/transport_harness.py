@@ -426,14 +426,6 @@ class Harness:
         if count == 0:
             self._acknowledged = dict.fromkeys(self._acknowledged, True)
 
-    def messages(self) -> list[bytes | None]:
-        """Return the values of all messages in the topic."""
-        return self._kit.messages(self.topic)
-
-    def dead_letters(self) -> list[bytes | None]:
-        """Return the values of all dead letters of the topic."""
-        return self._kit.dead_letters(self.topic)
-
 
 def faulty(cc: ClaimCheck) -> FaultyStore:
     """Return the kit's store in one configuration."""
