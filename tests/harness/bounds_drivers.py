@@ -10,6 +10,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -253,16 +254,10 @@ CHUNKS = ("many_chunks_that_decompress",)
 DRIVERS: dict[str, tuple[Driver, tuple[str, ...]]] = {
     "resolve_many": (resolve_many, WHOLE),
     "aresolve_many": (aresolve_many, WHOLE),
-    "kafka_poll": (
-        partial(kafka_consumer, receive=lambda consumer: list(filter(None, [consumer.poll(0)]))),
-        WHOLE + CHUNKS,
-    ),
-    "kafka_consume": (partial(kafka_consumer, receive=lambda consumer: consumer.consume(1000, 0)), WHOLE + CHUNKS),
+    "kafka_poll": (partial(kafka_consumer, receive=lambda native: [*filter(None, [native.poll(0)])]), WHOLE + CHUNKS),
+    "kafka_consume": (partial(kafka_consumer, receive=methodcaller("consume", 1000, 0)), WHOLE + CHUNKS),
     "pulsar_receive": (partial(pulsar_consumer, receive=_received_alone), WHOLE + CHUNKS),
-    "pulsar_batch_receive": (
-        partial(pulsar_consumer, receive=lambda consumer: consumer.batch_receive()),
-        WHOLE + CHUNKS,
-    ),
+    "pulsar_batch_receive": (partial(pulsar_consumer, receive=methodcaller("batch_receive")), WHOLE + CHUNKS),
     "local_consumer": (local_consumer, WHOLE + CHUNKS),
     "spark_resolve": (spark_resolve, WHOLE),
     "spark_reassemble_batch": (spark_reassemble_batch, WHOLE + CHUNKS),

@@ -157,24 +157,11 @@ def _grpc() -> Iterator[tuple[str, BaseException]]:
         yield f"AioRpcError {code.name}", grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata())
 
 
-def _http(module: str, error: str) -> Callable[[], Iterator[tuple[str, BaseException]]]:
-    def errors() -> Iterator[tuple[str, BaseException]]:
-        cls: Any = getattr(importlib.import_module(module), error)
-        for status in (400, 408, 413, 429, 500, 502, 503, 504):
-            failure = cls.__new__(cls)
-            failure.response = type("Response", (), {"status_code": status})()
-            yield f"{error} {status}", failure
-
-    return errors
-
-
 _WITH_CODES: dict[str, Callable[[], Any]] = {
     "confluent-kafka": _kafka,
     "pulsar-client": _pulsar,
     "botocore": _botocore,
     "grpc": _grpc,
-    "httpx": _http("httpx", "HTTPStatusError"),
-    "requests": _http("requests.exceptions", "HTTPError"),
 }
 
 

@@ -191,9 +191,9 @@ def test_options_of_a_provider_are_checked_before_use_and_may_be_variables(monke
         assert "many" not in str(caught.value)
 
 
-@pytest.mark.parametrize("provider", ["vault", f"{__name__}:Lacking", f"{__name__}:Nothing", "no_such_module:Keys"])
+@pytest.mark.parametrize("provider", ["vault", f"{__name__}:Clock", f"{__name__}:Nothing", "no_such_module:Keys"])
 def test_a_provider_that_is_none_is_named(provider):
-    why = ".*Lacking', which has no wrap and no unwrap" if "Lacking" in provider else ""
+    why = ".*Clock', which has no wrap and no unwrap" if "Clock" in provider else ""
     with pytest.raises(ConfigError, match=rf"encryption\.provider{why}"):
         DataKeys(EncryptionConfig(key_id="k1", keys={"k1": "x"}, provider=provider)).check()
 
@@ -226,10 +226,6 @@ def test_a_provider_that_returns_a_key_of_another_length_or_none_is_not_believed
     monkeypatch.setattr(Service, "unwrap", lambda *_, **__: found)
     with pytest.raises(IntegrityError, match=text):
         service().open("k1", b"wrapped", CONTEXT)
-
-
-class Lacking:
-    """A class with none of the methods of a provider."""
 
 
 LONGEST = 16 << 10
