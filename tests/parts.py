@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from claimcheck.stores._parts import TransferPolicy
-
-__all__ = ["divide", "divided"]
+from claimcheck.stores._parts import Slots, TransferPolicy
 
 T = TypeVar("T")
 
@@ -38,8 +35,6 @@ def divide(
         gets: Parts fetched concurrently.
         puts: Parts sent concurrently.
     """
-    from claimcheck.stores._parts import Slots
-
     policy._part, policy._single = part, single
     if gets is not None:
         policy.gets = Slots(policy.gets.memory, connections=gets)

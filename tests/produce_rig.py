@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import uuid
 
 import claimcheck
 from claimcheck._wire.headers import TYPE
+from claimcheck.testing._store_kit import SHAPES
 
 BIG = bytes(range(256)) * 40
+Unseekable = SHAPES["unseekable file"]
 
 
 class Rig:
@@ -48,19 +49,6 @@ class Rig:
             for offset, (_, value, key, headers) in enumerate(self.sent)
             for outcome in resolver.feed("t", offset, value, headers=headers, key=key)
         ]
-
-
-class Unseekable(io.RawIOBase):
-    """A pipe, for all that anyone can tell."""
-
-    def __init__(self, data):
-        self.data = io.BytesIO(data)
-
-    def readable(self):
-        return True
-
-    def readinto(self, buffer):
-        return self.data.readinto(memoryview(buffer)[:777])
 
 
 class QueueFullError(BufferError):

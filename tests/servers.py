@@ -24,7 +24,7 @@ if __name__ == "__main__":  # a script has its own folder on the path only
 from tests.real.kafka_broker import JARS as KAFKA_JARS
 from tests.real.kafka_broker import KafkaBroker, kafka
 from tests.real.object_stores import ACCESS_KEY, SECRET_KEY, S3Server, azure, s3, s3_tls
-from tests.real.process import Location, Server, ServerError, make_certificate, wait_until
+from tests.real.process import Server, make_certificate, wait_until
 from tests.real.pulsar_broker import JARS as PULSAR_JARS
 from tests.real.pulsar_broker import MAX_MESSAGE_BYTES as PULSAR_MAX_MESSAGE_BYTES
 from tests.real.pulsar_broker import PulsarBroker, SecurePulsar, pulsar, secure_pulsar
@@ -32,7 +32,6 @@ from tests.real.rabbitmq_broker import rabbitmq
 from tests.real.redis_servers import (
     RedisCluster,
     RedisEndpoints,
-    RedisSentinel,
     redis,
     redis_cluster,
     redis_endpoints,
@@ -48,16 +47,11 @@ SPARK_KAFKA_JARS = "CLAIMCHECK_TEST_SPARK_KAFKA_JARS"
 """Variable that names the folder with the jars listed in tests/real/kafka_spark.xml."""
 
 __all__ = [
-    "make_certificate",
-    "ACCESS_KEY", "SECRET_KEY", "S3Server", "s3", "s3_tls",
-    "azure",
-    "KAFKA_JARS", "SPARK_KAFKA_JARS", "KafkaBroker", "kafka",
-    "PULSAR_JARS", "PULSAR_MAX_MESSAGE_BYTES", "PulsarBroker", "pulsar",
-    "SecurePulsar", "secure_pulsar",
-    "rabbitmq",
-    "Server", "ServerError", "Location", "wait_until",
-    "RedisEndpoints", "redis", "redis_endpoints", "redis_server", "redis_url",
-    "RedisCluster", "RedisSentinel", "redis_cluster", "redis_sentinel",
+    "ACCESS_KEY", "SECRET_KEY", "S3Server", "azure", "s3", "s3_tls", "make_certificate",
+    "KAFKA_JARS", "SPARK_KAFKA_JARS", "KafkaBroker", "kafka", "rabbitmq",
+    "PULSAR_JARS", "PULSAR_MAX_MESSAGE_BYTES", "PulsarBroker", "SecurePulsar", "pulsar", "secure_pulsar",
+    "RedisCluster", "RedisEndpoints", "redis", "redis_cluster", "redis_endpoints", "redis_sentinel", "redis_server",
+    "redis_url", "Server", "wait_until",
 ]  # fmt: skip
 
 

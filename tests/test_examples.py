@@ -14,10 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py") if path.name[:6] not in ("kafka_", "pulsar"))
 MARKS = {"spark_job.py": pytest.mark.spark}
-KAFKA, PULSAR = (
-    pytest.param(name, marks=[pytest.mark.spark, getattr(pytest.mark, name)]) for name in ("kafka", "pulsar")
-)
-EMBEDDED = pytest.param("embedded", marks=pytest.mark.spark)
+KINDS = [pytest.param(kind, marks=getattr(pytest.mark, kind)) for kind in ("kafka", "pulsar")]
 
 
 def run(
@@ -35,7 +32,7 @@ def test_it_runs_on_its_own_folder(script):
 
 
 @pytest.mark.parametrize("strategy", ["external", "chunking", "hybrid"])
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=getattr(pytest.mark, kind)) for kind in ("kafka", "pulsar")])
+@pytest.mark.parametrize("kind", KINDS)
 def test_files_through_a_real_broker(kind, strategy, request, tmp_path):
     for name, size in {"empty": 0, "small": 10, "large": 700_000}.items():
         (tmp_path / name).write_bytes(os.urandom(size))
@@ -71,47 +68,37 @@ def test_files_of_all_sizes_come_back(tmp_path):
     assert "3 messages" in said
 
 
-@pytest.fixture
-def where(request, worker_env):
-    """Command-line arguments that name a broker to the Spark examples, and the environment of their workers."""
-    workers = worker_env
-    if request.param == "pulsar":
-        return ["--pulsar", request.getfixturevalue("pulsar_broker").service_url], workers
-    if request.param == "kafka":
-        jars = os.path.dirname(request.getfixturevalue("spark_kafka_jars").split(",")[0])
-        servers = request.getfixturevalue("kafka_broker").bootstrap_servers
-        return ["--kafka", servers], workers | {"SPARK_KAFKA_JARS": jars}
-    return [], workers
-
-
-@pytest.mark.parametrize("where", [EMBEDDED], indirect=True)
-def test_spark_text_statistics(where, tmp_path):
+@pytest.mark.spark
+def test_spark_text_statistics(worker_env, tmp_path):
     (tmp_path / "long.txt").write_text("word " * 20_000)
     (tmp_path / "short.md").write_text("one\ntwo\n")
     (tmp_path / "none.txt").write_bytes(b"\xff\xfe")
-    arguments, environment = where
-    said = run("spark/text_statistics.py", str(tmp_path), *arguments, **environment)
+    said = run("spark/text_statistics.py", str(tmp_path), **worker_env)
     assert re.search(r"\|long.txt\|100000\|\s+0\|20000\|\s+word\|\s+NULL\|", said)
     assert "UnicodeDecodeError" in said
     assert "3 documents, 100,008 bytes, 20,002 words, 1 that are not text" in said
     assert "100,000 bytes came from the store" in said
 
 
-@pytest.mark.parametrize("where", [EMBEDDED], indirect=True)
-def test_spark_archives(where, tmp_path):
+@pytest.mark.spark
+def test_spark_archives(worker_env, tmp_path):
     for name, size in (("small", 10), ("large", 3 << 20), ("other", 50_000), ("last", 0)):
         with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
             archive.writestr("content", os.urandom(size))
             archive.writestr("more", b"")
-    arguments, environment = where
-    said = run("spark/archives.py", str(tmp_path), *arguments, **environment)
+    said = run("spark/archives.py", str(tmp_path), **worker_env)
     assert "killed after" in said
     assert "4 archives of" in said
 
 
-@pytest.mark.parametrize("where", [PULSAR, KAFKA], indirect=True)
-def test_spark_round_trip(where):
-    arguments, environment = where
-    said = run("spark/round_trip.py", "--rows", "20", *arguments, **environment)
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", KINDS)
+def test_spark_round_trip(kind, request, worker_env):
+    broker, environment = request.getfixturevalue(f"{kind}_broker"), worker_env
+    if kind == "kafka":
+        jars = os.path.dirname(request.getfixturevalue("spark_kafka_jars").split(",")[0])
+        environment = {**environment, "SPARK_KAFKA_JARS": jars}
+    address = broker.bootstrap_servers if kind == "kafka" else broker.service_url
+    said = run("spark/round_trip.py", "--rows", "20", f"--{kind}", address, **environment)
     assert said.startswith("20 rows of")
     assert "all equal" in said

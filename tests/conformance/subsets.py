@@ -20,17 +20,6 @@ REACH_THE_SERVER = (
 )
 """The checks in which a variant can differ. The others test arguments, pointers and files in the base class."""
 
-SMOKE = (
-    "test_round_trip",
-    "test_rollback_leaves_nothing_and_may_be_repeated",
-    "test_failed_write_leaves_nothing",
-    "test_vanished_payload_is_not_found",
-    "test_ranges_are_those_of_the_payload",
-    "test_close_keeps_payloads",
-    "test_listing_has_every_payload",
-    "test_delete_deletes_exactly_its_entries",
-)
-
 
 def only(*names):
     """Return a class decorator that removes all checks of a kit but those named; subclasses inherit the selection."""

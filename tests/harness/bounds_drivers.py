@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -20,6 +22,7 @@ from tests.harness.bounds_attacks import LIMIT
 
 Config = dict[str, Any]
 Driver = Callable[[Config, list[bytes], Path], Iterator[str]]
+Receive = Callable[[Any], list[Any]]
 
 _QUIET_SECONDS = 0.25
 
@@ -85,7 +88,8 @@ def _payload(resolution: Any) -> Callable[[], Any]:
 # Kafka ------------------------------------------------------------------------------------------------------------
 
 
-def _kafka(config: Config, messages: list[bytes], receive: Callable[[Any], list[Any]]) -> Iterator[str]:
+def kafka_consumer(config: Config, messages: list[bytes], folder: Path, *, receive: Receive) -> Iterator[str]:
+    """Drive `KafkaConsumer` by a function that returns the next messages, or none at the end."""
     import confluent_kafka
 
     from tests.harness.async_clients import KafkaConsumerClient
@@ -102,20 +106,11 @@ def _kafka(config: Config, messages: list[bytes], receive: Callable[[Any], list[
     consumer.close()
 
 
-def kafka_poll(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
-    """Drive `KafkaConsumer.poll`."""
-    return _kafka(config, messages, lambda consumer: [each for each in [consumer.poll(0)] if each is not None])
-
-
-def kafka_consume(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
-    """Drive `KafkaConsumer.consume`, for all messages at once."""
-    return _kafka(config, messages, lambda consumer: consumer.consume(len(messages), 0))
-
-
 # Pulsar -----------------------------------------------------------------------------------------------------------
 
 
-def _pulsar(config: Config, messages: list[bytes], receive: Callable[[Any], list[Any]]) -> Iterator[str]:
+def pulsar_consumer(config: Config, messages: list[bytes], folder: Path, *, receive: Receive) -> Iterator[str]:
+    """Drive `PulsarConsumer` by a function that returns the next messages, or none at the end."""
     import pulsar
 
     from claimcheck.transports.pulsar import PulsarConsumer
@@ -133,22 +128,12 @@ def _pulsar(config: Config, messages: list[bytes], receive: Callable[[Any], list
     consumer.close()
 
 
-def pulsar_receive(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
-    """Drive `PulsarConsumer.receive`."""
+def _received_alone(consumer: Any) -> list[Any]:
     import pulsar
 
-    def receive(consumer: Any) -> list[Any]:
-        try:
-            return [consumer.receive(1)]
-        except pulsar.Timeout:
-            return []
-
-    return _pulsar(config, messages, receive)
-
-
-def pulsar_batch_receive(config: Config, messages: list[bytes], folder: Path) -> Iterator[str]:
-    """Drive `PulsarConsumer.batch_receive`, for all messages at once."""
-    return _pulsar(config, messages, lambda consumer: consumer.batch_receive())
+    with contextlib.suppress(pulsar.Timeout):
+        return [consumer.receive(1)]
+    return []
 
 
 # The embedded broker ------------------------------------------------------------------------------------------------
@@ -269,10 +254,10 @@ CHUNKS = ("many_chunks_that_decompress",)
 DRIVERS: dict[str, tuple[Driver, tuple[str, ...]]] = {
     "resolve_many": (resolve_many, WHOLE),
     "aresolve_many": (aresolve_many, WHOLE),
-    "kafka_poll": (kafka_poll, WHOLE + CHUNKS),
-    "kafka_consume": (kafka_consume, WHOLE + CHUNKS),
-    "pulsar_receive": (pulsar_receive, WHOLE + CHUNKS),
-    "pulsar_batch_receive": (pulsar_batch_receive, WHOLE + CHUNKS),
+    "kafka_poll": (partial(kafka_consumer, receive=lambda native: [*filter(None, [native.poll(0)])]), WHOLE + CHUNKS),
+    "kafka_consume": (partial(kafka_consumer, receive=methodcaller("consume", 1000, 0)), WHOLE + CHUNKS),
+    "pulsar_receive": (partial(pulsar_consumer, receive=_received_alone), WHOLE + CHUNKS),
+    "pulsar_batch_receive": (partial(pulsar_consumer, receive=methodcaller("batch_receive")), WHOLE + CHUNKS),
     "local_consumer": (local_consumer, WHOLE + CHUNKS),
     "spark_resolve": (spark_resolve, WHOLE),
     "spark_reassemble_batch": (spark_reassemble_batch, WHOLE + CHUNKS),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import importlib
 import inspect
 import warnings
@@ -156,36 +157,15 @@ def _grpc() -> Iterator[tuple[str, BaseException]]:
         yield f"AioRpcError {code.name}", grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata())
 
 
-def _http(module: str, error: str) -> Callable[[], Iterator[tuple[str, BaseException]]]:
-    def errors() -> Iterator[tuple[str, BaseException]]:
-        cls: Any = getattr(importlib.import_module(module), error)
-        for status in (400, 408, 413, 429, 500, 502, 503, 504):
-            failure = cls.__new__(cls)
-            failure.response = type("Response", (), {"status_code": status})()
-            yield f"{error} {status}", failure
-
-    return errors
-
-
 _WITH_CODES: dict[str, Callable[[], Any]] = {
     "confluent-kafka": _kafka,
     "pulsar-client": _pulsar,
     "botocore": _botocore,
     "grpc": _grpc,
-    "httpx": _http("httpx", "HTTPStatusError"),
-    "requests": _http("requests.exceptions", "HTTPError"),
 }
 
 
 # Ways of sending -------------------------------------------------------------------------------------------------
-
-
-class LoopRig(Rig):
-    """A rig for all errors of a client, with a loop."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.loop = asyncio.new_event_loop()
 
 
 def by_function(rig: Rig, error: BaseException) -> None:
@@ -197,13 +177,14 @@ def by_function(rig: Rig, error: BaseException) -> None:
     publish("orders", BIG)
 
 
-def by_coroutine(rig: LoopRig, error: BaseException) -> None:
+def by_coroutine(rig: Rig, error: BaseException) -> None:
     @rig.cc.offload(payload="value", destination="topic")
     async def publish(topic, value):
         rig.sent.append((topic, value, None, None))
         raise error
 
-    _run(rig.loop, publish("orders", BIG))
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+        loop.run_until_complete(publish("orders", BIG))
 
 
 def by_future(rig: Rig, error: BaseException) -> None:
@@ -227,33 +208,17 @@ def by_block(rig: Rig, error: BaseException) -> None:
 WAYS = (by_function, by_coroutine, by_future, by_block)
 
 
-def _run(loop: asyncio.AbstractEventLoop, coroutine: Any) -> None:
-    """Let a loop return the error: it would treat `KeyboardInterrupt` and its like in ways of its own."""
-    if (raised := loop.run_until_complete(_returned(coroutine))) is not None:
-        raise raised
-
-
-async def _returned(coroutine: Any) -> BaseException | None:
-    try:
-        await coroutine
-    except BaseException as error:
-        return error
-    return None
-
-
 def mistakes(client: str) -> Iterator[str]:
     """Send with every error in every way; yield what happened to a stored payload that should not have."""
     definite = DEFINITE.get(client, set())
     met = set()
-    rig = LoopRig()
+    rig = Rig()
     for name, error in all_errors(client):
         met.add(name)
         for send in WAYS:
             found = _kept(rig, send, error)
             if found is not (name not in definite):
                 yield f"{client} {name} {send.__name__}: {'kept' if found else 'deleted'}"
-    rig.loop.run_until_complete(rig.loop.shutdown_default_executor())
-    rig.loop.close()
     yield from (f"{client} has no {name}" for name in definite - met)
 
 
@@ -265,7 +230,7 @@ def wrapper_mistakes(client: str, classify: Callable[[BaseException], str]) -> I
             yield f"{client} {name}: {verdict}"
 
 
-def _kept(rig: LoopRig, send: Callable[[LoopRig, BaseException], None], error: BaseException) -> bool:
+def _kept(rig: Rig, send: Callable[[Rig, BaseException], None], error: BaseException) -> bool:
     """Whether a reader of the topic still gets the payload."""
     rig.sent.clear()
     rig.cc.store("hot")._payloads.clear()

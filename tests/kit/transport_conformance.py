@@ -92,7 +92,7 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
     def test_inline_sends_nothing_that_does_not_fit(self, harness: Harness) -> None:
         with pytest.raises(self.refusal):
             harness.send(content(2 * self.limit_bytes), strategy="inline")
-        assert harness.messages() == []
+        assert self.messages(harness.topic) == []
 
     # Metadata --------------------------------------------------------------------------------------------------
 
@@ -295,22 +295,22 @@ class TransportConformance(SendingConformance, ChunkConformance, SigningConforma
         """All messages of a payload are sent there unchanged, so its readers receive the whole payload."""
         harness.subscribe(dead_letters=True)
         harness.send(content(3 * self.limit_bytes), strategy=strategy)
-        sent = harness.messages()
+        sent = self.messages(harness.topic)
         self.dead_letter(harness.consumer, harness.receive())
-        assert harness.dead_letters() == sent
+        assert self.dead_letters(harness.topic) == sent
         harness.assert_finished()
 
     @requires("counted_redeliveries", "nack")
     def test_what_is_given_back_too_often_is_a_dead_letter(self, harness: Harness) -> None:
         harness.subscribe(dead_letters=True)
         harness.append(*chunks_of(content(500), 2))
-        sent = harness.messages()
+        sent = self.messages(harness.topic)
         for _ in range(3):
             message = harness.receive()
             assert harness.payload(message) == content(500)
             self.give_back(harness.consumer, message)
         harness.assert_finished()
-        assert harness.dead_letters() == sent
+        assert self.dead_letters(harness.topic) == sent
 
     # Seeking ---------------------------------------------------------------------------------------------------
 

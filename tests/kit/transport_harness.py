@@ -97,8 +97,8 @@ class TransportKit:
     skip: ClassVar[dict[str, str]] = {}
     limit_bytes: ClassVar[int] = 10_000
     patience_seconds: ClassVar[float] = 10.0
-    refusal: ClassVar[type[BaseException] | tuple[type[BaseException], ...]] = ClaimCheckError
-    unknown: ClassVar[type[BaseException] | tuple[type[BaseException], ...]] = ClaimCheckError
+    refusal: ClassVar[type[BaseException]] = ClaimCheckError
+    unknown: ClassVar[type[BaseException]] = ClaimCheckError
     header_shapes: ClassVar[tuple[str, ...]] = ("mapping", "pairs")
     key_types: ClassVar[tuple[type, ...]] = (bytes, str)
     acks_are_immediate: ClassVar[bool] = True
@@ -426,14 +426,6 @@ class Harness:
         if count == 0:
             self._acknowledged = dict.fromkeys(self._acknowledged, True)
 
-    def messages(self) -> list[bytes | None]:
-        """Return the values of all messages in the topic."""
-        return self._kit.messages(self.topic)
-
-    def dead_letters(self) -> list[bytes | None]:
-        """Return the values of all dead letters of the topic."""
-        return self._kit.dead_letters(self.topic)
-
 
 def faulty(cc: ClaimCheck) -> FaultyStore:
     """Return the kit's store in one configuration."""
@@ -445,12 +437,7 @@ def content(size: int, seed: int = 0) -> bytes:
     return random.Random(f"{size} {seed}").randbytes(size)
 
 
-def new_uuid() -> str:
-    """Return a new uuid for a payload in chunks."""
-    return str(uuid.uuid4())
-
-
 def chunks_of(payload: bytes, count: int, identity: str | None = None) -> list[bytes]:
     """Return a payload as chunk envelopes in the published format, without hints."""
-    size, name = -(-len(payload) // count), identity or new_uuid()
+    size, name = -(-len(payload) // count), identity or str(uuid.uuid4())
     return [encode_chunk(name, n, count, payload[n * size : (n + 1) * size]) for n in range(count)]

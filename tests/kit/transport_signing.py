@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from claimcheck._wire.envelope import Abort, decode, encode_abort
 from claimcheck._wire.headers import WireLimit
 from claimcheck.config import HEADER
 from claimcheck.errors import PointerRejectedError
@@ -55,20 +52,6 @@ class SigningConformance(TransportKit):
         assert [error.reason for error in refused] == ["signature"] * 3
         harness.assert_finished()
 
-    def test_an_abort_envelope_without_a_signature_drops_nothing(self, harness: Harness) -> None:
-        """It is refused; the payload whose chunks surround it is delivered."""
-        harness.subscribe(signing=SIGNING)
-        first, *rest = self._envelopes(harness, content(3 * self.limit_bytes), harness.topic, "chunking")
-        part = decode(bytes(first.data))
-        assert not isinstance(part, Abort)
-        self._append(harness, first)
-        harness.append(encode_abort(part.uuid))  # type: ignore[union-attr]
-        self._append(harness, *rest)
-        refused, whole = harness.take(2)
-        assert isinstance(refused, PointerRejectedError)
-        assert whole == content(3 * self.limit_bytes)
-        harness.assert_finished()
-
     def test_plain_messages_are_refused_where_envelopes_are_required(self, harness: Harness) -> None:
         """A writer with the same configuration sends even small payloads as envelopes."""
         harness.config = {"signing": SIGNING | {"require_envelope": True}}
@@ -79,19 +62,9 @@ class SigningConformance(TransportKit):
         assert received == sent
         assert forged.reason == "envelope"
 
-    # Writers without the library's producer ----------------------------------------------------------------------
-
     def _replay(self, harness: Harness, payload: bytes, topic: str, strategy: str) -> None:
-        self._append(harness, *self._envelopes(harness, payload, topic, strategy))
-
-    def _envelopes(self, harness: Harness, payload: bytes, topic: str, strategy: str) -> list[Any]:
-        """Return what a writer of this topic sends."""
-        limit = WireLimit(self.limit_bytes, lambda key, headers: 2000)
-        with harness.configure(strategy, signing=SIGNING).outbound(
-            payload, destination=topic, key=b"k", limit=limit
-        ) as out:
-            return list(out.envelopes)
-
-    def _append(self, harness: Harness, *envelopes: Any) -> None:
-        for envelope in envelopes:
-            harness.append(bytes(envelope.data), headers=dict(envelope.headers or {}))
+        """Append what a writer of another topic sends, without the library's producer."""
+        limit, cc = WireLimit(self.limit_bytes, lambda key, headers: 2000), harness.configure(strategy, signing=SIGNING)
+        with cc.outbound(payload, destination=topic, key=b"k", limit=limit) as out:
+            for envelope in out.envelopes:
+                harness.append(bytes(envelope.data), headers=dict(envelope.headers or {}))

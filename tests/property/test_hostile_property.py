@@ -33,6 +33,7 @@ from claimcheck._wire.signing import Seal
 from claimcheck.config import HEADER
 from claimcheck.errors import EnvelopeError
 from claimcheck.stores.memory import MemoryStore
+from claimcheck.testing._store_kit import Unseekable
 from tests.hypothesis_examples import examples
 
 DESTINATIONS = ("orders", "payments")
@@ -62,16 +63,6 @@ class Written:
         """The fields of its pointer; none for a payload in messages."""
         data = self.messages[0].data
         return dict(json.loads(data[len(_POINTER) :])) if data.startswith(_POINTER) else {}
-
-
-class File(io.BytesIO):
-    """A file of unknown size."""
-
-    def seekable(self) -> bool:
-        return False
-
-    def seek(self, *_: int) -> int:
-        raise io.UnsupportedOperation
 
 
 class World:
@@ -140,7 +131,7 @@ class World:
     def _sent(
         self, cc: ClaimCheck, payload: bytes, destination: str, store: str = "", *, unknown_size: bool = False
     ) -> Written:
-        body = File(payload) if unknown_size else payload
+        body = Unseekable(io.BytesIO(payload)) if unknown_size else payload
         with cc.outbound(body, destination=destination, key=b"k", headers={}) as out:
             written = Written(payload, destination, list(out.envelopes), store)
         written.key = written.pointer.get("key", "")

@@ -197,7 +197,6 @@ MISTAKES: list[tuple[Any, str, str]] = [
     (with_store(type="memory", spcae="${X}"), "stores.hot.spcae", "did you mean 'space'"),
     (with_store(type="memory", ttl_seconds="soon"), "stores.hot.ttl_seconds", "expected a number"),
     (with_store(type="redis"), "stores.hot.url", "redis://"),
-    (with_store(type="redis", url="localhost:6379"), "stores.hot.url", "found text, expected .*redis://"),
     (with_store(**REDIS, segment_bytes=999999999999), "stores.hot.segment_bytes", "at most"),
     (with_store(type="s3", bucket="b", endpoint_url="localhost:7070"), "stores.hot.endpoint_url", "http://host"),
     ({"chunking": {"max_chunks": 0}}, "chunking.max_chunks", "found 0, .* at least 1"),
@@ -207,7 +206,6 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"signing": {"accept_from": {"a": "b"}}}, "signing.accept_from.a", "found text, expected a list"),
     ({"reads_from": [["hot"]]}, "reads_from.0", "found a list, expected text"),
     ({"destinations": {"a": {"stores": {}}}}, "destinations.a.stores", "applies to all .*strategy"),
-    ({"destinations": 5}, "destinations", "found a number, expected a mapping"),
     ({"compression": {"level": 20}}, "compression.level", "found 20, .*at least -7 and at most 19"),
     ({"compression": {"codec": "gzip"}}, "compression.codec", "found 'gzip', .*'zstd'"),
 ]
@@ -224,7 +222,6 @@ BEYOND_THE_SCHEMA: list[tuple[Any, str, str]] = [
     ({"encryption": {"key_id": "k9"}}, "encryption.key_id", "found"),
     ({"encryption": {"keys": {"k1": KEY[:-4]}}}, "encryption.keys.k1", "^[^A]*$"),  # the key is not quoted
     ({"encryption": {"keys": {"k1": "hunter2!"}}}, "encryption.keys.k1", "found"),
-    ({"encryption": {"keys": {"k1": 5}}}, "encryption.keys.k1", "found a number"),
     ({"stores": {"hot": {"type": "memory"}, 1: {"type": "memory"}}}, "stores.1", "found the name 1, expected a name"),
     ({"reads_from": ["hot", "cold"]}, "reads_from", "found 'cold', .*names below stores \\(hot\\)"),
     ({"reads_from": [], "destinations": {"a": {"reads_from": ["hot"]}}}, "destinations.a.reads_from", "hot.*none"),

@@ -191,9 +191,9 @@ def test_options_of_a_provider_are_checked_before_use_and_may_be_variables(monke
         assert "many" not in str(caught.value)
 
 
-@pytest.mark.parametrize("provider", ["vault", f"{__name__}:Lacking", f"{__name__}:Nothing", "no_such_module:Keys"])
+@pytest.mark.parametrize("provider", ["vault", f"{__name__}:Clock", f"{__name__}:Nothing", "no_such_module:Keys"])
 def test_a_provider_that_is_none_is_named(provider):
-    why = ".*Lacking', which has no wrap and no unwrap" if "Lacking" in provider else ""
+    why = ".*Clock', which has no wrap and no unwrap" if "Clock" in provider else ""
     with pytest.raises(ConfigError, match=rf"encryption\.provider{why}"):
         DataKeys(EncryptionConfig(key_id="k1", keys={"k1": "x"}, provider=provider)).check()
 
@@ -228,39 +228,23 @@ def test_a_provider_that_returns_a_key_of_another_length_or_none_is_not_believed
         service().open("k1", b"wrapped", CONTEXT)
 
 
-class Sized:
-    """A provider that wraps a data key to as many bytes as its options say, or to text."""
-
-    def __init__(self, *, keys: dict[str, str], wrapped_bytes: int = 32) -> None:
-        self.wrapped_bytes = wrapped_bytes
-
-    def wrap(self, data_key, *, key_id, context):
-        return data_key.ljust(self.wrapped_bytes)[: self.wrapped_bytes] if self.wrapped_bytes >= 0 else "text"
-
-    def unwrap(self, wrapped, *, key_id, context):
-        return memoryview(wrapped)[:32]
-
-
-class Lacking:
-    """A class with none of the methods of a provider."""
-
-
-def sized(size: int) -> dict[str, object]:
-    provider = {"provider": f"{__name__}:Sized", "options": {"wrapped_bytes": size}}
-    return {"key_id": "k1", "keys": {"k1": "x"}, **provider}
-
-
 LONGEST = 16 << 10
 
 
-@pytest.mark.parametrize(("size", "found"), [(-1, "type str"), (0, "0 bytes"), (LONGEST + 1, "16385 bytes")])
-def test_a_wrapped_key_that_readers_could_not_use_is_refused_before_anything_is_stored(tmp_path, size, found):
-    disk = {"type": "filesystem", "path": str(tmp_path)}
-    refused = pytest.raises(ConfigError, match=f"Sized' returned .*{found} from wrap")
-    with claimcheck.from_dict({"stores": {"disk": disk}, "encryption": sized(size)}) as cc, refused:
-        cc.store("disk").write(b"payload", destination="orders")
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-    with claimcheck.from_dict({"stores": {"disk": disk}, "encryption": sized(LONGEST)}) as cc:
+@pytest.mark.parametrize(
+    ("wrapped", "found"), [("text", "type str"), (b"", "0 bytes"), (bytes(LONGEST + 1), "16385 bytes")]
+)
+def test_a_wrapped_key_that_readers_could_not_use_is_refused_before_anything_is_stored(
+    tmp_path, monkeypatch, wrapped, found
+):
+    disk, encryption = {"type": "filesystem", "path": str(tmp_path)}, {"key_id": "k1", "keys": {"k1": "x"}}
+    with claimcheck.from_dict({"stores": {"disk": disk}, "encryption": encryption | {"provider": HERE}}) as cc:
+        monkeypatch.setattr(Service, "wrap", lambda *_, **__: wrapped)
+        with pytest.raises(ConfigError, match=f"Service' returned .*{found} from wrap"):
+            cc.store("disk").write(b"payload", destination="orders")
+        assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+        monkeypatch.setattr(Service, "wrap", lambda _, key, **__: key.ljust(LONGEST))
+        monkeypatch.setattr(Service, "unwrap", lambda _, wrapped, **__: memoryview(wrapped)[:32])
         pointer = cc.store("disk").write(b"payload", destination="orders")
         assert cc.store("disk").read(pointer) == b"payload"
 

@@ -9,6 +9,7 @@ import pickle
 import ssl
 import threading
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pulsar
 import pytest
@@ -168,18 +169,6 @@ class TestInFlightWindow:
         one.settle()  # does not wait for what is overdue
 
 
-class Silent:
-    """A producer that answers nothing."""
-
-    def topic(self):
-        return "t"
-
-    def flush(self):
-        """There is nothing to flush."""
-
-    close = flush
-
-
 class TestDeadlines:
     def test_a_ticket_is_called_once_and_what_it_raises_is_logged(self, caplog):
         heard = []
@@ -191,7 +180,8 @@ class TestDeadlines:
 
     def test_a_callback_without_an_answer_is_called_after_the_deadline(self):
         called = threading.Event()
-        producer, results = BoundedProducer(Silent(), 0.01), []
+        silent = SimpleNamespace(topic=lambda: "t", flush=lambda: None, close=lambda: None)
+        producer, results = BoundedProducer(silent, 0.01), []
         producer.watch(Ticket(lambda result, message_id: (results.append(result), called.set())))
         assert called.wait(10)
         with pytest.raises(SendDeadlineError):

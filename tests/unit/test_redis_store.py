@@ -406,10 +406,8 @@ class TestWritingSmall(Small):
         assert isinstance(found.pop(3), asyncio.CancelledError)
         assert medium.values.keys() - before == {f"{pointer.key}-0".encode() for pointer in found}
 
-
-class TestKeptConnections(Small):
     @pytest.mark.parametrize("event", ["close", "fork"])
-    def test_none_is_kept_after(self, event, store, server, monkeypatch):
+    def test_no_connection_is_kept_after(self, event, store, server, monkeypatch):
         store.read(POINTERS[0])
         if event == "close":
             store.close()

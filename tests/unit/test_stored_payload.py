@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import Executor, Future
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,17 +12,8 @@ from claimcheck.transports._common.dispatch import dispatch
 from claimcheck.transports._common.received import Prefetch, StoredPayload
 
 
-class Source:
-    """Returns the payload, or raises the error that was set, and counts."""
-
-    def __init__(self, error=None):
-        self.error, self.reads = error, 0
-
-    def __call__(self):
-        self.reads += 1
-        if self.error is not None:
-            raise self.error
-        return b"payload"
+def reading(error=None):
+    return Mock(return_value=b"payload", side_effect=error)
 
 
 def outage():
@@ -48,10 +40,10 @@ class Idle(Executor):
 
 
 def test_it_is_read_once_and_when_it_is_asked_for():
-    payload = StoredPayload(source := Source(), size=7)
-    assert (source.reads, payload.is_read) == (0, False)
+    payload = StoredPayload(source := reading(), size=7)
+    assert (source.call_count, payload.is_read) == (0, False)
     assert (payload.get(), payload.get()) == (b"payload", b"payload")
-    assert (source.reads, payload.is_read) == (1, True)
+    assert (source.call_count, payload.is_read) == (1, True)
     assert "payload" not in repr(payload)
 
 
@@ -59,22 +51,22 @@ class TestRetryableErrors:
     @pytest.mark.parametrize(("error", "reads"), [(outage(), 2), (IntegrityError("damaged"), 1)])
     def test_of_what_look_ahead_met_only_an_outage_may_be_over(self, error, reads):
         """One that is over: see tests/simulation."""
-        payload = StoredPayload(source := Source(error))
+        payload = StoredPayload(source := reading(error))
         payload.prefetch(pool := Idle())
         pool.run()
         with pytest.raises(type(error)):
             payload.get()
-        assert source.reads == reads
+        assert source.call_count == reads
 
     def test_look_ahead_that_never_began_is_no_loss(self):
-        payload = StoredPayload(source := Source())
+        payload = StoredPayload(source := reading())
         payload.prefetch(pool := Idle())
         assert payload.get() == b"payload"
         pool.run()
-        assert source.reads == 1
+        assert source.call_count == 1
 
     def test_what_was_read_for_an_event_loop_is_raised_there_and_read_again_in_a_thread(self):
-        payload = StoredPayload(source := Source(outage()))
+        payload = StoredPayload(source := reading(outage()))
 
         async def main():
             await asyncio.to_thread(payload.read)
@@ -82,13 +74,13 @@ class TestRetryableErrors:
             for _ in range(2):
                 with pytest.raises(StoreUnavailableError):
                     payload.get()
-            assert source.reads == 1
-            source.error = None
+            assert source.call_count == 1
+            source.side_effect = None
             assert await asyncio.to_thread(payload.get) == payload.get() == b"payload"
-            blocking = StoredPayload(again := Source(outage()))  # as in a notebook, which runs everything on a loop
+            blocking = StoredPayload(again := reading(outage()))  # as in a notebook, which runs everything on a loop
             with pytest.raises(StoreUnavailableError):
                 blocking.get()
-            again.error = None
+            again.side_effect = None
             assert blocking.get() == b"payload"
 
         asyncio.run(main())
@@ -96,12 +88,12 @@ class TestRetryableErrors:
 
 def test_a_request_is_reported_once_whether_it_fails_or_not():
     """Whether the application requests payloads decides whether the next ones are read ahead."""
-    payload, requests = StoredPayload(source := Source(outage())), []
+    payload, requests = StoredPayload(source := reading(outage())), []
     payload.watch(lambda: requests.append(True))
     assert requests == []
     with pytest.raises(StoreUnavailableError):
         payload.get()
-    source.error = None
+    source.side_effect = None
     payload.get(), payload.get()
     assert requests == [True]
 

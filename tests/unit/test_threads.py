@@ -17,7 +17,7 @@ from claimcheck._threads import Interrupted, IoThreads, Pipelined, interruptible
 from claimcheck._wire.buffers import fill, lend_to
 from claimcheck.errors import StoreUnavailableError
 from claimcheck.stores._common import folder, part_size
-from claimcheck.stores._parts import PartsReader, SameVersion, Slots, TransferPolicy
+from claimcheck.stores._parts import PartsReader, Slots, TransferPolicy
 from claimcheck.stores.filesystem import FilesystemStore
 from tests.produce_rig import BIG, Rig
 from tests.unit.scripted_redis import busy_thread
@@ -159,7 +159,6 @@ def test_an_error_is_that_of_the_call_and_frees_its_thread(error):
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_has_threads_of_its_own():
     _threads.io_threads().submit(lambda: None).result(10)
     child = os.fork()
@@ -400,14 +399,6 @@ def test_closing_stops_what_is_under_way(held):
     closing_thread.join(10)
     assert not Held.begun.acquire(blocking=False), "a part went on after the close"
     assert held._slots.active == 0
-
-
-def test_parts_of_two_versions_are_never_joined():
-    version = SameVersion("cold", "key")
-    for each in (None, '"a"', '"a"', None):
-        version.check(each)
-    with pytest.raises(StoreUnavailableError, match="replaced"):
-        version.check('"b"')
 
 
 def test_parts_grow_where_ten_thousand_are_not_enough_and_prefixes_are_folders():

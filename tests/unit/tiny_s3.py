@@ -23,8 +23,6 @@ from claimcheck.stores.obstore import ObstoreStore
 from claimcheck.stores.s3 import S3Store
 from tests.parts import divided
 
-__all__ = ["ENGINES", "Answer", "Request", "TinyS3", "crc32_of", "opened"]
-
 ENGINES = {
     "s3": lambda **options: S3Store(bucket="b", prefix="claims", **options),
     "obstore": lambda **options: ObstoreStore(url="s3://b/claims", **options),
