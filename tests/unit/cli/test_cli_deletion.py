@@ -105,8 +105,9 @@ def test_a_collection_of_another_cluster_deletes_nothing_and_is_told_whose_paylo
     with LocalBroker("other.sqlite") as broker:
         broker.create_topic("orders")
         broker.append("orders", lab.cc.seal(lab.write()))
-    lab.send(lab.write())
     lab.write()
+    assert "points at any payload" in run(*GC, "--yes", "--claim").stderr, "the wrong broker claims nothing"
+    lab.send(lab.write())
     before = lab.stored
     for command in (GC, other):
         result = run(*command, "--yes")

@@ -24,6 +24,10 @@ LITERAL = encode_literal(HEADER + b"!")
 VERSION_1 = encode_pointer(b"\x01\0\0\0\x03kafka-over-redis-orders-1")
 
 
+needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="no /proc here")
+needs_full_disk = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+
+
 def pointer_to(key: str, store: str = "disk") -> bytes:
     facts = {"key": key, "store": store, "size": 1, "segments": 1, "checksum": "crc32:0", "new": "\x07"}
     return encode_pointer(b"\x02" + json.dumps(facts).encode())
@@ -42,6 +46,7 @@ def test_a_payload_is_written_to_a_file_and_to_standard_output(here, payload):
         assert ok("get", "-", *target, stdin=(here / "envelope").read_bytes()).stdout_bytes == payload
 
 
+@needs_full_disk
 def test_devices_and_pipes_are_written_to(here):
     envelope = put()
     os.mkfifo(here / "pipe")
@@ -105,6 +110,7 @@ def test_what_is_written_is_for_its_owner_alone_also_in_a_folder_that_is_a_symbo
     assert (written.read_bytes(), written.stat().st_mode & 0o777) == (PAYLOAD, 0o600)
 
 
+@needs_proc
 def test_a_payload_passes_through_in_bounded_memory(here):
     with open(here / "large", "wb") as large:
         large.truncate(200 << 20)
