@@ -75,7 +75,7 @@ class KafkaGroup(Group):
         for unit in self.ledger.units:
             left = {each for each in unit.records if each >= offset and (each >= mark.upto or each in mark.owed)}
             if unit.partition == number and left and left.isdisjoint(unit.positions.values()):
-                self.copied.add(unit)
+                self.repeatable.add(unit)
         return offset
 
     def commit(self, at: Any) -> None:

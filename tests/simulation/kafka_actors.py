@@ -197,8 +197,10 @@ class Receiver(actors.Receiver):
         messages = [message for message in received if message is not None]
         for message in messages:
             if message.error() is not None:
+                number = message.partition()
+                self.group.repeatable.update(unit for unit in self.group.returned if unit.partition == number)
                 with contextlib.suppress(kafka.KafkaException, RuntimeError):  # a callback gave the partition up
-                    self._go_to(message.partition(), self.ledger.low[message.partition()])
+                    self._go_to(number, self.ledger.low[number])
                 continue
             self._check_place(message)
             place = message.partition(), message.offset()

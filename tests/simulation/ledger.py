@@ -78,7 +78,9 @@ class Group:
     returned: dict[Unit, Any] = field(default_factory=dict)  # records in the topic, those read, by whom, the first
     reported: set[Unit] = field(default_factory=set)
     excused: set[Unit] = field(default_factory=set)  # skipped by the application, or by the client itself
-    copied: set[Unit] = field(default_factory=set)  # only copies of their chunks are left for the next owner
+    repeatable: set[Unit] = field(
+        default_factory=set
+    )  # may be returned again: what no commit covers, or a seek repeats
     unread: list[tuple[Any, Unit, Process]] = field(default_factory=list)  # the store was unavailable
     is_orderly: bool = True
 
@@ -98,7 +100,7 @@ class Group:
             return None
         count, read, before, at = self.returned.get(unit, (0, 0, None, 0))
         # What lost its head since has another first record for the next owner, which no mark can name.
-        is_excused = at < self.ledger.low[unit.partition] or unit in self.copied
+        is_excused = at < self.ledger.low[unit.partition] or unit in self.repeatable
         is_again = count == len(unit.records) and (read == count or before is process)  # no chunk came later
         if is_again and self.is_orderly and not is_excused:
             self.ledger.scheduler.violated(f"{self.name} got {unit} twice, without a reason")
