@@ -286,12 +286,13 @@ class S3(Store):
         self.bucket = bucket
 
     def expired(self) -> int:
-        """Two payloads, and an upload that was interrupted, beside one of others."""
+        """Two payloads, and uploads that were interrupted, beside one of others."""
         self.interrupt("claims/of-others")
         with claimcheck.from_dict({"stores": {"hot": self.options | {"ttl_seconds": 3600}}}) as cc:
             pointers = [old(cc, payload) for payload in (SMALL, LARGE)]
         self.interrupt(pointers[0].key)
-        return len(pointers) + 1
+        self.client.create_multipart_upload(Bucket=self.bucket, Key=pointers[1].key)  # without a part
+        return len(pointers) + 2
 
     def interrupt(self, key: str) -> None:
         """Leave an upload without its end."""
