@@ -21,7 +21,7 @@ from claimcheck.errors import StoreError, StoreUnavailableError
 from claimcheck.stores.obstore import ObstoreStore
 from claimcheck.stores.s3 import S3Store
 from tests.fault.proxy import Proxy
-from tests.fault.rig import MIB, READINGS, assert_healthy, assert_unavailable, content
+from tests.fault.rig import MIB, READINGS, TriggerFile, assert_healthy, assert_unavailable, content
 from tests.parts import divided
 from tests.real.process import ServerError, wait_until
 from tests.unit.tiny_s3 import Answer, TinyS3, opened
@@ -180,6 +180,13 @@ def test_silent_or_dead_at_any_time(store, line, bucket):
     line.revive()
     store.rollback(pointer)
     assert left(bucket) == ([], [])
+
+
+def test_dead_during_the_write(store, line, bucket, engine):
+    error = assert_unavailable(lambda: store.write(TriggerFile(content(40 * MIB), line.die)))
+    assert engine == "obstore" or "lifecycle rule" in " ".join(error.__cause__.__notes__)
+    line.revive()
+    assert store.read(written(store, LARGE, bucket)) == LARGE
 
 
 def test_gone_or_replaced_while_it_is_read_from_a_torn_line_is_no_other_payload(store, line, bucket):
