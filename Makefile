@@ -4,7 +4,7 @@
 # make test-all            all tests, with every server that this machine has; SELECT="kafka or pulsar" runs a part
 # make test-oldest         the fast tests with the oldest dependencies that pyproject.toml allows
 # make docs                builds the documentation site into site/
-# make bench               cost of the stores, compared with a raw socket, raw HTTP and the vendors' clients
+# make bench               cost of the stores, compared with the vendors' clients
 # make bench-line          S3 over a line like a cloud's, compared with boto3, its CRT, obstore and smart_open
 # make bench-many          many payloads at once over a line, compared with asyncio clients and threads
 # make bench-pulsar        Pulsar through the wrappers, compared with the native producer and consumer

@@ -191,6 +191,16 @@ def _server(programs: str, start: Callable[[], AbstractContextManager[Server]]) 
     return server
 
 
+def _programs(names: str) -> Any:
+    """Return a fixture: skips or fails a test that starts its own server where the programs are missing."""
+
+    @pytest.fixture(scope="session")
+    def programs() -> None:
+        _require(names)
+
+    return programs
+
+
 # Spark ---------------------------------------------------------------------------------------------------------
 
 
@@ -261,34 +271,22 @@ redis_cluster = _server("redis-server redis-cli", servers.redis_cluster)  # thre
 redis_sentinel = _server("redis-server", servers.redis_sentinel)  # a replica, too; any test may switch their roles
 
 
-@pytest.fixture(scope="session")
-def redis_tls_url(redis_endpoints: servers.RedisEndpoints) -> str:
-    """URL of the TLS port; clients verify the certificate."""
-    return redis_endpoints.tls_url
+def _endpoint(attribute: str) -> Any:
+    """Return a fixture: the URL of one endpoint."""
+
+    @pytest.fixture(scope="session")
+    def url(redis_endpoints: servers.RedisEndpoints) -> str:
+        return str(getattr(redis_endpoints, attribute))
+
+    return url
 
 
-@pytest.fixture(scope="session")
-def redis_unix_url(redis_endpoints: servers.RedisEndpoints) -> str:
-    """URL of the unix socket."""
-    return redis_endpoints.unix_url
+redis_tls_url = _endpoint("tls_url")  # clients verify the certificate
+redis_unix_url = _endpoint("unix_url")
+redis_acl_url = _endpoint("acl_url")  # a user with no more rights than a store needs, in database 3
 
 
-@pytest.fixture(scope="session")
-def redis_acl_url(redis_endpoints: servers.RedisEndpoints) -> str:
-    """URL of a user with no more rights than a store needs, in database 3."""
-    return redis_endpoints.acl_url
-
-
-@pytest.fixture(scope="session")
-def redis_cluster_url(redis_cluster: servers.RedisCluster) -> str:
-    """URL of all three nodes, as a store takes it."""
-    return redis_cluster.url
-
-
-@pytest.fixture(scope="session")
-def redis_programs() -> None:
-    """Skips or fails a test that starts its own Redis where the programs are missing."""
-    _require("redis-server redis-cli")
+redis_programs = _programs("redis-server redis-cli")
 
 
 @pytest.fixture
@@ -313,10 +311,7 @@ def s3_server() -> Iterator[servers.S3Server]:
         yield server
 
 
-@pytest.fixture(scope="session")
-def s3_programs() -> None:
-    """Skips or fails a test that starts its own S3 server where the program is missing."""
-    _require("versitygw")
+s3_programs = _programs("versitygw")
 
 
 @pytest.fixture(scope="session")
@@ -460,10 +455,7 @@ rabbitmq_url = _server("rabbitmq-server epmd", servers.rabbitmq)
 # Prometheus ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def prometheus_programs() -> None:
-    """Skips or fails a test that starts a Prometheus where the programs are missing."""
-    _require("prometheus promtool")
+prometheus_programs = _programs("prometheus promtool")
 
 
 @pytest.fixture

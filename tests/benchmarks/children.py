@@ -102,11 +102,7 @@ def work(descriptor: int) -> None:
         except (EOFError, BrokenPipeError):
             raise
         except Exception as error:
-            pipe.send(ChildError(error_text(error)))
-
-
-def error_text(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+            pipe.send(ChildError(f"{type(error).__name__}: {' '.join(str(error).split())}"))
 
 
 def fresh(function: Callable[..., T], *arguments: Any) -> T:

@@ -1,106 +1,30 @@
-"""The other ends of connections, each a process of its own: a bare socket, an S3 server that keeps nothing, a line.
+"""The other ends of connections, each a process of its own: an S3 server that keeps nothing, and a line.
 
-    python far_end.py                                                 a socket: what the network itself can do
     python far_end.py s3                                              as much S3 as clients need
     python far_end.py line HOST PORT MILLISECONDS MEGABYTES_PER_SECOND
 
-Each prints its port, and runs until its standard input ends. A request on the socket is one letter and a length of
-8 bytes: ``W`` takes so many bytes into one warm buffer and answers a byte, and ``R`` gives so many. The S3 server
-throws bodies away, and a get returns as many ``x``: it shows what the client costs. A line has a round trip, of which
-half passes in each direction, and a new connection waits for one more; with a rate of ``inf`` for each connection only
-the delay remains.
+Each prints its port, and runs until its standard input ends. The S3 server throws bodies away, and a get returns as
+many ``x``: it shows what the client costs. A line has a round trip, of which half passes in each direction, and a new
+connection waits for one more; with a rate of ``inf`` for each connection only the delay remains.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import http.client
 import io
 import os
 import queue
 import select
 import socket
-import struct
 import sys
 import threading
 import time
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 _PIECE = 1 << 20
-_REQUEST = struct.Struct("<cQ")
 
-
-class RawSocket:
-    """A client of this program."""
-
-    def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.close = self._socket.close
-
-    def write(self, payload: bytes) -> None:
-        """Send a payload and wait until it was received."""
-        self._socket.sendall(_REQUEST.pack(b"W", len(payload)))
-        self._socket.sendall(payload)
-        self._socket.recv(1)
-
-    def read(self, size: int) -> bytes:
-        """Receive a payload as new bytes, without a copy: nobody touches the memory before the bytes come."""
-        box = io.BytesIO(bytes(size))
-        self._socket.sendall(_REQUEST.pack(b"R", size))
-        with box.getbuffer() as room:
-            place = memoryview(room)
-            while len(place):
-                place = place[_receive(self._socket, place) :]
-        return box.getvalue()
-
-
-class RawHttp:
-    """Puts and gets one object by the standard library, over one connection that stays open."""
-
-    def __init__(self, url: str, path: str) -> None:
-        self._connection, self._path = http.client.HTTPConnection(urlsplit(url).netloc), path
-        self.close = self._connection.close
-
-    def put(self, payload: bytes) -> None:
-        self._answer("PUT", payload).read()
-
-    def get_into(self, room: memoryview) -> None:
-        answer = self._answer("GET")
-        while len(room) and (count := answer.readinto(room)):
-            room = room[count:]
-        answer.read()
-
-    def _answer(self, method: str, body: bytes | None = None) -> http.client.HTTPResponse:
-        self._connection.request(method, self._path, body=body)
-        answer = self._connection.getresponse()
-        if answer.status >= 300:
-            raise OSError(f"{self._path}: HTTP status {answer.status}")
-        return answer
-
-
-def _receive(connection: socket.socket, room: memoryview) -> int:
-    count = connection.recv_into(room)
-    if not count:
-        raise ConnectionError("the other end hung up")
-    return count
-
-
-# The servers -----------------------------------------------------------------------------------------------------
-
-
-def _serve(connection: socket.socket, given: memoryview) -> None:
-    warm = memoryview(bytearray(_PIECE))
-    while request := connection.recv(_REQUEST.size, socket.MSG_WAITALL):
-        letter, size = _REQUEST.unpack(request)
-        if letter == b"R":
-            _give(connection, given, size)
-            continue
-        while size:
-            size -= _receive(connection, warm[:size])
-        connection.sendall(b"k")
+# The S3 server ---------------------------------------------------------------------------------------------------
 
 
 def _give(connection: socket.socket, given: memoryview, size: int) -> None:
@@ -253,14 +177,13 @@ def _listen(listener: socket.socket, serve: Callable[[socket.socket], None]) -> 
         threading.Thread(target=serve, args=(connection,), daemon=True).start()
 
 
-def _serving(kind: str = "socket", *line: str) -> Callable[[socket.socket], None]:
+def _serving(kind: str, *line: str) -> Callable[[socket.socket], None]:
     if kind == "line":
         host, port, milliseconds, megabytes = line
         address, seconds, rate = (host, int(port)), float(milliseconds) / 1000, float(megabytes) * 1e6
         return lambda connection: _serve_line(connection, address, seconds, rate)
     given = memoryview(b"x" * (64 << 20))  # larger than the caches, as payloads are
-    serve = _serve_s3 if kind == "s3" else _serve
-    return lambda connection: serve(connection, given)
+    return lambda connection: _serve_s3(connection, given)
 
 
 if __name__ == "__main__":

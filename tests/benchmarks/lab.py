@@ -1,4 +1,4 @@
-"""What a run measures with: servers, raw connections and stores, each there from its first use to the run's end."""
+"""What a run measures with: servers, clients and stores, each there from its first use to the run's end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from claimcheck.transports.pulsar._queries import PulsarTarget
 from tests import servers
 from tests.benchmarks.brokers import Broker, connect
 from tests.benchmarks.children import helper
-from tests.benchmarks.far_end import RawHttp, RawSocket
 from tests.benchmarks.rounds import MIB, Effort
 from tests.parts import divided
 
@@ -179,17 +178,6 @@ class Lab:
         return self._brokers[kind]
 
     # Peers -------------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def socket(self) -> RawSocket:
-        """A raw connection to a process that throws bytes away."""
-        raw: RawSocket = self._closed(RawSocket(self._stack.enter_context(helper(sys.executable, HERE / "far_end.py"))))
-        return raw
-
-    def http(self, name: str) -> RawHttp:
-        """Open a raw HTTP connection for one object of the S3 server that keeps nothing."""
-        raw: RawHttp = self._closed(RawHttp(self.s3, f"/{BUCKET}/{name}"))
-        return raw
 
     def boto3(self, url: str | None = None) -> Any:
         """Make an S3 client with all defaults, as people use it."""

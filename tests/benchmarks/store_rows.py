@@ -1,4 +1,4 @@
-"""Redis, S3 and files against raw connections and the vendors' clients; then memory, and the path of a payload.
+"""Redis, S3 and files against the vendors' clients; then memory, and the path of a payload.
 
 The S3 server keeps nothing: what the client costs, not the server.
 """
@@ -23,21 +23,7 @@ REDIS, S3, FILE, MEMORY, PATH = Rows(), Rows(), Rows(), Rows(), Rows()
 # Redis -----------------------------------------------------------------------------------------------------------
 
 _SMALL_AT_ONCE = 50
-_HIREDIS = "redis-py with hiredis, which checks nothing; the server reuses memory"
-_REUSED = f"the server reuses memory that it has freed (MALLOC_CONF={RECYCLING})"
-
-
-@REDIS.ratio("Redis write {size}, of a raw socket's rate", 1, 16, 64, note=_REUSED)
-def _write(lab: Lab, size: int) -> Sequence[Variant]:
-    payload = payload_of(size)
-    return Variant("raw socket", lambda: lab.socket.write(payload)), writing(lab.redis_store(), payload)
-
-
-@REDIS.ratio("Redis read {size} to new bytes, of the rate of raw recv into fresh memory", 1, 16, 64, 256)
-def _read(lab: Lab, size: int) -> Sequence[Variant]:
-    store = lab.redis_store()
-    raw = Variant("raw recv_into, new bytes", lambda: lab.socket.read(size))
-    return raw, reading(store, lab.stored(store, payload_of(size)))
+_HIREDIS = f"redis-py with hiredis, which checks nothing; the server reuses memory (MALLOC_CONF={RECYCLING})"
 
 
 @REDIS.ratio(
@@ -95,24 +81,18 @@ def _stream(file: io.BufferedReader, room: bytearray) -> None:
 # S3 --------------------------------------------------------------------------------------------------------------
 
 _CHECKED = "the server returns as many x as were written, and only x were: every byte is checked"
-_RAW = "raw http.client"
 _THREADS = 8
 _OBJECTS = 160
 _FEW = 20
 
 
-@S3.ratio("S3 put {size}, of raw HTTP's rate", 64, 256)
-def _raw_put(lab: Lab, size: int) -> Sequence[Variant]:
-    store, raw, payload = lab.s3_store(single=size), lab.http("raw"), payload_of(size)
-    return Variant(_RAW, lambda: raw.put(payload)), writing(store, payload)
-
-
-@S3.ratio("S3 get {size} into a buffer, of raw HTTP's rate", 64, 256, note=_CHECKED)
+@S3.ratio("S3 get {size} into a buffer, against boto3", 64, 256, note=_CHECKED)
 def _get(lab: Lab, size: int) -> Sequence[Variant]:
-    store, raw, room = lab.s3_store(single=size), lab.http("raw"), memoryview(bytearray(size))
-    raw.put(payload_of(size))
+    store, client, room = lab.s3_store(single=size), lab.boto3(), memoryview(bytearray(size))
+    client.put_object(Bucket=BUCKET, Key="whole", Body=payload_of(size))
     pointer = lab.stored(store, b"x" * size)
-    return Variant(_RAW, lambda: raw.get_into(room)), Variant(OURS, lambda: store.read_into(pointer, room))
+    by_boto3 = Variant("boto3", lambda: client.get_object(Bucket=BUCKET, Key="whole")["Body"].read())
+    return by_boto3, Variant(OURS, lambda: store.read_into(pointer, room))
 
 
 @S3.ratio(

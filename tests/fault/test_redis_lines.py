@@ -1,4 +1,4 @@
-"""Lines to Redis that break, stall and lie at any byte, and servers that are restarted, full or not ours.
+"""Lines to Redis that break, stall and lie at any byte, and servers that are full or not ours.
 
 A payload is whole, or an error says why; nothing is left.
 
@@ -25,7 +25,6 @@ from tests.fault.rig import (
     RedisLine,
     TriggerFile,
     assert_healthy,
-    assert_read_goes_on,
     content,
     keys,
 )
@@ -178,59 +177,13 @@ class TestImpatient(RedisLine):
             chance.read(store, pointer)
 
 
-# Servers that are restarted, full or not ours ---------------------------------------------------------------------
+# Servers that are full or not ours -------------------------------------------------------------------------------
 
 
-class OwnServer:
-    """A store with one connection, on a server of its own, which must be found in good health after each test.
-
-    Attributes:
-        arguments: Of the server.
-    """
-
-    arguments: tuple[str, ...] = ()
-
-    @pytest.fixture
-    def own_redis(self, redis_programs):
-        with servers.redis_server(*self.arguments) as server:
-            yield server
-
-    @pytest.fixture
-    def url(self, own_redis):
-        return servers.redis_url(own_redis)
-
-    @pytest.fixture
-    def server(self, url):
-        with redis.Redis.from_url(url) as client:
-            yield client
-
-    @pytest.fixture
-    def store(self, url, own_redis):
-        with RedisStore(url=f"{url}?max_connections=1", timeout_seconds=1) as store:
-            yield store
-            assert_healthy(store)
-
-
-class TestRestartedWithAll(OwnServer):
-    """A Redis that writes everything down comes back as it was, and payloads go on where they stopped."""
-
-    arguments = ("--appendonly", "yes", "--appendfsync", "always")
-
-    def test_a_write_and_a_read_go_on(self, store, own_redis):
-        def restart():
-            own_redis.kill()
-            own_redis.start()
-
-        for at in (0, 3 * MIB):
-            assert store.read(store.write(TriggerFile(PAYLOAD, restart, at=at))) == PAYLOAD
-        assert_read_goes_on(store, content(40 * MIB), MIB, restart)
-
-
-class TestFull(OwnServer):
-    arguments = ("--maxmemory", "16mb", "--maxmemory-policy", "noeviction")
-
-    @pytest.mark.parametrize("source", [bytes, lambda size: TriggerFile(bytes(size), lambda: None)])
-    def test_in_the_middle_of_a_payload_leaves_nothing_but_what_was_there(self, store, server, source):
+@pytest.mark.parametrize("source", [bytes, lambda size: TriggerFile(bytes(size), lambda: None)])
+def test_a_server_that_is_full_in_the_middle_of_a_payload_keeps_nothing_but_what_was_there(redis_programs, source):
+    full = servers.redis("--maxmemory", "16mb", "--maxmemory-policy", "noeviction")
+    with full as url, redis.Redis.from_url(url) as server, RedisStore(url=f"{url}?max_connections=1") as store:
         pointer = store.write(PAYLOAD)
         before = server.dbsize()
         for _ in range(3):
@@ -240,17 +193,19 @@ class TestFull(OwnServer):
             assert not hasattr(caught.value, "__notes__")
             assert server.dbsize() == before
         assert store.read(pointer) == PAYLOAD
+        assert_healthy(store)
 
 
-class TestRefusing(OwnServer):
-    @pytest.mark.parametrize("password", ["", "right"])
-    def test_for_good_a_user_who_may_not_write_or_has_another_password(self, server, url, password):
-        commands = {"categories": ["+@all"], "commands": ["-set"]}
-        server.acl_setuser("limited", enabled=True, passwords=["+right"], keys=["*"], **commands)
-        url = url.replace("//", f"//limited:{password or 'hunter2'}@")
-        text = "no permissions" if password else "invalid username-password"
-        with RedisStore(url=url) as store, pytest.raises(StoreError, match=text) as caught:
+@pytest.mark.parametrize(("password", "text"), [("hunter2", "invalid username-password"), ("right", "no permissions")])
+def test_a_user_with_another_password_or_who_may_not_write_is_refused_for_good(own_redis, password, text):
+    url = servers.redis_url(own_redis)
+    with (
+        redis.Redis.from_url(url) as server,
+        RedisStore(url=url.replace("//", f"//limited:{password}@")) as store,
+    ):
+        server.acl_setuser("limited", enabled=True, passwords=["+right"], keys=["*"], commands=["+@all", "-set"])
+        with pytest.raises(StoreError, match=text) as caught:
             store.write(PAYLOAD)
-        assert not caught.value.retryable
-        assert not password or server.dbsize() == 0
-        assert "hunter2" not in str(caught.value)
+        assert server.dbsize() == 0
+    assert not caught.value.retryable
+    assert "hunter2" not in str(caught.value)

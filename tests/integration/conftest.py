@@ -75,3 +75,13 @@ def spark_sources(spark):
 
     register(spark)
     return spark
+
+
+@pytest.fixture(scope="module")
+def secure_kafka(own_kafka_jars):
+    """A Kafka of the module's own, with passwords, tokens, TLS and ACLs."""
+    from tests import servers
+    from tests.integration.kafka_rig import PASSWORD
+
+    with servers.kafka(password=PASSWORD) as broker:
+        yield broker

@@ -8,6 +8,7 @@ import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import confluent_kafka as kafka
@@ -19,6 +20,7 @@ from claimcheck.stores import memory
 from claimcheck.transports.kafka import AsyncKafkaConsumer, AsyncKafkaProducer, KafkaConsumer, KafkaProducer
 from tests.kit.transport_harness import chunks_of as chunks_of
 from tests.kit.transport_harness import content as content
+from tests.real.kafka_broker import KafkaBroker
 from tests.real.process import wait_until
 
 LIMIT = 10_000
@@ -200,15 +202,6 @@ async def consuming(
         yield made
 
 
-def grant(admin: AdminClient, user: str, rules: Iterable[tuple[Any, str, Any]]) -> list[AclBinding]:
-    """Let a user do operations, each with the kind and the name of its resource; returns the rules."""
-    literal, may = ResourcePatternType.LITERAL, AclPermissionType.ALLOW
-    bindings = [AclBinding(kind, name, literal, f"User:{user}", "*", each, may) for kind, name, each in rules]
-    for created in admin.create_acls(bindings).values() if bindings else ():
-        created.result(30)
-    return bindings
-
-
 def on_a_loop(test: Any) -> Any:
     """Make a test of a coroutine function; what waits for ever is an error."""
 
@@ -237,3 +230,37 @@ async def poll(consumer: AsyncKafkaConsumer, count: int) -> list[Any]:
 def stored(lab: Rig) -> int:
     """Return the number of payloads in the rig's store."""
     return len(memory._SPACES.get(lab.topic, {}))
+
+
+# With passwords and ACLs: the fixture `secure_kafka` ----------------------------------------------------------------
+
+PASSWORD = "correct-horse"
+
+
+def authority_of(broker: KafkaBroker) -> Path:
+    """Return the certificate of the broker's authority, in the server's folder."""
+    assert broker.server is not None
+    return broker.server.location.folder / "ca.crt"
+
+
+def login(broker: KafkaBroker, user: str = "operator") -> dict[str, Any]:
+    """Return a client's settings. The operator, who may do everything, has a password; any other name is believed."""
+    common = {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "security.protocol": "sasl_ssl",
+        "ssl.ca.location": str(authority_of(broker)),
+    }
+    if user == "operator":
+        return common | {"sasl.mechanism": "PLAIN", "sasl.username": user, "sasl.password": PASSWORD}
+    unsigned = "enable.sasl.oauthbearer.unsecure.jwt"  # codespell:ignore
+    token = {"sasl.oauthbearer.config": f"principal={user}", unsigned: "true"}
+    return common | {"sasl.mechanism": "OAUTHBEARER", **token}
+
+
+def grant(admin: AdminClient, user: str, rules: Iterable[tuple[Any, str, Any]]) -> list[AclBinding]:
+    """Let a user do operations, each with the kind and the name of its resource; returns the rules."""
+    literal, may = ResourcePatternType.LITERAL, AclPermissionType.ALLOW
+    bindings = [AclBinding(kind, name, literal, f"User:{user}", "*", each, may) for kind, name, each in rules]
+    for created in admin.create_acls(bindings).values() if bindings else ():
+        created.result(30)
+    return bindings

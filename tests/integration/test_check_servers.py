@@ -338,14 +338,14 @@ def test_every_fact_of_a_real_redis_is_found_and_nothing_is_left_on_it(redis_pro
         client.close()
 
 
-def test_what_a_user_may_not_see_is_named_and_every_master_of_a_cluster_is_examined(redis_acl_url, redis_cluster_url):
+def test_what_a_user_may_not_see_is_named_and_every_master_of_a_cluster_is_examined(redis_acl_url, redis_cluster):
     report = diagnosed(hot_redis(redis_acl_url))
     assert set(ids(report, *REDIS)) == {"redis-not-examined"}
     assert any("could not examine its settings" in each.message for each in report.findings)
     assert report.ok
-    report = diagnosed(hot_redis(redis_cluster_url))
+    report = diagnosed(hot_redis(redis_cluster.url))
     places = {each.path for each in report.findings if each.id == "redis-no-persistence"}
-    assert places == {f"stores.hot ({place})" for place in redis_cluster_url.partition("//")[2].split(",")}
+    assert places == {f"stores.hot (127.0.0.1:{node.port})" for node in redis_cluster.nodes}
 
 
 # S3 ----------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""``claimcheck gc`` and sweeps with real brokers and stores: exactly the orphans go."""
+"""``claimcheck gc`` with real brokers and stores: exactly the orphans go."""
 
 from __future__ import annotations
 
@@ -7,28 +7,21 @@ import json
 import time
 import uuid
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import confluent_kafka as kafka
 import pytest
-import redis
-import redis.cluster
 import yaml
 from confluent_kafka.admin import AclOperation, AdminClient, NewTopic, ResourceType
 
 import claimcheck
-from claimcheck._operate.sweep import Sweep
 from claimcheck._store.contract import StoreContext
 from claimcheck._wire.pointer import Pointer
-from claimcheck.stores.redis import RedisStore
-from claimcheck.stores.s3 import S3Store
 from claimcheck.transports.kafka._queries import KafkaTarget
-from tests import servers
 from tests.check_rig import configuration, diagnosed, ids, text
-from tests.integration.kafka_rig import grant, rig
+from tests.integration.kafka_rig import authority_of, grant, login, rig
 from tests.servers import wait_until
 from tests.unit.cli.rig import ok, run
 
@@ -222,24 +215,9 @@ class TestPulsarAndS3:
 # Kafka with passwords and ACLs -------------------------------------------------------------------------------------
 
 
-PASSWORD = "correct-horse"
-
-
-@pytest.fixture(scope="module")
-def secure_broker(own_kafka_jars):
-    with servers.kafka(password=PASSWORD) as secure_broker:
-        yield secure_broker
-
-
-def secure_settings(secure_broker, user="operator", password=PASSWORD):
-    authority = str(secure_broker.server.location.folder / "ca.crt")
-    secure = {"security.protocol": "sasl_ssl", "ssl.ca.location": authority, "sasl.mechanism": "PLAIN"}
-    return {**secure, "sasl.username": user, "sasl.password": password}
-
-
 @pytest.fixture
-def allow(secure_broker):
-    admin = AdminClient({**secure_settings(secure_broker), "bootstrap.servers": secure_broker.bootstrap_servers})
+def allow(secure_kafka):
+    admin = AdminClient(login(secure_kafka))
 
     def allow(kind, name, *operations):
         grant(admin, "reader", [(kind, name, each) for each in operations])
@@ -249,22 +227,21 @@ def allow(secure_broker):
 
 
 @pytest.fixture
-def secure_lab(secure_broker, allow, topic, tmp_path, redis_url):
+def secure_lab(secure_kafka, allow, topic, tmp_path, redis_url):
     """Three messages, of which two groups have read two and one; the command line runs as a user who may read them."""
-    clients = {**secure_settings(secure_broker), "bootstrap.servers": secure_broker.bootstrap_servers}
     allow.admin.create_topics([NewTopic(topic, 1)])[topic].result(30)
     allow(ResourceType.TOPIC, topic, AclOperation.READ, AclOperation.DESCRIBE, AclOperation.DESCRIBE_CONFIGS)
-    (tmp_path / "reader").write_text("".join(f"{k}={v}\n" for k, v in secure_settings(secure_broker, "reader").items()))
+    (tmp_path / "reader").write_text("".join(f"{k}={v}\n" for k, v in login(secure_kafka, "reader").items()))
     store = {"type": "redis", "url": redis_url, "key_prefix": f"gc-{uuid.uuid4().hex}:"}
-    options = ("--kafka", secure_broker.bootstrap_servers, "--kafka-config", str(tmp_path / "reader"))
+    options = ("--kafka", secure_kafka.bootstrap_servers, "--kafka-config", str(tmp_path / "reader"))
     secure_lab = Lab(tmp_path, store, topic, *options)
     secure_lab.pointers = secure_lab.write(3)
-    producer = kafka.Producer(clients)
+    producer = kafka.Producer(login(secure_kafka))
     for envelope in secure_lab.envelopes(secure_lab.pointers):
         producer.produce(topic, envelope)
     assert producer.flush(30) == 0
     for group, offset in ((f"{topic}-seen", 2), (f"{topic}-hidden", 1)):
-        consumer = kafka.Consumer({**clients, "group.id": group})
+        consumer = kafka.Consumer({**login(secure_kafka), "group.id": group})
         consumer.commit(offsets=[kafka.TopicPartition(topic, 0, offset)], asynchronous=False)
         consumer.close()
     return secure_lab
@@ -283,16 +260,15 @@ def test_a_group_that_the_user_may_not_see_keeps_everything(secure_lab, allow, t
 
 
 def test_the_check_needs_no_group_of_its_own_and_names_a_refused_password(
-    secure_broker, secure_lab, allow, topic, monkeypatch
+    secure_kafka, secure_lab, allow, topic, monkeypatch
 ):
     """The client looks for the coordinator of its group, although it never joins; the user has no right to it."""
     for group in ("seen", "hidden"):
         allow(ResourceType.GROUP, f"{topic}-{group}", AclOperation.DESCRIBE)
-    settings = secure_settings(secure_broker, "reader")
-    target = KafkaTarget(secure_broker.bootstrap_servers, (topic,), options=settings)
+    target = KafkaTarget(secure_kafka.bootstrap_servers, (topic,), options=login(secure_kafka, "reader"))
     assert "kafka-not-examined" not in ids(diagnosed(configuration({"type": "memory"}), kafka=target))
     monkeypatch.setattr("claimcheck._operate.check_topics._SECONDS", 2.0)
-    wrong = replace(target, options={**settings, "sasl.password": "wrong-horse"})
+    wrong = replace(target, options=login(secure_kafka) | {"sasl.password": "wrong-horse"})
     said = text(diagnosed(configuration({"type": "memory"}), kafka=wrong), "kafka-unreachable")
     assert "no Kafka broker answered (_AUTHENTICATION)" in said
     assert "wrong-horse" not in said
@@ -314,72 +290,14 @@ def oauth() -> dict[str, Any]:
     return {**secure, "oauth_cb": token}
 
 
-def test_a_function_makes_the_clients_of_commands(secure_broker, secure_lab, allow, topic):
-    OAUTH.update(authority=str(secure_broker.server.location.folder / "ca.crt"), tokens=0)
+def test_a_function_makes_the_clients_of_commands(secure_kafka, secure_lab, allow, topic):
+    OAUTH.update(authority=str(authority_of(secure_kafka)), tokens=0)
     for group in ("seen", "hidden"):
         allow(ResourceType.GROUP, f"{topic}-{group}", AclOperation.DESCRIBE)
-    broker = ["--kafka", secure_broker.bootstrap_servers, "--client", f"{__name__}:oauth"]
+    broker = ["--kafka", secure_kafka.bootstrap_servers, "--client", f"{__name__}:oauth"]
     secure_lab.arguments[3:7] = broker
     secure_lab.write(1)
     checked = run("--config", str(secure_lab.path), "check", "--servers", *broker, "--topic", topic, "--json")
     assert {"kafka-not-examined", "kafka-unreachable"}.isdisjoint(checked.output.split('"'))
     assert OAUTH["tokens"] > 0
     assert secure_lab.collect("--yes", "--claim")["deleted"] == 1
-
-
-# Sweeps ------------------------------------------------------------------------------------------------------------
-
-
-HOUR = 3600
-
-
-def sweep(store, hours: float):
-    """Sweep by a clock that is ahead; the server's own is not asked."""
-    store._server_time = lambda: None
-    return Sweep(dry_run=False, clock=lambda: time.time() + hours * HOUR).run(store)
-
-
-def test_incomplete_uploads_go_after_the_grace_and_those_of_others_stay(s3_server, s3_resource, s3_bucket):
-    client, bucket = s3_resource.meta.client, s3_resource.Bucket(s3_bucket)
-
-    def begin(key, *, parts):
-        upload = {"Bucket": s3_bucket, "Key": key}
-        upload["UploadId"] = client.create_multipart_upload(**upload)["UploadId"]
-        for number in range(1, parts + 1):
-            client.upload_part(**upload, PartNumber=number, Body=bytes(5 << 20))
-
-    with S3Store(bucket=s3_bucket, prefix="claims", endpoint_url=s3_server.endpoint_url, ttl_seconds=HOUR) as store:
-        now = int(time.time() * 1000)
-        begin(store._key("orders", uuid.uuid4(), created_ms=now, expires_ms=now + 1000), parts=2)
-        begin(f"claims/orders-{uuid.uuid4()}", parts=0)
-        begin("claims/of-others", parts=1)
-        pointer = store.write(b"payload")
-        early, late = sweep(store, 0.5), sweep(store, 1.5)
-        assert (early.kept, early.deleted) == ({"alive": 1, "recent": 2}, 0)
-        assert (late.leftovers, late.deleted, late.kept) == (2, 2, {"alive": 1})
-        assert [upload.object_key for upload in bucket.multipart_uploads.all()] == ["claims/of-others"]
-        assert store.read(pointer) == b"payload"
-
-
-def test_a_cluster_that_expires_nothing_is_swept(redis_cluster):
-    """All segments go, also of a payload of which some were evicted, and what is alive stays."""
-    prefix = f"sweep-{uuid.uuid4().hex}:"
-    options = {"key_prefix": prefix, "ttl_seconds": HOUR, "segment_bytes": 1000}
-    with (
-        RedisStore(url=redis_cluster.url, **options) as store,
-        closing(redis.cluster.RedisCluster("127.0.0.1", redis_cluster.nodes[0].port)) as client,
-    ):
-        lost = [store.write(bytes(size), destination="orders") for size in (0, 10, 250_000)]
-        names = [f"{pointer.key}-{i}" for pointer in lost for i in range(pointer.segments)]
-        for name in names:
-            client.persist(name)
-        client.delete(f"{lost[2].key}-7")
-        alive = store.write(bytes(3000), destination="orders")
-        client.set(f"{prefix}of-others-0", b"kept", px=60_000)
-        early = sweep(store, 1.5)
-        assert (early.kept, early.deleted) == ({"alive": 4}, 0)
-        assert store.read(alive) == bytes(3000)
-        late = sweep(store, 2.5)
-        assert (late.expired, late.failed) == (4, 0), "alive is expired by that clock, too"
-        assert not any(client.exists(name) for name in names)
-        assert client.get(f"{prefix}of-others-0") == b"kept"

@@ -36,7 +36,7 @@ from claimcheck.transports.pulsar import PulsarConsumer, PulsarProducer
 from tests import servers
 from tests.check_rig import diagnosed
 from tests.docs_pages import ROOT, blocks
-from tests.integration.kafka_rig import grant
+from tests.integration.kafka_rig import authority_of, grant, login
 from tests.unit.cli.rig import run
 
 PAGE = "docs/guides/permissions.md"
@@ -62,18 +62,33 @@ class RefusedError(Exception):
     """A role could not do all that it has to."""
 
 
+def old(cc: claimcheck.ClaimCheck, payload: bytes) -> Pointer:
+    """Write a payload two days ago."""
+    store = cc.store("hot")
+    store.context = StoreContext(name="hot", clock=lambda: time.time() - 2 * DAY)
+    return store.write(payload, destination="orders")
+
+
+def command(path: Path, *arguments: object) -> Any:
+    """Run a command with the configuration at this place, and return its report."""
+    result = run("--config", path, *arguments, "--json")
+    if result.exit_code:
+        raise RefusedError(result.output)
+    return json.loads(result.stdout)
+
+
 class Store:
-    """A store as the operator sees it, and what each role does with it."""
+    """A store as the operator sees it, and what each role does with it.
+
+    Attributes:
+        recent: So many leftovers of `expired` at least are younger than the default grace period.
+    """
+
+    recent = 0
 
     def __init__(self, options: dict[str, Any], here: Path) -> None:
-        self.options, self.here = options, here
+        self.options, self.here, self.path = options, here, here / "claimcheck.yaml"
         self.cc = claimcheck.from_dict({"stores": {"hot": options}})
-
-    def old(self, payload: bytes) -> Pointer:
-        """Write a payload two days ago."""
-        store = self.cc.store("hot")
-        store.context = StoreContext(name="hot", clock=lambda: time.time() - 2 * DAY)
-        return store.write(payload, destination="orders")
 
     def writer(self, options: dict[str, Any]) -> None:
         with claimcheck.from_dict({"stores": {"hot": options}}) as cc:
@@ -107,11 +122,11 @@ class Store:
 
     def sweep(self, options: dict[str, Any]) -> None:
         expected = self.expired()
-        (path := self.here / "claimcheck.yaml").write_text(yaml.safe_dump({"stores": {"hot": options}}))
-        result = run("--config", path, "sweep", "--yes", "--grace", "0s", "--json")
-        if result.exit_code:
-            raise RefusedError(result.output)
-        assert json.loads(result.stdout)["stores"][0]["deleted"] == expected  # and not less in silence
+        self.path.write_text(yaml.safe_dump({"stores": {"hot": options}}))
+        reports = [command(self.path, "sweep", "--yes", *grace) for grace in ((), ("--grace", "0s"))]
+        deleted = [report["stores"][0]["deleted"] for report in reports]
+        assert sum(deleted) == expected  # and not less in silence
+        assert deleted[1] >= self.recent
         self.notice_clock(options)
 
     def notice_clock(self, options: dict[str, Any]) -> None:
@@ -128,19 +143,17 @@ class Store:
         raise NotImplementedError
 
     def collector(self, options: dict[str, Any]) -> None:
-        (path := self.here / "claimcheck.yaml").write_text(yaml.safe_dump({"stores": {"hot": options}}))
+        self.path.write_text(yaml.safe_dump({"stores": {"hot": options}}))
         with LocalBroker(self.here / "broker.sqlite") as broker:
             if "orders" not in broker.topics():
                 broker.create_topic("orders")
-        command = ["--config", path, "gc", "--local", self.here / "broker.sqlite", "--topic", "orders", "--json"]
+        place = ("gc", "--local", self.here / "broker.sqlite", "--topic", "orders")
         for attempt in range(2):  # the first one writes the record, the second one renews it
             for payload in (SMALL, LARGE):
-                self.old(payload)
-            result = run(*command, "--yes", "--force", *([] if attempt else ["--claim"]))
-            if result.exit_code:
-                raise RefusedError(result.output)
-            if json.loads(result.stdout)["stores"][0]["deleted"] != 2:
-                raise RefusedError(result.stdout)
+                old(self.cc, payload)
+            report = command(self.path, *place, "--yes", "--force", *([] if attempt else ["--claim"]))
+            if report["stores"][0]["deleted"] != 2:
+                raise RefusedError(report)
         self.forget()
         self.notice_clock(options)
 
@@ -188,18 +201,24 @@ def check_smallest(rules: list[str], act: Callable[[list[str]], None]) -> None:
 
 class Redis(Store):
     def __init__(self, url: str, here: Path) -> None:
-        super().__init__({"type": "redis", "url": url, "ttl_seconds": 7 * DAY}, here)
+        super().__init__({"type": "redis", "url": url, "ttl_seconds": 7 * DAY, "segment_bytes": 100_000}, here)
         self.admin = redis.Redis.from_url(url)
 
     def expired(self) -> int:
-        """Redis deletes expired payloads itself, but not those that lost their expiry."""
-        pointers = [self.old(payload) for payload in (SMALL, LARGE)]
+        """Redis deletes expired payloads itself, but not those that lost their expiry; one lost a segment, too."""
+        self.admin.set("claimcheck:of-others-0", b"kept")
+        pointers = [old(self.cc, payload) for payload in (SMALL, LARGE)]
         for pointer in pointers:
             aged = re.sub(r"-\d{8}T", "-20200101T", pointer.key)
             for number in range(pointer.segments):
                 self.admin.rename(f"{pointer.key}-{number}", f"{aged}-{number}")
                 self.admin.persist(f"{aged}-{number}")
+        self.admin.delete(f"{aged}-7")
         return len(pointers)
+
+    def sweep(self, options: dict[str, Any]) -> None:
+        super().sweep(options)
+        assert self.admin.keys() == [b"claimcheck:of-others-0"]
 
     def forget(self) -> None:
         self.admin.unlink(*self.admin.keys("claimcheck:gc-*"))
@@ -267,6 +286,8 @@ ACTIONS = {  # of operations whose permission has another name
 
 
 class S3(Store):
+    recent = 1  # moto believes that an upload without parts is old
+
     def __init__(self, endpoint_url: str, bucket: str, here: Path) -> None:
         place = {"endpoint_url": endpoint_url, "prefix": "claims"}
         super().__init__({"type": "s3", "bucket": bucket, **place, "ttl_seconds": 7 * DAY}, here)
@@ -274,13 +295,13 @@ class S3(Store):
         self.bucket = bucket
 
     def expired(self) -> int:
-        """Two payloads, and an upload that was interrupted."""
+        """Two payloads, and uploads that were interrupted, beside one of others."""
+        self.interrupt("claims/of-others")
         with claimcheck.from_dict({"stores": {"hot": self.options | {"ttl_seconds": 3600}}}) as cc:
-            store = cc.store("hot")
-            store.context = StoreContext(name="hot", clock=lambda: time.time() - 2 * DAY)
-            pointers = [store.write(payload) for payload in (SMALL, LARGE)]
+            pointers = [old(cc, payload) for payload in (SMALL, LARGE)]
         self.interrupt(pointers[0].key)
-        return len(pointers) + 1
+        self.client.create_multipart_upload(Bucket=self.bucket, Key=pointers[1].key)  # without a part
+        return len(pointers) + 2
 
     def interrupt(self, key: str) -> None:
         """Leave an upload without its end."""
@@ -320,7 +341,7 @@ def test_s3_policies_are_the_smallest(role, gateway, tmp_path):
     rules = [(number, action) for number, each in enumerate(statements(role)) for action in each["Action"]]
     if role == "collector":
         rules.remove((0, "s3:AbortMultipartUpload"))
-        pointer = lab.old(SMALL)
+        pointer = old(lab.cc, SMALL)
         lab.cc.store("hot").rollback(pointer)
         lab.interrupt(pointer.key)
     if role == "reader":  # Amazon's server needs it to answer that an object does not exist
@@ -379,31 +400,6 @@ RESOURCES = {
 }
 
 
-@pytest.fixture(scope="module")
-def kafka_with_acls(own_kafka_jars):
-    with servers.kafka(password=PASSWORD) as broker:
-        yield broker
-
-
-def folder_of(broker: servers.KafkaBroker) -> Path:
-    assert broker.server is not None
-    return broker.server.location.folder
-
-
-def settings(broker: servers.KafkaBroker, user: str) -> dict[str, Any]:
-    """The operator has a password; the broker believes any other name."""
-    common = {
-        "bootstrap.servers": broker.bootstrap_servers,
-        "security.protocol": "sasl_ssl",
-        "ssl.ca.location": str(folder_of(broker) / "ca.crt"),
-    }
-    if user == "operator":
-        return common | {"sasl.mechanism": "PLAIN", "sasl.username": user, "sasl.password": PASSWORD}
-    unsigned = "enable.sasl.oauthbearer.unsecure.jwt"  # codespell:ignore
-    token = {"sasl.oauthbearer.config": f"principal={user}", unsigned: "true"}
-    return common | {"sasl.mechanism": "OAUTHBEARER", **token}
-
-
 def acls(role: str) -> list[tuple[Any, str, str]]:
     """Return resource, name and operation of each rule of a role."""
     rules = []
@@ -426,13 +422,9 @@ class Kafka:
 
     def __init__(self, broker: servers.KafkaBroker, here: Path) -> None:
         self.broker, self.here = broker, here
-        self.admin = AdminClient(settings(broker, "operator"))
-        hot = {
-            "type": "filesystem",
-            "path": str(folder_of(broker) / "claims"),
-            "create": True,
-            "ttl_seconds": 6 * DAY,
-        }
+        self.admin = AdminClient(login(broker))
+        claims = str(authority_of(broker).with_name("claims"))
+        hot = {"type": "filesystem", "path": claims, "create": True, "ttl_seconds": 6 * DAY}
         self.allowed: list[Any] = []
         self.config = {"stores": {"hot": hot}}
         self.cc = claimcheck.from_dict(self.config)
@@ -456,7 +448,7 @@ class Kafka:
         self.allowed = grant(self.admin, role, [(kind, name, OPERATIONS[each]) for kind, name, each in rules])
 
     def send(self, user: str, topic: str, **more: Any) -> None:
-        native = kafka.Producer({**settings(self.broker, user), "message.timeout.ms": 8000, **more}, logger=_quiet)
+        native = kafka.Producer({**login(self.broker, user), "message.timeout.ms": 8000, **more}, logger=_quiet)
         failures: list[str | None] = []
         with KafkaProducer(native, self.cc) as producer:
             producer.produce(
@@ -471,11 +463,11 @@ class Kafka:
 
     def reader(self) -> None:
         self.send("operator", "orders")
-        options = {**settings(self.broker, "reader"), "group.id": "bookkeeping", "auto.offset.reset": "earliest"}
+        options = {**login(self.broker, "reader"), "group.id": "bookkeeping", "auto.offset.reset": "earliest"}
         native = kafka.Consumer(
             {**options, "enable.auto.offset.store": False, "enable.auto.commit": False}, logger=_quiet
         )
-        letters = kafka.Producer({**settings(self.broker, "reader"), "message.timeout.ms": 8000}, logger=_quiet)
+        letters = kafka.Producer({**login(self.broker, "reader"), "message.timeout.ms": 8000}, logger=_quiet)
         with KafkaConsumer(native, self.cc, dead_letter_producer=letters) as consumer:
             consumer.subscribe(["orders"])
             try:
@@ -493,12 +485,12 @@ class Kafka:
             raise RefusedError("payloads of dead letters would be deleted")
 
     def checker(self) -> None:
-        group = kafka.Consumer({**settings(self.broker, "operator"), "group.id": "bookkeeping"}, logger=_quiet)
+        group = kafka.Consumer({**login(self.broker), "group.id": "bookkeeping"}, logger=_quiet)
         group.commit(offsets=[kafka.TopicPartition("orders", 0, 0)], asynchronous=False)
         group.close()
         with claimcheck.from_dict(self.config) as cc:
             target = KafkaTarget(
-                self.broker.bootstrap_servers, ("orders",), ("bookkeeping",), settings(self.broker, "checker")
+                self.broker.bootstrap_servers, ("orders",), ("bookkeeping",), login(self.broker, "checker")
             )
             found = [each for each in examine(cc, servers=True, target=target).findings if each.id.startswith("kafka")]
         if any(each.id.endswith(("-not-examined", "-missing", "-unreachable")) for each in found):
@@ -511,18 +503,15 @@ class Kafka:
         self.command("redrive", "redrive", "--from", "orders.dlq", "--to", "orders", "--yes", "--force")
 
     def command(self, user: str, *arguments: str) -> Any:
-        (path := self.here / "kafka").write_text("".join(f"{k}={v}\n" for k, v in settings(self.broker, user).items()))
+        (path := self.here / "kafka").write_text("".join(f"{k}={v}\n" for k, v in login(self.broker, user).items()))
         broker = ["--kafka", self.broker.bootstrap_servers, "--kafka-config", path]
-        result = run("--config", self.here / "claimcheck.yaml", *arguments, *broker, "--json")
-        if result.exit_code:
-            raise RefusedError(result.output)
-        return json.loads(result.stdout)
+        return command(self.here / "claimcheck.yaml", *arguments, *broker)
 
 
 @pytest.mark.parametrize("role", ["writer", "reader", "collector", "checker", "redrive"])
-def test_kafka(role, kafka_with_acls, tmp_path, monkeypatch):
+def test_kafka(role, secure_kafka, tmp_path, monkeypatch):
     monkeypatch.setattr("claimcheck._operate.check_topics._SECONDS", 4.0)
-    lab, rules = Kafka(kafka_with_acls, tmp_path), acls(role)
+    lab, rules = Kafka(secure_kafka, tmp_path), acls(role)
     lab.send("operator", "orders")
 
     def act(some: list[tuple[Any, str, str]]) -> None:
@@ -605,9 +594,7 @@ class Pulsar:
     def command(self, user: str, *arguments: str) -> None:
         with pytest.MonkeyPatch.context() as environment:
             environment.setenv("CLAIMCHECK_PULSAR_TOKEN", self.secure.token(user))
-            result = run("--config", self.path, *arguments, "--pulsar", self.broker.service_url)
-        if result.exit_code:
-            raise RefusedError(result.output)
+            command(self.path, *arguments, "--pulsar", self.broker.service_url)
 
 
 def grants(role: str) -> list[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """Kafka with Spark's own source and sink: what our producers send, Spark reads, and the other way round.
 
-Jobs run in a process of their own: the jars are chosen before Java starts, and one process is killed.
+Jobs run in a process of their own: the jars are chosen before Java starts. A reader that is killed is one of the
+random faults (tests/fault).
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import claimcheck
 from claimcheck._store.contract import StoreContext
 from tests.integration.kafka_rig import LIMIT, WITHIN_SECONDS, Rig, content, receive, rig
 from tests.spark.drivers import Driver, plain
-from tests.spark.rig import written
 
 
 @pytest.fixture
@@ -41,16 +41,9 @@ def cc(config) -> Iterator[claimcheck.ClaimCheck]:
 
 
 @pytest.fixture(scope="module")
-def start(spark_kafka_jars, worker_env, tmp_path_factory):
-    """Start a driver with Spark's client of Kafka."""
-    folder = tmp_path_factory.mktemp("jobs")
-    return lambda: Driver({"spark.jars": spark_kafka_jars}, folder, os.environ | worker_env)
-
-
-@pytest.fixture(scope="module")
-def jobs(start) -> Iterator[Driver]:
-    """One session for all jobs that are not killed."""
-    with start() as jobs:
+def jobs(spark_kafka_jars, worker_env, tmp_path_factory) -> Iterator[Driver]:
+    """One session with Spark's client of Kafka."""
+    with Driver({"spark.jars": spark_kafka_jars}, tmp_path_factory.mktemp("jobs"), os.environ | worker_env) as jobs:
         yield jobs
 
 
@@ -61,10 +54,10 @@ def options(lab) -> dict[str, str]:
     return {**servers, "startingOffsets": "earliest", "includeHeaders": "true"}
 
 
-def send(lab: Rig, cc: claimcheck.ClaimCheck, payloads: list[bytes | None], start: int = 0) -> None:
+def send(lab: Rig, cc: claimcheck.ClaimCheck, payloads: list[bytes | None]) -> None:
     """Alternating between two partitions."""
     producer = lab.producer(cc)
-    for number, payload in enumerate(payloads, start):
+    for number, payload in enumerate(payloads):
         headers = [("n", str(number).encode())]
         producer.produce(lab.topic, payload, key=b"k%d" % number, partition=number % 2, headers=headers)
     assert producer.flush(WITHIN_SECONDS) == 0
@@ -97,22 +90,6 @@ def test_what_producers_send_is_what_spark_reads(lab, cc, config, options, jobs,
         assert (row["topic"], ours) == (lab.topic, [("n", str(number))])
     assert [rows[n]["error"]["type"] for n in (6, 7)] == ["PayloadNotFoundError", "EnvelopeError"]
     assert rows[6]["error"]["store"] == "disk"
-
-
-def test_a_stream_whose_driver_is_killed_goes_on_where_it_was(lab, cc, config, options, start, jobs, tmp_path):
-    """At least once for a batch, and exactly the same rows under its id, though the topic has grown meanwhile."""
-    payloads = [content(LIMIT + n if n % 3 else 40, n) for n in range(40)]
-    send(lab, cc, payloads[:30])
-    given = {"form": "kafka", "options": options | {"maxOffsetsPerTrigger": "9"}, "folder": str(tmp_path)}
-    with start() as killed:
-        killed.die_in(2, **given, resolve=config)
-    send(lab, cc, payloads[30:], start=30)
-    jobs.run("stream", **given, resolve=config)
-    attempts = written(tmp_path)
-    assert [len(attempts[number]) for number in (0, 1, 2, 3, 4)] == [1, 1, 2, 1, 1]  # 2 was not committed
-    assert attempts[2][0] == attempts[2][1]
-    rows = numbered([row for several in attempts.values() for row in several[-1]])
-    assert {n: row["payload"] for n, row in rows.items()} == {n: plain(p) for n, p in enumerate(payloads)}
 
 
 def test_what_spark_sends_is_what_consumers_read(lab, cc, config, options, jobs):

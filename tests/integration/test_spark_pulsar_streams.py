@@ -5,7 +5,6 @@ import logging
 import os
 
 import pulsar
-import pytest
 
 from tests import servers
 from tests.integration.pulsar_rig import Topic
@@ -41,23 +40,21 @@ def test_partitions_that_are_added_while_it_runs(spark_sources, spark_topic, tmp
         servers.wait_until(lambda: values(seen) == sorted([*sent, b"added"]), "the new partition is read", 60)
 
 
-def test_what_is_not_committed_is_kept_and_what_is_may_go(spark_sources, spark_topic, tmp_path):
+def test_what_is_not_committed_is_kept_and_what_is_may_go_where_each_ledger_has_one_entry(
+    spark_sources, spark_topic, tmp_path
+):
     df = stream(spark_sources, PULSAR, spark_topic.options())
     batches_of(df, tmp_path / "c")
-    first = spark_topic.send(range(5))
-    spark_topic.roll()
-    spark_topic.send(range(5, 10))
-    spark_topic.roll()
-    spark_topic.broker.trim(spark_topic.name)
-    kept = spark_topic.ledgers()
-    seen = batches_of(df, tmp_path / "c")
-    sent = spark_topic.send(range(10, 15))
-    more = batches_of(df, tmp_path / "c")
-    spark_topic.send(range(15, 16))
-    batches_of(df, tmp_path / "c")  # commits the batch before
-    assert values(seen) == sorted([*first, *(b"%d" % n for n in range(5, 10))])
-    assert values(more) == sent
-    servers.wait_until(lambda: _trimmed(spark_topic, kept[0]), "the oldest ledger is gone")
+    for number in range(3):  # as a job that runs rarely, on a topic with few messages
+        sent = spark_topic.send([number])
+        spark_topic.roll()
+        spark_topic.broker.trim(spark_topic.name)
+        assert values(batches_of(df, tmp_path / "c")) == sent
+        if not number:
+            first = spark_topic.ledgers()[0]
+    servers.wait_until(lambda: _trimmed(spark_topic, first), "the ledger is gone")
+    spark_topic.send([3])
+    assert values(batches_of(df, tmp_path / "c")) == [b"3"]  # and the proof is still there
 
 
 def test_data_that_is_lost_under_the_checkpoint_is_noticed(spark_sources, spark_topic, tmp_path):
@@ -89,61 +86,17 @@ def _trimmed(topic, ledger):
     return ledger not in topic.ledgers()
 
 
-# Two queries with one subscription ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def rival(spark_sources, spark_topic, tmp_path):
-    """A second query with a checkpoint of its own, and the same subscription."""
-    return lambda: batches_of(stream(spark_sources, PULSAR, spark_topic.options()), tmp_path / "rival")
-
-
-def test_what_is_committed_may_go_where_each_ledger_has_one_entry(spark_sources, spark_topic, tmp_path):
-    df = stream(spark_sources, PULSAR, spark_topic.options())
-    for number in range(3):  # as a job that runs rarely, on a topic with few messages
-        sent = spark_topic.send([number])
-        assert values(batches_of(df, tmp_path / "c")) == sent
-        if not number:
-            first = spark_topic.ledgers()[0]
-        spark_topic.roll()
-    servers.wait_until(lambda: _trimmed(spark_topic, first), "the ledger is gone")
-    spark_topic.send([3])
-    assert values(batches_of(df, tmp_path / "c")) == [b"3"]  # and the proof is still there
-
-
-def test_both_at_the_same_time(spark_sources, spark_topic, rival, tmp_path):
+def test_two_queries_with_one_subscription(spark_sources, spark_topic, tmp_path):
     sent = spark_topic.send(range(5))
     df = stream(spark_sources, PULSAR, spark_topic.options())
     with running(df, tmp_path / "c", processingTime="200 milliseconds") as (_, seen):
         servers.wait_until(lambda: values(seen) == sent, "the first rows are there", 60)
-        text = failure(rival)
+        text = failure(lambda: batches_of(df, tmp_path / "rival"))
         sent += spark_topic.send(range(5, 10))
         servers.wait_until(lambda: values(seen) == sorted(sent), "the query goes on", 60)
     assert "SubscriptionBusyError" in text
     assert spark_topic.full in text
     assert "Each query needs a subscription of its own" in text
-
-
-def test_what_the_other_has_let_go_of_is_missed(spark_sources, spark_topic, rival, tmp_path):
-    spark_topic.send(range(5))
-    df = stream(spark_sources, PULSAR, spark_topic.options())
-    batches_of(df, tmp_path / "c")
-    spark_topic.roll()
-    spark_topic.send(range(5, 10))
-    lost = spark_topic.ledgers()[-1]
-    spark_topic.roll()
-    rival()
-
-    def gone():
-        spark_topic.send([1000, 1001])  # in two entries; the second is kept as proof
-        rival()
-        spark_topic.roll()
-        return _trimmed(spark_topic, lost)
-
-    servers.wait_until(gone, "the rival has read it, and the broker deletes it", 60)
-    text = failure(lambda: batches_of(df, tmp_path / "c"))
-    assert "DataLossError" in text
-    assert "subscription" in text
 
 
 # A JVM that is killed under its driver -----------------------------------------------------------------------------

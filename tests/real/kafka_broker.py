@@ -59,7 +59,7 @@ listener.security.protocol.map=CONTROLLER:PLAINTEXT,SASL_SSL:SASL_SSL
 sasl.enabled.mechanisms=PLAIN,OAUTHBEARER
 sasl.mechanism.inter.broker.protocol=PLAIN
 listener.name.sasl_ssl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
-  username="operator" password="{password}" user_operator="{password}" user_reader="{password}";
+  username="operator" password="{password}" user_operator="{password}";
 listener.name.sasl_ssl.oauthbearer.sasl.jaas.config=\
   org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
@@ -97,8 +97,8 @@ def kafka(
     Args:
         max_message_bytes: Size limit of a record. Default: the broker's own, 1,048,588.
         heap: Value of ``java -Xmx``. Each record being written also takes its size outside of the heap.
-        password: Of the users ``operator``, who may do everything, and ``reader``, who needs ACLs; with SASL PLAIN and
-            TLS. OAuth tokens need no signature. The authority is in ``ca.crt`` in the server's folder. Default: neither
+        password: Of the user ``operator``, who may do everything; with SASL PLAIN and TLS. OAuth tokens of all others,
+            who need ACLs, need no signature. The authority is in ``ca.crt`` in the server's folder. Default: neither
             passwords nor TLS.
         proxy_port: Where clients reach it. When this returns, it may not yet be ready for groups.
     """

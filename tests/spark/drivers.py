@@ -157,10 +157,9 @@ def stream(
     stop_in: int | None = None,
     kill: str = "all",
     schema: str | None = None,
-    resolve: dict[str, Any] | None = None,
     reassemble: dict[str, Any] | None = None,
 ) -> None:
-    """Read a stream; ``resolve`` and ``reassemble`` are configurations."""
+    """Read a stream; ``reassemble`` is a configuration."""
     import claimcheck.spark
 
     if form.startswith("claimcheck"):
@@ -169,8 +168,6 @@ def stream(
         register(spark)
     source = spark.readStream.format(form).options(**options)
     df = source.load() if schema is None else source.schema(schema).load()
-    if resolve is not None:
-        df = df.transform(claimcheck.spark.resolve("value", config=resolve, on_error="null"))
     if reassemble is not None:
         df = df.transform(claimcheck.spark.reassemble("value", config=reassemble, expire_by="data"))
     write_batches(df, Path(folder), stop_in, kill)

@@ -1,13 +1,9 @@
-"""`as_file`: references that other engines read; and workers without an activated environment."""
+"""`as_file`: references that other engines read."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import zlib
-
-import pytest
 
 from claimcheck._wire.pointer import Pointer
 from claimcheck.spark import as_file
@@ -52,37 +48,3 @@ def test_the_uris_of_buckets():
     assert S3Store(bucket="payloads").uri(pointer) == "s3://payloads/claims/a.b"
     assert ObstoreStore(url="az://payloads/claims").uri(pointer) == "az://payloads/claims/a.b"
     assert ObstoreStore(url="memory:///").uri(pointer) is None
-
-
-# Workers -----------------------------------------------------------------------------------------------------------
-
-JOB = """
-import sys
-from pyspark.sql import SparkSession
-from claimcheck.spark import register, resolve
-builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
-if len(sys.argv) > 1:
-    builder = builder.config("spark.pyspark.python", sys.argv[1])
-spark = builder.getOrCreate()
-config = {"strategy": "inline"}
-df = spark.range(1).selectExpr("CAST('x' AS BINARY) AS value")
-print([bytes(row.payload) for row in df.transform(resolve("value", config=config)).collect()])
-"""
-
-
-@pytest.mark.parametrize("named", [False, True], ids=["this one", "the one that is named"])
-def test_workers_run_the_python_that_has_the_packages(worker_env, tmp_path, named):
-    """Without an activated environment the first `python3` on the path is another one, here one that always fails."""
-    for name in ("python3", "named"):
-        (tmp_path / name).write_text(
-            "#!/bin/sh\nexit 1\n" if name == "python3" else f'#!/bin/sh\nexec {sys.executable} "$@"\n'
-        )
-        (tmp_path / name).chmod(0o755)
-    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
-    command = [sys.executable, "-c", JOB, *([str(tmp_path / "named")] if named else [])]
-
-    done = subprocess.run(command, env=env | worker_env | {"PATH": path}, capture_output=True, text=True, timeout=200)
-
-    assert "[b'x']" in done.stdout, done.stderr[-3000:]

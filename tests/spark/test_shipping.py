@@ -247,14 +247,17 @@ def test_connect_runs_every_verb_with_what_the_client_ships(lab, spark_connect, 
 # A machine without Java, or with one that Spark cannot use --------------------------------------------------------
 
 PROGRAM = """
-import os
-from claimcheck.spark import ensure_java
+import os, sys
+from claimcheck.spark import ensure_java, map_payloads
 ensure_java()
 print(os.environ["JAVA_HOME"])
+del os.environ["PYSPARK_PYTHON"]  # it would take precedence
 from pyspark.sql import SparkSession
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-df = spark.createDataFrame([(b"x",)], "value binary")
-print(df.mapInArrow(lambda batches: batches, df.schema).count())
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+spark = builder.config("spark.pyspark.python", sys.argv[1]).getOrCreate()
+df = spark.range(1).selectExpr("CAST('x' AS BINARY) AS value")
+named = map_payloads(lambda _: int(os.environ["NAMED"]), "n int", column="value", config={"strategy": "inline"})
+print(df.transform(named).first().n)
 spark.stop()
 """
 
@@ -277,8 +280,11 @@ def no_java(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
 
 
-def test_spark_runs_where_there_is_no_java(worker_env, tmp_path):
+def test_spark_runs_where_there_is_no_java_and_workers_run_the_python_that_is_named(worker_env, tmp_path):
+    """There is no `python3` on the path, or without an activated environment another one."""
     (tmp_path / "bin").mkdir()
+    (tmp_path / "named").write_text(f'#!/bin/sh\nNAMED=7 exec {sys.executable} "$@"\n')
+    (tmp_path / "named").chmod(0o755)
     for name in ("bash", "dirname", "sh", "ps", "cat", "env"):  # needed by Spark's scripts; no java
         found = next((p for p in (f"/bin/{name}", f"/usr/bin/{name}") if os.path.exists(p)), None)
         if found:
@@ -286,12 +292,18 @@ def test_spark_runs_where_there_is_no_java(worker_env, tmp_path):
     env = {"PATH": str(tmp_path / "bin"), "SPARK_LOCAL_IP": "127.0.0.1", "TMPDIR": str(tmp_path), **worker_env}
 
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, "-c", PROGRAM, tmp_path / "named"],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
     )
 
     assert done.returncode == 0, done.stderr
     home, answer = done.stdout.split()
-    assert answer == "1"
+    assert answer == "7"
     assert not os.path.exists(home)  # deleted at the end
 
 

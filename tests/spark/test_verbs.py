@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import claimcheck
 from claimcheck._config_file import from_dict
 from claimcheck.errors import ArgumentTypeError, ConfigError
 from claimcheck.spark import _columns, map_payloads, offload, pin, reassemble, repartition_by_payload, resolve, resolver
-from claimcheck.spark._columns import is_one_machine, prepare
+from claimcheck.spark._columns import is_one_machine, name_python, prepare
 from tests.spark.rig import frame
 
 VERBS: dict[str, Callable[..., Any]] = {
@@ -183,6 +184,21 @@ def test_which_masters_are_one_machine():
 
     assert [is_one_machine(session(master)) for master in masters] == [True, True, False, False, False]
     assert not is_one_machine(SimpleNamespace())  # it may not be available
+
+
+@pytest.mark.parametrize(
+    ("conf", "python"),
+    [({"spark.master": "local"}, sys.executable), ({"spark.pyspark.python": "/named"}, "/named"), ({}, "python3")],
+)
+def test_workers_run_the_python_that_is_named_or_locally_this_one(monkeypatch, conf, python):
+    """Unless a variable names one, as Spark itself does."""
+    spark = SimpleNamespace(conf=conf, sparkContext=SimpleNamespace(pythonExec="python3"), _jsparkSession=None)
+    monkeypatch.setenv("PYSPARK_PYTHON", "/of a variable")
+    name_python(spark)
+    assert spark.sparkContext.pythonExec == "python3"
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    name_python(spark)
+    assert spark.sparkContext.pythonExec == python
 
 
 @pytest.mark.parametrize("where", ["disk", "other"])
