@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import compress
 from typing import Annotated, Any, Literal
 
 from claimcheck._content.source import Source
@@ -44,14 +45,13 @@ __all__ = ["RedisStore"]
 
 _SEGMENT_BYTES = (1 << 20) - 64  # with Redis' header just one megabyte for its allocator, not the next size up
 _MAX_SEGMENT_BYTES = 512 << 20  # proto-max-bulk-len; beyond it the server closes the connection without an error
-_UNLINK_ENTRIES = 100  # payloads of one segment in a round trip
+_ROUND_TRIP = 100  # commands
 _DELETE_KEYS = 16  # UNLINK frees strings at once, which blocks the server
 _MAX_V1_SEGMENTS = 100_000  # a pointer of version 1 is never signed, and does not declare its size
 _CONNECT_SECONDS = 5
 _V1_PREFIX = "kafka-over-redis-"
 _GONE = -2  # a reply of PTTL
 _SCAN_KEYS = 1000
-_WINDOW = 100
 _SPECIAL = "\\*?[]"  # in a pattern
 
 # Error classes by redis-py's, first match wins; any other error is a StoreError.
@@ -229,10 +229,8 @@ class RedisStore(Store):
         return self._small([(pointer, segment)]).receive(0)
 
     def _small(self, requests: Sequence[tuple[Pointer, memoryview | None]]) -> SmallCommands:
-        commands, sizes = list[bytes](), list[int]()
-        for pointer, view in requests:
-            commands.append(packed(small_command(pointer) if view is None else set_command(pointer, 0, view)))
-            sizes.append(pointer.size or 0)  # a pointer has none yet while its payload is written
+        commands = [packed(small_command(key) if view is None else set_command(key, 0, view)) for key, view in requests]
+        sizes = [pointer.size or 0 for pointer, _ in requests]  # there is none yet while a payload is written
         return SmallCommands(self._server, commands, sizes)
 
     def _delete(self, pointer: Pointer) -> None:
@@ -283,20 +281,25 @@ class RedisStore(Store):
         return float(seconds + microseconds / 1e6)
 
     def _discard(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
-        small = [entry for entry in entries if entry.size is not None]  # one segment
-        for first in range(0, len(small), _UNLINK_ENTRIES):
-            some, pipeline = small[first : first + _UNLINK_ENTRIES], self._server.client.pipeline(transaction=False)
-            for entry in some:
-                pipeline.unlink(f"{entry.key}-0")
-            replies = pipeline.execute(raise_on_error=False)
-            yield from (self._unlinked(entry, reply) for entry, reply in zip(some, replies, strict=True))
-        for entry in (entry for entry in entries if entry.size is None):
-            try:
-                self._unlink_segments(entry.key, count := self._segments(entry.key))
-            except Exception as error:
-                yield self._failed(entry, error)
-            else:
-                yield self._unlinked(entry, count)
+        for first in range(0, len(entries), _ROUND_TRIP):
+            some = entries[first : first + _ROUND_TRIP]  # with a size: one segment, unless `segment_bytes` has grown
+            found = self._replies("exists", (f"{entry.key}-1" for entry in some), strict=False)
+            is_single = [entry.size is not None and more == 0 for entry, more in zip(some, found, strict=True)]
+            names = (f"{entry.key}-0" for entry in compress(some, is_single))
+            replies = iter(self._replies("unlink", names, strict=False))
+            for entry, single in zip(some, is_single, strict=True):
+                try:
+                    if not single:
+                        self._unlink_segments(entry.key, count := self._segments(entry.key))
+                    yield self._unlinked(entry, next(replies) if single else count)
+                except Exception as error:
+                    yield self._failed(entry, error)
+
+    def _replies(self, command: str, keys: Iterable[str], *, strict: bool = True) -> list[Any]:
+        pipeline = self._server.client.pipeline(transaction=False)
+        for key in keys:
+            getattr(pipeline, command)(key)
+        return list(pipeline.execute(raise_on_error=strict))
 
     def _unlinked(self, entry: StoreEntry, reply: object) -> Deletion:
         if isinstance(reply, Exception):
@@ -307,14 +310,11 @@ class RedisStore(Store):
         """Return the number of segments of a payload: that of the last one that exists, plus one."""
         count = first = 0
         while True:
-            pipeline = self._server.client.pipeline(transaction=False)
-            for i in range(first, first + _WINDOW):
-                pipeline.exists(f"{key}-{i}")
-            found = pipeline.execute()
+            found = self._replies("exists", (f"{key}-{i}" for i in range(first, first + _ROUND_TRIP)))
             if not any(found):
                 return count
-            count = first + _WINDOW - found[::-1].index(1)
-            first += _WINDOW
+            count = first + _ROUND_TRIP - found[::-1].index(1)
+            first += _ROUND_TRIP
 
     def _unlink_segments(self, key: str, count: int) -> None:
         """Delete segments, the first one last: until then a listing finds what an interrupted deletion left."""

@@ -462,6 +462,13 @@ class TestPublishedForm:
         with pytest.raises(PayloadNotFoundError, match="segment 2 of 4"):
             store.read(pointer)
 
+    @pytest.mark.parametrize("now", [10, 5, 100])
+    def test_is_deleted_whole_whatever_the_segments_size_is_now(self, open_fake, fake, now):
+        open_fake().write(b"0123456789" * 30)
+        store = open_fake(segment_bytes=now)
+        assert [each.outcome for each in store.delete(list(store.scan()))] == ["deleted"]
+        assert fake.keys() == []
+
     def test_of_too_many_segments_is_refused_before_any_io(self, open_fake, monkeypatch):
         pointer = decode(b"\x01" + struct.pack(">i", 100_001) + KEY_V1.encode())
         monkeypatch.setattr(redis_server.RedisServer, "client", property(lambda _: pytest.fail("it was asked")))
