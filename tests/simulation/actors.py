@@ -25,7 +25,7 @@ CONFIGS = {
     ).config
     for strategy in STRATEGIES
 }  # fmt: skip
-CALM = 100  # rounds without faults, after which everything must have ended
+CALM = 60  # rounds without faults, after which everything must have ended
 
 
 class Actor:

@@ -226,8 +226,10 @@ class Receiver(actors.Receiver):
         with contextlib.suppress(kafka.KafkaException, RuntimeError, CallbackError):
             self.go_on()
             self.call(self.consumer.resume, self.client.assignment())
-            while received < most and (count := self.receive(0 if busy and received else 1.0)):
-                received += count
+            before, count = None, 0
+            while received < most and (count or before != self.client.positions):
+                before = dict(self.client.positions)
+                received += (count := self.receive(0 if busy and received else 1.0))
             self._commit_position()
         return received > 0
 
