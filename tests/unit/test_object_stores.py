@@ -32,6 +32,7 @@ from claimcheck.errors import (
 from claimcheck.stores import s3 as s3_store
 from claimcheck.stores.obstore import ObstoreStore
 from claimcheck.stores.s3 import S3Store
+from claimcheck.stores.s3 import _client as s3_client
 from claimcheck.stores.s3._client import ViewFile
 from claimcheck.testing._store_kit import Breaking, Unseekable, Zeros
 from tests.unit.tiny_s3 import ENGINES, Answer, TinyS3, crc32_of, opened
@@ -299,6 +300,7 @@ def test_no_credentials_anywhere(open_store, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
+    s3_client.session.cache_clear()
     with pytest.raises(StoreError):
         open_store(timeout_seconds=1).write(b"payload")
 
