@@ -78,9 +78,7 @@ class Group:
     returned: dict[Unit, Any] = field(default_factory=dict)  # records in the topic, those read, by whom, the first
     reported: set[Unit] = field(default_factory=set)
     excused: set[Unit] = field(default_factory=set)  # skipped by the application, or by the client itself
-    repeatable: set[Unit] = field(
-        default_factory=set
-    )  # may be returned again: what no commit covers, or a seek repeats
+    repeatable: set[Unit] = field(default_factory=set)  # may be returned again: not committed as a whole, or sought
     unread: list[tuple[Any, Unit, Process]] = field(default_factory=list)  # the store was unavailable
     is_orderly: bool = True
 
