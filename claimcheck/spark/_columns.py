@@ -279,8 +279,7 @@ def check_destination(config: Config, destination: object, *, is_known: bool = F
 
 
 def headers_index(df: DataFrame) -> int | None:
-    found = (_index(df, name, kind) for name, kind in _HEADERS)
-    return next((index for index in found if index is not None), None)
+    return next((found for name, kind in _HEADERS if (found := _index(df, name, kind)) is not None), None)
 
 
 def _index(df: DataFrame, name: str, kind: str) -> int | None:

@@ -238,7 +238,9 @@ class _Scope:
         return Candidates.of(names, now=time.time(), grace_seconds=self.grace_seconds)
 
 
-def _messages(df: DataFrame, column: str = "value") -> DataFrame:
+def _messages(df: Any, column: str = "value") -> DataFrame:
+    if not isinstance(getattr(df, "columns", None), list):
+        fail("keep", found=f"a {type(df).__name__}", expected="a list of DataFrames, or of pairs (DataFrame, column)")
     index = find_column(df, "keep", column)
     return with_index_names(df).select(f"c{index}")
 

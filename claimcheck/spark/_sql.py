@@ -28,7 +28,7 @@ def sql_function(config: AnyConfig) -> Any:
     stage = ResolveStage(reading, 0, ("value", "headers", "topic"))
 
     def claimcheck_resolve(batches):  # type: ignore[no-untyped-def]
-        for resolved in stage(map(_arguments, batches)):
+        for resolved in stage(_arguments(*(given if isinstance(given, tuple) else (given,))) for given in batches):
             yield resolved.column(3).to_pandas()
 
     claimcheck_resolve.__annotations__ = {"batches": Iterator[tuple[pd.Series, ...]], "return": Iterator[pd.Series]}
@@ -36,11 +36,10 @@ def sql_function(config: AnyConfig) -> Any:
     return pandas_udf(claimcheck_resolve, "binary").asNondeterministic()
 
 
-def _arguments(given: Any) -> pa.RecordBatch:
+def _arguments(value: Any, headers: Any = None, topic: Any = None) -> pa.RecordBatch:
     """Return the arguments of one batch: the messages, and their headers and topics, or nulls."""
     import pyarrow as pa
 
-    value, headers, topic = (*(given if isinstance(given, tuple) else (given,)), None, None)[:3]
     missing = [None] * len(value)
     pairs = missing if headers is None else [header_pairs(each) for each in headers]
     columns = {"value": value.tolist(), "headers": pairs, "topic": missing if topic is None else topic}

@@ -296,6 +296,8 @@ def test_arguments_are_checked_first(rig):
         rig.collect(grace_seconds=-1)
     with pytest.raises(ConfigError, match="'value'"):
         rig.collect(keep=[rig.spark.range(1)])
+    with pytest.raises(ConfigError, match="keep: found a Column, expected a list of DataFrames"):
+        rig.collect(keep=rig.spark.range(1))
     with pytest.raises(ConfigError, match="every process can reach"):
         stores = {"disk": {"type": "memory"}}
         collect_garbage(rig.spark, config={**rig.config, "stores": stores}, topics=rig.topics("orders"))
