@@ -132,15 +132,23 @@ def _code_of(code: CodeType, line: int) -> CodeType | None:
 
 
 def replace(mutant: Mutant) -> bool:
-    """Replace the code of every function that exists now; returns whether there was one."""
+    """Replace the code of every function that exists now, also of those inside; returns whether there was one."""
     where = attrgetter("co_filename", "co_qualname", "co_firstlineno")
-    found = [each for each in gc.get_objects() if isinstance(each, FunctionType)]
+    codes = {where(each): each for each in _nested(mutant.code)}
     replaced = False
-    for each in [each for each in found if where(each.__code__) == where(mutant.code)]:
-        with contextlib.suppress(ValueError):  # a closure with other variables
-            each.__code__ = mutant.code
-            replaced = True
+    for each in [each for each in gc.get_objects() if isinstance(each, FunctionType)]:
+        if (code := codes.get(where(each.__code__))) is not None:
+            with contextlib.suppress(ValueError):  # a closure with other variables
+                each.__code__ = code
+                replaced = True
     return replaced
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _nested(each)
 
 
 # The run ---------------------------------------------------------------------------------------------------------

@@ -184,6 +184,7 @@ def test_after_its_redeliveries_an_incomplete_payload_is_reported():
     assert rig.resolver.safe_position("s") is None
     actions = [event.action for event in rig.events if isinstance(event, DropEvent)]
     assert actions == ["redeliver", "redeliver", "report"]
+    assert rig.chunk(A, 1, 2, at=1) == []  # of a new attempt
 
 
 def test_the_chunks_that_are_missing_are_named_in_eight_ranges_at_most():
@@ -233,6 +234,7 @@ def test_a_payload_too_large_alone_names_the_bound(bound, pieces):
     [failed] = outcomes or rig.expire()
     assert isinstance(failed.error, PayloadTooLargeError)
     assert str(failed.error).endswith(f"(chunking.{bound}), but the limit is 3")
+    assert failed.error.size == (9 if bound == "max_chunks" else 4)
 
 
 @pytest.mark.parametrize(
@@ -375,9 +377,20 @@ def test_a_payload_acknowledged_after_all_is_compared_with_what_came_of_a_second
     assert rig.resolver.pending_payloads == 0 == rig.resolver.pending_bytes == rig.assembler._held
     [late] = rig.resolver.tick()
     assert late.positions == (3,)
-    assert isinstance(late, Dropped) if piece == b"1" else isinstance(late.error, ChunkConflictError)
+    assert isinstance(late, Dropped) if piece == b"1" else late.late and isinstance(late.error, ChunkConflictError)
     [again] = rig.chunk(A, 0, 3, b"EVIL", at=4)
     assert isinstance(again.error, ChunkConflictError)
+
+
+@pytest.mark.parametrize(("source", "count"), [(None, 0), ("s", 0), ("other", 1)])
+def test_a_seek_forgets_what_was_to_be_reported(source, count):
+    rig = Rig()
+    whole = rig.chunks(A, range(2), 2)
+    rig.settle(whole, acked=False)
+    rig.chunk(A, 0, 2)
+    rig.settle(whole)
+    rig.resolver.clear(source)
+    assert len(rig.resolver.tick()) == count
 
 
 def test_what_was_acknowledged_stays_so_whatever_comes_later():
@@ -395,6 +408,7 @@ def test_the_next_tick_is_due_when_the_oldest_payload_expires():
     rig = Rig(expire_after_seconds=60)
     begin = rig.clock.now
     rig.chunk(A, 0, 2)
+    assert rig.assembler.due == begin + 60
     rig.clock.now += 10
     rig.chunk(B, 0, 2)
     rig.assembler.due = rig.clock.now

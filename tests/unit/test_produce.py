@@ -14,6 +14,7 @@ import pytest
 
 import claimcheck
 from claimcheck import Envelope, Outbound, Strategy, WireLimit
+from claimcheck._send.outbound import SendLedger
 from claimcheck._wire.headers import TYPE
 from claimcheck.errors import (
     ClaimCheckError,
@@ -37,7 +38,8 @@ def test_a_small_payload_is_sent_as_the_very_same_object(rig):
     ((topic, value, key, given),) = rig.sent
     assert value is small
     assert given is headers
-    assert (topic, key, rig.stored) == ("orders", b"k", 0)
+    rig.publisher()("orders", io.BytesIO(small))
+    assert (topic, key, rig.sent[-1][1], rig.stored) == ("orders", b"k", small, 0)
 
 
 def test_an_envelope_goes_through_untouched_by_the_callers_word_and_is_never_known_by_its_bytes(rig):
@@ -276,6 +278,16 @@ def test_headers_that_leave_no_room_are_refused_before_anything_is_sent(strategy
     assert (rig.sent, rig.stored) == ([], 0)
 
 
+def test_at_every_length_of_the_headers_chunks_fit_or_are_refused():
+    rig, limit = Rig("chunking", chunking={"max_message_bytes": 500}), WireLimit(500)
+    for n in range(200):
+        with (
+            contextlib.suppress(PayloadTooLargeError),
+            rig.cc.outbound(BIG, destination="orders", headers={"h": "x" * n}, limit=limit) as out,
+        ):
+            assert max(len(each.data) + limit.overhead(each.key, each.headers) for each in out.envelopes) <= 500
+
+
 def test_a_memory_map_is_bytes_and_its_position_is_its_owners():
     rig = Rig()
     with mmap.mmap(-1, len(BIG)) as mapped:
@@ -383,28 +395,40 @@ def test_an_abort_that_cannot_be_sent_either_does_not_hide_the_error_and_is_logg
         produce(value, key)
 
     publish = rig.cc.offload(payload="value", key="key")(produce_later if is_async else produce)
-    with pytest.raises(PartialSendError):
+    with pytest.raises(PartialSendError, match=r"^1 of 6 chunks is in the topic, 0 may be, 5 were not sent"):
         asyncio.run(publish(BIG)) if is_async else publish(BIG)
     assert "could not send the abort envelope: QueueFullError" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("takes", "error", "stored"),
+    ("takes", "error", "stored", "outcome"),
     [
-        (False, None, 0),
-        (True, None, 1),
-        (True, QueueFullError, 0),
-        (True, TimeoutError, 1),
+        (False, None, 0, "failed"),
+        (True, None, 1, "sent"),
+        (True, QueueFullError, 0, "failed"),
+        (True, TimeoutError, 1, "unknown"),
     ],
 )
-def test_a_block_undoes_what_was_never_sent_and_taking_an_envelope_is_not_sending_it(rig, takes, error, stored):
+def test_a_block_undoes_what_was_never_sent_and_taking_an_envelope_is_not_sending_it(
+    rig, takes, error, stored, outcome
+):
     with contextlib.suppress(QueueFullError, TimeoutError), rig.cc.outbound(BIG, destination="orders") as out:
         assert rig.stored == 1
         if takes:
             [_] = out.envelopes
         if error:
             raise error
-    assert rig.stored == stored
+    assert (rig.stored, out.ledger.verdict().outcome) == (stored, outcome)
+    assert out.ledger.error is None, "its traceback would keep the payload"
+
+
+def test_a_message_that_is_handed_over_again_may_be_in_the_topic():
+    ledger = SendLedger()
+    number = ledger.launched()
+    ledger.postponed(number)
+    assert ledger.verdict().outcome == "failed"
+    ledger.resumed(number)
+    assert ledger.verdict().outcome == "unknown"
 
 
 def test_a_pointer_that_became_too_long_leaves_nothing_stored():
@@ -463,13 +487,15 @@ def test_an_asyncio_future_is_judged_when_it_is_done_and_undone_off_the_loop(rig
     assert rig.stored == 0
 
 
-def test_the_asyncio_futures_of_chunks_come_back_as_one():
+@pytest.mark.parametrize("count", [2, 7])
+def test_the_asyncio_futures_of_chunks_come_back_as_one(count):
     async def main():
         rig, futures = Rig("chunking"), []
-        joined = future_publisher(rig, futures)(BIG)
+        joined = future_publisher(rig, futures)(BIG[: count * 1500])
+        assert len(futures) == count
         for number, future in enumerate(list(futures)):
             assert not joined.done()
-            future.set_exception(QueueFullError("late")) if number == 3 else future.set_result(number)
+            future.set_exception(QueueFullError("late")) if number == 1 else future.set_result(number)
         with pytest.raises(PartialSendError) as caught:
             await joined
         assert isinstance(caught.value.__cause__, QueueFullError)
