@@ -12,7 +12,6 @@ import uuid
 
 import pytest
 
-import claimcheck
 from claimcheck import Envelope, Outbound, Strategy, WireLimit
 from claimcheck._send.outbound import SendLedger
 from claimcheck._wire.headers import TYPE
@@ -316,14 +315,14 @@ class WholeStrategy(Strategy):
         return Outbound([Envelope(message.payload.read())])
 
 
+@pytest.mark.parametrize("ttl", [60, None])
 @pytest.mark.parametrize("strategy", ["external", "hybrid"])
-def test_the_lifetime_of_a_stored_payload_begins_when_a_delayed_message_is_delivered(strategy):
-    rig = Rig(strategy, stores={"hot": {"type": "memory", "space": str(uuid.uuid4()), "ttl_seconds": 60}})
-    for delay, lifetime in ((0, 60), (3600, 3660)):
+def test_the_lifetime_of_a_stored_payload_begins_when_a_delayed_message_is_delivered(strategy, ttl):
+    rig = Rig(strategy, stores={"hot": {"type": "memory", "space": str(uuid.uuid4()), "ttl_seconds": ttl}})
+    for delay in (0, 3600):
         with rig.cc.outbound(BIG, destination="orders", key=b"k", delay_seconds=delay) as out:
-            (envelope,) = out.envelopes
-        pointer = rig.cc.pointer(envelope.data)
-        assert pointer.expires_ms - pointer.created_ms == lifetime * 1000
+            pointer = rig.cc.pointer(next(out.envelopes).data)
+        assert pointer.expires_ms == (ttl and pointer.created_ms + (ttl + delay) * 1000)
 
 
 # How sending ends ------------------------------------------------------------------------------------------------
@@ -424,13 +423,10 @@ def test_a_message_that_is_handed_over_again_may_be_in_the_topic():
 
 def test_a_pointer_that_became_too_long_leaves_nothing_stored():
     name = "n" * 600  # the store's name stands in the pointer
-    stores = {name: {"type": "memory", "space": "long-pointer"}}
-    cc = claimcheck.from_dict(
-        {"strategy": "external", "threshold_bytes": 2000, "limits": {"max_pointer_bytes": 512}, "stores": stores}
-    )
+    rig = Rig(limits={"max_pointer_bytes": 512}, stores={name: {"type": "memory", "space": "long-pointer"}})
     with pytest.raises(PayloadTooLargeError, match="max_pointer_bytes"):
-        cc.outbound(BIG, destination="orders").__enter__()
-    assert cc.store(name)._payloads == {}
+        rig.publisher()("orders", BIG)
+    assert rig.cc.store(name)._payloads == {}
 
 
 def test_a_file_that_fails_in_the_middle_stands_where_it_stood():
