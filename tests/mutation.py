@@ -132,23 +132,19 @@ def _code_of(code: CodeType, line: int) -> CodeType | None:
 
 
 def replace(mutant: Mutant) -> bool:
-    """Replace the code of every function that exists now, also of those inside; returns whether there was one."""
+    """Replace the code of every function that exists now, and of those inside; returns whether there was one."""
     where = attrgetter("co_filename", "co_qualname", "co_firstlineno")
-    codes = {where(each): each for each in _nested(mutant.code)}
-    replaced = False
+    codes, left, replaced = {}, [mutant.code], False
+    while left:
+        code = left.pop()
+        codes[where(code)] = code
+        left += [each for each in code.co_consts if isinstance(each, CodeType)]
     for each in [each for each in gc.get_objects() if isinstance(each, FunctionType)]:
-        if (code := codes.get(where(each.__code__))) is not None:
+        if where(each.__code__) in codes:
             with contextlib.suppress(ValueError):  # a closure with other variables
-                each.__code__ = code
+                each.__code__ = codes[where(each.__code__)]
                 replaced = True
     return replaced
-
-
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _nested(each)
 
 
 # The run ---------------------------------------------------------------------------------------------------------

@@ -43,12 +43,11 @@ class ExternalStrategy(Strategy):
     def _offload(self, message: Message) -> Outbound:
         store = self.context.store()
         limit = self.context.config.limits.max_payload_bytes
-        delayed = store.ttl_seconds is not None and message.delay_seconds > 0
         pointer = store.write(
             message.payload,
             destination=message.destination,
             limit=limit,
-            min_ttl_seconds=(store.ttl_seconds or 0) + message.delay_seconds if delayed else None,
+            min_ttl_seconds=(store.ttl_seconds or 0) + message.delay_seconds if message.delay_seconds > 0 else None,
         )
         undo = functools.partial(store.rollback, pointer)
         try:

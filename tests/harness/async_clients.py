@@ -34,16 +34,13 @@ class KafkaProducerClient:
         self._lock = threading.Lock()
         self.closed = False
 
-    def produce(
-        self, topic: str, value: Any = None, key: Any = None, partition: int = -1, callback: Any = None,
-        on_delivery: Any = None, timestamp: int = 0, headers: Any = None,
-    ) -> None:  # fmt: skip
+    def produce(self, topic: str, value: Any, key: Any = None, partition: int = -1, **options: Any) -> None:
         if self.closed:
             raise RuntimeError("Producer closed")
         with self._lock:
             report = kafka.Message(topic=topic, partition=0, offset=len(self.sent), value=value, timestamp=(1, 1))
             self.sent.append(value)
-            self._open.append((callback or on_delivery, report))
+            self._open.append((options["on_delivery"], report))
 
     def poll(self, timeout: float = -1) -> int:
         served = 0

@@ -386,10 +386,7 @@ class ProducerClient(ledger.ProducerClient):
         self.closed = False
         self._reports: deque[tuple[Any, Any, Any]] = deque()
 
-    def produce(
-        self, topic: str, value: Any = None, key: Any = None, partition: int = -1, callback: Any = None,
-        on_delivery: Any = None, timestamp: int = 0, headers: Any = None,
-    ) -> None:  # fmt: skip
+    def produce(self, topic: str, value: Any, key: Any = None, partition: int = -1, **options: Any) -> None:
         if self.closed:
             raise RuntimeError("Producer closed")
         self.reach(value)
@@ -398,7 +395,7 @@ class ProducerClient(ledger.ProducerClient):
         if self.scheduler.strikes("produce is refused", self.faults / 2):
             raise raised(self.scheduler.choice(("MSG_SIZE_TOO_LARGE", "_UNKNOWN_PARTITION")))
         number = partition if partition >= 0 else self.scheduler.random.randrange(len(self.ledger.logs))
-        self.take(Record(self.owner, bytes(value), key, headers, number, callback or on_delivery))
+        self.take(Record(self.owner, bytes(value), key, options.get("headers"), number, options["on_delivery"]))
 
     def poll(self, timeout: float = -1) -> int:
         self.process.check()

@@ -9,11 +9,13 @@ import itertools
 import json
 import sys
 import threading
+import types
 
 import pytest
 
 import claimcheck
 from claimcheck import Dropped, Failed, _threads
+from claimcheck._receive import messages
 from claimcheck._threads import IoThreads
 from claimcheck._wire import envelope
 from claimcheck._wire import headers as hints
@@ -411,6 +413,16 @@ def test_as_many_bytes_are_read_ahead_as_are_allowed(rig):
     gate.allow()
     first.join(10)
     many.close()
+
+
+@pytest.mark.parametrize(("pipelined", "order"), [(None, "++++++-+-+-+------"), (object(), "++++++---+++------")])
+def test_reads_that_are_requested_together_are_added_together(monkeypatch, pipelined, order):
+    lazy = types.SimpleNamespace(submit=lambda call, **_: types.SimpleNamespace(result=call, done=bool))
+    monkeypatch.setattr(messages, "io_threads", lambda: lazy)
+    work, log = messages.Work(bytes, blocks=True, size=1, pipelined=pipelined), []
+    source = (log.append("+") for _ in range(9))
+    log.extend("-" for _ in messages.resolve_many(source, lambda *_: work, concurrency=6, max_bytes=6))
+    assert "".join(log) == order
 
 
 def test_messages_are_taken_as_they_are_needed(rig):
