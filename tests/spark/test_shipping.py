@@ -289,17 +289,13 @@ def test_spark_runs_where_there_is_no_java_and_workers_run_the_python_that_is_na
         found = next((p for p in (f"/bin/{name}", f"/usr/bin/{name}") if os.path.exists(p)), None)
         if found:
             (tmp_path / "bin" / name).symlink_to(found)
-    env = {"PATH": str(tmp_path / "bin"), "SPARK_LOCAL_IP": "127.0.0.1", "TMPDIR": str(tmp_path), **worker_env}
+    java = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "SPARK_LOCAL_IP": "127.0.0.1"}
+    env = {"PATH": str(tmp_path / "bin"), "TMPDIR": str(tmp_path), **java, **worker_env}
 
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, tmp_path / "named"],
-        env=env,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+        [sys.executable, "-c", PROGRAM, tmp_path / "named"], env=env, cwd=tmp_path, capture_output=True, text=True,
+        timeout=280, check=False,
+    )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
     home, answer = done.stdout.split()
