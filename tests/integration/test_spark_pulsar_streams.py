@@ -28,16 +28,18 @@ def running(df, checkpoint, **trigger):
         query.stop()
 
 
-def test_partitions_that_are_added_while_it_runs(spark_sources, spark_topic, tmp_path):
+def test_partitions_and_topics_that_are_added_while_it_runs(spark_sources, spark_topic, tmp_path):
     spark_topic.broker.create_partitioned(spark_topic.name, 1)
     sent = spark_topic.send(range(10))
-    df = stream(spark_sources, PULSAR, spark_topic.options())
+    told = {"topicsPattern": f"{spark_topic.name}.*", "adminUrl": spark_topic.broker.admin_url}
+    df = stream(spark_sources, PULSAR, spark_topic.options(topic=None, **told))
     with running(df, tmp_path / "c", processingTime="200 milliseconds") as (_, seen):
         servers.wait_until(lambda: values(seen) == sent, "the first rows are there", 60)
         spark_topic.broker.request("POST", f"persistent/public/default/{spark_topic.name}/partitions", 3)
-        producer = spark_topic.client.create_producer(f"{spark_topic.full}-partition-2")
-        producer.send(b"added")
-        servers.wait_until(lambda: values(seen) == sorted([*sent, b"added"]), "the new partition is read", 60)
+        for name in ("-partition-2", "-and-another"):
+            spark_topic.client.create_producer(spark_topic.full + name).send(name.encode())
+            sent = sorted([*sent, name.encode()])
+            servers.wait_until(lambda: values(seen) == sent, f"{name} is read", 60)  # noqa: B023
 
 
 def test_what_is_not_committed_is_kept_and_what_is_may_go_where_each_ledger_has_one_entry(
