@@ -73,10 +73,7 @@ class TestGzipStore(FewerPayloads, globals()["TestGzipStore"]):  # type: ignore[
     """Without payloads of every shape, which are the base class's business, as compressing takes its time."""
 
 
-@only(
-    "test_listing_has_every_payload",
-    "test_delete_deletes_exactly_its_entries",
-)
+@only("test_listing_has_every_payload", "test_delete_deletes_exactly_its_entries")
 class TestListedStore(TestGzipStore):
     @pytest.fixture
     def options(self, tmp_path):

@@ -16,18 +16,7 @@ import redis
 from claimcheck.errors import IntegrityError, StoreError, StoreUnavailableError
 from claimcheck.stores.redis import RedisStore
 from tests import servers
-from tests.fault.rig import (
-    MIB,
-    PAYLOAD,
-    READINGS,
-    SEGMENT,
-    SIZE,
-    RedisLine,
-    TriggerFile,
-    assert_healthy,
-    content,
-    keys,
-)
+from tests.fault.rig import MIB, PAYLOAD, READINGS, SEGMENT, SIZE, RedisLine, TriggerFile, assert_healthy, content, keys
 from tests.real.process import wait_until
 
 
@@ -199,10 +188,7 @@ def test_a_server_that_is_full_in_the_middle_of_a_payload_keeps_nothing_but_what
 @pytest.mark.parametrize(("password", "text"), [("hunter2", "invalid username-password"), ("right", "no permissions")])
 def test_a_user_with_another_password_or_who_may_not_write_is_refused_for_good(own_redis, password, text):
     url = servers.redis_url(own_redis)
-    with (
-        redis.Redis.from_url(url) as server,
-        RedisStore(url=url.replace("//", f"//limited:{password}@")) as store,
-    ):
+    with redis.Redis.from_url(url) as server, RedisStore(url=url.replace("//", f"//limited:{password}@")) as store:
         server.acl_setuser("limited", enabled=True, passwords=["+right"], keys=["*"], commands=["+@all", "-set"])
         with pytest.raises(StoreError, match=text) as caught:
             store.write(PAYLOAD)

@@ -131,10 +131,7 @@ class KafkaConsumerClient:
 def kafka_clients(consumer: type, producer: type) -> list[Patch]:
     """What lets the wrappers take clients of other classes."""
     client = types.SimpleNamespace(**{**vars(kafka), "Consumer": consumer, "Producer": producer})
-    return [
-        (_client, "vendor", lambda: client),
-        (_asyncio, "native_client", lambda wrapper, kind: wrapper.client),
-    ]
+    return [(_client, "vendor", lambda: client), (_asyncio, "native_client", lambda wrapper, kind: wrapper.client)]
 
 
 # Pulsar ----------------------------------------------------------------------------------------------------------

@@ -230,11 +230,7 @@ def spark_reassemble_stream(config: Config, messages: list[bytes], folder: Path)
         *(pa.nulls(count, pa.string()) for _ in range(3)),
     ]
     names = ["uuid", "row", "pieces", "error_type", "error_message", "declared"]
-    stage = _FetchStage(
-        _reading(config),
-        ColumnIndexes(0, ()),
-        ("value", "n", "uuid", "payload", "error"),
-    )
+    stage = _FetchStage(_reading(config), ColumnIndexes(0, ()), ("value", "n", "uuid", "payload", "error"))
     yield from _rows(stage([pa.RecordBatch.from_arrays(arrays, names=names)]), 3, 4)
     yield from (result for message in messages if not _uuid_of(message) for result in [f"{_harmless(message)} bytes"])
 

@@ -24,11 +24,7 @@ def test_no_attack_needs_more_memory_than_the_bounds(reader: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("fault", "attack"),
-    [
-        ("counts bytes on the wire", "many_that_decompress"),
-        ("trusts declared sizes", "raised"),
-    ],
+    ("fault", "attack"), [("counts bytes on the wire", "many_that_decompress"), ("trusts declared sizes", "raised")]
 )
 def test_a_planted_fault_is_reported(fault: str, attack: str, tmp_path: Path) -> None:
     assert list(problems("resolve_many", tmp_path, [attack], fault=fault)) == [attack]

@@ -29,9 +29,7 @@ def test_every_other_error_of_the_broker_is_definite(broker, configure, tmp_path
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"topic": "no such\nname"}, {"key": 7}, {"headers": {"a": 1}}],
-    ids=["name", "key", "header value"],
+    "wrong", [{"topic": "no such\nname"}, {"key": 7}, {"headers": {"a": 1}}], ids=["name", "key", "header value"]
 )
 def test_arguments_are_refused_before_anything_is_stored(broker, configure, tmp_path, wrong):
     arguments = {"topic": "orders", **wrong}

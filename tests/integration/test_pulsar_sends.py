@@ -258,8 +258,7 @@ def test_a_router_of_ones_own_is_no_deadlock(run, topic, pulsar_broker):
 
 
 @pytest.mark.parametrize(
-    ("end", "expected"),
-    [("bounded.lose", "SendDeadlineError"), ("interrupt", "KeyboardInterrupt")],
+    ("end", "expected"), [("bounded.lose", "SendDeadlineError"), ("interrupt", "KeyboardInterrupt")]
 )
 def test_a_program_ends_though_a_flush_never_will(run, topic, pulsar_broker, end, expected):
     pulsar_broker.request("PUT", f"persistent/public/default/{topic}")

@@ -17,12 +17,7 @@ import pytest
 import claimcheck.testing._store_kit as payloads
 from claimcheck._wire.envelope import encode_abort, encode_pointer
 from claimcheck.config import HEADER
-from claimcheck.errors import (
-    EnvelopeError,
-    PayloadNotFoundError,
-    PointerRejectedError,
-    StoreUnavailableError,
-)
+from claimcheck.errors import EnvelopeError, PayloadNotFoundError, PointerRejectedError, StoreUnavailableError
 from tests.kit.transport_chunks import ChunkConformance
 from tests.kit.transport_harness import Harness, chunks_of, content, requires
 from tests.kit.transport_sending import STRATEGIES, SendingConformance

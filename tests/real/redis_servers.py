@@ -169,10 +169,7 @@ class RedisSentinel:
     def wait_for(self, master: Server) -> None:
         """Wait until both the server and the sentinel report it as the master, without any down flag."""
         wait_until(lambda: self.master is master and _leads(master), "the expected server is the master")
-        wait_until(
-            lambda: b"\r\nflags\r\n$6\r\nmaster\r\n" in self._ask("MASTER"),
-            "the sentinel sees it as up",
-        )
+        wait_until(lambda: b"\r\nflags\r\n$6\r\nmaster\r\n" in self._ask("MASTER"), "the sentinel sees it as up")
 
     def settle(self) -> None:
         """Wait until the replica has caught up and the sentinel can promote it."""

@@ -12,13 +12,7 @@ from claimcheck.transports.pulsar import AsyncPulsarConsumer, PulsarConsumer, Pu
 from tests.simulation import actors
 from tests.simulation.actors import STRATEGIES, Run
 from tests.simulation.ledger import Ledger, Sent, Unit
-from tests.simulation.pulsar_model import (
-    DEFINITE,
-    AsyncConsumerClient,
-    ConsumerClient,
-    ProducerClient,
-    Subscription,
-)
+from tests.simulation.pulsar_model import DEFINITE, AsyncConsumerClient, ConsumerClient, ProducerClient, Subscription
 from tests.simulation.scheduler import Scheduler
 
 ACKS = ("each", "late", "cumulative", "some negatively")

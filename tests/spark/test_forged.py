@@ -78,11 +78,7 @@ def good(config):
 def run(config, messages):
     """Run the stage of ``resolve(on_error="null")`` in this process."""
     reading = Reading(
-        config=as_config(config),
-        concurrency=1,
-        max_inflight_bytes=1 << 20,
-        out_batch_bytes=1 << 20,
-        on_error="null",
+        config=as_config(config), concurrency=1, max_inflight_bytes=1 << 20, out_batch_bytes=1 << 20, on_error="null"
     )
     batch = pa.RecordBatch.from_arrays([pa.array(messages, pa.binary())], names=["value"])
     rows = [out.to_pydict() for out in ResolveStage(reading, 0, ("value",))([batch])]

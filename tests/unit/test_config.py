@@ -26,16 +26,7 @@ from claimcheck import config as configuration
 from claimcheck._config_file import from_dict, read_yaml
 from claimcheck._registry import build_store, check_store
 from claimcheck._store.store import Store
-from claimcheck._validation import (
-    Check,
-    Range,
-    build,
-    check_arguments,
-    check_int,
-    check_seconds,
-    fail,
-    without_secrets,
-)
+from claimcheck._validation import Check, Range, build, check_arguments, check_int, check_seconds, fail, without_secrets
 from claimcheck.config import ChunkingConfig, CompressionConfig, StoreConfig, expand, signing_key
 from claimcheck.errors import ConfigError, MissingDependencyError, StoreError, StoreUnavailableError, import_vendor
 from tests.config_schema import schema

@@ -121,10 +121,7 @@ def test_writes_the_golden_bytes(name, monkeypatch):
     monkeypatch.setattr("os.urandom", lambda size: content[begin + 1 : begin + 1 + size])
     encoding = Encoding("Straße", compression, SameKey(DATA_KEY, header))
     source = encoding.encode(
-        Source(PAYLOAD, limit=10_000),
-        unique=uuid.UUID(UUID),
-        store=header.store,
-        stored_as=header.stored_as,
+        Source(PAYLOAD, limit=10_000), unique=uuid.UUID(UUID), store=header.store, stored_as=header.stored_as
     )
     found = bytes(source.take_all())
     assert found[: begin + 40] == content[: begin + 40]
@@ -239,10 +236,7 @@ def forge(store, pointer, payload, *, with_own_key):
     found, _ = read_header(store._open(stored, 0, stored.size))
     own = SameKey(keys.open(found.key_id, found.wrapped_key, found.key_context), found)
     forged = Encoding(found.destination, keys=own if with_own_key else keys).encode(
-        Source(payload, limit=len(payload)),
-        unique=uuid.UUID(found.id),
-        store=found.store,
-        stored_as=found.stored_as,
+        Source(payload, limit=len(payload)), unique=uuid.UUID(found.id), store=found.store, stored_as=found.stored_as
     )
     store._write(stored, forged)
     return found

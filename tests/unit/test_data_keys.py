@@ -62,12 +62,7 @@ def local(key_id: str | None = "k1", **keys: str) -> DataKeys:
 
 
 def service(clock=None, *, options=None) -> DataKeys:
-    config = EncryptionConfig(
-        key_id="k1",
-        keys={"k1": "one", "k2": "two"},
-        provider=HERE,
-        options=options or {},
-    )
+    config = EncryptionConfig(key_id="k1", keys={"k1": "one", "k2": "two"}, provider=HERE, options=options or {})
     return DataKeys(config, clock=clock or Clock())
 
 

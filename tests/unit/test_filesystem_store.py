@@ -12,13 +12,7 @@ import pytest
 
 from claimcheck._content.source import Source
 from claimcheck._wire.pointer import Pointer
-from claimcheck.errors import (
-    ConfigError,
-    IntegrityError,
-    PointerRejectedError,
-    StoreError,
-    StoreUnavailableError,
-)
+from claimcheck.errors import ConfigError, IntegrityError, PointerRejectedError, StoreError, StoreUnavailableError
 from claimcheck.stores import filesystem
 from claimcheck.stores._files import PARTIAL_SUFFIX, link_new
 from claimcheck.stores.filesystem import FilesystemStore

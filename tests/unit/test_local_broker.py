@@ -93,12 +93,7 @@ HEADERS = ["ab", [("a", 1)], {"a": None}, [("\ud800", b"")]]
         ("append", {"value": memoryview(bytes(1 << 20)).cast("I")}, MessageTooLargeError, "1048576"),
         *(("create_topic", {"name": name}, ConfigError, "topic: found") for name in NAMES),
         *(("create_topic", {"name": "new", "partitions": number}, ConfigError, "partitions") for number in (0, 10_001)),
-        (
-            "create_topic",
-            {"name": "orders", "partitions": 3},
-            ConfigError,
-            "found 3, expected 2",
-        ),
+        ("create_topic", {"name": "orders", "partitions": 3}, ConfigError, "found 3, expected 2"),
         *((name, {"topic": "no"}, UnknownTopicError, r"create_topic\('no'\)") for name in ("partitions", "stats")),
         *(("fetch", {"offset": at, "limit": limit}, ConfigError, "found -1") for at, limit in ((-1, 1), (0, -1))),
         ("fetch", {"topic": "no"}, UnknownTopicError, r"create_topic\('no'\)"),

@@ -325,8 +325,7 @@ print(used.read(used.write(b"of the parent")))
 
 
 @pytest.mark.parametrize(
-    ("before", "expected"),
-    [("used", "use the store in the new processes only"), ("", "b'of the child'")],
+    ("before", "expected"), [("used", "use the store in the new processes only"), ("", "b'of the child'")]
 )
 def test_a_forked_process_does_not_wait_for_ever(before, expected):
     root = str(Path(claimcheck.__path__[0]).parent)

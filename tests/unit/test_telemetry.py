@@ -19,10 +19,7 @@ def test_a_store_operation_is_a_client_span_below_the_callers_and_is_measured():
     name = f"store-{uuid.uuid4().hex}"
     config = {"strategy": "external", "threshold_bytes": 1000, "stores": {name: {"type": "memory"}}}
     finished()
-    with (
-        claimcheck.from_dict(config, hooks=[telemetry.hook()]) as cc,
-        tracer.start_as_current_span("caller") as caller,
-    ):
+    with claimcheck.from_dict(config, hooks=[telemetry.hook()]) as cc, tracer.start_as_current_span("caller") as caller:
         with cc.outbound(PAYLOAD, destination=name) as out:
             message = out.send(lambda envelope: envelope.data)
         assert asyncio.run(cc.aresolve(message)) == PAYLOAD
