@@ -379,7 +379,16 @@ def test_a_payload_acknowledged_after_all_is_compared_with_what_came_of_a_second
     assert late.positions == (3,)
     assert isinstance(late, Dropped) if piece == b"1" else late.late and isinstance(late.error, ChunkConflictError)
     [again] = rig.chunk(A, 0, 3, b"EVIL", at=4)
-    assert isinstance(again.error, ChunkConflictError)
+    assert (type(again.error), again.late) == (ChunkConflictError, True)
+
+
+def test_a_late_chunk_of_an_evicted_payload_begins_a_new_attempt_when_it_comes_again():
+    rig = Rig(max_pending_payloads=1)
+    [evicted] = rig.chunk(A, 0, 3) + rig.chunk(B, 0, 3)
+    [late] = rig.chunk(A, 1, 3, at=9)
+    assert (late.uuid, late.reason, late.action) == (A, "evicted", evicted.action)
+    [evicted] = rig.chunk(A, 1, 3, at=9)
+    assert (evicted.uuid, evicted.reason) == (B, "evicted")
 
 
 @pytest.mark.parametrize(("source", "count"), [(None, 0), ("s", 0), ("other", 1)])

@@ -37,8 +37,9 @@ def test_a_small_payload_is_sent_as_the_very_same_object(rig):
     ((topic, value, key, given),) = rig.sent
     assert value is small
     assert given is headers
-    rig.publisher()("orders", io.BytesIO(small))
-    assert (topic, key, rig.sent[-1][1], rig.stored) == ("orders", b"k", small, 0)
+    with rig.cc.outbound(io.BytesIO(small), destination="orders") as out:
+        assert (next(out.envelopes).data, out.as_is) == (small, True)
+    assert (topic, key, rig.stored) == ("orders", b"k", 0)
 
 
 def test_an_envelope_goes_through_untouched_by_the_callers_word_and_is_never_known_by_its_bytes(rig):
@@ -294,6 +295,7 @@ def test_a_buffer_is_free_again_when_the_call_has_failed():
         rig.publisher(error=QueueFullError())("orders", buffer)
     except QueueFullError:
         buffer.clear()
+    assert rig.sent == [], "no abort envelope, as no chunk was sent"
 
 
 def test_a_third_party_strategy_may_read_a_file_as_files_are_read():
@@ -361,7 +363,7 @@ def test_the_callers_classifier_decides_and_doubt_keeps(rig, classify, error, ke
     assert rig.stored == kept
 
 
-def test_a_rollback_that_fails_is_noted_on_the_first_error_and_never_replaces_it(rig, monkeypatch):
+def test_a_rollback_that_fails_is_noted_on_the_first_error_and_never_replaces_it(rig, monkeypatch, caplog):
     def fail(_):
         raise ConnectionError("the store is down")
 
@@ -369,6 +371,7 @@ def test_a_rollback_that_fails_is_noted_on_the_first_error_and_never_replaces_it
     with pytest.raises(QueueFullError) as caught:
         rig.publisher(error=QueueFullError("first"))("orders", BIG)
     assert "rollback failed" in caught.value.__notes__[0]
+    assert "rollback failed: store 'hot'" in caplog.text
 
 
 @pytest.mark.parametrize("is_async", [False, True])
