@@ -14,7 +14,9 @@ import pytest
 
 from claimcheck import Envelope, Outbound, Strategy, WireLimit
 from claimcheck._send.outbound import SendLedger
+from claimcheck._wire.envelope import encoded_start
 from claimcheck._wire.headers import TYPE
+from claimcheck.config import HEADER
 from claimcheck.errors import (
     ClaimCheckError,
     ConfigError,
@@ -276,6 +278,12 @@ def test_headers_that_leave_no_room_are_refused_before_anything_is_sent(strategy
     with pytest.raises(PayloadTooLargeError, match="too little space for a pointer|fill a chunk"):
         rig.publisher()("orders", BIG, headers={"h": "x" * 1_000_000})
     assert (rig.sent, rig.stored) == ([], 0)
+
+
+def test_a_payload_that_begins_like_an_encoded_one_arrives_in_chunks_as_it_is():
+    rig, payload = Rig("chunking"), encoded_start(header=HEADER) + BIG
+    rig.publisher()("orders", payload)
+    assert [outcome.payload for outcome in rig.received()] == [payload]
 
 
 def test_a_memory_map_is_bytes_and_its_position_is_its_owners():
