@@ -74,7 +74,8 @@ class KafkaGroup(Group):
         mark = CommitMetadata.decode(metadata) or CommitMetadata(offset)
         for unit in self.ledger.units:
             left = {each for each in unit.records if each >= offset and (each >= mark.upto or each in mark.owed)}
-            if unit.partition == number and left and left.isdisjoint(unit.positions.values()):
+            is_reported = unit.is_removed and unit in self.reported and unit.last >= offset  # no mark names its chunks
+            if unit.partition == number and (is_reported or (left and left.isdisjoint(unit.positions.values()))):
                 self.repeatable.add(unit)
         return offset
 
