@@ -257,6 +257,13 @@ def test_room_for_bytes_is_made_by_a_payload_that_has_some():
     assert evicted.uuid == B
 
 
+def test_a_chunk_that_declares_another_count_contradicts_its_payload():
+    rig = Rig(max_redeliveries=0)
+    [failed] = rig.chunk(A, 0, 2) + rig.chunk(A, 1, 3) + rig.expire()
+    assert isinstance(failed.error, ChunkConflictError)
+    assert "declares 3 chunks, but an earlier one 2" in str(failed.error)
+
+
 def test_a_contradicted_payload_is_reported_when_it_holds_too_many_messages():
     rig = Rig(max_pending_messages=3)
     assert rig.chunk(A, 0, 9, b"x") + rig.chunk(A, 0, 9, b"y") + rig.chunk(A, 1, 9) == []

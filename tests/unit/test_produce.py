@@ -7,6 +7,7 @@ import contextlib
 import functools
 import io
 import mmap
+import random
 import threading
 import uuid
 
@@ -286,6 +287,13 @@ def test_a_payload_that_begins_like_an_encoded_one_arrives_in_chunks_as_it_is():
     assert [outcome.payload for outcome in rig.received()] == [payload]
 
 
+def test_a_compressed_file_of_unknown_size_arrives_in_chunks():
+    rig, payload = Rig("chunking", threshold_bytes=500, compression={"codec": "zstd"}), random.Random(1).randbytes(9000)
+    rig.publisher()("orders", Unseekable(payload + bytes(9000)))
+    assert [outcome.payload for outcome in rig.received()] == [payload + bytes(9000)]
+    assert sum(len(value) for _, value, *_ in rig.sent) < 18_000
+
+
 def test_a_memory_map_is_bytes_and_its_position_is_its_owners():
     rig = Rig()
     with mmap.mmap(-1, len(BIG)) as mapped:
@@ -306,8 +314,9 @@ def test_a_buffer_is_free_again_when_the_call_has_failed():
     assert rig.sent == [], "no abort envelope, as no chunk was sent"
 
 
-def test_a_third_party_strategy_may_read_a_file_as_files_are_read():
-    rig = Rig(f"{__name__}:WholeStrategy")
+@pytest.mark.parametrize("strategy", ["inline", f"{__name__}:WholeStrategy"])
+def test_a_third_party_strategy_may_read_a_file_as_files_are_read(strategy):
+    rig = Rig(strategy)
     rig.publisher()("orders", Unseekable(BIG))
     assert rig.sent[0][1] == BIG
 
