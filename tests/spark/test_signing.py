@@ -112,7 +112,7 @@ def forgeries(config):
     unsigned, _ = envelopes(config, PAYLOADS[1], **chunked, signing={})
     other, _ = envelopes(config, PAYLOADS[1], destination="salaries", **chunked)
     changed, _ = envelopes(config, PAYLOADS[1], **chunked)
-    changed[0] = replace(changed[0], data=changed[0].data[:-1] + b"X")
+    changed[0] = replace(changed[0], data=changed[0].data[:-1] + bytes([changed[0].data[-1] ^ 1]))
     ended, genuine = envelopes(config, PAYLOADS[1], **chunked)
     return [
         rows([good[0], forged_abort, *good[1:]], partition=0),
