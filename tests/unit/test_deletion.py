@@ -178,7 +178,7 @@ def test_only_files_of_the_store_in_the_folder_of_their_key_are_listed(disk, tmp
     wrong = "00" if shard != "00" else "01"
     for each in (
         "notes.txt", "ab/.hidden.partial", f"2026-01-01/{OLD_KEY}", f"lost+found/{OLD_KEY}", f"elsewhere/{OLD_KEY}",
-        name, f"{wrong}/{name}", f"2026-01-01/{shard}/{name}", f"{shard}/{OLD_KEY}", f"{{{name}}}",
+        name, f"{wrong}/{name}", f"2026-01-01/{shard}/{name}", f"be/{OLD_KEY}", f"{{{name}}}",  # not bf
     ):  # fmt: skip
         (tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / each).write_bytes(b"not a payload of this store")
