@@ -367,7 +367,7 @@ def test_the_tail_of_a_broken_payload_is_reported_again_and_never_acknowledged_s
     [broken] = rig.chunks(A, (0, 1), 4)
     rig.settle([broken])
     tail = rig.chunks(A, (2, 3), 4)
-    assert [(each.error, each.handles) for each in tail] == [(broken.error, (2,)), (broken.error, (3,))]
+    assert [(each.error, each.handles, each.late) for each in tail] == [(broken.error, (n,), True) for n in (2, 3)]
 
 
 @pytest.mark.parametrize("piece", [b"EVIL", b"1"])
