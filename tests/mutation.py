@@ -36,7 +36,7 @@ DEFAULT = ["claimcheck/_wire", "claimcheck/_send", "claimcheck/_receive"]
 TESTS = ["tests/unit", "tests/property", "tests/conformance", "tests/harness", "tests/integration"]
 SECONDS = 60.0  # a change after which nothing ends counts as noticed
 MOST_TESTS = 200  # for one change, the fastest first
-ONLY_COSTS = ("_advise_huge_pages", "_allocator", "_await_oldest", "_end", "_hand_over", "_hash", "spooled")
+ONLY_COSTS = ("_advise_huge_pages", "_allocator", "_await_oldest", "_hash", "spooled")
 """Functions in which most changes cost time or memory, and do nothing else; the tests of bounds are not run here."""
 _IMPOSSIBLE = 3  # exit status: the code that a closure has now needs other variables
 

@@ -5,6 +5,7 @@ import logging
 import os
 
 import pulsar
+import pytest
 
 from tests import servers
 from tests.integration.pulsar_rig import Topic
@@ -28,15 +29,16 @@ def running(df, checkpoint, **trigger):
         query.stop()
 
 
-def test_partitions_and_topics_that_are_added_while_it_runs(spark_sources, spark_topic, tmp_path):
+@pytest.mark.parametrize("added", [["-partition-2"], ["-partition-2", "-and-another"]], ids=["topic", "topicsPattern"])
+def test_partitions_and_topics_that_are_added_while_it_runs(spark_sources, spark_topic, tmp_path, added):
     spark_topic.broker.create_partitioned(spark_topic.name, 1)
     sent = spark_topic.send(range(10))
-    told = {"topicsPattern": f"{spark_topic.name}.*", "adminUrl": spark_topic.broker.admin_url}
-    df = stream(spark_sources, PULSAR, spark_topic.options(topic=None, **told))
+    pattern = {"topic": None, "topicsPattern": f"{spark_topic.name}.*", "adminUrl": spark_topic.broker.admin_url}
+    df = stream(spark_sources, PULSAR, spark_topic.options(**(pattern if len(added) > 1 else {})))
     with running(df, tmp_path / "c", processingTime="200 milliseconds") as (_, seen):
         servers.wait_until(lambda: values(seen) == sent, "the first rows are there", 60)
         spark_topic.broker.request("POST", f"persistent/public/default/{spark_topic.name}/partitions", 3)
-        for name in ("-partition-2", "-and-another"):
+        for name in added:
             spark_topic.client.create_producer(spark_topic.full + name).send(name.encode())
             sent = sorted([*sent, name.encode()])
             servers.wait_until(lambda: values(seen) == sent, f"{name} is read", 60)  # noqa: B023

@@ -289,7 +289,7 @@ def test_spark_runs_where_there_is_no_java_and_workers_run_the_python_that_is_na
         found = next((p for p in (f"/bin/{name}", f"/usr/bin/{name}") if os.path.exists(p)), None)
         if found:
             (tmp_path / "bin" / name).symlink_to(found)
-    java = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "SPARK_LOCAL_IP": "127.0.0.1"}
+    java = {"SPARK_SUBMIT_OPTS": os.environ["SPARK_LAUNCHER_OPTS"], "SPARK_LOCAL_IP": "127.0.0.1"}
     env = {"PATH": str(tmp_path / "bin"), "TMPDIR": str(tmp_path), **java, **worker_env}
 
     done = subprocess.run(

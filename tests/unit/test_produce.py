@@ -219,11 +219,12 @@ def test_an_annotated_text_key_gets_the_uuid_as_text(annotation, kind):
 @pytest.mark.parametrize(("ours", "brokers"), [(500, 3000), (5000, 500)])
 def test_chunks_obey_the_smaller_of_their_own_limit_and_the_brokers_whatever_their_headers(ours, brokers):
     rig, limit = Rig("chunking", chunking={"max_message_bytes": ours}), WireLimit(brokers)
-    outbound = functools.partial(rig.cc.outbound, destination="orders", limit=limit)
+    outbound, largest = functools.partial(rig.cc.outbound, destination="orders", limit=limit), []
     for headers in ({"h": "x" * n} for n in range(70, 100)):
         with contextlib.suppress(PayloadTooLargeError), outbound(BIG, headers=headers) as out:
-            sizes = [len(each.data) + limit.overhead(each.key, each.headers) for each in out.envelopes]
-            assert 420 < max(sizes) <= 500
+            largest.append(max(len(each.data) + limit.overhead(each.key, each.headers) for each in out.envelopes))
+    assert 420 < min(largest) <= max(largest) <= 500
+    assert len(largest) < 30, "the longest headers leave no room"
 
 
 def test_a_threshold_above_the_brokers_limit_is_cut_down_to_it():
@@ -265,8 +266,10 @@ def test_payloads_over_a_limit_are_refused_before_anything_is_sent(strategy, con
     assert (rig.sent, rig.stored) == ([], 0)
 
 
-@pytest.mark.parametrize(("section", "more"), [("limits", {}), ("chunking", {"max_chunks": 7})])
-@pytest.mark.parametrize("strategy", ["external", "chunking"])
+@pytest.mark.parametrize(
+    ("strategy", "section", "more"),
+    [("external", "limits", {}), ("chunking", "limits", {}), ("chunking", "chunking", {"max_chunks": 7})],
+)
 def test_a_payload_as_large_as_its_limit_is_sent(strategy, section, more):
     rig = Rig(strategy, **{section: {"max_payload_bytes": len(BIG), **more}})
     rig.publisher()("orders", BIG)
@@ -332,7 +335,8 @@ def test_the_lifetime_of_a_stored_payload_begins_when_a_delayed_message_is_deliv
     rig = Rig(strategy, stores={"hot": {"type": "memory", "space": str(uuid.uuid4()), "ttl_seconds": ttl}})
     for delay in (0, 3600):
         with rig.cc.outbound(BIG, destination="orders", key=b"k", delay_seconds=delay) as out:
-            pointer = rig.cc.pointer(next(out.envelopes).data)
+            [envelope] = out.envelopes
+        pointer = rig.cc.pointer(envelope.data)
         assert pointer.expires_ms == (ttl and pointer.created_ms + (ttl + delay) * 1000)
 
 
