@@ -34,7 +34,7 @@ from _pytest.runner import runtestprotocol
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT = ["claimcheck/_wire", "claimcheck/_send", "claimcheck/_receive"]
 TESTS = ["tests/unit", "tests/property", "tests/conformance", "tests/harness", "tests/integration"]
-SECONDS = 30.0  # a change after which nothing ends counts as noticed
+SECONDS = 30.0  # a change with which a test does not end counts as noticed
 MOST_TESTS = 200  # for one change: those that noticed others in its file, then the fastest
 ONLY_COSTS = ("_advise_huge_pages", "_allocator", "_await_oldest", "_hash", "spooled")
 """Functions in which most changes cost time or memory, and do nothing else; the tests of bounds are not run here."""
@@ -219,10 +219,13 @@ class Mutation:
         receiving, sending = os.pipe()
         child = os.fork()
         if not child:
-            signal.alarm(int(SECONDS))
             for descriptor in (1, 2):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-            os._exit(self._is_noticed(session, mutant, chosen[:MOST_TESTS], sending))
+            if not replace(mutant):
+                os._exit(_IMPOSSIBLE)
+            noticing = self._noticing(session, chosen[:MOST_TESTS])
+            os.write(sending, b"" if noticing is None else str(noticing).encode())
+            os._exit(noticing is not None)
         os.close(sending)
         _, status = os.waitpid(child, 0)
         with open(receiving) as pipe:
@@ -237,16 +240,15 @@ class Mutation:
         if number:
             self._noticed[mutant.file, int(number)] += 1
 
-    def _is_noticed(self, session: pytest.Session, mutant: Mutant, chosen: list[int], answer: int) -> int:
-        if not replace(mutant):
-            return _IMPOSSIBLE
+    def _noticing(self, session: pytest.Session, chosen: list[int]) -> int | None:
+        """Return the first test that fails. The alarm ends this process in one that does not end."""
         for number in chosen:
             item: Any = session.items[number]
             item._initrequest()
+            signal.alarm(int(SECONDS))
             if any(report.failed for report in runtestprotocol(item, log=False, nextitem=None)):
-                os.write(answer, str(number).encode())
-                return True
-        return False
+                return number
+        return None
 
 
 def main(arguments: list[str]) -> int:
@@ -259,7 +261,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     run = Mutation(options)
     pytest.main([*options.tests, "-q", "-m", "fast", "-p", "no:xdist", "-p", "no:cacheprovider", "-p", "no:randomly",
-                 "--tb=native", "--hypothesis-profile=fast"], plugins=[run])  # fmt: skip
+                 "--tb=native"], plugins=[run])  # fmt: skip
     tried = run.killed + len(run.survived)
     print(*(f"reached by no test: {each}" for each in run.unreached), sep="\n")
     share = run.killed / max(1, tried + len(run.unreached))
