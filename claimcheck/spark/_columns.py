@@ -107,9 +107,8 @@ def _find(df: DataFrame, option: str, name: object, parts: list[Any], types: tup
         if names.count(part) != 1:
             found = f"{name!r} {names.count(part)} times" if part in names else repr(name)
             where = "field of its column" if path else "column of the DataFrame"
-            fail(
-                option, found=found, expected=f"exactly one {where} ({', '.join(getattr(kind, 'names', ())) or 'none'})"
-            )
+            known = ", ".join(getattr(kind, "names", ())) or "none"
+            fail(option, found=found, expected=f"exactly one {where} ({known})")
         path.append(names.index(part))
         kind = kind.fields[path[-1]].dataType
     if (actual := kind.simpleString()) not in types:
@@ -227,8 +226,7 @@ def is_bad_message(error: ClaimCheckError, config: Config) -> bool:
 def row_source(row: Mapping[str, object]) -> str:
     """Describe where a row came from, from the columns of Spark's Kafka source or of our sources."""
     values = {name.lower(): value for name, value in row.items()}
-    parts = [f"{name} {values[name]}" for name in _SOURCE if isinstance(values.get(name), (str, int))]
-    return ", ".join(parts)
+    return ", ".join(f"{name} {values[name]}" for name in _SOURCE if isinstance(values.get(name), (str, int)))
 
 
 # Where the messages of a DataFrame were read from, for the check of their signatures and of their stores -------------
@@ -259,8 +257,7 @@ class Origin:
 
     def without_column(self, index: int) -> Origin:
         """Return the same for rows without a column."""
-        topic = None if self.topic is None else self.topic - (index < self.topic)
-        return Origin(self.destination, topic)
+        return Origin(self.destination, self.topic and self.topic - (index < self.topic))
 
 
 def header_pairs(value: Any) -> list[tuple[str, Any]]:

@@ -70,9 +70,8 @@ class ColumnIndexes:
         if source is None:
             types = {name.lower(): kind for name, kind in df.dtypes}
             source = [name for name in _DEFAULT_SOURCE if types.get(name) in _SOURCE_TYPES]
-        return cls(
-            message, tuple(find_column(df, "source", name, *_SOURCE_TYPES) for name in source), headers_index(df)
-        )
+        found = tuple(find_column(df, "source", name, *_SOURCE_TYPES) for name in source)
+        return cls(message, found, headers_index(df))
 
 
 # The headers of chunks ---------------------------------------------------------------------------------------------

@@ -41,10 +41,14 @@ def _arguments(value: Any, headers: Any = None, topic: Any = None) -> pa.RecordB
     import pyarrow as pa
 
     missing = [None] * len(value)
-    pairs = missing if headers is None else [header_pairs(each) for each in headers]
-    columns = {"value": value.tolist(), "headers": pairs, "topic": missing if topic is None else topic}
     types = {"value": pa.binary(), "headers": pa.map_(pa.string(), pa.binary()), "topic": pa.string()}
-    return pa.RecordBatch.from_pydict(columns, pa.schema(list(types.items())))
+    try:
+        pairs = missing if headers is None else [header_pairs(each) for each in headers]
+        columns = {"value": value.tolist(), "headers": pairs, "topic": missing if topic is None else topic}
+        return pa.RecordBatch.from_pydict(columns, pa.schema(types))
+    except (TypeError, ValueError) as error:
+        text = "claimcheck_resolve takes value (binary), headers (an array of structs, or a map) and topic (string)"
+        raise PayloadTypeError(text) from error
 
 
 # References to files -------------------------------------------------------------------------------------------------

@@ -41,7 +41,9 @@ def test_sql_checks_signatures_with_the_topic_and_the_headers_of_kafka_or_pulsar
     for headers in ("headers", MAP):
         sizes = spark.sql(f"SELECT length(claimcheck_resolve(value, {headers}, topic)) AS size FROM signed").collect()
         assert [row["size"] for row in sizes] == [10, 5000]
-    assert "Expected bytes" in failure(spark.sql("SELECT claimcheck_resolve(5)").collect)
+    for wrong in ("5", "value, 5", "value, topic"):
+        query = spark.sql(f"SELECT claimcheck_resolve({wrong}) FROM signed")
+        assert "PayloadTypeError: claimcheck_resolve takes value" in failure(query.collect)
     for arguments in ("value", "value, headers", "value, headers, 'salaries'"):
         words = "PointerRejectedError"
         assert words in failure(
