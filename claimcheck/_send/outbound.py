@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 from claimcheck._send.classification import Classification, Classifier, judge
@@ -302,7 +302,6 @@ class Outbound:
         Raises:
             PartialSendError: The payload is sent as chunks, and some are or may be in the topic.
         """
-        self.ledger.stopped(error)
         self.tell_readers(send_abort)
         self.settle(error)
         self._raise_partial(error)
@@ -351,10 +350,7 @@ class Outbound:
         except IndexError:
             return verdict
         # Drop payload and file now: this object and its generator form a cycle, which would wait for the gc.
-        messages, self._messages = self._messages, iter(())
-        if isinstance(messages, Generator):
-            with contextlib.suppress(ValueError):  # an abandoned thread still runs it
-                messages.close()
+        self._messages = iter(())
         try:
             if verdict.rollback:
                 self._delete()

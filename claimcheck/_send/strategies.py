@@ -47,7 +47,7 @@ class ExternalStrategy(Strategy):
             message.payload,
             destination=message.destination,
             limit=limit,
-            min_ttl_seconds=(store.ttl_seconds or 0) + message.delay_seconds if message.delay_seconds > 0 else None,
+            min_ttl_seconds=(store.ttl_seconds or 0) + message.delay_seconds,
         )
         undo = functools.partial(store.rollback, pointer)
         try:

@@ -31,7 +31,7 @@ from claimcheck._store.store import Store
 from claimcheck._validation import MAX_SECONDS, Range, check_value, fail
 from claimcheck.config import Config
 from claimcheck.errors import ConfigError, ScanNotSupportedError
-from claimcheck.spark._columns import check_reached, find_column, map_rows, prepare, require_arrow, with_index_names
+from claimcheck.spark._columns import check_reached, map_rows, prepare, require_arrow
 from claimcheck.spark._garbage_topics import References, Spans, WholeTopics
 from claimcheck.spark._worker import AnyConfig, as_config, claim_check
 
@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from claimcheck.spark._garbage_topics import Table
+
     Batches: TypeAlias = Iterable[pa.RecordBatch]
-    Tables = Sequence["DataFrame | tuple[DataFrame, str]"]
+    Tables = Sequence["Table | tuple[Table, str]"]
     """Tables with pointers in the column ``value``, or in the one that is named."""
 
 Topics = Sequence[Mapping[str, Any]]
@@ -78,8 +80,9 @@ def collect_garbage(
             ``admin`` is a mapping of settings of librdkafka for this, and is only needed for TLS and passwords.
         grace_seconds: Younger payloads are kept. It must exceed the time from the beginning of a write to the moment at
             which its message is in the topic, and the difference between the clocks of writers, stores and driver.
-        keep: DataFrames with a binary column ``value`` of messages, or pairs of a DataFrame and the column's name.
-            Their files are listed again each time; one that is cached is refused.
+        keep: Names of tables, or DataFrames, with a binary column ``value`` of messages, or pairs of one and the
+            column's name. Each pass finds the rows that others have appended. A DataFrame that is cached is refused,
+            and with Spark Connect every DataFrame.
 
     Returns:
         The report; close it to release its rows.
@@ -101,8 +104,9 @@ def collect_garbage(
     whole = tuple(WholeTopics.of(each, path=f"topics[{number}]") for number, each in enumerate(topics))
     for each in whole:
         each.check(whole)
-    tables = tuple(_messages(*each) if isinstance(each, tuple) else _messages(each) for each in keep)
+    tables = (keep,) if isinstance(keep, str) else tuple(keep)
     references = References(spark=spark, topics=whole, keep=tables, header=checked.header)
+    references.tables()
     clusters = [each.cluster() for each in whole]
     claims = claims_of((name, (name,), at) for each, at in zip(whole, clusters, strict=True) for name in each.names)
     return _report(_Scope(checked, references, grace_seconds, tuple(claims)))
@@ -236,13 +240,6 @@ class _Scope:
     def candidates(self) -> Candidates:
         names = {name: (name,) for each in self.references.topics for name in each.names}
         return Candidates.of(names, now=time.time(), grace_seconds=self.grace_seconds)
-
-
-def _messages(df: Any, column: str = "value") -> DataFrame:
-    if not isinstance(getattr(df, "columns", None), list):
-        fail("keep", found=f"a {type(df).__name__}", expected="a list of DataFrames, or of pairs (DataFrame, column)")
-    index = find_column(df, "keep", column)
-    return with_index_names(df).select(f"c{index}")
 
 
 def _checked_stores(

@@ -8,7 +8,6 @@ message of each partition in the first pass is still there in the second one: br
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,12 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from claimcheck._operate.garbage import fingerprint, reference_of, same_slug
 from claimcheck._validation import fail
 from claimcheck.errors import ConfigError, EnvelopeError, TransportError, UnknownVersionError
-from claimcheck.spark._columns import map_rows
+from claimcheck.spark._columns import find_column, map_rows, with_index_names
 from claimcheck.spark._reading import views
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+
+    Table = DataFrame | str
 
 Spans = Mapping[str, tuple[int, int]]
 """The first and the last position that was read, by partition."""
@@ -176,8 +177,11 @@ def _pulsar(whole: WholeTopics) -> Iterator[_Broker]:
 class References:
     spark: SparkSession
     topics: tuple[WholeTopics, ...]
-    keep: tuple[DataFrame, ...]
+    keep: tuple[Table | tuple[Table, str], ...]
     header: bytes = field(repr=False)
+
+    def tables(self) -> list[DataFrame]:
+        return [_messages(self.spark, each, path=f"keep[{number}]") for number, each in enumerate(self.keep)]
 
     def take_away(self, rows: DataFrame) -> Pass:
         """Read everything once; the returned rows are persisted."""
@@ -207,8 +211,7 @@ class References:
         from pyspark.sql import functions as F  # noqa: N812 - as everywhere
 
         parts = [each.read(self.spark) for each in self.topics]
-        for number, df in enumerate(self.keep):
-            _refresh(self.spark, df, path=f"keep[{number}]")
+        for number, df in enumerate(self.tables()):
             place = [F.lit(f"keep[{number}]").alias("place"), F.lit(None).cast("bigint").alias("position")]
             parts.append(df.toDF("value").select("value", *place))
         stage = partial(_found, self.header)
@@ -219,20 +222,32 @@ class References:
             found.unpersist()  # before the next pass, which would find these rows otherwise
 
 
-def _refresh(spark: SparkSession, df: DataFrame, *, path: str) -> None:
-    """List the files of a table again: a DataFrame has those that were there when it was defined."""
-    name = f"claimcheck_{uuid.uuid4().hex}"
-    df.createTempView(name)
-    try:
-        spark.catalog.refreshTable(name)
-        cached = "InMemoryRelation" in df.select("*")._jdf.queryExecution().withCachedData().toString()
-    except AttributeError:  # Spark Connect, which defines everything again for each action
-        cached = False
-    finally:
-        spark.catalog.dropTempView(name)
-    if cached:
+def _messages(spark: SparkSession, given: Table | tuple[Table, str], *, path: str) -> Any:
+    """Return the messages that a table has now: a DataFrame has those that were there when it was defined."""
+    table, column = given if isinstance(given, tuple) else (given, "value")
+    df: Any = table
+    is_new = False
+    if isinstance(table, str):
+        spark.sql(f"REFRESH TABLE {table}")
+        is_new, df = spark.catalog.getTable(table).tableType not in ("VIEW", "TEMPORARY"), spark.table(table)
+    if not isinstance(getattr(df, "columns", None), list):
+        fail("keep", found=f"a {type(df).__name__}", expected="a list of tables, or of pairs (table, column)")
+    df = with_index_names(df).select(f"c{find_column(df, 'keep', column)}")
+    if not hasattr(df, "_jdf"):  # Spark Connect, which does not tell whether it is an old snapshot of Iceberg
+        if not is_new:
+            fail(path, found="a DataFrame or a view", expected="the name of a table, as this is Spark Connect")
+        return df
+    plan = df.select("*")._jdf.queryExecution().withCachedData()
+    if "InMemoryRelation" in plan.toString():
         found, expected = "a DataFrame that is cached", "one that is read again: call unpersist()"
         fail(path, found=found, expected=f"{expected}, because rows that others append are not in the cache")
+    plan.refresh()
+    leaves = plan.collectLeaves()
+    for leaf in map(leaves.apply, range(leaves.size())):
+        is_v2 = leaf.getClass().getSimpleName() == "DataSourceV2Relation"
+        if is_v2 and leaf.table().getClass().getName().startswith("org.apache.iceberg."):
+            leaf.table().table().refresh()  # its newest snapshot
+    return df
 
 
 class Pass(NamedTuple):

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from claimcheck._texts import size_text
 from claimcheck._validation import MAX_SECONDS, Range, check_value, fail
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 _ROWS, _BYTES, _WAITING = "rows", "payload_bytes", "waiting_seconds"
 _ERRORS, _STORES = "errors.", "store_bytes."
-
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -72,8 +70,8 @@ class Metrics:
         """Payload bytes read from or written to each store, by name."""
         return self._by(_STORES)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _as_counts, (self._counts,)  # a worker needs nothing but the accumulator
+    def __reduce__(self) -> Any:
+        return self._counts.__reduce__()  # a worker needs nothing but the accumulator
 
     def __repr__(self) -> str:
         return f"<Metrics {self.rows} rows, {self.payload_bytes} bytes, {sum(self.errors.values())} errors>"
@@ -89,10 +87,6 @@ class _Sum:
 
     def addInPlace(self, one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:  # noqa: N802
         return dict(Counter(one) + Counter(other))
-
-
-def _as_counts(counts: T) -> T:
-    return counts
 
 
 class Tally:

@@ -157,10 +157,6 @@ class _Input(NamedTuple):
     key: bytes | str | None
     headers: list[tuple[str, bytes | None]] | None
 
-    @property
-    def size(self) -> int:
-        return 0 if self.payload is None else len(self.payload)
-
 
 @dataclass(frozen=True, slots=True)
 class _OffloadStage(Stage[Envelope]):
@@ -174,7 +170,7 @@ class _OffloadStage(Stage[Envelope]):
         jobs = map(writer.job, inputs)
         with closing(self.reading.run(jobs, tally, "write")) as written:
             for item, envelopes in written:
-                tally.row(item.size, store=writer.store if envelopes[0].kind == Kind.POINTER else None)
+                tally.row(len(item.payload or b""), store=writer.store if envelopes[0].kind == Kind.POINTER else None)
                 for envelope in envelopes:
                     yield item.row, envelope, len(envelope.data or b"")
                 del item
@@ -220,12 +216,12 @@ class _Writer:
         self.store = self._cc.config.for_destination(stage.destination).store
 
     def job(self, item: _Input) -> Job[_Input, list[Envelope]]:
-        return Job(item, partial(self._offload, item), item.size, waits=not self._is_plain(item))
+        return Job(item, partial(self._offload, item), len(item.payload or b""), waits=not self._is_plain(item))
 
     def _is_plain(self, item: _Input) -> bool:
         if item.payload is None:
             return True
-        fits = item.size + self._overhead(item.key, item.headers) <= self._threshold
+        fits = len(item.payload) + self._overhead(item.key, item.headers) <= self._threshold
         return fits and not is_lookalike(item.payload, header=self._cc.config.header)
 
     def _offload(self, item: _Input) -> list[Envelope]:
@@ -249,9 +245,8 @@ def _pairs(envelope: Envelope) -> list[dict[str, object]] | None:
     """Return the headers in the form of Kafka headers; hints are text."""
     headers = envelope.headers
     pairs = headers.items() if isinstance(headers, dict) else headers or ()
-    return [
-        {"key": name, "value": value.encode() if isinstance(value, str) else value} for name, value in pairs
-    ] or None
+    found = [{"key": name, "value": value.encode() if isinstance(value, str) else value} for name, value in pairs]
+    return found or None
 
 
 # Copies in a long-lived store -----------------------------------------------------------------------------------

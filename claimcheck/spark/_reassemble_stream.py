@@ -209,12 +209,11 @@ class _ChunkWriter:
         place = json.dumps([self._query, row.key, chunk.position, chunk.count]).encode()
         hashed = hashlib.blake2b(b"%d %b" % (len(place), place), digest_size=_DIGEST_BYTES)
         hashed.update(chunk.piece)
-        digest = hashed.digest()
         if row.size <= _INLINE_BYTES:
             reference = encode_literal(chunk.piece, header=self._header)
         else:
             reference = self._cc.seal(self._store.write(chunk.piece, destination=f"chunk-{chunk.uuid}"))
-        return row._replace(digest=digest, reference=reference)
+        return row._replace(digest=hashed.digest(), reference=reference)
 
 
 def _store(cc: ClaimCheck) -> Store:

@@ -221,7 +221,8 @@ def test_nothing_is_deleted_without_any_pointer_unless_forced(rig):
     assert rig.readable(lost) == [False]
 
 
-def test_tables_keep_their_payloads_and_those_of_messages_that_others_append(rig, tmp_path):
+@pytest.mark.parametrize("late_in", [("files", "the pointer"), ("catalog", "value")])
+def test_tables_keep_their_payloads_and_those_of_messages_that_others_append(rig, tmp_path, late_in):
     """The files of a table are listed again, each time that it is read."""
     first, second, late, lost = (rig.write() for _ in range(4))
     files, catalog = tmp_path / "files", tmp_path / "catalog"
@@ -229,19 +230,19 @@ def test_tables_keep_their_payloads_and_those_of_messages_that_others_append(rig
         rig.spark.createDataFrame([(1, None)], f"n int, `{name}` binary").write.parquet(str(path))
     rig.spark.sql("DROP TABLE IF EXISTS appended")
     rig.spark.sql(f"CREATE TABLE appended USING parquet LOCATION '{catalog}'")
-    tables = [(rig.spark.read.parquet(str(files)).where("n > 0"), "the pointer"), rig.spark.table("appended")]
+    tables = [(rig.spark.read.parquet(str(files)).where("n > 0"), "the pointer"), "appended"]
 
-    def append(path: Path, name: str, pointer) -> None:
+    def append(folder: str, name: str, pointer) -> None:
         """Add a message, as a job in another process does."""
         messages = pa.array([bytes(rig.cc.seal(pointer))], pa.binary())
         columns = {"n": pa.array([1], pa.int32()), name: messages}
-        pq.write_table(pa.table(columns), path / f"part-{uuid.uuid4()}.parquet")
+        pq.write_table(pa.table(columns), tmp_path / folder / f"part-{uuid.uuid4()}.parquet")
 
-    append(files, "the pointer", first)
-    append(catalog, "value", second)
+    append("files", "the pointer", first)
+    append("catalog", "value", second)
     with rig.collect(keep=tables) as report:
         assert (report.count, report.pointers) == (2, 2)
-        append(files, "the pointer", late)
+        append(*late_in, late)
         deletion = report.delete()
 
     assert (deletion.deleted, deletion.kept) == (1, 1)
@@ -296,7 +297,7 @@ def test_arguments_are_checked_first(rig):
         rig.collect(grace_seconds=-1)
     with pytest.raises(ConfigError, match="'value'"):
         rig.collect(keep=[rig.spark.range(1)])
-    with pytest.raises(ConfigError, match="keep: found a Column, expected a list of DataFrames"):
+    with pytest.raises(ConfigError, match="keep: found a Column, expected a list of tables"):
         rig.collect(keep=rig.spark.range(1))
     with pytest.raises(ConfigError, match="every process can reach"):
         stores = {"disk": {"type": "memory"}}

@@ -65,20 +65,21 @@ def rig(monkeypatch):
     ],
 )
 def test_a_store_that_dies_half_way_costs_nothing_but_chunks(rig, make, down, caplog):
-    rig.down, rig.delay = down, 2.1
+    rig.down, rig.delay, rig.now = down, 2.5, 5.0
     with caplog.at_level(logging.WARNING, logger="claimcheck"):
         assert rig.kind(make(BIG)) == "Chunk"
     assert rig.store._payloads == {}
     (event,) = rig.told(FallbackEvent)
-    assert (event.destination, event.size, event.store, event.duration_seconds) == ("orders", len(BIG), "hot", 2.1)
+    assert (event.destination, event.size, event.store, event.duration_seconds) == ("orders", len(BIG), "hot", 2.5)
     assert isinstance(event.error, StoreError)
     [record] = caplog.records
     assert str(event.error) in record.getMessage()
     facts = (record.store, record.destination, record.payload_bytes, record.duration_seconds)
-    assert facts == ("hot", "orders", len(BIG), 2.1)
+    assert facts == ("hot", "orders", len(BIG), 2.5)
 
 
-def test_a_store_that_failed_is_left_alone_then_asked_once_then_used_again(rig):
+def test_a_store_that_failed_is_left_alone_then_asked_once_then_used_again(rig, caplog):
+    caplog.set_level(logging.INFO, logger="claimcheck")
     rig.down = ConnectionError("refused")
     assert [rig.kind() for _ in range(3)] == ["Chunk"] * 3
     assert rig.asked == 1
@@ -90,6 +91,7 @@ def test_a_store_that_failed_is_left_alone_then_asked_once_then_used_again(rig):
     assert rig.asked == 4
     assert [(event.store, event.state) for event in rig.told(BreakerEvent)] == [("hot", "open"), ("hot", "closed")]
     assert [event.error is None for event in rig.told(FallbackEvent)] == [False, True, True, False, True]
+    assert caplog.text.count("not used after a recent failure") == 3
 
 
 def test_it_fails_only_if_both_fail_and_says_both(monkeypatch):

@@ -10,23 +10,28 @@ import mmap
 import random
 import threading
 import uuid
+from types import SimpleNamespace
 
 import pytest
 
-from claimcheck import Envelope, Outbound, Strategy, WireLimit
+from claimcheck import ClaimCheck, Envelope, Outbound, Strategy, WireLimit
+from claimcheck._send.classification import classifier
 from claimcheck._send.outbound import SendLedger
-from claimcheck._wire.envelope import encoded_start
-from claimcheck._wire.headers import TYPE
+from claimcheck._wire.envelope import FailedEnvelope, encoded_start
+from claimcheck._wire.headers import DEFAULT_LIMIT, TYPE
 from claimcheck.config import HEADER
 from claimcheck.errors import (
     ClaimCheckError,
     ConfigError,
     PartialSendError,
+    PayloadError,
     PayloadTooLargeError,
     PayloadTypeError,
     StoreUnavailableError,
 )
 from tests.produce_rig import BIG, QueueFullError, Rig, Unseekable
+
+LARGEST = bytes(2000 - DEFAULT_LIMIT.overhead(None, None))  # that Rig leaves in its message
 
 
 @pytest.fixture
@@ -40,9 +45,42 @@ def test_a_small_payload_is_sent_as_the_very_same_object(rig):
     ((topic, value, key, given),) = rig.sent
     assert value is small
     assert given is headers
-    with rig.cc.outbound(io.BytesIO(small), destination="orders") as out:
-        assert (next(out.envelopes).data, out.as_is) == (small, True)
+    for payload, make in ((small, io.BytesIO), (LARGEST, Unseekable)):
+        with rig.cc.outbound(make(payload), destination="orders") as out:
+            assert (next(out.envelopes).data, out.as_is) == (payload, True)
     assert (topic, key, rig.stored) == ("orders", b"k", 0)
+
+    @rig.cc.offload(payload="value")
+    async def echo(value):
+        return value
+
+    for payload in (small, bytearray(small)):
+        assert asyncio.run(echo(payload)) is payload
+
+
+def test_a_small_payload_is_passed_on_as_the_function_was_called(rig):
+    def publish(topic, value, headers=None):
+        raise AssertionError("only its signature is used")
+
+    @rig.cc.offload(payload="value", headers="headers")
+    @functools.wraps(publish)
+    def passed(*args, **kwargs):
+        return args, kwargs
+
+    for more in ({"value": LARGEST}, {"value": b"small", "headers": {"a": "1"}}):
+        assert passed("orders", **more) == (("orders",), more)
+
+
+def test_nothing_is_reported_of_what_is_sent_as_it_is(rig):
+    events = []
+    cc = ClaimCheck(rig.cc.config, hooks=[events.append])
+    with cc.outbound(BIG, destination="orders") as out:
+        [envelope] = out.envelopes
+    events.clear()
+    for payload, headers in ((None, None), (envelope, None), (envelope.data, envelope.headers)):
+        with cc.outbound(payload, destination="orders", headers=headers) as out:
+            [_] = out.envelopes
+    assert events == []
 
 
 def test_an_envelope_goes_through_untouched_by_the_callers_word_and_is_never_known_by_its_bytes(rig):
@@ -63,6 +101,10 @@ def test_stale_hints_of_a_message_that_was_received_are_dropped(rig):
     ((_, value, _, headers),) = rig.sent
     assert rig.cc.resolve(value) == BIG
     assert headers == {"mine": "1", TYPE: "pointer", "claimcheck-size": str(len(BIG))}
+    publish("orders", b"small", headers={TYPE: "pointer", "mine": "1"})
+    assert rig.sent[1][3] == {"mine": "1"}
+    with pytest.raises(PayloadError, match="send the payload itself again"):
+        publish("orders", FailedEnvelope(value))
 
 
 def test_methods_and_their_defaults_work_like_functions(rig):
@@ -173,7 +215,7 @@ def test_callables_without_a_name_of_their_own(rig):
             return value
 
     for function in (functools.partial(publish, "p"), Sender()):
-        assert rig.cc.resolve(rig.cc.offload(payload="value")(function)(BIG)) == BIG
+        assert rig.cc.resolve(rig.cc.offload(payload="value")(function)(value=BIG)) == BIG
 
 
 def test_a_function_that_hides_a_coroutine_is_refused_before_anything_is_lost():
@@ -326,6 +368,7 @@ def test_a_third_party_strategy_may_read_a_file_as_files_are_read(strategy):
 
 class WholeStrategy(Strategy):
     def _offload(self, message):
+        assert message.payload.read(0) == b""
         return Outbound([Envelope(message.payload.read())])
 
 
@@ -347,7 +390,9 @@ def test_the_lifetime_of_a_stored_payload_begins_when_a_delayed_message_is_deliv
 def test_a_second_send_is_an_error_and_changes_nothing(strategy):
     rig, sent, nothing_left = Rig(strategy), [], pytest.raises(ClaimCheckError, match="nothing left to send")
     with nothing_left, rig.cc.outbound(BIG, destination="orders") as out:
-        assert out.send(lambda envelope: sent.append(envelope) or len(sent)) == 1
+        record = SimpleNamespace(exception=None, cancelled=False)  # no future
+        assert out.send(lambda envelope: sent.append(envelope) or record) is record
+        assert out.ledger.verdict().outcome == "sent"
         before = list(sent)
         out.send(sent.append)
     assert sent == before
@@ -378,10 +423,17 @@ def broken(_):
         (broken, QueueFullError(), 1),
     ],
 )
-def test_the_callers_classifier_decides_and_doubt_keeps(rig, classify, error, kept):
+def test_the_callers_classifier_decides_and_doubt_keeps(rig, classify, error, kept, caplog):
     with pytest.raises(type(error)):
         rig.publisher(error=error, classify=classify)("orders", BIG)
     assert rig.stored == kept
+    assert ("the classifier failed on QueueFullError" in caplog.text) == (classify is broken)
+
+
+def test_a_classifier_of_more_errors_keeps_those_of_the_table():
+    classify = classifier({("builtins", "BufferError"): frozenset({"mine"})})
+    answers = [classify(BufferError(text)) for text in ("mine", "Local: Queue full", "another")]
+    assert answers == ["failed", "failed", "unknown"]
 
 
 def test_a_rollback_that_fails_is_noted_on_the_first_error_and_never_replaces_it(rig, monkeypatch, caplog):
@@ -393,6 +445,11 @@ def test_a_rollback_that_fails_is_noted_on_the_first_error_and_never_replaces_it
         rig.publisher(error=QueueFullError("first"))("orders", BIG)
     assert "rollback failed" in caught.value.__notes__[0]
     assert "rollback failed: store 'hot'" in caplog.text
+    with pytest.raises(QueueFullError) as caught, rig.cc.outbound(BIG, destination="orders"):
+        raise QueueFullError
+    assert caught.value.__notes__
+    with pytest.raises(StoreUnavailableError), rig.cc.outbound(BIG, destination="orders"):
+        pass  # nothing was sent
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -424,7 +481,7 @@ def test_a_block_undoes_what_was_never_sent_and_taking_an_envelope_is_not_sendin
             [_] = out.envelopes
         if error:
             raise error
-    assert (rig.stored, out.ledger.verdict().outcome) == (outcome != "failed", outcome)
+    assert (rig.stored, out.finish().outcome) == (outcome != "failed", outcome)
     assert out.ledger.error is None, "its traceback would keep the payload"
 
 
@@ -435,6 +492,9 @@ def test_a_message_that_is_handed_over_again_may_be_in_the_topic():
     assert ledger.verdict().outcome == "failed"
     ledger.resumed(number)
     assert ledger.verdict().outcome == "unknown"
+    ledger.failed(number, QueueFullError())
+    ledger.acknowledged(number)  # after all
+    assert (ledger.verdict().outcome, ledger.verdict().unknown) == ("sent", 0)
 
 
 def test_a_pointer_that_became_too_long_leaves_nothing_stored():
@@ -490,11 +550,28 @@ def test_an_asyncio_future_is_judged_when_it_is_done_and_undone_off_the_loop(rig
     assert rig.stored == 0
 
 
+def test_a_payload_in_one_chunk_returns_the_future_of_the_function():
+    rig, futures = Rig("chunking", chunking={"max_message_bytes": 100_000}), []
+
+    async def main():
+        assert future_publisher(rig, futures)(BIG) is futures[0]
+
+    asyncio.run(main())
+    assert [outcome.payload for outcome in rig.received()] == [BIG]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("count", [2, 7])
-def test_the_asyncio_futures_of_chunks_come_back_as_one(count):
+def test_the_asyncio_futures_of_chunks_come_back_as_one(count, is_async):
     async def main():
         rig, futures = Rig("chunking"), []
-        joined = future_publisher(rig, futures)(BIG[: count * 1500])
+        publish = future_publisher(rig, futures)
+
+        async def publish_later(value, key=None, headers=None):
+            return publish.__wrapped__(value, key, headers)
+
+        later = rig.cc.offload(payload="value", key="key", headers="headers")(publish_later)
+        joined = await later(BIG[: count * 1500]) if is_async else publish(BIG[: count * 1500])
         assert len(futures) == count
         for number, future in enumerate(list(futures)):
             assert not joined.done()
@@ -502,6 +579,7 @@ def test_the_asyncio_futures_of_chunks_come_back_as_one(count):
         with pytest.raises(PartialSendError) as caught:
             await joined
         assert isinstance(caught.value.__cause__, QueueFullError)
+        await asyncio.sleep(0)
         assert rig.sent[-1][3][TYPE] == "abort"
 
     asyncio.run(main())
