@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DEFAULT = ["claimcheck/_wire", "claimcheck/_send", "claimcheck/_receive"]
 TESTS = ["tests/unit", "tests/property", "tests/conformance", "tests/harness", "tests/integration"]
 SECONDS = 30.0  # a change with which a test does not end counts as noticed
-MOST_TESTS = 200  # for one change: those that noticed others in its file, then the fastest
+MOST_TESTS = 200  # for one change: those that noticed others in its file, then those that execute much of it, fast
 ONLY_COSTS = ("_advise_huge_pages", "_allocator", "_await_oldest", "_hash", "spooled")
 """Functions in which most changes cost time or memory, and do nothing else; the tests of bounds are not run here."""
 _IMPOSSIBLE = 3  # exit status: the code that a closure has now needs other variables
@@ -165,6 +165,7 @@ class Mutation:
         self._covering: dict[tuple[str, int], set[int]] = defaultdict(set)
         self._seconds: dict[int, float] = {}
         self._noticed: Counter[tuple[str, int]] = Counter()  # by file and test
+        self._lines: Counter[tuple[str, int]] = Counter()  # of that file that the test executes
         self._current = 0
         self.survived: list[Mutant] = []
         self.killed = 0
@@ -195,6 +196,7 @@ class Mutation:
                 self._seconds[number] = float("inf")
         found = [each for file in sorted(self._files) for each in mutants(Path(file))]
         random.Random(self._options.seed).shuffle(found)
+        self._lines.update((file, number) for (file, _), numbers in self._covering.items() for number in numbers)
         for number, mutant in enumerate(found[: self._options.most]):
             self._try(session, mutant)
             if number % 20 == 19:
@@ -208,10 +210,10 @@ class Mutation:
         return self._trace
 
     def _try(self, session: pytest.Session, mutant: Mutant) -> None:
-        numbers = self._covering.get((str(ROOT / mutant.file), mutant.line), set())
+        file = str(ROOT / mutant.file)
         chosen = sorted(
-            (each for each in numbers if self._seconds[each] < SECONDS),
-            key=lambda each: (-self._noticed[mutant.file, each], self._seconds[each]),
+            (each for each in self._covering.get((file, mutant.line), set()) if self._seconds[each] < SECONDS),
+            key=lambda each: (-self._noticed[file, each], -self._lines[file, each] / (self._seconds[each] + 0.05)),
         )
         if not chosen:
             self.unreached.append(mutant)
@@ -238,7 +240,7 @@ class Mutation:
             return
         self.killed += 1
         if number:
-            self._noticed[mutant.file, int(number)] += 1
+            self._noticed[file, int(number)] += 1
 
     def _noticing(self, session: pytest.Session, chosen: list[int]) -> int | None:
         """Return the first test that fails. The alarm ends this process in one that does not end."""

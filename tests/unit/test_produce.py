@@ -330,6 +330,9 @@ def test_a_payload_that_begins_like_an_encoded_one_arrives_in_chunks_as_it_is():
     rig, payload = Rig("chunking"), encoded_start(header=HEADER) + BIG
     rig.publisher()("orders", payload)
     assert [outcome.payload for outcome in rig.received()] == [payload]
+    rig = Rig("chunking", chunking={"max_payload_bytes": len(payload)})
+    with pytest.raises(PayloadTooLargeError, match=r"encoded, is over chunking\.max_payload_bytes"):
+        rig.publisher()("orders", payload)
 
 
 def test_a_compressed_file_of_unknown_size_arrives_in_chunks():
@@ -497,12 +500,19 @@ def test_a_message_that_is_handed_over_again_may_be_in_the_topic():
     assert (ledger.verdict().outcome, ledger.verdict().unknown) == ("sent", 0)
 
 
-def test_a_pointer_that_became_too_long_leaves_nothing_stored():
-    name = "n" * 600  # the store's name stands in the pointer
-    rig = Rig(limits={"max_pointer_bytes": 512}, stores={name: {"type": "memory", "space": "long-pointer"}})
-    with pytest.raises(PayloadTooLargeError, match="max_pointer_bytes"):
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_pointer_that_became_too_long_leaves_nothing_stored(rig, more):
+    with rig.cc.outbound(BIG, destination="orders") as out:
+        [usual] = out.envelopes
+    limit = WireLimit(len(usual.data) + DEFAULT_LIMIT.overhead(usual.key, usual.headers) - more)
+    with pytest.raises(PayloadTooLargeError) if more else contextlib.nullcontext():
+        rig.cc.outbound(BIG, destination="orders", limit=limit).__enter__()
+    assert rig.stored == 2 - more
+    name = "n" * (len("hot") + 512 - len(usual.data) + len(HEADER) + 1 + more)  # it stands in the pointer
+    rig = Rig(limits={"max_pointer_bytes": 512}, stores={name: {"type": "memory", "space": str(uuid.uuid4())}})
+    with pytest.raises(PayloadTooLargeError, match="max_pointer_bytes") if more else contextlib.nullcontext():
         rig.publisher()("orders", BIG)
-    assert rig.cc.store(name)._payloads == {}
+    assert len(rig.cc.store(name)._payloads) == 1 - more
 
 
 def test_a_file_that_fails_in_the_middle_stands_where_it_stood():
@@ -667,3 +677,32 @@ def test_a_file_whose_storing_was_cancelled_may_be_sent_again_at_once(monkeypatc
     asyncio.run(main())
     assert [outcome.payload for outcome in rig.received()] == [BIG * 50]
     assert rig.stored == 1
+
+
+def test_a_file_in_chunks_is_read_off_the_event_loop_and_a_cancellation_meanwhile_ends_the_send():
+    rig, threads = Rig("chunking"), []
+    reading, go_on = threading.Event(), threading.Event()
+
+    class Slow(io.BytesIO):
+        def read(self, size=-1):
+            threads.append(threading.get_ident())
+            if rig.sent:
+                reading.set()
+                assert go_on.wait(10)
+            return super().read(size)
+
+    @rig.cc.offload(payload="value", key="key")
+    async def publish(value, key=None):
+        rig.sent.append(value)
+
+    async def main():
+        task = asyncio.create_task(publish(Slow(BIG)))
+        await asyncio.to_thread(reading.wait, 10)
+        task.cancel()
+        asyncio.get_running_loop().call_soon(go_on.set)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert threads
+    assert threading.get_ident() not in threads
