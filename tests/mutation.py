@@ -23,6 +23,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -35,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DEFAULT = ["claimcheck/_wire", "claimcheck/_send", "claimcheck/_receive"]
 TESTS = ["tests/unit", "tests/property", "tests/conformance", "tests/harness", "tests/integration"]
 SECONDS = 30.0  # a change with which a test does not end counts as noticed
-MOST_TESTS = 200  # for one change: those that noticed others in its file, then those that execute much of it, fast
+MOST_SECONDS = 60.0  # for one change, as measured with a trace: tests that noticed others first, then the fastest
 ONLY_COSTS = ("_advise_huge_pages", "_allocator", "_await_oldest", "_hash", "spooled")
 """Functions in which most changes cost time or memory, and do nothing else; the tests of bounds are not run here."""
 _IMPOSSIBLE = 3  # exit status: the code that a closure has now needs other variables
@@ -165,7 +166,6 @@ class Mutation:
         self._covering: dict[tuple[str, int], set[int]] = defaultdict(set)
         self._seconds: dict[int, float] = {}
         self._noticed: Counter[tuple[str, int]] = Counter()  # by file and test
-        self._lines: Counter[tuple[str, int]] = Counter()  # of that file that the test executes
         self._current = 0
         self.survived: list[Mutant] = []
         self.killed = 0
@@ -196,7 +196,6 @@ class Mutation:
                 self._seconds[number] = float("inf")
         found = [each for file in sorted(self._files) for each in mutants(Path(file))]
         random.Random(self._options.seed).shuffle(found)
-        self._lines.update((file, number) for (file, _), numbers in self._covering.items() for number in numbers)
         for number, mutant in enumerate(found[: self._options.most]):
             self._try(session, mutant)
             if number % 20 == 19:
@@ -213,8 +212,10 @@ class Mutation:
         file = str(ROOT / mutant.file)
         chosen = sorted(
             (each for each in self._covering.get((file, mutant.line), set()) if self._seconds[each] < SECONDS),
-            key=lambda each: (-self._noticed[file, each], -self._lines[file, each] / (self._seconds[each] + 0.05)),
+            key=lambda each: (-self._noticed[file, each], self._seconds[each]),
         )
+        ends = accumulate(self._seconds[each] for each in chosen)
+        chosen = [each for each, seconds in zip(chosen, ends, strict=True) if seconds < MOST_SECONDS]
         if not chosen:
             self.unreached.append(mutant)
             return
@@ -225,7 +226,7 @@ class Mutation:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
             if not replace(mutant):
                 os._exit(_IMPOSSIBLE)
-            noticing = self._noticing(session, chosen[:MOST_TESTS])
+            noticing = self._noticing(session, chosen)
             os.write(sending, b"" if noticing is None else str(noticing).encode())
             os._exit(noticing is not None)
         os.close(sending)

@@ -158,6 +158,7 @@ class Lab(Rig):
 
     def by_future(self, payload):
         joined = self.decorated(self.produce_later)(payload)
+        assert joined is self.futures[0][0] or not joined.cancel()
         for future, fate, number in self.futures:
             if fate.answer == "cancelled":
                 future.cancel()
@@ -168,7 +169,6 @@ class Lab(Rig):
         first, *others = self.futures
         assert (joined is first[0]) == (not others)
         assert joined.result(timeout=0) == first[2]
-        assert not joined.cancel()
 
     def send(self, way: str, payload: bytes) -> BaseException | None:
         ways = {
