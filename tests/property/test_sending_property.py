@@ -185,11 +185,15 @@ class Lab(Rig):
         return None
 
 
+ACK, REFUSED = Fate("ack", True), Fate("refused", False)
 FATES = st.lists(fates("ack", "ack", "ack", "refused", "vague", "cancelled", "interrupt"), max_size=6)
 
 
 @example("future", [], True)
-@example("future", [Fate("ack", True), Fate("cancelled", False)], True)
+@example("future", [ACK, Fate("cancelled", False)], True)
+@example("future", [REFUSED] * 9, True)
+@example("coroutine", [REFUSED], True)
+@example("decorator", [ACK] * 4 + [REFUSED], True)
 @given(st.sampled_from(["decorator", "coroutine", "block", "by hand", "future"]), FATES, st.booleans())
 def test_everything_that_sends_keeps_what_readers_need_and_says_what_happened(way, fates, chunked):
     if way == "coroutine":  # the loop itself ends with these, whatever a task does
