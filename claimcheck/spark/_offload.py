@@ -177,7 +177,7 @@ class _OffloadStage(Stage[Envelope]):
 
     def _inputs(self, batch: pa.RecordBatch) -> Iterator[_Input]:
         columns = self.columns
-        rest = _without(batch, columns.payload)
+        rest = _with_values(batch, columns.payload)  # payloads would stay in memory until their rows leave
         keys = None if columns.key is None else batch.column(columns.key)
         headers = None if columns.headers is None else batch.column(columns.headers)
         for number, payload in enumerate(views(batch.column(columns.payload))):
@@ -200,12 +200,14 @@ class _OffloadStage(Stage[Envelope]):
         return RowGroup(kept, group.numbers, group.values).with_columns(added)
 
 
-def _without(batch: pa.RecordBatch, index: int) -> pa.RecordBatch:
-    """Return a batch with nulls for the payloads, which otherwise would stay in memory until their rows leave."""
+def _with_values(batch: pa.RecordBatch, index: int, values: list[bytes | None] | None = None) -> pa.RecordBatch:
+    """Return a batch with other values in one column, or nulls; ``set_column`` is not in pyarrow 15."""
     import pyarrow as pa
 
-    field = batch.schema.field(index)
-    return batch.set_column(index, field, pa.nulls(len(batch), field.type))
+    kind = batch.schema.field(index).type
+    column = pa.nulls(len(batch), kind) if values is None else pa.array(values, kind)
+    columns = [column if number == index else each for number, each in enumerate(batch.columns)]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 class _Writer:
@@ -332,9 +334,5 @@ class _PinStage(Stage[_Pinned]):
             return error
 
     def output(self, group: RowGroup[_Pinned]) -> pa.RecordBatch:
-        import pyarrow as pa
-
         batch = group.with_columns([error_array(group.values)] if self.reading.on_error == "null" else [])
-        messages = [None if isinstance(value, Exception) else value for value in group.values]
-        kind = batch.schema.field(self.index)
-        return batch.set_column(self.index, kind, pa.array(messages, type=kind.type))
+        return _with_values(batch, self.index, [None if isinstance(each, Exception) else each for each in group.values])
