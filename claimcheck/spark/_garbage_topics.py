@@ -233,7 +233,7 @@ def _messages(spark: SparkSession, given: Table | tuple[Table, str], *, path: st
     if not isinstance(getattr(df, "columns", None), list):
         fail("keep", found=f"a {type(df).__name__}", expected="a list of tables, or of pairs (table, column)")
     df = with_index_names(df).select(f"c{find_column(df, 'keep', column)}")
-    if not hasattr(df, "_jdf"):  # Spark Connect, which does not tell whether it is an old snapshot of Iceberg
+    if not hasattr(df, "_jdf"):  # Spark Connect, which may show an old snapshot of an Iceberg table
         if not is_new:
             fail(path, found="a DataFrame or a view", expected="the name of a table, as this is Spark Connect")
         return df
