@@ -23,7 +23,6 @@ from claimcheck.errors import (
     ConfigError,
     PayloadTooLargeError,
     PayloadTypeError,
-    StoreUnavailableError,
 )
 
 CONFIG = {"strategy": "external", "threshold_bytes": 100, "stores": {"hot": {"type": "memory", "space": "wiring"}}}
@@ -169,18 +168,6 @@ def test_closing_reaches_every_store_even_if_one_fails(monkeypatch):
     with pytest.raises(OSError, match="cannot"):
         cc.close()
     assert sorted(closed) == ["a", "c"]
-
-
-def test_by_default_every_reader_can_follow_what_is_sent():
-    """A reader that sees one message at a time cannot join chunks, so no outage of a store makes any by default."""
-    stores = {"m": {"type": "claimcheck.testing:FaultyStore", "store": {"type": "memory"}}}
-    with claimcheck.from_dict({"stores": stores, "threshold_bytes": 900}) as cc:
-        cc.store("m").fail("write", times=1)
-        with pytest.raises(StoreUnavailableError):
-            cc.outbound(BIG, destination="t").__enter__()
-        with cc.outbound(BIG, destination="t") as out:
-            (envelope,) = out.envelopes
-        assert cc.resolve(envelope.data) == BIG
 
 
 def test_a_chunk_that_is_resolved_alone_says_who_sends_chunks_and_what_reads_them():
