@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import io
 import multiprocessing
@@ -187,4 +188,5 @@ def test_a_decorated_function_and_a_resolved_message_keep_their_types() -> None:
 
     assert list(inspect.signature(publish).parameters) == ["topic", "value", "retries"]
     assert assert_type(publish("orders", bytes(1000), retries=4), int) == 4
-    assert assert_type(cc.resolve(b"plain"), bytes) == b"plain"
+    plain = b"plain"
+    assert assert_type(cc.resolve(plain), bytes) is asyncio.run(cc.aresolve(plain)) is plain
