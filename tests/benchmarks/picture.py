@@ -76,13 +76,11 @@ class Lines:
     x_text: Callable[[float], str]
 
 
-def draw_lines(
-    panels: Sequence[Lines], path: Path, title: str, *, columns: int = 2, shared: bool = False, note: str = ""
-) -> None:
+def draw_lines(panels: Sequence[Lines], path: Path, title: str, *, columns: int = 2, shared: bool = False) -> None:
     """Draw panels with lines: modes in their colors, claimcheck in blue, other libraries in gray."""
     rows, most = -(-len(panels) // columns), max(len(panel.points) for panel in panels)
     size = (max(8.6, 5.3 * columns), rows * max(4.2 if rows == 1 else 3.2, 0.42 * most))
-    draw_grid(panels, path, title, note, _draw_lines, nrows=rows, ncols=columns, figsize=size, sharey=shared)
+    draw_grid(panels, path, title, "", _draw_lines, nrows=rows, ncols=columns, figsize=size, sharey=shared)
 
 
 def _draw_lines(axes: Any, panel: Lines) -> None:

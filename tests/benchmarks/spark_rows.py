@@ -199,10 +199,6 @@ def _source(lab: Lab, topic: str, **options: Any) -> DataFrame:
     return df
 
 
-def _few(lab: Lab, messages: int) -> int:
-    return messages // (100 if lab.effort.is_quick else 1)
-
-
 @SOURCE.ratio(
     "claimcheck_pulsar, 200,000 small envelopes, unbatched, against a plain consumer loop",
     1,
@@ -217,7 +213,8 @@ def _few(lab: Lab, messages: int) -> int:
     batched=True,
 )
 def _small_envelopes(lab: Lab, size: int, *, batched: bool) -> Sequence[Variant]:
-    name, count, names = f"bench-{uuid.uuid4().hex[:8]}", _few(lab, _ENVELOPES), itertools.count()
+    name, names = f"bench-{uuid.uuid4().hex[:8]}", itertools.count()
+    count = _ENVELOPES // (100 if lab.effort.is_quick else 1)
     topics = [f"{name}-{number}" for number in range(_TOPICS)]
     envelope = b"PRF_wdkafcli_header_\x02\x02" + b"x" * 250
     for topic in topics:

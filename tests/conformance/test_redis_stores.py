@@ -34,10 +34,12 @@ class RedisConformance(StoreConformance):
 
 
 class TestRedisStore(RedisConformance):
+    more: ClassVar[dict[str, int]] = {}
+
     @pytest.fixture
     def options(self, redis_url):
         with redis.Redis.from_url(redis_url) as self.redis:
-            yield {"type": "redis", "url": redis_url, "ttl_seconds": 600}
+            yield {"type": "redis", "url": redis_url, "ttl_seconds": 600, **self.more}
 
 
 class TestRedisStoreOnFake(FewerPayloads, RedisConformance):
@@ -58,10 +60,7 @@ class TestRedisStoreOnFake(FewerPayloads, RedisConformance):
 class TestRedisStoreVersion1(FewerPayloads, TestRedisStore):
     """Pointer version 1: other keys, and pointers without store name, size or checksum."""
 
-    @pytest.fixture
-    def options(self, redis_url):
-        with redis.Redis.from_url(redis_url) as self.redis:
-            yield {"type": "redis", "url": redis_url, "ttl_seconds": 600, "pointer_version": 1}
+    more: ClassVar = {"pointer_version": 1}
 
 
 VARIANTS: dict[str, tuple[str, str, dict[str, int]]] = {

@@ -15,6 +15,7 @@ import functools
 import hashlib
 import itertools
 import json
+import logging
 import os
 import random
 import signal
@@ -165,8 +166,6 @@ def _pulsar_sender(pipeline: Pipeline, journal: Told) -> Callable[[int | None], 
 
 
 def _pulsar_client(pipeline: Pipeline) -> Any:
-    import logging
-
     import pulsar
 
     quiet = logging.getLogger("pulsar-client-in-faults")

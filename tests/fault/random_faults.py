@@ -447,7 +447,9 @@ def main() -> None:
                 kind, tally = opened.run(seed)
                 kind = f"{kind}, Spark" if name == "spark" else kind
                 tallies.setdefault(kind, Tally()).add(tally)
-                print(f"{time.monotonic() - begin:6.0f} s  {name}-{seed}  {kind}: {_words(tally)}", flush=True)
+                values = {**asdict(tally), "stall": round(tally.stall, 1)}
+                words = [f"{key} {value}" for key, value in values.items() if value and key not in ("runs", "failed")]
+                print(f"{time.monotonic() - begin:6.0f} s  {name}-{seed}  {kind}: {', '.join(words)}", flush=True)
     print(table(tallies))
     failed = [seed for tally in tallies.values() for seed in tally.failed]
     if options.out:
@@ -455,12 +457,6 @@ def main() -> None:
             json.dumps({kind: asdict(tally) for kind, tally in sorted(tallies.items())}, indent=1)
         )
     sys.exit(f"lost or wrong payloads in {', '.join(failed)}" if failed else 0)
-
-
-def _words(tally: Tally) -> str:
-    """Return what is not 0."""
-    values = {**asdict(tally), "stall": round(tally.stall, 1)}
-    return ", ".join(f"{name} {value}" for name, value in values.items() if value and name not in ("runs", "failed"))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import random
-import threading
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -199,15 +198,6 @@ def test_gone_or_replaced_while_it_is_read_from_a_torn_line_is_no_other_payload(
             change(bucket.Object(pointer.key))
             assert got + file.read() == LARGE
         line.free()
-
-
-def test_a_reader_that_stops_early_leaves_no_thread_and_no_connection(store):
-    """The connections are counted afterwards."""
-    pointer = store.write(LARGE)
-    for _ in range(10):
-        with store.open(pointer) as file:
-            assert file.read(10) == LARGE[:10]
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("claimcheck-read")]
 
 
 def test_slower_than_the_timeout_in_all_but_never_silent_is_whole(store, line):

@@ -15,7 +15,6 @@ import confluent_kafka as kafka
 import pulsar
 import pulsar.asyncio
 
-from claimcheck._wire.envelope import encode_chunk
 from claimcheck.transports.kafka import _asyncio, _client
 from tests.simulation.scheduler import Patch, settle
 
@@ -242,9 +241,3 @@ class PulsarMessageOf:
 def pulsar_messages(values: list[bytes]) -> list[PulsarMessageOf]:
     """Return native messages."""
     return [PulsarMessageOf(number, value) for number, value in enumerate(values)]
-
-
-def chunks_of(payload: bytes, count: int = 3) -> list[bytes]:
-    """Return a payload as chunks."""
-    size, uuid = -(-len(payload) // count), "00000000-0000-4000-8000-000000000001"
-    return [encode_chunk(uuid, n, count, payload[n * size : (n + 1) * size]) for n in range(count)]

@@ -23,11 +23,11 @@ from tests.harness.async_clients import (
     KafkaProducerClient,
     PulsarInner,
     PulsarReceiverClient,
-    chunks_of,
     kafka_clients,
     pulsar_messages,
 )
 from tests.harness.cancellation import PAYLOAD, Subject, eventually, faults
+from tests.kit.transport_harness import chunks_of
 from tests.simulation.scheduler import patched
 
 SUBJECTS = {}
@@ -229,7 +229,7 @@ for transport, opened in (("Kafka", kafka_producer), ("Pulsar", pulsar_producer)
 
 def kafka_receiving(begin, *, reads_on=True, **options):
     async def make(lab):
-        first, *chunks = chunks_of(PAYLOAD[:-1])
+        first, *chunks = chunks_of(PAYLOAD[:-1], 3)
         values = [b"plain", lab.envelope(), first, b"between", *chunks, lab.envelope(PAYLOAD[1:])]
         native = AioClient(KafkaConsumerClient(values))
         consumer = AsyncKafkaConsumer(native, lab.cc, **options)
@@ -270,7 +270,7 @@ SUBJECTS["Kafka poll, then close"] = subject(kafka_receiving(poll, reads_on=Fals
 
 def pulsar_receiving(wrapper, name, tasks=1, end=None, reads_on=True):
     async def make(lab):
-        values = [b"plain", lab.envelope(), *chunks_of(PAYLOAD[:-1]), lab.envelope(PAYLOAD[1:])]
+        values = [b"plain", lab.envelope(), *chunks_of(PAYLOAD[:-1], 3), lab.envelope(PAYLOAD[1:])]
         values = [] if end else values
         native = PulsarReceiverClient(pulsar_messages(values))
         receiver = wrapper(

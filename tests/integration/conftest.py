@@ -9,7 +9,7 @@ import pytest
 import claimcheck
 from claimcheck.transports.local import LocalBroker, LocalConsumer
 from tests.clocks import Clock
-from tests.integration.pulsar_rig import Topic
+from tests.integration.pulsar_rig import Topic, rig
 from tests.local_rig import LIMIT
 
 
@@ -62,8 +62,6 @@ def spark_topic(pulsar_broker, pulsar_client, topic):
 @pytest.fixture
 def lab(pulsar_broker, pulsar_client, topic):
     """A topic of a real Pulsar, with wrapped clients; modules about other brokers override this."""
-    from tests.integration.pulsar_rig import rig
-
     with rig(pulsar_broker, pulsar_client, topic) as lab:
         yield lab
 

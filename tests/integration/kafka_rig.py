@@ -172,15 +172,12 @@ def _quietly(close: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def producing(
-    lab: Rig, strategy: str = "external", *, wrap: dict[str, Any] | None = None, **conf: Any
-) -> AsyncIterator[AsyncKafkaProducer]:
+async def producing(lab: Rig, **conf: Any) -> AsyncIterator[AsyncKafkaProducer]:
     """A wrapped producer, closed at the end; its native buffer is disabled, because it would never be flushed."""
     named = {key.replace("_", "."): value for key, value in conf.items()}
     options = {**lab.servers, "message.max.bytes": LIMIT, "logger": _quiet, **named}
     native = AIOProducer(options, buffer_timeout=0)
-    made = AsyncKafkaProducer(native, lab.claimcheck(strategy), **{"max_message_bytes": LIMIT, **(wrap or {})})
-    async with made:
+    async with AsyncKafkaProducer(native, lab.claimcheck("external"), max_message_bytes=LIMIT) as made:
         yield made
 
 

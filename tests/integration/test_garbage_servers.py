@@ -17,9 +17,12 @@ import yaml
 from confluent_kafka.admin import AclOperation, AdminClient, NewTopic, ResourceType
 
 import claimcheck
+from claimcheck._operate.gc import KafkaTopics, PulsarTopics
 from claimcheck._store.contract import StoreContext
 from claimcheck._wire.pointer import Pointer
+from claimcheck.transports._common.topics import IncompleteReadError
 from claimcheck.transports.kafka._queries import KafkaTarget
+from claimcheck.transports.pulsar._queries import PulsarTarget
 from tests.check_rig import configuration, diagnosed, ids, text
 from tests.integration.kafka_rig import authority_of, grant, login, rig
 from tests.servers import wait_until
@@ -128,9 +131,6 @@ class TestKafkaAndRedis:
         assert lab.stored == {pointer.key for pointer in pointers[3:]}
 
     def test_messages_that_are_deleted_while_their_topic_is_read_again_delete_nothing(self, lab, broker):
-        from claimcheck._operate.gc import KafkaTopics
-        from claimcheck.transports._common.topics import IncompleteReadError
-
         topics = KafkaTopics(KafkaTarget(broker.servers["bootstrap.servers"], (broker.topic,)))
         broker.send_raw(b"a", b"b")
         assert [message.value for message in topics.read()] == [b"a", b"b"]
@@ -191,10 +191,6 @@ class TestPulsarAndS3:
         assert lab.stored == {pointer.key for pointer in pointers[3:]}
 
     def test_a_lost_ledger_deletes_nothing(self, lab, send, pulsar_broker, pulsar_client):
-        from claimcheck._operate.gc import PulsarTopics
-        from claimcheck.transports._common.topics import IncompleteReadError
-        from claimcheck.transports.pulsar._queries import PulsarTarget
-
         target = PulsarTarget(pulsar_broker.service_url, pulsar_broker.admin_url, (lab.topic,))
         name = f"persistent://public/default/{lab.topic}-partition-0"
         topics = PulsarTopics(target)

@@ -19,7 +19,7 @@ from claimcheck.transports.local import LocalConsumer, LocalProducer
 from tests.integration import kafka_rig, pulsar_rig
 from tests.integration.pulsar_rig import rig_on
 from tests.local_letters import LocalLetters, dead_letter
-from tests.local_rig import BIG, append_chunks, drain
+from tests.local_rig import BIG, append_chunks, drain, stored
 
 PAYLOADS = [b"small", bytes(10_000), None, b"x" * 20_000, b"last"]
 
@@ -117,9 +117,8 @@ def test_unreadable_letters_stay_and_are_named(broker, cc, tmp_path):
     LocalProducer(broker, cc).send("wide", bytes(10_000), partition=0)
     for value in (broker.fetch("wide", 0, 0, 1)[0].value, b"good"):
         broker.append("orders", value)
-    for path in (tmp_path / "store").rglob("*"):
-        if path.is_file():
-            path.unlink()
+    for name in stored(tmp_path):
+        (tmp_path / "store" / name).unlink()
     broker.create_topic("again")
     for _ in range(2):
         report = redrive_all(broker, cc, source="orders", target="again", force=True)
@@ -298,9 +297,8 @@ def test_the_command_sends_only_with_yes(invoke):
 
 
 def test_the_command_names_what_stays(invoke, tmp_path):
-    for path in (tmp_path / "store").rglob("*"):
-        if path.is_file():
-            path.unlink()
+    for name in stored(tmp_path):
+        (tmp_path / "store" / name).unlink()
     limited = json.loads(invoke("--yes", "--limit", "1", "--json").stdout)
     result = invoke("--yes")
     assert (limited["sent"], limited["unreadable"]) == (1, 1)  # the limit counts letters that were sent

@@ -30,7 +30,8 @@ class ChunkConformance(TransportKit):
         harness.append(*(chunks[1:] if missing == "first" else chunks[:2]))
         (error,) = harness.busy_until(bool, step_seconds=STEP_SECONDS)
         assert isinstance(error, IncompletePayloadError)
-        assert _redeliveries(harness) <= REDELIVERIES
+        drops = [event for event in harness.events if isinstance(event, DropEvent) and event.action == "redeliver"]
+        assert len(drops) <= REDELIVERIES
         assert harness.busy_until(_after(5), step_seconds=STEP_SECONDS) == []
         harness.assert_finished()
 
@@ -102,11 +103,6 @@ class ChunkConformance(TransportKit):
 
 def _expiring(**more: Any) -> dict[str, Any]:
     return {"expire_after_seconds": EXPIRE_SECONDS, **more}
-
-
-def _redeliveries(harness: Harness) -> int:
-    drops = [event for event in harness.events if isinstance(event, DropEvent)]
-    return len([event for event in drops if event.action == "redeliver"])
 
 
 def _after(rounds: int) -> Any:

@@ -253,7 +253,7 @@ class Harness:
         self.config: dict[str, Any] = {}  # of all writers and readers, if it is set before the first one opens
         self._kit = kit
         self._stack = stack
-        self._producers: dict[tuple[str, str], Any] = {}
+        self._producers: dict[str, Any] = {}
         self._writers: dict[str, ClaimCheck] = {}
         self._reader: ClaimCheck | None = None
         self._consumer: Any = None
@@ -274,23 +274,18 @@ class Harness:
             self._writers[strategy] = self.configure(strategy)
         return self._writers[strategy]
 
-    def send(
-        self, *payloads: Any, strategy: str = "external", key: Any = None, headers: Any = None, topic: str | None = None
-    ) -> None:
+    def send(self, *payloads: Any, strategy: str = "external", key: Any = None, headers: Any = None) -> None:
         """Send payloads, one after the other."""
-        where = topic or self.topic
-        producer = self.producer(strategy, where)
+        producer = self.producer(strategy)
         for payload in payloads:
-            self._kit.send(producer, where, payload, key=key, headers=headers)
+            self._kit.send(producer, self.topic, payload, key=key, headers=headers)
 
-    def producer(self, strategy: str = "external", topic: str | None = None) -> Any:
+    def producer(self, strategy: str = "external") -> Any:
         """Return the transport's own producer with this strategy."""
-        where = topic or self.topic
-        if (strategy, where) not in self._producers:
-            made = self._kit.open_producer(self.writer(strategy), where)
-            self._stack.callback(self._kit.close, made)
-            self._producers[strategy, where] = made
-        return self._producers[strategy, where]
+        if strategy not in self._producers:
+            self._producers[strategy] = self._kit.open_producer(self.writer(strategy), self.topic)
+            self._stack.callback(self._kit.close, self._producers[strategy])
+        return self._producers[strategy]
 
     def append(
         self, *messages: bytes | None, writer: str = "one", key: str | None = "", headers: dict[str, str] | None = None

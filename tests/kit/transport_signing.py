@@ -32,9 +32,12 @@ class SigningConformance(TransportKit):
     @pytest.mark.parametrize("strategy", ["external", "chunking"])
     def test_messages_of_another_topic_are_refused(self, harness: Harness, strategy: str) -> None:
         """Also byte by byte with their headers, unless the reader accepts the other topic."""
-        sent = [content(3 * self.limit_bytes), LITERAL]
+        sent, limit = [content(3 * self.limit_bytes), LITERAL], WireLimit(self.limit_bytes, lambda key, headers: 2000)
+        writer = harness.configure(strategy, signing=SIGNING)  # of another topic, without the library's producer
         for payload in sent * 2:
-            self._replay(harness, payload, "salaries", strategy)
+            with writer.outbound(payload, destination="salaries", key=b"k", limit=limit) as out:
+                for envelope in out.envelopes:
+                    harness.append(bytes(envelope.data), headers=dict(envelope.headers or {}))
         harness.subscribe(signing=SIGNING)
         refused = harness.take(2)
         assert [error.reason for error in refused] == ["destination"] * 2
@@ -61,10 +64,3 @@ class SigningConformance(TransportKit):
         *received, forged = harness.take(len(sent) + 1)
         assert received == sent
         assert forged.reason == "envelope"
-
-    def _replay(self, harness: Harness, payload: bytes, topic: str, strategy: str) -> None:
-        """Append what a writer of another topic sends, without the library's producer."""
-        limit, cc = WireLimit(self.limit_bytes, lambda key, headers: 2000), harness.configure(strategy, signing=SIGNING)
-        with cc.outbound(payload, destination=topic, key=b"k", limit=limit) as out:
-            for envelope in out.envelopes:
-                harness.append(bytes(envelope.data), headers=dict(envelope.headers or {}))

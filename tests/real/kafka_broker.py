@@ -7,7 +7,6 @@ import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from tests.real.process import Location, Server, accepts_connections, java, make_certificate, running, wait_until
 
@@ -118,7 +117,9 @@ def kafka(
         if proxy_port is not None:
             text += f"advertised.listeners=PLAINTEXT://127.0.0.1:{proxy_port},CONTROLLER://127.0.0.1:{location.extra_port}\n"
         configuration.write_text(text)
-        _format(configuration)
+        tool = _java("kafka.tools.StorageTool", "format", "--standalone", "--ignore-formatted")
+        tool += ["--cluster-id", _CLUSTER_ID, "--config", str(configuration)]
+        subprocess.run(tool, check=True, stdout=subprocess.DEVNULL)
         return _java("kafka.Kafka", str(configuration), heap=heap)
 
     with running(command, accepts_connections, ready_within=_READY_WITHIN_SECONDS) as server:
@@ -142,13 +143,6 @@ def _has_coordinators(broker: KafkaBroker) -> bool:
         finally:
             consumer.close()
     return True
-
-
-def _format(configuration: Path) -> None:
-    tool = _java("kafka.tools.StorageTool", "format", "--standalone", "--ignore-formatted")
-    subprocess.run(
-        [*tool, "--cluster-id", _CLUSTER_ID, "--config", str(configuration)], check=True, stdout=subprocess.DEVNULL
-    )
 
 
 def _java(*arguments: str, heap: str = "512m") -> list[str]:

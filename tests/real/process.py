@@ -147,31 +147,20 @@ def running(
     """Run a server in a temporary folder that `prepare` fills; stops and deletes both afterwards."""
     with temporary_folder() as folder:
         prepare(folder)
-        server = _start_somewhere(command, is_ready, folder, environment, ready_within)
+        for retries in (2, 1, 0):  # another process may take a free port before the server binds it
+            location = Location(folder, *free_ports(2))
+            ready = functools.partial(is_ready, location)
+            server = Server(command(location), location, ready, environment, ready_within)
+            try:
+                server.start()
+                break
+            except ServerError:
+                if not retries:
+                    raise
         try:
             yield server
         finally:
             server.stop()
-
-
-def _start_somewhere(
-    command: Callable[[Location], list[str]],
-    is_ready: Callable[[Location], bool],
-    folder: Path,
-    environment: dict[str, str] | None,
-    ready_within: float,
-) -> Server:
-    for retries in (2, 1, 0):  # another process may take a free port before the server binds it
-        location = Location(folder, *free_ports(2))
-        ready = functools.partial(is_ready, location)
-        server = Server(command(location), location, ready, environment, ready_within)
-        try:
-            server.start()
-            break
-        except ServerError:
-            if not retries:
-                raise
-    return server
 
 
 @contextlib.contextmanager

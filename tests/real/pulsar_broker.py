@@ -148,7 +148,8 @@ def pulsar(
             spare=location.extra_port,
             max_message_bytes=max_message_bytes,
             frame_bytes=frame,
-            loopback=_loopback(),
+            # BookKeeper needs a name, which differs between systems
+            loopback=next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo"),
             durable=str(durable).lower(),
         )
         if proxy_port is not None:
@@ -180,11 +181,6 @@ def _command(folder: Path, bookie_port: int) -> list[str]:
         "--bookkeeper-port", str(bookie_port),
         "--metadata-dir", str(folder / "metadata"), "--bookkeeper-dir", str(folder / "bookkeeper"),
     ]  # fmt: skip
-
-
-def _loopback() -> str:
-    """Name of the loopback interface, which differs between systems; BookKeeper needs a name."""
-    return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
 
 
 def _path(topic: str) -> str:

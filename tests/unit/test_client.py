@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import io
 import multiprocessing
@@ -23,7 +24,6 @@ from claimcheck.errors import (
     ConfigError,
     PayloadTooLargeError,
     PayloadTypeError,
-    StoreUnavailableError,
 )
 
 CONFIG = {"strategy": "external", "threshold_bytes": 100, "stores": {"hot": {"type": "memory", "space": "wiring"}}}
@@ -171,18 +171,6 @@ def test_closing_reaches_every_store_even_if_one_fails(monkeypatch):
     assert sorted(closed) == ["a", "c"]
 
 
-def test_by_default_every_reader_can_follow_what_is_sent():
-    """A reader that sees one message at a time cannot join chunks, so no outage of a store makes any by default."""
-    stores = {"m": {"type": "claimcheck.testing:FaultyStore", "store": {"type": "memory"}}}
-    with claimcheck.from_dict({"stores": stores, "threshold_bytes": 900}) as cc:
-        cc.store("m").fail("write", times=1)
-        with pytest.raises(StoreUnavailableError):
-            cc.outbound(BIG, destination="t").__enter__()
-        with cc.outbound(BIG, destination="t") as out:
-            (envelope,) = out.envelopes
-        assert cc.resolve(envelope.data) == BIG
-
-
 def test_a_chunk_that_is_resolved_alone_says_who_sends_chunks_and_what_reads_them():
     with claimcheck.from_dict({"strategy": "chunking", "threshold_bytes": 900}) as cc:
         with cc.outbound(BIG, destination="t") as out:
@@ -200,4 +188,5 @@ def test_a_decorated_function_and_a_resolved_message_keep_their_types() -> None:
 
     assert list(inspect.signature(publish).parameters) == ["topic", "value", "retries"]
     assert assert_type(publish("orders", bytes(1000), retries=4), int) == 4
-    assert assert_type(cc.resolve(b"plain"), bytes) == b"plain"
+    plain = b"plain"
+    assert assert_type(cc.resolve(plain), bytes) is asyncio.run(cc.aresolve(plain)) is plain

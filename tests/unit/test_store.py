@@ -35,7 +35,7 @@ from claimcheck.errors import (
 from claimcheck.stores.filesystem import FilesystemStore
 from claimcheck.stores.memory import MemoryStore
 from claimcheck.testing import FaultyStore
-from claimcheck.testing._store_kit import HARMS, MIB, SHAPES, content, forbid_io
+from claimcheck.testing._store_kit import MIB, SHAPES, content, forbid_io
 from tests.clocks import Clock
 
 UUID = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
@@ -265,35 +265,20 @@ class TestCheck:
             assert caught.value.reason == "type"
 
 
-class TestReadingInto:
-    """From a medium that is read from anywhere, and from one that is read in sequence."""
-
-    @pytest.fixture(params=[True, False], ids=["anywhere", "in sequence"])
-    def store(self, request):
-        memory = MemoryStore(space=f"reading-{uuid.uuid4()}")
-        self.entries = memory._payloads
-        return memory if request.param else FaultyStore(store=memory)
-
-    def test_too_small_a_buffer_or_none_or_a_range_that_is_none(self, store):
-        """A payload is never truncated; the error has its size."""
-        pointer, buffer = store.write(b"payload"), bytearray(6)
-        with pytest.raises(PayloadTooLargeError) as caught:
-            store.read_into(pointer, buffer)
-        assert (caught.value.limit, caught.value.size, buffer) == (6, 7, bytes(6))
-        for wrong in (bytes(7), memoryview(bytes(7)), "payload", None, io.BytesIO()):
-            with pytest.raises(PayloadTypeError):
-                store.read_into(pointer, wrong)
-        for start, length in ((-1, 1), (0, -1)):
-            with pytest.raises(ValueError, match="cannot read"):
-                store.read_range(pointer, start, length)
-
-    @pytest.mark.parametrize("harm", HARMS)
-    @pytest.mark.parametrize("size", [1000, 2 * MIB + 1000])
-    def test_a_damaged_payload_is_an_error(self, store, harm, size):
-        pointer = store.write(content(size))
-        self.entries[pointer.key] = HARMS[harm](content(size))
-        with pytest.raises(IntegrityError):
-            store.read_into(pointer, bytearray(2 * size))
+@pytest.mark.parametrize("wrap", [lambda store: store, lambda store: FaultyStore(store=store)], ids=["", "in sequence"])
+def test_too_small_a_buffer_or_none_or_a_range_that_is_none(wrap):
+    """A payload is never truncated; the error has its size."""
+    store = wrap(MemoryStore())
+    pointer, buffer = store.write(b"payload"), bytearray(6)
+    with pytest.raises(PayloadTooLargeError) as caught:
+        store.read_into(pointer, buffer)
+    assert (caught.value.limit, caught.value.size, buffer) == (6, 7, bytes(6))
+    for wrong in (bytes(7), memoryview(bytes(7)), "payload", None, io.BytesIO()):
+        with pytest.raises(PayloadTypeError):
+            store.read_into(pointer, wrong)
+    for start, length in ((-1, 1), (0, -1)):
+        with pytest.raises(ValueError, match="cannot read"):
+            store.read_range(pointer, start, length)
 
 
 @pytest.mark.parametrize("size", [1000, 9 * MIB])

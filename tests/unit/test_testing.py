@@ -16,7 +16,7 @@ import claimcheck
 from claimcheck import HEADER, IncompletePayloadError
 from claimcheck._store.contract import StoreContext
 from claimcheck._wire.envelope import encode_abort
-from claimcheck.errors import PayloadNotFoundError, StoreError, StoreUnavailableError
+from claimcheck.errors import PayloadNotFoundError, StoreUnavailableError
 from claimcheck.stores.memory import MemoryStore
 from claimcheck.testing import FaultyStore, RecordedMessage, RecordingBroker, assert_inline, assert_offloaded
 
@@ -179,17 +179,3 @@ class TestFaults:
             store.write(b"payload")
         assert any("RuntimeError" in note for note in caught.value.__notes__)
         assert len(payloads(store)) == (when != "after")
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [(TimeoutError(), StoreUnavailableError), (OSError("full"), StoreError), (KeyError(), StoreError)],
-)
-def test_any_error_may_be_injected_and_healed(store, error, expected):
-    store.fail("write", error=error)
-    with pytest.raises(StoreError) as caught:
-        store.write(b"payload")
-    assert type(caught.value) is expected
-    assert caught.value.__cause__ is error
-    store.heal()
-    assert store.write(b"payload").size == 7

@@ -69,25 +69,6 @@ def test_a_cancelled_call_stops_at_the_next_piece_and_a_read_closes_what_it_open
     assert file.closed is (name == "aread")
 
 
-def test_resolve_asks_stores_in_a_thread_and_has_all_else_at_hand(monkeypatch):
-    rig, file = Rig(), Gated(BIG)
-    rig.publisher()("t", BIG)
-    rig.publisher()("t", b"small")
-    monkeypatch.setattr(rig.cc.store("hot"), "read", lambda pointer: file.read())
-    (_, pointer, _, _), (_, plain, _, _) = rig.sent
-
-    async def main():
-        resolving = asyncio.create_task(rig.cc.aresolve(pointer))
-        await asyncio.to_thread(file.reached.wait, 10)
-        file.go_on.set()  # nobody could, if the loop stood still
-        assert await resolving == BIG
-        assert await rig.cc.aresolve(plain) is plain
-        assert await rig.cc.aresolve(None) is None
-
-    asyncio.run(main())
-    assert threading.main_thread() not in file.threads
-
-
 # Threads for calls -----------------------------------------------------------------------------------------------
 
 

@@ -155,12 +155,6 @@ def test_cuts_of_an_envelope_and_what_is_no_message_is_an_error(here, verb):
     assert ok("get", "-", stdin=LITERAL).stdout_bytes == HEADER + b"!"
 
 
-@pytest.mark.parametrize(("key", "store"), [("../payload", "disk"), ("/etc/passwd", "disk"), ("x", "nobody's")])
-def test_pointers_that_nobody_follows(here, key, store):
-    result = run("get", "-", stdin=pointer_to(key, store))
-    assert (result.exit_code, is_one_line(result)) == (7, True)
-
-
 def test_signatures_that_are_missing_wrong_or_of_another_topic_are_refused_and_shown(here):
     unsigned = put()
     (here / "claimcheck.yaml").write_text(SIGNED)
