@@ -104,6 +104,8 @@ def collect_garbage(
     whole = tuple(WholeTopics.of(each, path=f"topics[{number}]") for number, each in enumerate(topics))
     for each in whole:
         each.check(whole)
+    if not isinstance(keep, Sequence):
+        fail("keep", found=f"a {type(keep).__name__}", expected="a list of tables, or of pairs (table, column)")
     tables = (keep,) if isinstance(keep, str) else tuple(keep)
     references = References(spark=spark, topics=whole, keep=tables, header=checked.header)
     references.tables()
@@ -136,7 +138,7 @@ class GarbageDeletion:
 
 @dataclass(kw_only=True)
 class GarbageReport(AbstractContextManager["GarbageReport"]):
-    """The orphans that a collection has found. Their rows are kept by Spark until the report is closed.
+    """The orphans that a collection has found. The executors hold their rows until the report and its rows are dropped.
 
     Attributes:
         orphans: One row for each: ``store``, ``key``, ``topic``, ``size`` in bytes (null where the medium does not
@@ -158,51 +160,50 @@ class GarbageReport(AbstractContextManager["GarbageReport"]):
     damaged: int
     not_listed: tuple[str, ...]
     deletion: GarbageDeletion | None = None
-    _rows: DataFrame = field(repr=False)
+    _rows: DataFrame | None = field(repr=False)
     _scope: _Scope = field(repr=False)
     _spans: Spans = field(repr=False)
 
     def delete(self, *, rate: float | None = None, force: bool = False, claim: bool = False) -> GarbageDeletion:
-        """Delete the orphans that no message points at by now.
+        """Delete those of the report's orphans that no message points at by now.
 
         Reads the topics once more, or twice if messages that the report has seen are no longer there. Calling it again
         is harmless.
 
         Args:
             rate: The most deletions per second, in one task; by default there is no limit, and all executors delete.
-            force: Whether to delete although the topics and tables have no pointers at all, as on another broker.
+            force: Whether to delete although there are no pointers at all, as on another broker, or none in a table.
             claim: Whether to claim topics that no cluster has claimed in a store; the first deletion needs it.
 
         Returns:
             What became of the orphans. A task that runs again counts what its first attempt has deleted as ``gone``.
 
         Raises:
-            ConfigError: An argument is invalid, there is no pointer, or a topic belongs to another cluster or to none;
-                nothing was deleted.
+            ConfigError: An argument is invalid, there is no pointer, a topic belongs to another cluster or to none, or
+                the report is closed; nothing was deleted.
             TransportError: Messages were deleted while they were read; nothing was deleted.
             UnknownVersionError: A message may point at anything, because a newer version wrote it; nothing was deleted.
         """
         if rate is not None:
             check_value("rate", rate, Annotated[float, Range(0.001, 1_000_000)])
+        if self._rows is None:
+            fail("report", found="a closed one", expected="a new one from collect_garbage")
         scope = self._scope
         scope.parts()
         left = scope.references.without_referenced(self._rows, after=self._spans)
-        try:
-            if self.count and not left.references and not force:
-                text = "found no pointer in any of them, expected those of this store's broker, or force=True"
-                raise ConfigError(f"topics: {text} to delete", path="topics")
-            scope.parts(delete=True, claim=claim)
-            counts = _counts(left.left, scope, rate)
-        finally:
-            left.left.unpersist()
+        if self.count and left.unused and not force:
+            expected = "messages of this store's broker, or force=True to delete"
+            fail(left.unused[0], found="no pointer in it", expected=expected)
+        scope.parts(delete=True, claim=claim)
+        counts = _counts(left.left, scope, rate)
         outcomes = {name: number for name, (number, _) in counts.items()}
         outcomes["kept"] = outcomes.get("kept", 0) + self.count - left.size
         self.deletion = GarbageDeletion(**outcomes, error=counts.get("failed", (0, None))[1])
         return self.deletion
 
     def close(self) -> None:
-        """Release the rows. ``orphans`` and `delete` list and read everything again if they are used after that."""
-        self._rows.unpersist()
+        """Let go of the rows, so that nothing can be deleted any more; those in ``orphans`` stay as long as that."""
+        self._rows = None
 
     def __exit__(self, *exc: object) -> None:
         self.close()
@@ -271,14 +272,10 @@ def _report(scope: _Scope) -> GarbageReport:
     try:
         listed, count = listing.selectExpr("coalesce(sum(listed), 0)", "count(key)").collect()[0]
         found = scope.references.take_away(listing.where("key IS NOT NULL").drop("listed"))
-        try:
-            rows = found.left.dropDuplicates(["store", "key"]).persist()  # a store may list an entry twice
-            number = rows.count()
-        finally:
-            found.left.unpersist()
     finally:
         listing.unpersist()
     now_ms = candidates.before_ms + round(scope.grace_seconds * 1000)
+    rows = found.left.dropDuplicates(["store", "key"]).localCheckpoint()  # a store may list an entry twice
     orphans = rows.selectExpr(
         *("store", "key", "topic", "size", "timestamp_millis(created_ms) AS created"),
         f"({now_ms} - created_ms) / 1000 AS age_seconds",
@@ -286,7 +283,7 @@ def _report(scope: _Scope) -> GarbageReport:
     )
     return GarbageReport(
         orphans=orphans,
-        count=number,
+        count=rows.count(),
         listed=listed,
         candidates=count,
         pointers=found.references,

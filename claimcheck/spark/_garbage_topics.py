@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Table = DataFrame | str
 
 Spans = Mapping[str, tuple[int, int]]
-"""The first and the last position that was read, by partition."""
+"""The first and the last position that was read, by partition; by table 0 and the most pointers of a batch."""
 
 _ADMIN = "admin"  # the key of settings for the client that asks Kafka
 _DAMAGED = ""
@@ -188,20 +188,19 @@ class References:
         with self._read() as found:
             references, damaged = _totals(found)
             spans = _spans(found)
-            left = rows.join(found.where("id IS NOT NULL").select("id"), "id", "left_anti").persist()
-            return Pass(left, left.count(), spans, references, damaged)
+            # Unlike rows that are persisted, these stay what they are when a table changes or a cache is cleared.
+            left = rows.join(found.where("id IS NOT NULL").select("id"), "id", "left_anti").localCheckpoint()
+            tables = [f"keep[{number}]" for number in range(len(self.keep))]
+            unused = ["topics"] * (not references) + [each for each in tables if not spans.get(each, (0, 0))[1]]
+            return Pass(left, left.count(), spans, references, damaged, unused)
 
     def without_referenced(self, rows: DataFrame, *, after: Spans) -> Pass:
         """Return the payloads that no message points at now, nor will; ``after`` is what a pass before has read."""
         first = self.take_away(rows)
         if _lost(after, first.spans) is None:
             return first
-        try:
-            second = self.take_away(first.left)
-        finally:
-            first.left.unpersist()
+        second = self.take_away(first.left)
         if (lost := _lost(first.spans, second.spans)) is not None:
-            second.left.unpersist()
             text = f"{lost}: messages were deleted while they were read, so nothing else was. Try again later"
             raise TransportError(text, destination=lost)
         return second
@@ -222,30 +221,31 @@ class References:
             found.unpersist()  # before the next pass, which would find these rows otherwise
 
 
-def _messages(spark: SparkSession, given: Table | tuple[Table, str], *, path: str) -> Any:
+def _messages(spark: SparkSession, given: Any, *, path: str) -> Any:
     """Return the messages that a table has now: a DataFrame has those that were there when it was defined."""
-    table, column = given if isinstance(given, tuple) else (given, "value")
-    df: Any = table
-    is_new = False
+    table, column = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, "value")
+    is_new, df = False, table
     if isinstance(table, str):
+        if not spark.catalog.tableExists(table):
+            fail(path, found=repr(table), expected="the name of a table of the catalog")
         spark.sql(f"REFRESH TABLE {table}")
         is_new, df = spark.catalog.getTable(table).tableType not in ("VIEW", "TEMPORARY"), spark.table(table)
-    if not isinstance(getattr(df, "columns", None), list):
-        fail("keep", found=f"a {type(df).__name__}", expected="a list of tables, or of pairs (table, column)")
-    df = with_index_names(df).select(f"c{find_column(df, 'keep', column)}")
+    if not hasattr(df, "mapInArrow") or df.isStreaming:
+        fail(path, found=f"a {type(df).__name__}", expected="a table's name, a DataFrame, or a pair (table, column)")
+    df = with_index_names(df).select(f"c{find_column(df, path, column)}")
     if not hasattr(df, "_jdf"):  # Spark Connect, which may show an old snapshot of an Iceberg table
         if not is_new:
             fail(path, found="a DataFrame or a view", expected="the name of a table, as this is Spark Connect")
         return df
     plan = df.select("*")._jdf.queryExecution().withCachedData()
-    if "InMemoryRelation" in plan.toString():
-        found, expected = "a DataFrame that is cached", "one that is read again: call unpersist()"
-        fail(path, found=found, expected=f"{expected}, because rows that others append are not in the cache")
     plan.refresh()
     leaves = plan.collectLeaves()
     for leaf in map(leaves.apply, range(leaves.size())):
-        is_v2 = leaf.getClass().getSimpleName() == "DataSourceV2Relation"
-        if is_v2 and leaf.table().getClass().getName().startswith("org.apache.iceberg."):
+        kind = leaf.getClass().getSimpleName()
+        if kind in ("InMemoryRelation", "LogicalRDD", "LocalRelation"):
+            expected = "one that others may append rows to: no cache (call unpersist()) and no checkpoint"
+            fail(path, found="a DataFrame of fixed rows", expected=expected)
+        if kind == "DataSourceV2Relation" and leaf.table().getClass().getName().startswith("org.apache.iceberg."):
             leaf.table().table().refresh()  # its newest snapshot
     return df
 
@@ -256,6 +256,7 @@ class Pass(NamedTuple):
     spans: Spans
     references: int
     damaged: int
+    unused: list[str]  # tables without a pointer, and the topics if there is no pointer at all
 
 
 def _lost(before: Spans, now: Spans) -> str | None:
@@ -284,8 +285,9 @@ def _spans(found: DataFrame) -> Spans:
 def _found(header: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
     """Yield the id of each pointer, or why a message cannot be understood; and what was read of each place."""
     for batch in batches:
-        yield from ((*found, None, None, None) for found in _references(header, batch))
-        yield from ((None, None, *span) for span in _spans_of(batch))
+        found = list(_references(header, batch))
+        yield from ((*each, None, None, None) for each in found)
+        yield from ((None, None, *span) for span in _spans_of(batch, sum(key is not None for key, _ in found)))
 
 
 def _references(header: bytes, batch: pa.RecordBatch) -> Iterator[tuple[bytes | None, str | None]]:
@@ -302,12 +304,12 @@ def _references(header: bytes, batch: pa.RecordBatch) -> Iterator[tuple[bytes | 
                 yield fingerprint(key), None
 
 
-def _spans_of(batch: pa.RecordBatch) -> Iterator[tuple[str, int, int]]:
-    """Yield each place in a batch, with its first and last position."""
+def _spans_of(batch: pa.RecordBatch, pointers: int) -> Iterator[tuple[str, int, int]]:
+    """Yield each place in a batch, with its first and last position; for a table, which has none, see `Spans`."""
     import pyarrow as pa
 
     table = pa.Table.from_arrays([batch.column(1), batch.column(2)], names=["place", "position"])
     spans = table.group_by("place").aggregate([("position", "min"), ("position", "max")])
     for row in spans.to_pylist():
-        if row["position_min"] is not None:
-            yield row["place"], row["position_min"], row["position_max"]
+        is_table = row["position_min"] is None
+        yield row["place"], *((0, pointers) if is_table else (row["position_min"], row["position_max"]))

@@ -36,13 +36,14 @@ def sql_function(config: AnyConfig) -> Any:
     return pandas_udf(claimcheck_resolve, "binary").asNondeterministic()
 
 
-def _arguments(value: Any, headers: Any = None, topic: Any = None) -> pa.RecordBatch:
+def _arguments(*given: Any) -> pa.RecordBatch:
     """Return the arguments of one batch: the messages, and their headers and topics, or nulls."""
     import pyarrow as pa
 
-    missing = [None] * len(value)
     types = {"value": pa.binary(), "headers": pa.map_(pa.string(), pa.binary()), "topic": pa.string()}
     try:
+        value, headers, topic = given + (None,) * (3 - len(given))
+        missing = [None] * len(value)
         pairs = missing if headers is None else [header_pairs(each) for each in headers]
         columns = {"value": value.tolist(), "headers": pairs, "topic": missing if topic is None else topic}
         return pa.RecordBatch.from_pydict(columns, pa.schema(types))

@@ -79,9 +79,8 @@ def rig(spark, tmp_path, config):
     rig = Rig(spark, tmp_path, {**config, "stores": {"disk": {**config["stores"]["disk"], "ttl_seconds": 30 * DAY}}})
     topics = [(name, [name], local_cluster(rig.broker.database)) for name in ("orders", "orders.dlq", "bills")]
     check_claims(rig.cc.store("disk"), claims_of(topics), delete=True, claim=True)
-    cached = spark.sparkContext._jsc.getPersistentRDDs().size()
     yield rig
-    assert spark.sparkContext._jsc.getPersistentRDDs().size() == cached
+    assert spark._jsparkSession.sharedState().cacheManager().isEmpty()
     rig.broker.close()
     rig.cc.close()
 
@@ -249,10 +248,32 @@ def test_tables_keep_their_payloads_and_those_of_messages_that_others_append(rig
     assert rig.readable(first, second, late, lost) == [True, True, True, False]
     cached = rig.spark.table("appended").persist()
     try:
-        with pytest.raises(ConfigError, match=r"keep\[0\]: found a DataFrame that is cached.*unpersist"):
-            rig.collect(keep=[cached.where("value IS NOT NULL")])
+        for fixed in (cached, cached.localCheckpoint()):
+            with pytest.raises(ConfigError, match=r"keep\[0\]: found a DataFrame of fixed rows.*unpersist"):
+                rig.collect(keep=[fixed.where("value IS NOT NULL")])
     finally:
         cached.unpersist()
+
+
+def test_nothing_but_what_the_report_lists_is_deleted_although_tables_lose_rows_meanwhile(rig):
+    kept, lost = [rig.write() for _ in range(3)], rig.write()
+    table = rig.spark.createDataFrame([(bytes(rig.cc.seal(pointer)),) for pointer in kept], "value binary")
+    table.write.saveAsTable("lossy", mode="overwrite")
+    rig.send(rig.write())
+
+    with rig.collect(keep="lossy") as report:
+        assert report.count == 1
+        table.limit(1).write.saveAsTable("lossy", mode="overwrite")
+        rig.spark.catalog.clearCache()
+        assert report.delete().deleted == 1
+        assert keys(report.orphans) == [lost.key]
+        rig.spark.sql("TRUNCATE TABLE lossy")
+        with pytest.raises(ConfigError, match=r"keep\[0\]: found no pointer in it.*force=True"):
+            report.delete()
+        assert report.delete(force=True).gone == 1
+    with pytest.raises(ConfigError, match="report: found a closed one"):
+        report.delete()
+    assert rig.readable(*kept, lost) == [True, True, True, False]
 
 
 def test_what_a_newer_version_wrote_may_point_at_anything(rig):
@@ -295,10 +316,17 @@ def test_arguments_are_checked_first(rig):
         rig.collect(topics=())
     with pytest.raises(ConfigError, match="grace_seconds"):
         rig.collect(grace_seconds=-1)
-    with pytest.raises(ConfigError, match="'value'"):
-        rig.collect(keep=[rig.spark.range(1)])
-    with pytest.raises(ConfigError, match="keep: found a Column, expected a list of tables"):
-        rig.collect(keep=rig.spark.range(1))
+    frame, listed = rig.spark.range(1), "expected a list of tables"
+    for keep, text in (
+        ([frame], r"keep\[0\]: found 'value'"),
+        (frame, f"keep: found a DataFrame, {listed}"),
+        ({"appended": "value"}, f"keep: found a dict, {listed}"),
+        (None, f"keep: found a NoneType, {listed}"),
+        (["no_such_table"], r"keep\[0\]: found 'no_such_table', expected the name"),
+        ([("a", "b", "c")], r"keep\[0\]: found a tuple, expected a table's name"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            rig.collect(keep=keep)
     with pytest.raises(ConfigError, match="every process can reach"):
         stores = {"disk": {"type": "memory"}}
         collect_garbage(rig.spark, config={**rig.config, "stores": stores}, topics=rig.topics("orders"))
