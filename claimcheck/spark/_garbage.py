@@ -172,7 +172,7 @@ class GarbageReport(AbstractContextManager["GarbageReport"]):
 
         Args:
             rate: The most deletions per second, in one task; by default there is no limit, and all executors delete.
-            force: Whether to delete although the topics and tables, or one table, have no pointer, as on another broker.
+            force: Whether to delete although the topics, or one of the tables, have no pointer, as on another broker.
             claim: Whether to claim topics that no cluster has claimed in a store; the first deletion needs it.
 
         Returns:
