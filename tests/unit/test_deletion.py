@@ -278,6 +278,7 @@ def test_no_destination_imitates_another_form_of_a_key(destination, topic):
         assert parse_name(name) == KeyLifetime(), "the key of an earlier release has no lifetime"
         assert destination_of(name) == slug(destination)
     pinned = marked(PINNED + destination)
+    assert pinned.startswith("~")
     assert parse_name(pinned).lifetime_ms == 60_000
     assert topic.startswith(PINNED) or destination_of(pinned) != slug(topic)
 
