@@ -450,11 +450,14 @@ class Kafka:
     def send(self, user: str, topic: str, **more: Any) -> None:
         native = kafka.Producer({**login(self.broker, user), "message.timeout.ms": 8000, **more}, logger=_quiet)
         failures: list[str | None] = []
-        with KafkaProducer(native, self.cc) as producer:
-            producer.produce(
-                topic, SMALL * 10_000, b"k", on_delivery=lambda error, _: failures.append(error and error.name())
-            )
-            producer.flush(20)
+        try:
+            with KafkaProducer(native, self.cc) as producer:
+                producer.produce(
+                    topic, SMALL * 10_000, b"k", on_delivery=lambda error, _: failures.append(error and error.name())
+                )
+                producer.flush(20)
+        except kafka.KafkaException as error:  # a producer with a fatal error; mostly its report comes first
+            raise RefusedError(error) from error
         if failures != [None]:
             raise RefusedError(*failures)
 
