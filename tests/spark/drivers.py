@@ -216,9 +216,10 @@ def resolved(
         df = spark.createDataFrame([(bytes.fromhex(each),) for each in found], "value binary").repartition(2)
         return df.transform(resolve("value", config=config, destination="orders"))
 
+    rdd = as_rdd(messages).map(look).collect()  # first: a task of a job that has failed may still hold an executor
     digests = as_frame(messages).selectExpr("sha2(payload, 256) AS digest")
     errors = [_error(as_it(bad[n : n + 1]).collect) for n in range(len(bad)) for as_it in (as_rdd, as_frame)]
-    return {"rdd": as_rdd(messages).map(look).collect(), "frame": rows_of(digests), "errors": errors}
+    return {"rdd": rdd, "frame": rows_of(digests), "errors": errors}
 
 
 def _error(act: Callable[[], Any]) -> str:
