@@ -39,10 +39,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from claimcheck.spark._garbage_topics import Table
-
     Batches: TypeAlias = Iterable[pa.RecordBatch]
-    Tables = Sequence["Table | tuple[Table, str]"]
+    Tables = Sequence["DataFrame | str | tuple[DataFrame | str, str]"]
     """Tables with pointers in the column ``value``, or in the one that is named."""
 
 Topics = Sequence[Mapping[str, Any]]
@@ -81,8 +79,8 @@ def collect_garbage(
         grace_seconds: Younger payloads are kept. It must exceed the time from the beginning of a write to the moment at
             which its message is in the topic, and the difference between the clocks of writers, stores and driver.
         keep: Names of tables, or DataFrames, with a binary column ``value`` of messages, or pairs of one and the
-            column's name. Each pass finds the rows that others have appended. A DataFrame that is cached is refused,
-            and with Spark Connect every DataFrame.
+            column's name. Each pass finds the rows that others have appended. A DataFrame whose rows cannot change,
+            such as a cached one, is refused, and with Spark Connect every DataFrame.
 
     Returns:
         The report; close it to release its rows.

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    Table = DataFrame | str
-
 Spans = Mapping[str, tuple[int, int]]
 """The first and the last position that was read, by partition; by table 0 and the most pointers of a batch."""
 
@@ -177,7 +175,7 @@ def _pulsar(whole: WholeTopics) -> Iterator[_Broker]:
 class References:
     spark: SparkSession
     topics: tuple[WholeTopics, ...]
-    keep: tuple[Table | tuple[Table, str], ...]
+    keep: tuple[Any, ...]
     header: bytes = field(repr=False)
 
     def tables(self) -> list[DataFrame]:
@@ -239,17 +237,17 @@ def _messages(spark: SparkSession, given: Any, *, path: str) -> Any:
     if not hasattr(df, "mapInArrow") or df.isStreaming:
         fail(path, found=f"a {type(df).__name__}", expected="a table's name, a DataFrame, or a pair (table, column)")
     df = with_index_names(df).select(f"c{find_column(df, path, column)}")
-    if not hasattr(df, "_jdf"):  # Spark Connect, which may show an old snapshot of an Iceberg table
-        if not is_new:
+    if (execution := _execution(df.select("*"))) is None:  # Spark Connect
+        if not is_new:  # it may show an old snapshot of an Iceberg table
             fail(path, found="a DataFrame or a view", expected="the name of a table, as this is Spark Connect")
         return df
-    plan = df.select("*")._jdf.queryExecution().withCachedData()
+    plan = execution.withCachedData()
     plan.refresh()
     leaves = plan.collectLeaves()
     for leaf in map(leaves.apply, range(leaves.size())):
         kind = leaf.getClass().getSimpleName()
         if kind in ("InMemoryRelation", "LogicalRDD", "LocalRelation"):
-            fail(path, found="a DataFrame of fixed rows", expected="no cache (call unpersist()), nor a checkpoint")
+            fail(path, found="a DataFrame of fixed rows", expected="one without cache (call unpersist()) or checkpoint")
         if kind == "DataSourceV2Relation" and leaf.table().getClass().getName().startswith("org.apache.iceberg."):
             leaf.table().table().refresh()  # its newest snapshot
     return df
@@ -265,9 +263,13 @@ class Pass(NamedTuple):
 
 
 def release(rows: Any) -> None:
-    """Free the rows of a local checkpoint; Spark Connect does so when they are dropped."""
-    if hasattr(rows, "_jdf"):
-        rows._jdf.queryExecution().analyzed().rdd().unpersist(False)
+    """Free the rows of a local checkpoint, except with Spark Connect, which shows no RDDs."""
+    if (execution := _execution(rows)) is not None:
+        execution.analyzed().rdd().unpersist(False)
+
+
+def _execution(df: Any) -> Any:
+    return df._jdf.queryExecution() if hasattr(df, "_jdf") else None  # of Java, which Spark Connect hides
 
 
 def _lost(before: Spans, now: Spans) -> str | None:

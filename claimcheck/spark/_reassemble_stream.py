@@ -213,7 +213,7 @@ class _ChunkWriter:
             reference = encode_literal(chunk.piece, header=self._header)
         else:
             reference = self._cc.seal(self._store.write(chunk.piece, destination=f"chunk-{chunk.uuid}"))
-        return _ChunkRow(*row[:4], hashed.digest(), reference, *row[6:])
+        return row._replace(digest=hashed.digest(), reference=reference)
 
 
 def _store(cc: ClaimCheck) -> Store:

@@ -19,7 +19,7 @@ from claimcheck._wire.envelope import encode_pointer
 from claimcheck._wire.pointer import encode
 from claimcheck.errors import ConfigError, ScanNotSupportedError, TransportError, UnknownVersionError
 from claimcheck.spark import collect_garbage
-from claimcheck.spark._garbage_topics import WholeTopics
+from claimcheck.spark._garbage_topics import WholeTopics, release
 from claimcheck.spark.sources import register
 from claimcheck.transports.local import LocalBroker
 from claimcheck.transports.local._broker import local_cluster
@@ -79,8 +79,9 @@ def rig(spark, tmp_path, config):
     rig = Rig(spark, tmp_path, {**config, "stores": {"disk": {**config["stores"]["disk"], "ttl_seconds": 30 * DAY}}})
     topics = [(name, [name], local_cluster(rig.broker.database)) for name in ("orders", "orders.dlq", "bills")]
     check_claims(rig.cc.store("disk"), claims_of(topics), delete=True, claim=True)
+    cached = spark.sparkContext._jsc.getPersistentRDDs().size()
     yield rig
-    assert spark._jsparkSession.sharedState().cacheManager().isEmpty()
+    assert spark.sparkContext._jsc.getPersistentRDDs().size() == cached
     rig.broker.close()
     rig.cc.close()
 
@@ -247,12 +248,14 @@ def test_tables_keep_their_payloads_and_those_of_messages_that_others_append(rig
     assert (deletion.deleted, deletion.kept) == (1, 1)
     assert rig.readable(first, second, late, lost) == [True, True, True, False]
     cached = rig.spark.table("appended").persist()
+    checkpoint = cached.localCheckpoint()
     try:
-        for fixed in (cached, cached.localCheckpoint()):
+        for fixed in (cached, checkpoint):
             with pytest.raises(ConfigError, match=r"keep\[0\]: found a DataFrame of fixed rows.*unpersist"):
                 rig.collect(keep=[fixed.where("value IS NOT NULL")])
     finally:
         cached.unpersist()
+        release(checkpoint)
 
 
 def test_nothing_but_what_the_report_lists_is_deleted_although_tables_lose_rows_meanwhile(rig):
