@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from claimcheck._send.outbound import in_background
-from claimcheck._threads import in_thread
+from claimcheck._threads import in_thread, retrieved
 from claimcheck._validation import check_type
 from claimcheck.errors import ClaimCheckError
 from claimcheck.transports._common.delegation import AsyncWrapper, off_the_loop
@@ -251,7 +251,7 @@ class AsyncPulsarProducer(_AsyncWrapper[PulsarProducer]):
             loop = asyncio.get_running_loop()
             before, self._last = None if self._is_idle else self._last, loop.create_future()
             sending = self._send_after(before, self._last, arguments, None if plain else checked)
-            return await asyncio.shield(in_background(loop, sending))
+            return await asyncio.shield(retrieved(in_background(loop, sending)))
 
     async def flush(self) -> None:
         """Wait until all sent messages are in the topic."""

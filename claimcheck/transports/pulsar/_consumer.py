@@ -141,8 +141,7 @@ class PulsarConsumer(Receiver):
     def batch_receive(self) -> list[PulsarMessage]:
         """Receive by the consumer's batch policy. It counts messages, of which a payload may have many."""
         self._prefetch.begin_receive()
-        for native in self._native.batch_receive():
-            self.take(native)
+        self.take(*self._native.batch_receive())
         return list(iter(self.take_ready, None))
 
     # Settling --------------------------------------------------------------------------------------------------

@@ -132,9 +132,10 @@ class Receiver(Delegated, Closing, ABC):
 
     # Taking messages -------------------------------------------------------------------------------------------
 
-    def take(self, native: pulsar.Message) -> None:
-        """Take a native message; `take_ready` returns the payloads that it completed."""
-        self._act(self._arrivals_of(native))
+    def take(self, *natives: pulsar.Message) -> None:
+        """Take native messages; `take_ready` returns the payloads that they completed, and those that have expired."""
+        for native in natives:
+            self._act(self._arrivals_of(native))
         if self.seconds_to_tick == 0:
             self.tick()
 
