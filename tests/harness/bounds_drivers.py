@@ -85,6 +85,18 @@ def _payload(resolution: Any) -> Callable[[], Any]:
     return lambda: resolution.payload
 
 
+def _topic_of(messages: list[bytes]) -> Any:
+    """Return a topic with messages, and a process that reads it."""
+    from tests.harness.scheduler import Process, Scheduler
+    from tests.harness.topic import Record, Topic
+
+    scheduler = Scheduler(0)
+    topic = Topic(scheduler)
+    for message in messages:
+        topic.append(Record(message))
+    return topic, Process(scheduler, "reader")
+
+
 # Kafka ------------------------------------------------------------------------------------------------------------
 
 
@@ -92,12 +104,16 @@ def kafka_consumer(config: Config, messages: list[bytes], folder: Path, *, recei
     """Drive `KafkaConsumer` by a function that returns the next messages, or none at the end."""
     import confluent_kafka
 
-    from tests.harness.async_clients import KafkaConsumerClient
+    from tests.harness.kafka_model import ConsumerClient, Group
 
-    confluent_kafka.Consumer = KafkaConsumerClient  # type: ignore[assignment, misc]
+    confluent_kafka.Consumer = ConsumerClient  # type: ignore[assignment, misc]
     from claimcheck.transports.kafka import KafkaConsumer
 
-    consumer = KafkaConsumer(KafkaConsumerClient(messages), claimcheck.from_dict(config))  # type: ignore[arg-type]
+    topic, process = _topic_of(messages)
+    settings = {"auto_commit": False, "reset": "earliest", "calls_back": 0.0}
+    native: Any = ConsumerClient(Group("g", topic), process, settings)
+    consumer = KafkaConsumer(native, claimcheck.from_dict(config))
+    consumer.subscribe(["t"])
     while received := receive(consumer):
         while received:
             message = received.pop(0)
@@ -114,10 +130,10 @@ def pulsar_consumer(config: Config, messages: list[bytes], folder: Path, *, rece
     import pulsar
 
     from claimcheck.transports.pulsar import PulsarConsumer
-    from tests.harness.async_clients import PulsarInner, pulsar_messages
+    from tests.harness.pulsar_model import ConsumerClient, Subscription
 
-    kind = pulsar.ConsumerType.Exclusive
-    native: Any = PulsarInner(pulsar_messages(messages))
+    kind, (topic, process) = pulsar.ConsumerType.Exclusive, _topic_of(messages)
+    native: Any = ConsumerClient(Subscription("s", topic), process)
     consumer = PulsarConsumer(native, claimcheck.from_dict(config), consumer_type=kind)
     while received := receive(consumer):
         while received:

@@ -2,12 +2,13 @@
 
 `faults` runs a subject again and again: the first time its call is cancelled at its first suspension, then at its
 second, until the call ends before that. It does so with a fast and with a slow store, and once at the moment of the
-suspension, once when what the call waits for has just come.
+suspension, once when what the call waits for has just come. Threads run in an order that the scheduler draws.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import threading
 import uuid
@@ -17,10 +18,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import claimcheck
-from claimcheck._threads import io_threads
+from claimcheck import _threads
+from tests.harness import kafka_model
+from tests.harness.scheduler import Loop, Process, Scheduler, scheduled
+from tests.harness.topic import Topic
 
-HANGS_SECONDS = 30.0  # under load, too
+HANGS_SECONDS = 30.0  # of virtual time
 MOST_SUSPENSIONS = 100
+ORDERS = 5  # of threads
 PAYLOAD = b"payload " * 500
 
 
@@ -50,13 +55,15 @@ class Gate:
 
 @dataclass
 class Lab:
-    """A `ClaimCheck` with one store, for one subject."""
+    """A `ClaimCheck` with one store, and a topic, which one process uses for one subject."""
 
     gate: Gate
+    process: Process
     cc: claimcheck.ClaimCheck = field(init=False)
     store: Any = field(init=False)
 
     def __post_init__(self) -> None:
+        self.topic = Topic(self.process.scheduler)
         self.use("external")
 
     def use(self, strategy: str, **more: Any) -> None:
@@ -116,18 +123,31 @@ Make = Callable[[Lab], AbstractAsyncContextManager[Subject]]
 
 def faults(make: Make) -> Iterator[str]:
     """Yield what is wrong after a cancellation of a subject's call, anywhere."""
-    for is_slow, is_late in itertools.product((False, True), repeat=2):
+    for seed, is_slow, is_late in itertools.product(range(ORDERS), (False, True), (False, True)):
         for number in range(1, MOST_SUSPENSIONS):
-            reached, wrong = asyncio.run(_once(make, number, is_slow=is_slow, is_late=is_late))
-            where = f"{'slow' if is_slow else 'fast'} store, {'late' if is_late else 'early'} at suspension {number}"
+            once = functools.partial(_once, make, number, is_slow=is_slow, is_late=is_late)
+            reached, wrong = _in_one_thread(seed, once)
+            store, moment = "slow" if is_slow else "fast", "late" if is_late else "early"
+            where = f"{store} store, {moment} at suspension {number}, order {seed}"
             yield from (f"{each} ({where})" for each in wrong)
             if not reached:
                 break
 
 
-async def _once(make: Make, number: int, *, is_slow: bool, is_late: bool) -> tuple[bool, list[str]]:
+def _in_one_thread(seed: int, once: Callable[[Process], Coroutine[Any, Any, tuple[bool, list[str]]]]) -> Any:
+    """Run what a new process does, in one thread."""
+    scheduler, results = Scheduler(seed), list[Any]()
+    scheduler.is_faulty = False
+    process = Process(scheduler, "subject")
+    with scheduled(scheduler, kafka_model.CLIENTS):
+        scheduler.run(lambda: results.append(Loop(process).run_until_complete(once(process))), process)
+    reached, wrong = results[0]
+    return reached, wrong + scheduler.violations
+
+
+async def _once(make: Make, number: int, process: Process, *, is_slow: bool, is_late: bool) -> tuple[bool, list[str]]:
     gate = Gate(is_slow=is_slow)
-    lab = Lab(gate)
+    lab = Lab(gate, process)
     async with make(lab) as subject:
         cancelled = _CancelAt(subject.call(), number, gate, is_late=is_late)
         task = asyncio.create_task(cancelled.run())
@@ -156,7 +176,7 @@ async def _left_over() -> list[str]:
 
     await eventually(lambda: not tasks())  # one may wait for a thread that has still to answer
     wrong = [f"a task is left: {each.get_coro()}" for each in tasks()]
-    if not await eventually(lambda: not io_threads()._running):
+    if not await eventually(lambda: not _threads.io_threads()._running):
         wrong.append("a thread is left")
     return wrong
 

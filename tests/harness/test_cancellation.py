@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-import types
 
 import pulsar
 import pytest
@@ -16,19 +15,10 @@ from claimcheck.errors import ChunkError, ClaimCheckError
 from claimcheck.transports.kafka import AsyncKafkaConsumer, AsyncKafkaProducer
 from claimcheck.transports.kafka._asyncio import DeliveryFutures
 from claimcheck.transports.pulsar import AsyncPulsarConsumer, AsyncPulsarProducer, AsyncPulsarReader
-from tests.harness import cancellation
-from tests.harness.async_clients import (
-    AioClient,
-    KafkaConsumerClient,
-    KafkaProducerClient,
-    PulsarInner,
-    PulsarReceiverClient,
-    kafka_clients,
-    pulsar_messages,
-)
+from tests.harness import kafka_model, pulsar_model
 from tests.harness.cancellation import PAYLOAD, Subject, eventually, faults
+from tests.harness.topic import Record
 from tests.kit.transport_harness import chunks_of
-from tests.simulation.scheduler import patched
 
 SUBJECTS = {}
 
@@ -171,23 +161,20 @@ SUBJECTS["outbound that fails"] = subject(outbound(fails=True))
 
 
 def kafka_producer(lab):
-    """Open a producer; returns it, its way to send a payload, and a list of what it has sent."""
-    native = AioClient(KafkaProducerClient())
-    producer = AsyncKafkaProducer(native, lab.cc)
-    return producer, lambda payload: producer.produce("t", payload, "key"), native.client.sent
+    """Open a producer; returns it, and its way to send a payload."""
+    producer = AsyncKafkaProducer(kafka_model.AioClient(kafka_model.ProducerClient(lab.topic, lab.process)), lab.cc)
+    return producer, lambda payload: producer.produce("t", payload, "key")
 
 
 def pulsar_producer(lab):
-    native = PulsarInner([])
-    outer = types.SimpleNamespace(_producer=native, _schema=pulsar.schema.BytesSchema())
-    producer = AsyncPulsarProducer(outer, lab.cc)
-    return producer, producer.send, native.sent
+    producer = AsyncPulsarProducer(pulsar_model.ProducerClient(lab.topic, lab.process).wrapped(), lab.cc)
+    return producer, producer.send
 
 
 def sending(opened, end="", payload=PAYLOAD, strategy="external"):
     async def make(lab):
         lab.use(strategy)
-        producer, send, sent = opened(lab)
+        producer, send = opened(lab)
         results = []
 
         async def call():
@@ -199,6 +186,7 @@ def sending(opened, end="", payload=PAYLOAD, strategy="external"):
             if end != "close":
                 await producer.flush()
             await producer.close()
+            sent = [record.value for record in lab.topic.launched]
             futures = [each for each in results if isinstance(each, asyncio.Future)]
             wrong = [] if all(each.done() for each in futures) else ["a future is open"]
             if strategy == "external" and len(sent) > 1:
@@ -227,26 +215,32 @@ for transport, opened in (("Kafka", kafka_producer), ("Pulsar", pulsar_producer)
 # Consumers and readers -------------------------------------------------------------------------------------------
 
 
+def fill(lab, values):
+    for value in values:
+        lab.topic.append(Record(value))
+
+
 def kafka_receiving(begin, *, reads_on=True, **options):
     async def make(lab):
         first, *chunks = chunks_of(PAYLOAD[:-1], 3)
-        values = [b"plain", lab.envelope(), first, b"between", *chunks, lab.envelope(PAYLOAD[1:])]
-        native = AioClient(KafkaConsumerClient(values))
-        consumer = AsyncKafkaConsumer(native, lab.cc, **options)
+        fill(lab, [b"plain", lab.envelope(), first, b"between", *chunks, lab.envelope(PAYLOAD[1:])])
+        settings = {"auto_commit": False, "reset": "earliest", "calls_back": 0.0}
+        client = kafka_model.ConsumerClient(kafka_model.Group("g", lab.topic), lab.process, settings)
+        consumer = AsyncKafkaConsumer(kafka_model.AioClient(client), lab.cc, **options)
         await consumer.subscribe(["t"])
 
         async def finish(ending):
             found = list(ending.result or [])
             if reads_on:
                 for _ in range(40):
-                    if len(found) < 5 and (message := await consumer.poll(0.02)) is not None:
+                    if len(found) < 5 and (message := await consumer.poll(0.5)) is not None:
                         found.append(message)
             await consumer.close()
-            wrong = [] if native.client.closed else ["not closed"]
+            wrong = [] if client.closed else ["not closed"]
             expected = sorted([b"plain", PAYLOAD, b"between", PAYLOAD[:-1], PAYLOAD[1:]])
             if reads_on and sorted(each.value() for each in found) != expected:
                 wrong.append(f"received {[each.value()[:10] for each in found]}")
-            return wrong + (["calls at the same time"] if native.client.clashes else [])
+            return wrong
 
         return Subject(lambda: begin(consumer), finish)
 
@@ -268,11 +262,16 @@ SUBJECTS["Kafka close of a consumer"] = subject(kafka_receiving(AsyncKafkaConsum
 SUBJECTS["Kafka poll, then close"] = subject(kafka_receiving(poll, reads_on=False))
 
 
+def pulsar_client(lab):
+    subscription = pulsar_model.Subscription("s", lab.topic)
+    return pulsar_model.AsyncConsumerClient(pulsar_model.ConsumerClient(subscription, lab.process))
+
+
 def pulsar_receiving(wrapper, name, tasks=1, end=None, reads_on=True):
     async def make(lab):
         values = [b"plain", lab.envelope(), *chunks_of(PAYLOAD[:-1], 3), lab.envelope(PAYLOAD[1:])]
-        values = [] if end else values
-        native = PulsarReceiverClient(pulsar_messages(values))
+        fill(lab, [] if end else values)
+        native = pulsar_client(lab)
         receiver = wrapper(
             native, lab.cc, **({"consumer_type": pulsar.ConsumerType.Exclusive} if name == "receive" else {})
         )
@@ -315,7 +314,8 @@ SUBJECTS["Pulsar close of a consumer"] = subject(pulsar_receiving(AsyncPulsarCon
 @subject
 async def receive_of_the_only_message(lab):
     """Another task waits for a message: it gets this one if the call is cancelled."""
-    consumer = AsyncPulsarConsumer(PulsarReceiverClient(pulsar_messages([lab.envelope()])), lab.cc)
+    fill(lab, [lab.envelope()])
+    consumer = AsyncPulsarConsumer(pulsar_client(lab), lab.cc)
     others = []
 
     async def call():
@@ -329,12 +329,6 @@ async def receive_of_the_only_message(lab):
         return [] if message.data() == PAYLOAD else ["another payload"]
 
     return Subject(call, finish)
-
-
-@pytest.fixture(autouse=True)
-def _scripted():
-    with patched(kafka_clients(KafkaConsumerClient, KafkaProducerClient)):
-        yield
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
@@ -367,6 +361,5 @@ async def served_forever(self):
     ],
 )
 def test_a_planted_fault_is_reported(monkeypatch, owner, name, fault, subject, reported):
-    monkeypatch.setattr(cancellation, "HANGS_SECONDS", 1.0)
     monkeypatch.setattr(owner, name, fault)
     assert any(reported in each for each in faults(SUBJECTS[subject]))

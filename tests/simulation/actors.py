@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import claimcheck
-from tests.simulation.ledger import Ledger, Sent
-from tests.simulation.scheduler import CrashError, Loop, Process, Scheduler
-from tests.simulation.store import open_store
+from claimcheck._operate.gc import Collection
+from claimcheck.errors import ClaimCheckError
+from tests.harness.scheduler import OWNER, Loop, Process, Scheduler
+from tests.harness.topic import CollectedTopic, Topic
+from tests.simulation.ledger import Ledger, Sent, SimulatedStore
 
 STRATEGIES = ("external", "chunking", "hybrid")
 CONFIGS = {
@@ -20,11 +26,13 @@ CONFIGS = {
             "chunking": {
                 "max_message_bytes": 600, "expire_after_seconds": 30, "max_redeliveries": 1, "max_pending_payloads": 3,
             },
-            "stores": {"m": {"type": "tests.simulation.store:SimulatedStore"}},
+            "stores": {"m": {"type": "tests.simulation.ledger:SimulatedStore"}},
         }
     ).config
     for strategy in STRATEGIES
 }  # fmt: skip
+GRACE = 120.0  # seconds from the write of a payload until its message is there, by clocks that differ
+SKEW = 20.0
 CALM = 60  # rounds without faults, after which everything must have ended
 
 
@@ -34,14 +42,15 @@ class Actor:
     crashes = 0.0
     is_async = False
 
-    def __init__(self, ledger: Ledger, name: str) -> None:
-        self.ledger, self.scheduler, self.name = ledger, ledger.scheduler, name
-        self.busy = False
-        self.start()
+    def __init__(self, log: Ledger, name: str) -> None:
+        self.log, self.scheduler, self.name = log, log.scheduler, name
+        self.thread = self.scheduler.spawn(self.start, None)
 
     def start(self) -> None:
-        self.process = Process(self.scheduler, self.name, 0.0)
-        self.loop = Loop(self.scheduler) if self.is_async else None
+        """Let this thread be the main one of a new process."""
+        self.process = self.thread.process = Process(self.scheduler, self.name, self._crashed)
+        self.process.skew = self.scheduler.choice((0.0, SKEW, -SKEW))
+        self.loop = Loop(self.process) if self.is_async else None
         self.open()
         self.process.crashes = self.crashes
 
@@ -54,36 +63,33 @@ class Actor:
     def end(self) -> None:
         """Clean up after the process that has died."""
 
-    def restart(self) -> None:
-        if self.loop is not None:
-            self.loop.abandon()
+    def _crashed(self) -> None:
         self.end()
-        self.start()
+        self.thread = self.scheduler.spawn(self.start, None)
 
-    def step(self) -> None:
-        """Do one thing, unless this actor is in the middle of another one."""
-        if self.busy:
-            return
-        self.busy = True
-        try:
-            self.act()
-        except CrashError:
-            self.restart()
-        finally:
-            self.busy = False
+    def is_idle(self) -> bool:
+        return bool(self.thread.dead)
+
+    def do(self, work: Callable[[], object], seconds: float | None = None) -> None:
+        """Do something in the main thread of the process; wait for its end, or go on after a while."""
+        self.thread = self.scheduler.spawn(work, self.process)
+        self.scheduler.wait(self.is_idle, seconds)
 
     def configured(self, strategy: str) -> Any:
         cc = claimcheck.ClaimCheck(CONFIGS[strategy])
-        self.store = open_store(cc, self.ledger.medium, self.process)
+        SimulatedStore.of(cc, self.log, self.process)
         return cc
 
     def call(self, method: Any, *args: Any, cancel_after: float | None = None, **kwargs: Any) -> Any:
-        """Call a method, in a task if it is one for asyncio; returns nothing if the task was cancelled."""
+        """Call a method, or create an object, on the event loop if there is one; returns nothing if cancelled."""
         if self.loop is None:
             return method(*args, **kwargs)
 
         async def call() -> Any:
-            task = asyncio.ensure_future(method(*args, **kwargs))
+            result = method(*args, **kwargs)
+            if not inspect.isawaitable(result):
+                return result
+            task = asyncio.ensure_future(result)
             if cancel_after is not None:
                 asyncio.get_running_loop().call_later(cancel_after, task.cancel)
             try:
@@ -93,33 +99,27 @@ class Actor:
 
         return self.loop.run_until_complete(call())
 
-    def made(self, kind: Any, *args: Any, **options: Any) -> Any:
-        """Create an object, in a task if it is one for asyncio."""
-
-        async def make() -> Any:
-            return kind(*args, **options)
-
-        return kind(*args, **options) if self.loop is None else self.call(make)
-
 
 class Sender(Actor):
     crashes = 0.004
 
     def end(self) -> None:
-        for sent in self.ledger.sent:
-            if sent.outcome == "open" and sent.sender is self.process:
-                sent.outcome = "unknown"
+        for sent in self.log.sent:
+            if sent.sender is self.process:
+                self.log.undeletable.add(sent.number)
+                sent.outcome = "unknown" if sent.outcome == "open" else sent.outcome
         self.cannot_tell()
 
     def cannot_tell(self) -> None:
         """Expect no abort envelope of this process."""
-        for sent in self.ledger.sent:
+        for sent in self.log.sent:
             sent.is_given_up &= sent.sender is not self.process
 
-    def new_payload(self) -> Sent:
-        sent = self.ledger.new_payload(self.process)
-        self.client.owner = self.store.owner = sent.number  # type: ignore[attr-defined]
-        return sent
+    def act(self) -> None:
+        self.send(self.log.new_payload(self.process))
+
+    def send(self, sent: Sent) -> None:
+        raise NotImplementedError
 
     def finish(self) -> None:
         """Wait for all answers, and close."""
@@ -128,17 +128,36 @@ class Sender(Actor):
 
 class Receiver(Actor):
     crashes = 0.002
+    consumer: Any
 
     def __init__(self, group: Any, name: str, options: dict[str, Any]) -> None:
         self.group, self.options = group, options
-        super().__init__(group.ledger, name)
+        super().__init__(group.log, name)
 
-    def finish(self, *, busy: bool) -> bool:
-        """Read on without faults, and commit or acknowledge everything that may be; returns whether there was any.
-
-        ``busy``: never wait when there is nothing.
-        """
+    def read_on(self, found: list[bool], *, busy: bool) -> None:
+        """Read, and commit or acknowledge everything that may be; add whether there was any. Do not wait if busy."""
         raise NotImplementedError
+
+
+class Collector(Actor):
+    """Collects garbage of one cluster. Only one of them claims the topic's payloads, and so may delete them."""
+
+    crashes = 0.01
+
+    def __init__(self, log: Ledger, name: str, topic: Topic) -> None:
+        self.topic, self.owns = topic, topic is log
+        super().__init__(log, name)
+
+    def open(self) -> None:
+        self.store = self.configured("external").store("m")
+
+    def act(self) -> None:
+        OWNER.set(-1)
+        options = Collection(
+            grace_seconds=GRACE, dry_run=False, force=True, claim=self.owns, clock=self.store.context.clock
+        )
+        with contextlib.suppress(ClaimCheckError):
+            options.run([self.store], CollectedTopic(self.topic, str(self.owns)))
 
 
 class Run:
@@ -146,15 +165,17 @@ class Run:
 
     senders: tuple[type[Sender], ...]
 
-    def __init__(self, scheduler: Scheduler, ledger: Ledger) -> None:
+    def __init__(self, scheduler: Scheduler, log: Ledger) -> None:
         choice = scheduler.choice
-        self.scheduler, self.ledger = scheduler, ledger
-        ledger.medium.fails = choice((0.0, 0.03, 0.1))
-        self.sending = [choice(self.senders)(ledger, f"sender {n}") for n in range(choice((1, 2)))]
-        self.receiving: list[Any] = []
+        self.scheduler, self.log = scheduler, log
+        log.store_fails = choice((0.0, 0.03, 0.1))
+        self.sending = [choice(self.senders)(log, f"sender {n}") for n in range(choice((1, 2)))]
+        self.receiving: list[Receiver] = []
+        topics = choice(((), (log,), (log, Topic(scheduler))))  # the second one is of another cluster
+        self.collecting = [Collector(log, f"collector {n}", topic) for n, topic in enumerate(topics)]
         self.spoiling, self.is_busy = choice((0.0, 0.0, 0.03)), scheduler.chance(0.5)
         for number in range(choice((1, 1, 2))):
-            ledger.groups.append(self.group(f"group {number}"))
+            log.groups.append(self.group(f"group {number}"))
 
     def group(self, name: str) -> Any:
         """Create a group with its members."""
@@ -165,37 +186,49 @@ class Run:
         raise NotImplementedError
 
     def step(self) -> None:
-        """Let some time pass, perhaps, and one actor act."""
+        """Let some time pass, perhaps, and one actor act; others may be in the middle of something."""
         scheduler = self.scheduler
         if scheduler.strikes("payload is lost or damaged", self.spoiling):
-            self.ledger.medium.spoil()
+            self.log.spoil()
         self.disturb()
         if scheduler.chance(0.05):
-            scheduler.wait(lambda: False, scheduler.choice((0.1, 3, 35)))
-        scheduler.choice([*self.sending, *self.receiving]).step()
-        for receiver in self.receiving:
-            if receiver.consumer.pending_payloads > 3:
-                scheduler.violated(f"{receiver.consumer.pending_payloads} payloads pending, and only 3 are allowed")
+            seconds = scheduler.choice((0.1, 3, 35, GRACE))
+            for each in filter(lambda each: each.is_async, self.sending):  # its event loop goes on meanwhile
+                scheduler.wait(each.is_idle)
+                each.do(functools.partial(each.call, asyncio.sleep, seconds), 0)
+            scheduler.pause(seconds)
+        actor: Actor = scheduler.choice([*self.sending, *self.receiving, *self.collecting])
+        if actor.is_idle():
+            actor.do(actor.act, scheduler.choice((0, 0.1, 10)))
+        for each in self.receiving:
+            if each.is_idle() and each.consumer.pending_payloads > 3:
+                scheduler.violated(f"{each.consumer.pending_payloads} payloads pending, and only 3 are allowed")
 
     def finish(self) -> None:
-        """Restart the actors that have died, let all senders end, and all groups read on."""
-        for actor in (*self.sending, *self.receiving):
-            if not actor.process.alive:
-                actor.restart()
+        """Let all senders end, and all groups read on."""
+        everybody = (*self.sending, *self.receiving, *self.collecting)
+        self.scheduler.wait(lambda: all(each.is_idle() for each in everybody))
+        self.scheduler.is_faulty = False
         for sender in self.sending:
-            sender.finish()
-        self.scheduler.wait(lambda: False, 5.0)  # what arrives after its timeout
+            sender.do(sender.finish)
+        self.scheduler.pause(5.0)  # what arrives after its timeout
         for number in range(CALM):
             if self.is_busy or number < 3 or number % 10 == 0:  # a reset to the end skips those before it
-                self.ledger.append_markers()
-            received = [receiver.finish(busy=self.is_busy) for receiver in self.receiving]
-            for group in self.ledger.groups:
+                self.log.append_markers()
+            received = list[bool]()
+            for each in self.receiving:
+                each.do(functools.partial(each.read_on, received, busy=self.is_busy))
+            for group in self.log.groups:
                 group.read_again()
-            is_done = all(group.is_done() for group in self.ledger.groups)
+            is_done = not any(group.held_at() for group in self.log.groups)
             if number > 1 and is_done and (self.is_busy or not any(received)):
                 break
             if number:
-                self.scheduler.wait(lambda: False, 6.0)
-        self.ledger.check_at_rest()
-        for receiver in self.receiving:
-            receiver.call(receiver.consumer.close)
+                self.scheduler.pause(6.0)
+        self.log.check_at_rest()
+        for each in self.receiving:
+            each.do(functools.partial(each.call, each.consumer.close))
+        for collector in self.collecting:
+            self.scheduler.pause(GRACE + 2 * SKEW)
+            collector.do(collector.act)
+            self.log.check_collected()

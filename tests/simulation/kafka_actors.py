@@ -2,75 +2,100 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import functools
 from typing import Any
 
 import confluent_kafka as kafka
 
 from claimcheck.errors import ClaimCheckError, PartialSendError
 from claimcheck.transports.kafka import AsyncKafkaConsumer, AsyncKafkaProducer, KafkaConsumer, KafkaProducer
-from tests.harness.async_clients import AioClient
+from claimcheck.transports.kafka._partition import CommitMetadata
+from tests.harness.kafka_model import AioClient, ConsumerClient, Group, ProducerClient
+from tests.harness.scheduler import OWNER, Scheduler
+from tests.harness.topic import TOPIC
 from tests.simulation import actors
-from tests.simulation.actors import STRATEGIES, Run
-from tests.simulation.kafka import DEFINITE, ConsumerClient, KafkaGroup, ProducerClient
-from tests.simulation.ledger import TOPIC, Ledger, Sent
-from tests.simulation.scheduler import Scheduler
+from tests.simulation.actors import GRACE, STRATEGIES, Run
+from tests.simulation.ledger import Handed, Ledger, Sent
 
+DEFINITE = ("_UNKNOWN_PARTITION", "MSG_SIZE_TOO_LARGE", "_QUEUE_FULL")
 COMMITS = ("auto", "stored", "message", "store message", "position")
 REACTIONS = ("commit", "commit position", "seek", "pause", "unsubscribe", "unassign one", "close")
 ON_REVOKE = ("nothing", "nothing", "commit", "commit position", "raise", "close")
 
 
-class CallbackError(Exception):
-    """Raised by a callback of the application."""
+class KafkaGroup(Handed, Group):
+    """A consumer group, with checks of what it commits."""
+
+    log: Ledger
+
+    def held_at(self) -> object:
+        return [n for n, log in enumerate(self.log.logs) if self.committed[n][0] != len(log)] and self.committed
+
+    def begin(self, number: int) -> int:
+        """Return where an owner begins; chunks that are stored twice may be committed only in their first copies."""
+        offset, metadata = self.committed[number]
+        mark = CommitMetadata.decode(metadata) or CommitMetadata(offset)
+        for unit in self.log.units:
+            left = {each for each in unit.records if each >= offset and (each >= mark.upto or each in mark.owed)}
+            is_reported = unit.is_removed and unit in self.reported and unit.last >= offset  # no mark names its chunks
+            if unit.partition == number and (is_reported or (left and left.isdisjoint(unit.positions.values()))):
+                self.repeatable.add(unit)
+        return offset
+
+    def commit(self, at: Any) -> None:
+        """Commit, and check that this covers nothing that no earlier call returned."""
+        super().commit(at)
+        mark = CommitMetadata.decode(at.metadata)
+        for unit in self.log.units:
+            if unit.partition != at.partition or self.may_pass(unit):
+                continue
+            is_marked = mark is not None and unit.is_complete and unit.last < mark.upto and unit.first not in mark.owed
+            if unit.first < at.offset or is_marked:
+                covers = f"{at.offset} {mark or ''}, which covers {unit}"
+                self.log.scheduler.violated(f"{self.name} committed {covers}: no earlier call returned it")
+
+    def skip(self, number: int, offset: int) -> None:
+        self.excused.update(unit for unit in self.log.units if unit.partition == number and unit.last >= offset)
 
 
 class Sender(actors.Sender):
     """Sends through a wrapper or a block."""
 
     def open(self) -> None:
-        self.again: list[tuple[bytes, bytes]] = []
+        self.again: list[tuple[float, bytes, bytes]] = []
         self.cc = self.configured(self.scheduler.choice(STRATEGIES))
-        self.client = ProducerClient(self.ledger, self.process)
+        self.client = ProducerClient(self.log, self.process)
         self.client.is_idempotent = self.is_async or self.scheduler.chance(0.5)
         self.is_wrapped = self.is_async or self.scheduler.chance(0.6)
-        self.connect()
+        kind, client = (AsyncKafkaProducer, AioClient(self.client)) if self.is_async else (KafkaProducer, self.client)
+        self.producer = self.call(kind, client, self.cc)
+        blocking = getattr(self.producer, "_blocking", self.producer)
+        blocking._window_bytes, blocking._room_seconds = self.scheduler.choice((1, 700, 1 << 20)), 2
 
-    def connect(self) -> None:
-        self.producer = KafkaProducer(self.client, self.cc)  # type: ignore[arg-type]
-        self.producer._window_bytes, self.producer._room_seconds = self.scheduler.choice((1, 700, 1 << 20)), 2
-
-    def act(self) -> None:
-        value, sent = None, self.new_payload()
-        if self.again:
-            value, sent.content = self.again.pop()
+    def send(self, sent: Sent) -> None:
+        value = None
+        if self.again and self.again[-1][0] > self.scheduler.now:
+            _, value, sent.content = self.again.pop()
         try:
-            self.send(sent, value) if self.is_wrapped else self._by_hand(sent)
-        except PartialSendError:
-            sent.is_given_up = True
-            sent.outcome = "unknown"
-        except (ClaimCheckError, BufferError):
-            sent.outcome = "failed"
-        except kafka.KafkaException as error:
-            sent.outcome = _outcome(error.args[0], is_wrapped=self.is_wrapped)
+            self.produce(sent, value) if self.is_wrapped else self._by_hand(sent)
+        except (ClaimCheckError, BufferError, kafka.KafkaException) as error:
+            sent.outcome = _outcome(error, is_wrapped=self.is_wrapped)
+            sent.is_given_up |= isinstance(error, PartialSendError)
 
     def finish(self) -> None:
         if self.is_wrapped:
-            self.call(self.producer.flush)
             self.call(self.producer.close)
         self.client.close()
 
-    def send(self, sent: Sent, value: bytes | None) -> None:
+    def produce(self, sent: Sent, value: bytes | None) -> None:
         """Send a payload, or the value of a report once more, as applications do after an error."""
 
         def told(error: Any, report: Any) -> None:
-            sent.outcome = "sent" if error is None else _outcome(error)
+            sent.outcome = _outcome(error)
             if error is not None:
                 sent.is_given_up = True
                 if report.value() is not None and self.scheduler.chance(0.5):
-                    self.again.append((report.value(), sent.content))
+                    self.again.append((self.scheduler.now + GRACE / 3, report.value(), sent.content))
 
         key = self.scheduler.choice((None, b"k"))
         self.producer.produce(TOPIC, sent.content if value is None else value, key, on_delivery=told)
@@ -85,7 +110,7 @@ class Sender(actors.Sender):
     def _produce(self, value: Any, key: Any, headers: Any) -> None:
         """Produce one record, and wait for its report."""
         errors: list[Any] = []
-        partition = self.client.owner % len(self.ledger.low)
+        partition = OWNER.get() % len(self.log.low)
         self.client.produce(
             TOPIC, value, key, partition, on_delivery=lambda error, _: errors.append(error), headers=headers
         )
@@ -99,18 +124,14 @@ class AsyncSender(Sender):
 
     is_async = True
 
-    def connect(self) -> None:
-        self.producer: Any = self.made(AsyncKafkaProducer, AioClient(self.client), self.cc)
-        self.producer._blocking._room_seconds = 2
-
-    def send(self, sent: Sent, value: bytes | None) -> None:
+    def produce(self, sent: Sent, value: bytes | None) -> None:
         is_cancelled = self.scheduler.strikes("produce is cancelled", 0.1)
         cancel_after = self.scheduler.choice((0, 0.0005, 0.01)) if is_cancelled else None
         future = self.call(self.producer.produce, TOPIC, sent.content, b"k", cancel_after=cancel_after)
         if future is None:
             sent.outcome = "unknown"
         else:
-            future.add_done_callback(functools.partial(_told_by_future, sent))
+            future.add_done_callback(lambda future: setattr(sent, "outcome", _outcome(future.exception())))
         if self.scheduler.chance(0.3):
             self.call(self.producer.flush)
 
@@ -120,7 +141,9 @@ class Receiver(actors.Receiver):
 
     def open(self) -> None:
         self.client = ConsumerClient(self.group, self.process, self.options)
-        self.connect()
+        options = {name: self.options[name] for name in ("auto_offset_store", "prefetch_bytes")}
+        kind, client = (AsyncKafkaConsumer, AioClient(self.client)) if self.is_async else (KafkaConsumer, self.client)
+        self.consumer = self.call(kind, client, self.configured("external"), clock=self.scheduler.clock, **options)
         self.listen()
         if not self.is_async:
             self.client.react = lambda: self.react(self.scheduler.choice(REACTIONS))
@@ -130,7 +153,7 @@ class Receiver(actors.Receiver):
         if event in ("raise", "close") and not self.scheduler.is_faulty:
             return
         if event == "raise":
-            raise CallbackError
+            raise ArithmeticError
         with contextlib.suppress(kafka.KafkaException, RuntimeError):
             if event == "commit":
                 self.consumer.commit(asynchronous=False)
@@ -145,16 +168,12 @@ class Receiver(actors.Receiver):
             elif event in ("close", "unsubscribe"):
                 getattr(self.consumer, event)()
 
-    def connect(self) -> None:
-        options = {name: self.options[name] for name in ("auto_offset_store", "prefetch_bytes")}
-        cc = self.configured("external")
-        self.consumer: Any = KafkaConsumer(self.client, cc, clock=self.scheduler.clock, **options)  # type: ignore[arg-type]
-
     def listen(self) -> None:
         """Subscribe, or assign all partitions."""
         if not self.options["manual"]:
-            self.consumer.subscribe([TOPIC], on_revoke=lambda *_: self.react(self.options["on_revoke"]))
-        elif missing := set(range(len(self.ledger.low))) - set(self.client.positions):
+            on_revoke = None if self.is_async else lambda *_: self.react(self.options["on_revoke"])
+            self.call(self.consumer.subscribe, [TOPIC], on_revoke=on_revoke)
+        elif missing := set(range(len(self.log.low))) - set(self.client.positions):
             self.consumer.incremental_assign([kafka.TopicPartition(TOPIC, number) for number in sorted(missing)])
 
     def end(self) -> None:
@@ -163,12 +182,12 @@ class Receiver(actors.Receiver):
 
     def act(self) -> None:
         chance = self.scheduler.random.random()
-        with contextlib.suppress(kafka.KafkaException, RuntimeError, CallbackError):
+        with contextlib.suppress(kafka.KafkaException, RuntimeError, ArithmeticError):
             if chance < 0.03:
                 self._seek()
             elif chance < 0.06:
                 self.call(self.consumer.pause, self.client.assignment())
-                self.scheduler.wait(lambda: False, 0.5)
+                self.scheduler.pause(0.5)
             elif chance < 0.08:
                 self.call(self.consumer.unsubscribe)
             elif chance < 0.09:
@@ -194,19 +213,19 @@ class Receiver(actors.Receiver):
             received = self.call(self.consumer.consume, count, seconds, cancel_after=cancel_after) or []
         else:
             received = [self.call(self.consumer.poll, seconds, cancel_after=cancel_after)]
-        messages = [message for message in received if message is not None]
+        messages, sought = [message for message in received if message is not None], set[int]()
         for message in messages:
+            number = message.partition()
             if message.error() is not None:
-                number = message.partition()
+                sought.add(number)
                 self.group.repeatable.update(unit for unit in self.group.returned if unit.partition == number)
                 with contextlib.suppress(kafka.KafkaException, RuntimeError):  # a callback gave the partition up
-                    self._go_to(number, self.ledger.low[number])
-                continue
-            self._check_place(message)
-            place = message.partition(), message.offset()
-            upto = self.client.positions.get(place[0], place[1] + 1)
-            self.group.received(place, message, self.process, upto)
-        if messages and messages[-1].error() is None:
+                    self._go_to(number, self.log.low[number])
+            elif number not in sought:  # what comes again is not processed, and not committed
+                self._check_place(message)
+                upto = self.client.positions.get(number, message.offset() + 1)
+                self.group.received((number, message.offset()), message, self.process, upto)
+        if messages and messages[-1].partition() not in sought:
             self.commit(messages[-1])
         return len(messages)
 
@@ -221,9 +240,9 @@ class Receiver(actors.Receiver):
         elif how == "position":
             self._commit_position()
 
-    def finish(self, *, busy: bool) -> bool:
-        received, most = 0, sum(map(len, self.ledger.logs))
-        with contextlib.suppress(kafka.KafkaException, RuntimeError, CallbackError):
+    def read_on(self, found: list[bool], *, busy: bool) -> None:
+        received, most = 0, sum(map(len, self.log.logs))
+        with contextlib.suppress(kafka.KafkaException, RuntimeError, ArithmeticError):
             self.go_on()
             self.call(self.consumer.resume, self.client.assignment())
             before, count = None, 0
@@ -231,7 +250,7 @@ class Receiver(actors.Receiver):
                 before = dict(self.client.positions)
                 received += (count := self.receive(0 if busy and received else 1.0))
             self._commit_position()
-        return received > 0
+        found.append(received > 0)
 
     def _commit_position(self) -> None:
         positions = self.call(self.consumer.position, self.client.assignment())
@@ -251,16 +270,17 @@ class Receiver(actors.Receiver):
         if not self.client.assignment():
             return
         number = self.scheduler.choice(sorted(self.client.positions))
-        low, end = self.ledger.low[number], len(self.ledger.logs[number])
+        low, end = self.log.low[number], len(self.log.logs[number])
         offset = self.scheduler.random.randint(low, end)
         self.group.is_orderly = False
         skipped = [
-            unit for unit in self.ledger.units if unit.partition == number and unit.positions and unit.first < offset
+            unit for unit in self.log.units if unit.partition == number and unit.positions and unit.first < offset
         ]
         self.group.excused.update(skipped)
         self._go_to(number, offset)
 
     def _go_to(self, number: int, offset: int) -> None:
+        self.client.known_low[number] = self.log.low[number]
         self.call(self.consumer.seek, kafka.TopicPartition(TOPIC, number, offset))
         if number in self.client.positions:
             self.client.sought[number] = offset
@@ -271,29 +291,15 @@ class AsyncReceiver(Receiver):
 
     is_async = True
 
-    def connect(self) -> None:
-        client, cc = AioClient(self.client), self.configured("external")
-        options = {"auto_offset_store": self.options["auto_offset_store"], "clock": self.scheduler.clock}
-        self.consumer = self.made(AsyncKafkaConsumer, client, cc, **options)
-
-    def listen(self) -> None:
-        self.call(self.consumer.subscribe, [TOPIC])
-
-
-def _told_by_future(sent: Sent, future: asyncio.Future[Any]) -> None:
-    error = None if future.cancelled() else future.exception()
-    if error is None:
-        sent.outcome = "unknown" if future.cancelled() else "sent"
-    elif isinstance(error, PartialSendError):
-        sent.outcome = "unknown"
-    else:
-        sent.outcome = _outcome(error.args[0]) if isinstance(error, kafka.KafkaException) else "failed"
-
 
 def _outcome(error: Any, *, is_wrapped: bool = True) -> Any:
     """What an error means to the library; only its wrappers know that nothing was sent to an unknown partition."""
-    definite = DEFINITE if is_wrapped else [code for code in DEFINITE if code != "_UNKNOWN_PARTITION"]
-    return "failed" if error.name() in definite else "unknown"
+    if error is None:
+        return "sent"
+    error = error.args[0] if isinstance(error, kafka.KafkaException) else error
+    if not isinstance(error, kafka.KafkaError):
+        return "unknown" if isinstance(error, PartialSendError) else "failed"
+    return "failed" if error.name() in (DEFINITE if is_wrapped else DEFINITE[1:]) else "unknown"
 
 
 class KafkaRun(Run):
@@ -305,8 +311,7 @@ class KafkaRun(Run):
 
     def group(self, name: str) -> KafkaGroup:
         choice = self.scheduler.choice
-        group = KafkaGroup(name, self.ledger)
-        group.committed = dict.fromkeys(range(len(self.ledger.logs)), (0, None))
+        group = KafkaGroup(name, self.log)
         commit, manual = choice(COMMITS), self.scheduler.chance(0.15)
         group.is_orderly = commit == "auto"  # the others may process what they do not commit in time
         options = {
@@ -328,7 +333,7 @@ class KafkaRun(Run):
     def disturb(self) -> None:
         scheduler = self.scheduler
         if scheduler.strikes("retention", self.removal):
-            self.ledger.remove()
+            self.log.remove()
         if scheduler.strikes("rebalance", self.rebalances):
-            group = scheduler.choice(self.ledger.groups)
-            scheduler.later(group.lose if scheduler.chance(0.2) else group.rebalance, scheduler.choice((0, 0.5)))
+            group: KafkaGroup = scheduler.choice(self.log.groups)
+            scheduler.spawn(group.lose if scheduler.chance(0.2) else group.rebalance, None, scheduler.choice((0, 0.5)))

@@ -1,19 +1,19 @@
-"""One topic and one store: what was sent, what is in the topic, what each group was handed; and all checks of it."""
+"""What was sent, what is in the topic and the store, what each group was handed; and all checks of it."""
 
 from __future__ import annotations
 
-import functools
-from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from claimcheck._wire.envelope import Abort, Chunk, decode, encode_abort
+from claimcheck._store.listing import Deletion, StoreEntry
+from claimcheck._wire.buffers import Reader
+from claimcheck._wire.envelope import Abort, Chunk, decode
+from claimcheck._wire.pointer import Pointer
 from claimcheck.errors import ClaimCheckError, IncompletePayloadError, IntegrityError, PayloadNotFoundError
-from tests.simulation.scheduler import Process, Scheduler
-from tests.simulation.store import Medium
-
-TOPIC = "t"
-ABORT = encode_abort("0" * 36)[:21]
+from claimcheck.stores.memory import MemoryStore
+from tests.harness.scheduler import OWNER, Process, Scheduler
+from tests.harness.topic import Record, Topic
 
 
 @dataclass
@@ -25,18 +25,6 @@ class Sent:
     sender: Process | None = None
     outcome: Literal["open", "sent", "failed", "unknown"] = "open"
     is_given_up: bool = False  # the sender was told that it is not in the topic, or not as a whole
-
-
-@dataclass(eq=False)
-class Record:
-    """A message of the broker. ``callback`` is what the sender gets the answer with."""
-
-    owner: int
-    value: bytes
-    key: Any = None
-    headers: Any = None
-    partition: int = 0
-    callback: Any = None
 
 
 @dataclass(eq=False)
@@ -69,21 +57,23 @@ class Unit:
         return f"<payload {self.owner} in {self.partition}: {sorted(self.positions.values())}{state}>"
 
 
-@dataclass(eq=False)
-class Group:
-    """What a group of consumers was handed. ``is_orderly``: nothing happened that may deliver a payload twice."""
+class Handed:
+    """What a group of consumers was handed: the checks that a group of each broker has besides what it does."""
 
     name: str
-    ledger: Ledger
-    returned: dict[Unit, Any] = field(default_factory=dict)  # records in the topic, those read, by whom, the first
-    reported: set[Unit] = field(default_factory=set)
-    excused: set[Unit] = field(default_factory=set)  # skipped by the application, or by the client itself
-    repeatable: set[Unit] = field(default_factory=set)  # may be returned again: not committed as a whole, or sought
-    unread: list[tuple[Any, Unit, Process]] = field(default_factory=list)  # the store was unavailable
-    is_orderly: bool = True
+    log: Ledger
+    is_orderly: bool
 
-    def is_done(self) -> bool:
-        """Whether everything is committed or acknowledged: nothing holds the position of the group."""
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.returned: dict[Unit, Any] = {}  # records in the topic, those read, by whom, the first
+        self.reported: set[Unit] = set()
+        self.excused: set[Unit] = set()  # skipped by the application, or by the client itself
+        self.repeatable: set[Unit] = set()  # may be returned again: not committed as a whole, or sought
+        self.unread: list[tuple[Any, Unit, Process]] = []  # the store was unavailable
+
+    def held_at(self) -> object:
+        """What is not committed or acknowledged, if anything is not: it holds the position of the group."""
         raise NotImplementedError
 
     def may_pass(self, unit: Unit) -> bool:
@@ -92,16 +82,16 @@ class Group:
 
     def received(self, position: tuple[int, int], message: Any, process: Process, upto: int = 1 << 30) -> Unit | None:
         """A call returned a message; reads it as an application does. ``upto``: what its client has not read yet."""
-        unit = self.ledger.at.get(position)
+        unit = self.log.at.get(position)
         if unit is None:
-            self.ledger.scheduler.violated(f"{self.name} got a message at {position}, where none begins")
+            self.log.scheduler.violated(f"{self.name} got a message at {position}, where none begins")
             return None
         count, read, before, at = self.returned.get(unit, (0, 0, None, 0))
         # What lost its head since has another first record for the next owner, which no mark can name.
-        is_excused = at < self.ledger.low[unit.partition] or unit in self.repeatable
+        is_excused = at < self.log.low[unit.partition] or unit in self.repeatable
         is_again = count == len(unit.records) and (read == count or before is process)  # no chunk came later
         if is_again and self.is_orderly and not is_excused:
-            self.ledger.scheduler.violated(f"{self.name} got {unit} twice, without a reason")
+            self.log.scheduler.violated(f"{self.name} got {unit} twice, without a reason")
         self.returned[unit] = len(unit.records), sum(each < upto for each in unit.records), process, position[1]
         self._read(unit, message, process)
         return unit
@@ -115,57 +105,53 @@ class Group:
 
     def _read(self, unit: Unit, message: Any, process: Process) -> None:
         """Ask for the payload, and check the answer."""
-        ledger, violated = self.ledger, self.ledger.scheduler.violated
+        log, violated = self.log, self.log.scheduler.violated
         try:
             content = message.value() if hasattr(message, "value") else message.data()
         except ClaimCheckError as error:
             if error.retryable:
-                if not ledger.scheduler.is_faulty:
+                if not log.scheduler.is_faulty:
                     violated(f"{self.name} cannot read {unit} although the store is back: {error!r}")
                 self.unread.append((message, unit, process))
             elif isinstance(error, IncompletePayloadError) or (
-                isinstance(error, PayloadNotFoundError | IntegrityError) and unit.owner in ledger.medium.spoiled
+                isinstance(error, PayloadNotFoundError | IntegrityError) and unit.owner in log.spoiled
             ):
                 self.reported.add(unit)
             else:
                 violated(f"{self.name} cannot read {unit}: {error!r}")
             return
-        if content != ledger.sent[unit.owner].content:
+        if content != log.sent[unit.owner].content:
             violated(f"{self.name} got wrong bytes for {unit}: {content[:30]!r}")
         if not unit.is_complete:
             violated(f"{self.name} got {unit}, which is incomplete")
 
 
-class Ledger:
-    """A topic, in which positions below ``low`` were removed by retention; and the store of its payloads."""
+class Ledger(Topic):
+    """A topic and the store of its payloads, which several processes use; and why payloads are not there any more."""
 
     def __init__(self, scheduler: Scheduler, partitions: int = 1) -> None:
-        self.scheduler = scheduler
-        self.medium = Medium(scheduler)
-        self.medium.is_readable = self._points_at
-        self.logs: list[list[Record]] = [[] for _ in range(partitions)]
-        self.low = [0] * partitions
+        super().__init__(scheduler, partitions)
         self.sent: list[Sent] = []
         self.units: list[Unit] = []
         self.at: dict[tuple[int, int], Unit] = {}  # by partition and position
         self.groups: list[Any] = []
-        self.launched: list[Record] = []  # in the topic, or may get there
-        self.aborted: set[str] = set()  # uuids of which an abort envelope was sent, or could not be sent
         self._chunked: dict[tuple[int, str], Unit] = {}
+        self.payloads: dict[str, bytes] = {}  # what is stored
+        self.owners: dict[str, int] = {}  # key to the number of what was sent
+        self.spoiled: set[int] = set()  # payloads that were evicted or damaged by a fault
+        self.undeletable: set[int] = set()  # a deletion failed, or its process died
+        self.down_until = self.store_fails = 0.0
 
     def new_payload(self, sender: Process | None = None) -> Sent:
         """An application sends a payload of a size that is sent as it is, or stored, or split."""
         size = self.scheduler.choice((20, 40, 400, 600, 900, 1500))
         content = b"payload-%d-" % len(self.sent) + self.scheduler.random.randbytes(size)
-        sent = Sent(len(self.sent), content, sender)
-        self.sent.append(sent)
-        return sent
+        self.sent.append(Sent(len(self.sent), content, sender))
+        OWNER.set(self.sent[-1].number)
+        return self.sent[-1]
 
     def append(self, record: Record) -> int:
-        """A record is in the topic now; returns its position."""
-        log, partition, envelope = self.logs[record.partition], record.partition, decode(record.value)
-        log.append(record)
-        position = len(log) - 1
+        partition, position, envelope = record.partition, super().append(record), decode(record.value)
         unit = self._chunked.get((partition, envelope.uuid)) if isinstance(envelope, Chunk | Abort) else None
         if unit is None:
             unit = Unit(record.owner, partition)
@@ -190,7 +176,7 @@ class Ledger:
         for partition in range(len(self.logs)):
             marker = self.new_payload()
             marker.outcome = "sent"
-            self.append(Record(marker.number, marker.content, "", {}, partition))
+            self.append(Record(marker.content, "", {}, partition, owner=marker.number))
 
     def remove(self) -> None:
         """Retention removes the oldest records of a partition, whoever may not have read them yet."""
@@ -201,10 +187,15 @@ class Ledger:
             if (unit := self.at.get((partition, position))) is not None:
                 unit.is_removed = True
 
-    def _points_at(self, key: str) -> bool:
-        """Whether a record in the topic, or one that may get there, has a pointer to this payload."""
-        text = key.encode()
-        return any(text in record.value for record in self.launched)
+    def spoil(self) -> None:
+        """Evict a payload, or damage one of its bytes."""
+        if keys := sorted(key for key in self.payloads if self.owners[key] >= 0):
+            key = self.scheduler.choice(keys)
+            payload = self.payloads.pop(key)
+            self.spoiled.add(self.owners[key])
+            if self.scheduler.chance(0.5):
+                at = self.scheduler.random.randrange(len(payload))
+                self.payloads[key] = payload[:at] + bytes([payload[at] ^ 1]) + payload[at + 1 :]
 
     def check_at_rest(self) -> None:
         """Check what has to be true when no faults happen any more, and everybody has had time.
@@ -213,10 +204,10 @@ class Ledger:
         """
         violated = self.scheduler.violated
         for group in self.groups:
-            if not group.is_done():
-                violated(f"{group.name} is held at {group.place()}")
+            if place := group.held_at():
+                violated(f"{group.name} is held at {place}")
         whole = {unit.owner for unit in self.units if unit.is_complete}
-        stored = {self.medium.owners[key] for key in self.medium.payloads} - self.medium.undeletable
+        stored = {self.owners[key] for key in self.payloads} - self.undeletable
         for sent in self.sent:
             if sent.outcome == "open":
                 violated(f"the sender of payload {sent.number} was never told what became of it")
@@ -230,58 +221,74 @@ class Ledger:
             if not unit.is_complete and self.sent[unit.owner].is_given_up and unit.uuid not in self.aborted:
                 violated(f"{unit} was given up, and its readers were not told")
 
+    def check_collected(self) -> None:
+        """Check that a collection after the grace period left no payload that no message points at."""
+        for key in self.payloads:
+            if self.owners[key] >= 0 and all(record.is_lost for record in self.pointing_at(key)):
+                self.scheduler.violated(f"payload {self.owners[key]} is stored for ever, and no message points at it")
 
-class ProducerClient:
-    """What the native producers share; ``owner`` is the payload that its caller sends at the moment."""
 
-    faults = 0.03
-    is_idempotent = False
-    may_hang = False
+class SimulatedStore(MemoryStore):
+    """One process's connection to a store that is slow, and fails before or after an operation has had its effect."""
 
-    def __init__(self, ledger: Ledger, process: Process) -> None:
-        self.ledger, self.process, self.scheduler = ledger, process, process.scheduler
-        self.owner, self.open, self.is_lost = -1, 0, False
-        self._queue: deque[Record] = deque()
+    log: Ledger
+    process: Process
 
-    def reach(self, value: bytes) -> None:
-        """The application asks to send a record."""
-        self.process.check()
-        if value.startswith(ABORT):
-            self.ledger.aborted.add(value[len(ABORT) :].decode())
-        self.scheduler.point()
+    @classmethod
+    def of(cls, cc: Any, log: Ledger, process: Process) -> SimulatedStore:
+        """Open the store of a configuration in a process."""
+        store: SimulatedStore = cc.store("m")
+        store.log, store.process, store._payloads = log, process, log.payloads
+        return store
 
-    def take(self, record: Record) -> None:
-        """From now on a record may get into the topic."""
-        self.ledger.launched.append(record)
-        self._queue.append(record)
-        self.open += 1
-        self.scheduler.later(self._send_next, self.scheduler.choice((0.0, 0.001, 0.05)))
+    def _write(self, pointer: Pointer, source: Any) -> None:
+        self._before("write")
+        self.log.owners[pointer.key] = OWNER.get()
+        super()._write(pointer, source)
+        self._after("write")
 
-    def _send_next(self) -> None:
-        """Send the oldest record of the queue; the answer is lost, late, wrong, or what it should be."""
-        record, strikes, scheduler = self._queue.popleft(), self.scheduler.strikes, self.scheduler
-        append = functools.partial(self.ledger.append, record)
-        if not self.process.alive:
-            append() if scheduler.chance(0.5) else self.ledger.launched.remove(record)
-        elif strikes("broker refuses a record", self.faults / 2):
-            self.ledger.launched.remove(record)
-            self.answer(record, "refused", -1)
-        elif strikes("answer of the broker is lost", self.faults):
-            append()
-            self.answer(record, "timeout", -1)
-        elif strikes("record arrives after its timeout", self.faults):
-            scheduler.later(append, 3.0)
-            self.answer(record, "timeout", -1)
-        elif strikes("record never arrives", self.faults / 2):
-            self.answer(record, "timeout", -1)
-        elif self.may_hang and not record.value.startswith(ABORT) and strikes("no answer ever", self.faults / 4):
-            self.is_lost = True
-        else:
-            position = append()
-            if not self.is_idempotent and strikes("record is stored twice", self.faults):
-                scheduler.later(append, scheduler.choice((0.0, 0.1)))
-            self.answer(record, "ok", position)
+    def _open(self, pointer: Pointer, start: int, stop: int | None) -> Reader:
+        self._before("read")
+        reader = super()._open(pointer, start, stop)
+        self._after("read")
+        return reader
 
-    def answer(self, record: Record, result: Literal["ok", "refused", "timeout"], position: int) -> None:
-        """Pass the answer of the broker on."""
-        raise NotImplementedError
+    def _delete(self, pointer: Pointer) -> None:
+        log, owner = self.log, self.log.owners.get(pointer.key, -1)
+        try:
+            self._before("delete")
+        except BaseException:
+            log.undeletable.add(owner)
+            raise
+        if log.pointing_at(pointer.key):
+            log.scheduler.violated(f"payload {owner} was deleted, although a message points at it")
+        super()._delete(pointer)
+        self._after("delete")
+
+    def _scan(self) -> Iterator[StoreEntry]:
+        for entry in super()._scan():
+            self.process.reach()
+            yield entry
+
+    def _discard(self, entries: Sequence[StoreEntry]) -> Iterator[Deletion]:
+        for entry in entries:
+            self._before("delete")
+            owner = self.log.owners[entry.key]
+            if not all(record.is_lost for record in self.log.pointing_at(entry.key)):
+                self.log.scheduler.violated(f"payload {owner} was collected, although a message points at it")
+            self.log.spoiled.add(owner)  # retention may remove a message before its payload is read
+            yield from super()._discard([entry])
+
+    def _before(self, operation: str) -> None:
+        self.process.reach()
+        log, scheduler = self.log, self.log.scheduler
+        if scheduler.strikes(f"store is down for a {operation}", log.store_fails):
+            log.down_until = scheduler.now + scheduler.choice((0.0, 1.0, 20.0))
+            raise ConnectionError("simulated")
+        if scheduler.is_faulty and scheduler.now < log.down_until:
+            raise ConnectionError("simulated")
+
+    def _after(self, operation: str) -> None:
+        self.process.reach()
+        if self.log.scheduler.strikes(f"store loses the answer to a {operation}", self.log.store_fails):
+            raise ConnectionError("simulated, after it had its effect")

@@ -10,24 +10,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from claimcheck._receive import assembler as _assembler
-from claimcheck._receive import resolver as _resolver
-from claimcheck._send import classification as _classification
-from claimcheck._send import outbound as _sending
-from claimcheck._store import contract as _store_contract
-from claimcheck._store import read as _store_read
+from claimcheck._operate import gc
+from claimcheck._receive import assembler, resolver
+from claimcheck._send import classification
+from claimcheck._send.outbound import Verdict
+from claimcheck._store import contract, read
 from claimcheck._threads import in_thread
 from claimcheck.transports._common.received import StoredPayload
-from claimcheck.transports.kafka import _asyncio, _producer
-from claimcheck.transports.kafka._consumer import KafkaConsumer
+from claimcheck.transports.kafka import KafkaConsumer, _asyncio, _producer
 from claimcheck.transports.kafka._partition import Assignment, Offsets, Partition, ReadyMessage
-from claimcheck.transports.kafka._producer import InFlightWindow
 from claimcheck.transports.kafka._receiver import Receiver
-from claimcheck.transports.pulsar import PulsarConsumer, _receiver
+from claimcheck.transports.pulsar import PulsarConsumer
 from claimcheck.transports.pulsar import _asyncio as _pulsar_asyncio
 from claimcheck.transports.pulsar._message import CumulativeAcks
+from claimcheck.transports.pulsar._receiver import Receiver as PulsarReceiver
+from tests.harness.scheduler import Patch, patched
 from tests.simulation.run import Result, Schedule
-from tests.simulation.scheduler import Patch, patched
 
 
 @dataclass(frozen=True)
@@ -122,12 +120,18 @@ def _without_since(report: Any, partition: Any, failure: Any) -> Any:
     return report(partition, replace(failure, since=None) if is_removed else failure)
 
 
-def _with_waiting(settle: Any, receiver: Any, *arguments: Any) -> Any:
-    waiting, receiver._ready = receiver._ready, deque()
-    try:
-        return settle(receiver, *arguments)
-    finally:
-        receiver._ready = waiting
+def _without(name: str, empty: Callable[[], Any]) -> Callable[..., Any]:
+    """Return what calls a method while an attribute of its object is empty."""
+
+    def call(method: Any, owner: Any, *arguments: Any) -> Any:
+        before = getattr(owner, name)
+        setattr(owner, name, empty())
+        try:
+            return method(owner, *arguments)
+        finally:
+            setattr(owner, name, before)
+
+    return call
 
 
 async def _taken_before_it_is_read(receiver: Any) -> Any:
@@ -143,7 +147,6 @@ async def _taken_before_it_is_read(receiver: Any) -> Any:
 _unknown_too = property(lambda verdict: verdict.outcome in ("failed", "unknown"))
 _never = property(lambda verdict: False)
 _set_at_once = types.SimpleNamespace(Event=lambda: types.SimpleNamespace(set=lambda: None, is_set=lambda: True))
-_PULSAR = _receiver.Receiver
 
 KAFKA: dict[str, Patch] = {
     "seek to removed records": (Assignment, "low", lambda *args: 0),
@@ -154,40 +157,48 @@ KAFKA: dict[str, Patch] = {
     "all records count as delivered when they arrive": _around(Receiver, "_add", _taken_as_delivered),
     "it looks ahead after it has counted": _around(Receiver, "hand_out", _looking_ahead_last),
     "unsubscribe forgets offsets": (KafkaConsumer, "unsubscribe", _unsubscribed),
-    "every error is definite": (_classification, "classify_error", lambda error: "failed"),
+    "every error is definite": (classification, "classify_error", lambda error: "failed"),
     "the future of a cancelled produce stays open": (_asyncio, "threading", _set_at_once),
     "a failed send reports its envelope": (_producer, "FailedEnvelope", bytes),
-    "rollback although the outcome is unknown": (_sending.Verdict, "rollback", _unknown_too),
-    "no rollback": (_sending.Verdict, "rollback", _never),
-    "no abort envelope": (_sending.Verdict, "abort", _never),
+    "rollback although the outcome is unknown": (Verdict, "rollback", _unknown_too),
+    "no rollback": (Verdict, "rollback", _never),
+    "no abort envelope": (Verdict, "abort", _never),
     "commit one too far": _around(Partition, "safe", _one_too_far),
     "commit past incomplete payloads": (Offsets, "safe", lambda offsets, upto, unsettled: upto),
+    "looking back forgets rereads": _around(Partition, "safe", _without("rereads", dict)),
     "seek clears nothing": (KafkaConsumer, "seek", _sought),
     "messages of revoked partitions stay": (Receiver, "drop", lambda *args: None),
     "messages of paused partitions are returned": (Receiver, "_is_paused", lambda *args: False),
-    "keys are used again": (_store_contract.StoreContract, "_key", lambda *args, **kwargs: "claimcheck-same"),
+    "keys are used again": (contract.StoreContract, "_key", lambda *args, **kwargs: "claimcheck-same"),
     "checksums are not compared": _around(
-        _store_read, "differs", lambda differs, *args: None if args[1] == "checksum" else differs(*args)
+        read, "differs", lambda differs, *args: None if args[1] == "checksum" else differs(*args)
     ),
-    "chunks go to any partition": (InFlightWindow, "send", _unpinned),
-    "chunks never expire": (_assembler.Assembler, "tick", lambda assembler: []),
+    "a collection has no grace period": _around(
+        gc.Collection, "__init__", lambda init, *args, **options: init(*args, **options | {"grace_seconds": 0})
+    ),
+    "a collection reads once": (gc.Run, "_read", lambda run: iter(())),
+    "chunks go to any partition": (_producer.InFlightWindow, "send", _unpinned),
+    "chunks never expire": (assembler.Assembler, "tick", lambda assembler: []),
     "a reported payload is not marked": (Partition, "_mark_reported", lambda *args: None),
     "a removed payload settles nothing": _around(Partition, "_report", _without_since),
 }  # fmt: skip
 PULSAR: dict[str, Patch] = {
     "receives that are given up put expiry off": (
-        _PULSAR, "seconds_to_tick", property(lambda receiver: 1.0 if receiver.pending_payloads else None),
+        PulsarReceiver, "seconds_to_tick", property(lambda receiver: 1.0 if receiver.pending_payloads else None),
     ),
-    "an acknowledgement covers payloads that wait": _around(_PULSAR, "_settle_up_to", _with_waiting),
+    "an acknowledgement covers payloads that wait": _around(PulsarReceiver, "_settle_up_to", _without("_ready", deque)),
     "nothing behind an incomplete payload is acknowledged": _around(
         CumulativeAcks, "up_to", lambda up_to, *args, **options: up_to(*args, **options)._replace(individually=())
     ),
     "a cancelled receive loses its message": (_pulsar_asyncio._AsyncReceiver, "_next", _taken_before_it_is_read),
-    "chunks are acknowledged when they arrive": _around(_PULSAR, "_chunk", _acked),
-    "rollback although the outcome of a send is unknown": (_sending.Verdict, "rollback", _unknown_too),
+    "chunks are acknowledged when they arrive": _around(PulsarReceiver, "_chunk", _acked),
+    "rollback although the outcome of a send is unknown": (Verdict, "rollback", _unknown_too),
+    "chunks do not expire while batches are empty": _around(
+        PulsarReceiver, "take", lambda take, receiver, *natives: natives and take(receiver, *natives)
+    ),
     "a negative acknowledgement is forgotten": (PulsarConsumer, "_redeliver", lambda *args: None),
 }  # fmt: skip
-_IDLE = tuple(_around(owner, "tick", _only_when_idle) for owner in (_PULSAR, _resolver.Resolver))
+_IDLE = tuple(_around(owner, "tick", _only_when_idle) for owner in (PulsarReceiver, resolver.Resolver))
 DEFECTS = [
     *(Defect("kafka", name, (patch,)) for name, patch in KAFKA.items()),
     *(Defect("pulsar", name, (patch,)) for name, patch in PULSAR.items()),

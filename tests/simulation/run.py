@@ -8,17 +8,16 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.simulation import kafka, kafka_actors, pulsar_actors, pulsar_model
-from tests.simulation.scheduler import HangError, Scheduler, scheduled
+from tests.harness import kafka_model
+from tests.harness.scheduler import HangError, Scheduler, scheduled
+from tests.simulation.kafka_actors import KafkaRun
+from tests.simulation.pulsar_actors import PulsarRun
 
 STEPS = 40
-RUNS: dict[str, tuple[Any, Any]] = {
-    "kafka": (kafka_actors.KafkaRun, kafka.CLIENTS),
-    "pulsar": (pulsar_actors.PulsarRun, pulsar_model.CLIENTS),
-}
+RUNS: dict[str, Any] = {"kafka": KafkaRun, "pulsar": PulsarRun}
 
 
 @dataclass(frozen=True)
@@ -42,20 +41,20 @@ class Schedule:
 
     def run(self) -> Result:
         scheduler = Scheduler(self.seed, self.dropped)
-        build, clients = RUNS[self.broker]
         try:
-            with scheduled(scheduler, clients):
-                run = build(scheduler)
-                for _ in range(self.steps):
-                    run.step()
-                    if scheduler.violations:
-                        break
-                else:
-                    scheduler.is_faulty = False
-                    run.finish()
-        except (Exception, HangError):
-            scheduler.violated(traceback.format_exc(limit=-6))
+            with scheduled(scheduler, kafka_model.CLIENTS):
+                scheduler.run(lambda: self._run(scheduler))
+        except (Exception, HangError) as error:
+            scheduler.violated(f"{error!r}\n{traceback.format_exc(limit=-6)}")
         return Result(self, scheduler.violations[0] if scheduler.violations else "", scheduler.faults)
+
+    def _run(self, scheduler: Scheduler) -> None:
+        run = RUNS[self.broker](scheduler)
+        for _ in range(self.steps):
+            run.step()
+            if scheduler.violations:
+                return
+        run.finish()
 
 
 @dataclass(frozen=True)
@@ -66,21 +65,25 @@ class Result:
     wrong: str
     faults: list[str]
 
+    @property
+    def kept(self) -> list[str]:
+        """The faults that were not dropped."""
+        return [fault for number, fault in enumerate(self.faults) if number not in self.schedule.dropped]
+
 
 def minimized(result: Result) -> Result:
     """Drop steps and faults while the schedule still fails."""
-    schedule = result.schedule
-    for steps in range(0, schedule.steps, 4):
-        shorter = Schedule(schedule.broker, schedule.seed, steps, schedule.dropped).run()
-        if _kind(shorter) == _kind(result):
-            result = shorter
-            break
-    number, kind = 0, _kind(result)
+
+    def fails(**changes: Any) -> bool:
+        nonlocal result
+        smaller = replace(result.schedule, **changes).run()
+        result, is_same = (smaller, True) if _kind(smaller) == _kind(result) else (result, False)
+        return is_same
+
+    any(fails(steps=steps) for steps in range(0, result.schedule.steps, 4))
+    number = 0
     while number < len(result.faults):
-        if number not in result.schedule.dropped:
-            kept = result.schedule
-            fewer = Schedule(kept.broker, kept.seed, kept.steps, kept.dropped | {number}).run()
-            result = fewer if _kind(fewer) == kind else result
+        _ = number in result.schedule.dropped or fails(dropped=result.schedule.dropped | {number})
         number += 1
     return result
 
@@ -91,8 +94,7 @@ def _kind(result: Result) -> str:
 
 
 def report(result: Result) -> str:
-    kept = [fault for number, fault in enumerate(result.faults) if number not in result.schedule.dropped]
-    return f"{result.wrong}\nfaults: {', '.join(kept) or 'none'}\nreplay: make simulate SEED={result.schedule}"
+    return f"{result.wrong}\nfaults: {', '.join(result.kept) or 'none'}\nreplay: make simulate SEED={result.schedule}"
 
 
 def failure(broker: str, seeds: Iterable[int]) -> str:

@@ -6,58 +6,80 @@ It does what was measured on a broker of version 4.2 with the client 3.13.
 from __future__ import annotations
 
 import asyncio
+import functools
 import zlib
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any
 
 import pulsar
+import pulsar.asyncio
 
-from claimcheck.transports.pulsar import _send
-from tests.harness.async_clients import SCHEMA, PulsarMessageOf
-from tests.simulation import ledger
-from tests.simulation.ledger import TOPIC, Group, Ledger, Record
-from tests.simulation.scheduler import Patch, Process, settle
+from tests.harness import topic
+from tests.harness.scheduler import Process, settle
+from tests.harness.topic import TOPIC, Record, Topic
 
-DEFINITE = ("ProducerQueueIsFull", "MessageTooBig")
+SCHEMA = pulsar.schema.BytesSchema()
 
 
-class Message(PulsarMessageOf):
+class Message:
     """A native message."""
 
-    consumer: Any
+    consumer: Any = None
 
-    def __init__(self, number: int, sent: Any, count: int) -> None:
-        super().__init__(number, sent.value, sent.key)
-        self._properties, self._count = sent.headers, count
+    def __init__(self, number: int, sent: Record, count: int = 0) -> None:
+        self._message = pulsar._pulsar.MessageBuilder().content(sent.value).build()
+        self._schema, self._id = SCHEMA, pulsar.MessageId(-1, 1, number, -1)
+        self._sent, self._count = sent, count
+
+    def data(self) -> bytes:
+        return self._sent.value
+
+    def message_id(self) -> Any:
+        return self._id
 
     def properties(self) -> dict[str, str]:
-        return dict(self._properties)
+        return dict(self._sent.headers or {})
+
+    def partition_key(self) -> str:
+        return self._sent.key or ""
 
     def redelivery_count(self) -> int:
         return self._count
 
+    def topic_name(self) -> str:
+        return TOPIC
 
-@dataclass(eq=False)
-class Subscription(Group):
+    def ordering_key(self) -> str:
+        return ""
+
+    def schema_version(self) -> bytes:
+        return b""
+
+    producer_name = ordering_key
+
+    def publish_timestamp(self) -> int:
+        return 0
+
+    event_timestamp = publish_timestamp
+
+    def has_null_value(self) -> bool:
+        return False
+
+
+class Subscription:
     """What is acknowledged, and which consumer has what is not."""
 
-    kind: str = "Exclusive"
-    acked: set[int] = field(default_factory=set)
-    held: dict[int, Any] = field(default_factory=dict)
-    delayed: dict[int, Any] = field(default_factory=dict)  # negatively acknowledged, and to be redelivered later
-    counts: dict[int, int] = field(default_factory=dict)
-    consumers: list[Any] = field(default_factory=list)
-
-    def is_done(self) -> bool:
-        return len(self.acked) == len(self.ledger.logs[0])
-
-    def place(self) -> object:
-        return sorted(set(range(len(self.ledger.logs[0]))) - self.acked)[:5]
+    def __init__(self, name: str, log: Topic, kind: str = "Exclusive") -> None:
+        self.name, self.log, self.kind = name, log, kind
+        self.acked: set[int] = set()
+        self.held: dict[int, ConsumerClient] = {}
+        self.delayed: dict[int, ConsumerClient] = {}  # negatively acknowledged, and to be redelivered later
+        self.counts: dict[int, int] = {}
+        self.consumers: list[ConsumerClient] = []
+        self.is_orderly = True  # nothing happened that may deliver a message twice
 
     def next_for(self, consumer: Any) -> int | None:
         """The first message that this consumer gets now."""
-        for number, entry in enumerate(self.ledger.logs[0]):
+        for number, entry in enumerate(self.log.logs[0]):
             free = number not in self.acked and number not in self.held and number not in self.delayed
             if free and self._receiver_of(entry) is consumer:
                 return number
@@ -69,7 +91,7 @@ class Subscription(Group):
         if self.kind != "KeyShared":
             return self.consumers[0]
         for number, holder in self.held.items():  # messages with one key stay together until all are acknowledged
-            if self.ledger.logs[0][number].key == entry.key:
+            if self.log.logs[0][number].key == entry.key:
                 return holder
         return self.consumers[zlib.crc32(entry.key.encode()) % len(self.consumers)]
 
@@ -82,10 +104,6 @@ class Subscription(Group):
             self.counts[number] = self.counts.get(number, 0) + (self.kind == "KeyShared")
 
     def acknowledge(self, number: int) -> None:
-        unit = self.ledger.at.get((0, number))
-        if unit is not None and number not in self.acked and not self.may_pass(unit):
-            text = f"{self.name} acknowledged {number}, a message of {unit}, which no earlier call returned"
-            self.ledger.scheduler.violated(text)
         self.acked.add(number)
         self.held.pop(number, None)
 
@@ -99,52 +117,55 @@ class ConsumerClient:
 
     def __init__(self, group: Subscription, process: Process) -> None:
         self.group, self.process, self.scheduler = group, process, process.scheduler
-        self._consumer, self._schema = self, SCHEMA
+        self._consumer, self._schema, self.closed = self, SCHEMA, False
         group.consumers.append(self)
         self.redelivery_seconds = self.scheduler.choice((1.0, 10.0, 60.0))
 
     def receive(self, timeout_millis: int | None = None) -> Message:
-        self.process.check()
-        self.scheduler.point()
+        self.process.reach()
         seconds = 1e6 if timeout_millis is None else max(0.001, timeout_millis / 1000)
         if not self.scheduler.wait(lambda: self.group.next_for(self) is not None, seconds):
             raise pulsar.Timeout("simulated")
         self.process.check()
         return self.take()
 
+    def batch_receive(self) -> list[Message]:
+        self.process.reach()
+        return [self.take() for _ in self.group.log.logs[0] if self.group.next_for(self) is not None]
+
     def take(self) -> Message:
         number = self.group.next_for(self)
         assert number is not None
         self.group.held[number] = self
         self.scheduler.now += 0.001
-        message = Message(number, self.group.ledger.logs[0][number], self.group.counts.get(number, 0))
+        message = Message(number, self.group.log.logs[0][number], self.group.counts.get(number, 0))
         message.consumer = self
         return message
 
     def acknowledge(self, message: Any) -> None:
-        self._reach()
+        self.process.reach()
         self.group.acknowledge(_number(message))
 
     def acknowledge_cumulative(self, message: Any) -> None:
-        self._reach()
+        self.process.reach()
         for number in range(_number(message) + 1):
             if number not in self.group.acked:
                 self.group.acknowledge(number)
 
     def negative_acknowledge(self, message: Any) -> None:
-        self._reach()
+        self.process.reach()
         group, number = self.group, _number(message)
         if number not in group.acked and group.held.get(number) is self:
             del group.held[number]
             group.delayed[number] = self
             group.is_orderly = False
-            self.scheduler.later(lambda: group.redeliver(number), self.redelivery_seconds)
+            self.scheduler.spawn(lambda: group.redeliver(number), None, self.redelivery_seconds)
 
     def redeliver_unacknowledged_messages(self) -> None:
         self.group.release(self)
 
     def seek(self, target: Any) -> None:
-        self._reach()
+        self.process.reach()
         group, number = self.group, _number(target)
         group.held.clear()
         group.delayed.clear()
@@ -153,6 +174,7 @@ class ConsumerClient:
 
     def close(self) -> None:
         self.process.check()
+        self.closed = True
         self.leave()
 
     def leave(self) -> None:
@@ -166,41 +188,34 @@ class ConsumerClient:
     def subscription_name(self) -> str:
         return self.group.name
 
-    def _reach(self) -> None:
-        self.process.check()
-        self.scheduler.point()
-        self.process.check()
-
 
 class AsyncConsumerClient:
-    """A `pulsar.asyncio.Consumer`; like that, it loses a message if its ``receive`` is cancelled."""
+    """A `pulsar.asyncio` consumer or reader; like that, it loses a message if its ``receive`` is cancelled."""
 
     def __init__(self, client: ConsumerClient) -> None:
-        self.client = self._consumer = client
+        self._consumer = self._reader = client
         self._schema = client._schema
 
     async def receive(self) -> Message:
-        while self.client.group.next_for(self.client) is None:
+        client, loop = self._consumer, asyncio.get_running_loop()
+        while client.group.next_for(client) is None:
             await asyncio.sleep(0.2)
-        self.client.process.check()
-        loop = asyncio.get_running_loop()
+        client.process.check()
         arrived: asyncio.Future[Message] = loop.create_future()
-        taken = self.client.take()
-        self.client.scheduler.later(lambda: loop.call_soon(settle, arrived.set_result, taken), 0.01)
+        arrive = functools.partial(loop.call_soon, settle, arrived.set_result, client.take())
+        client.scheduler.spawn(arrive, None, 0.01)
         return await arrived
 
+    read_next = receive
+
     async def close(self) -> None:
-        self.client.close()
+        self._consumer.close()
 
 
-class ProducerClient(ledger.ProducerClient):
+class ProducerClient(topic.ProducerClient):
     """The inner object of a `pulsar.Producer`."""
 
     may_hang = True
-
-    def __init__(self, ledger: Ledger, process: Process) -> None:
-        super().__init__(ledger, process)
-        self._flushes: list[Future[None]] = []
 
     def wrapped(self) -> Any:
         """The `pulsar.Producer` that has this object inside."""
@@ -213,16 +228,11 @@ class ProducerClient(ledger.ProducerClient):
         if self.scheduler.strikes("queue is full", self.faults):
             callback(pulsar.Result.ProducerQueueIsFull, _id(-1))
             return
-        headers = dict(message.properties())
-        self.take(Record(self.owner, message.data(), message.partition_key(), headers, callback=callback))
+        self.take(Record(message.data(), message.partition_key(), dict(message.properties()), callback=callback))
 
-    def flush(self) -> Future[None]:
-        """Return a future that is done when every message has its answer, in place of a thread that waits."""
+    def flush(self) -> None:
         self.process.check()
-        flushed: Future[None] = Future()
-        self._flushes.append(flushed)
-        self._note_flushed()
-        return flushed
+        self.scheduler.wait(lambda: not self.open)
 
     def close(self) -> None:
         self.process.check()
@@ -237,11 +247,6 @@ class ProducerClient(ledger.ProducerClient):
         self.open -= 1
         results = {"ok": pulsar.Result.Ok, "refused": pulsar.Result.MessageTooBig, "timeout": pulsar.Result.Timeout}
         record.callback(results[result], _id(position))
-        self._note_flushed()
-
-    def _note_flushed(self) -> None:
-        while self._flushes and not self.open:
-            self._flushes.pop().set_result(None)
 
 
 def _id(number: int) -> Any:
@@ -252,7 +257,3 @@ def _number(message: Any) -> int:
     """The place in the topic of a message or its id."""
     message_id = message.message_id() if hasattr(message, "message_id") else message
     return int(message_id.entry_id())
-
-
-CLIENTS: list[Patch] = [(_send, "_flush_in_thread", lambda producer: producer._producer.flush())]
-"""The wrappers take the clients above as they are, except that no thread waits for a flush."""

@@ -5,20 +5,20 @@ It does what was measured on a broker of version 4.2 with librdkafka 2.16.
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import contextlib
+import types
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import confluent_kafka as kafka
 
-from claimcheck.transports.kafka._partition import CommitMetadata
-from tests.harness.async_clients import kafka_clients
-from tests.simulation import ledger
-from tests.simulation.ledger import TOPIC, Group, Ledger, Record
-from tests.simulation.scheduler import Process, Scheduler
-
-DEFINITE = ("MSG_SIZE_TOO_LARGE", "_UNKNOWN_PARTITION", "_QUEUE_FULL")
+from claimcheck.transports.kafka import _asyncio, _client
+from tests.harness import topic
+from tests.harness.scheduler import Patch, Process
+from tests.harness.topic import TOPIC, Record, Topic
 
 
 def failure(code: str) -> kafka.KafkaError:
@@ -29,38 +29,34 @@ def raised(code: str) -> kafka.KafkaException:
     return kafka.KafkaException(failure(code))
 
 
-@dataclass(eq=False)
-class KafkaGroup(Group):
+class Group:
     """A consumer group: committed offsets with their metadata, members, and who owns which partition."""
 
-    committed: dict[int, tuple[int, str | None]] = field(default_factory=dict)
-    members: list[Any] = field(default_factory=list)
-    owners: dict[int, Any] = field(default_factory=dict)
-    targets: dict[int, Any] = field(default_factory=dict)
+    def __init__(self, name: str, log: Topic) -> None:
+        self.name, self.log = name, log
+        self.committed: dict[int, tuple[int, str | None]] = dict.fromkeys(range(len(log.logs)), (0, None))
+        self.members: list[ConsumerClient] = []
+        self.owners: dict[int, ConsumerClient | None] = {}
+        self.targets: dict[int, ConsumerClient] = {}
+        self.is_orderly = True  # nothing happened that may deliver a record twice
 
     def rebalance(self) -> None:
         """Give each partition to some member; its owner has to give it up first, in a call of its own."""
-        for number in range(len(self.ledger.low) if self.members else 0):
-            target = self.targets[number] = self.ledger.scheduler.choice(self.members)
+        for number in range(len(self.log.low) if self.members else 0):
+            target = self.targets[number] = self.log.scheduler.choice(self.members)
             owner = self.owners.get(number)
             if owner is not None and owner is not target:
                 owner.pending.append(("revoke", number))
 
     def lose(self) -> None:
         """Take a member's partitions away without asking it."""
-        owned = [number for number, owner in self.owners.items() if owner in self.members]
+        owned = [(number, owner) for number, owner in self.owners.items() if owner in self.members]
         if owned:
-            number = self.ledger.scheduler.choice(owned)
-            self.owners[number].pending.append(("lost", number))
+            number, owner = self.log.scheduler.choice(owned)
+            owner.pending.append(("lost", number))
             self.owners[number] = None
             self.is_orderly = False
             self.rebalance()
-
-    def is_done(self) -> bool:
-        return all(self.committed[number][0] == len(log) for number, log in enumerate(self.ledger.logs))
-
-    def place(self) -> object:
-        return self.committed
 
     def leave(self, client: Any) -> None:
         if client in self.members:
@@ -69,29 +65,14 @@ class KafkaGroup(Group):
         self.rebalance()
 
     def begin(self, number: int) -> int:
-        """Return where an owner begins; chunks that are stored twice may be committed only in their first copies."""
-        offset, metadata = self.committed[number]
-        mark = CommitMetadata.decode(metadata) or CommitMetadata(offset)
-        for unit in self.ledger.units:
-            left = {each for each in unit.records if each >= offset and (each >= mark.upto or each in mark.owed)}
-            is_reported = unit.is_removed and unit in self.reported and unit.last >= offset  # no mark names its chunks
-            if unit.partition == number and (is_reported or (left and left.isdisjoint(unit.positions.values()))):
-                self.repeatable.add(unit)
-        return offset
+        """Return where the owner of a partition begins."""
+        return self.committed[number][0]
 
     def commit(self, at: Any) -> None:
-        """Commit, and check that this covers nothing that no earlier call returned."""
         self.committed[at.partition] = at.offset, at.metadata
-        mark = CommitMetadata.decode(at.metadata)
-        for unit in self.ledger.units:
-            if unit.partition != at.partition or self.may_pass(unit):
-                continue
-            is_marked = mark is not None and unit.is_complete and unit.last < mark.upto and unit.first not in mark.owed
-            if unit.first < at.offset or is_marked:
-                text = (
-                    f"{self.name} committed {at.offset} {mark or ''}, which covers {unit}: no earlier call returned it"
-                )
-                self.ledger.scheduler.violated(text)
+
+    def skip(self, number: int, offset: int) -> None:
+        """A client has skipped what is in a partition from an offset on."""
 
 
 class ConsumerClient:
@@ -101,10 +82,9 @@ class ConsumerClient:
     if their partition is revoked, sought or paused. A callback that raises is followed by what it did not do.
     """
 
-    def __init__(self, group: KafkaGroup, process: Process, options: dict[str, Any]) -> None:
-        self.group, self.process, self.ledger = group, process, group.ledger
+    def __init__(self, group: Group, process: Process, options: dict[str, Any]) -> None:
+        self.group, self.process, self.log, self.scheduler = group, process, group.log, process.scheduler
         self.auto_commit, self.reset, self.calls_back = (options[key] for key in ("auto_commit", "reset", "calls_back"))
-        self.scheduler: Scheduler = self.ledger.scheduler
         self.react: Callable[[], object] = lambda: None  # the application's callback
         self.positions: dict[int, int] = {}
         self.stored: dict[int, Any] = {}
@@ -112,8 +92,9 @@ class ConsumerClient:
         self.callbacks: dict[str, Any] = {}
         self.pending: list[Any] = []  # what the next call serves: a kind of rebalance, and a partition
         self.collected: list[Any] = []
-        self.closed = self.is_closing = self.in_callback = self.is_leaving = False
+        self.closed = self.is_closing = self.in_callback = self.in_call = self.is_leaving = False
         self.misplaced: dict[int, bool] = {}  # sought below the low watermark: the caller's mistake, no excuse
+        self.known_low: dict[int, int] = {}  # what a caller was told before it seeks; retention may go on since
         self.sought: dict[int, int] = {}  # by the application, in partitions that it has kept since
         self.halted: set[int] = set()  # reported as out of range; goes on after a seek
 
@@ -132,26 +113,26 @@ class ConsumerClient:
         return next(iter(self.consume(1, timeout)), None)
 
     def consume(self, count: int = 1, timeout: float = -1) -> list[Any]:
-        self.process.check()
-        self._check_open()
-        end = self.scheduler.now + (timeout if timeout >= 0 else 1e9)
-        outer, self.collected = self.collected, []
-        while len(self.collected) < count:
-            self._reach()
+        with self._alone():
             self._check_open()
-            self._serve()
-            self._check_open()
-            record = self._fetch()
-            if record is not None:
-                self.collected.append(record)
-            elif self.scheduler.now >= end:
-                break
-            else:
-                self.scheduler.wait(lambda: self._has_work(), min(1.0, end - self.scheduler.now))
-        found, self.collected = self.collected, outer
-        if self.scheduler.chance(0.2):
-            self._commit_stored()
-        return found
+            end = self.scheduler.now + (timeout if timeout >= 0 else 1e9)
+            outer, self.collected = self.collected, []
+            while len(self.collected) < count:
+                self._reach()
+                self._check_open()
+                self._serve()
+                self._check_open()
+                record = self._fetch()
+                if record is not None:
+                    self.collected.append(record)
+                elif self.scheduler.now >= end:
+                    break
+                else:
+                    self.scheduler.wait(self._has_work, min(1.0, end - self.scheduler.now))
+            found, self.collected = self.collected, outer
+            if self.scheduler.chance(0.2):
+                self._commit_stored()
+            return found
 
     def commit(self, message: Any = None, offsets: Any = None, asynchronous: bool = True) -> Any:
         self._check_open()
@@ -174,16 +155,16 @@ class ConsumerClient:
         return offsets
 
     def close(self) -> None:
-        self._reach()
-        if self.closed or self.is_closing:
-            return
-        self.is_closing = True
-        if self.callbacks and self.positions:
-            self._rebalance("revoke", sorted(self.positions))
-        self._commit_last()
-        self.closed = True
-        self.positions.clear()
-        self.group.leave(self)
+        with self._alone():
+            self._reach()
+            if self.is_closing:
+                return
+            self.is_closing = True
+            self._give_up()
+            self._commit_last()
+            self.closed = True
+            self.positions.clear()
+            self.group.leave(self)
 
     def store_offsets(self, offsets: list[Any]) -> None:
         self._check_open()
@@ -193,8 +174,14 @@ class ConsumerClient:
             self.stored[each.partition] = each
 
     def incremental_assign(self, partitions: list[Any]) -> None:
-        self.group.owners.update(dict.fromkeys([each.partition for each in partitions], self))
-        self.positions |= {each.partition: self._start(each) for each in partitions}
+        for each in partitions:
+            number = each.partition
+            self.group.owners[number] = self
+            self.misplaced.pop(number, None)
+            self.sought.pop(number, None)
+            self.halted.discard(number)
+            committed = self.group.begin(number)
+            self.positions[number] = each.offset if each.offset >= 0 else committed
 
     def incremental_unassign(self, partitions: list[Any]) -> None:
         self._commit_last()
@@ -209,7 +196,7 @@ class ConsumerClient:
         self.positions[number] = partition.offset
         self._discard([number])
         self.halted.discard(number)
-        self.misplaced[number] = partition.offset < self.ledger.low[number]
+        self.misplaced[number] = partition.offset < self.known_low.pop(number, self.log.low[number])
 
     def pause(self, partitions: list[Any]) -> None:
         numbers = [each.partition for each in partitions]
@@ -230,25 +217,32 @@ class ConsumerClient:
         if self.scheduler.strikes("no answer about committed offsets", 0.02):
             self.group.is_orderly = False
             raise raised("_TIMED_OUT")
-        found = []
-        for each in partitions:
-            offset, metadata = self.group.committed[each.partition]
-            more: list[Any] = [] if metadata is None else [metadata]
-            found.append(kafka.TopicPartition(TOPIC, each.partition, offset, *more))
-        return found
+        found = [(each.partition, *self.group.committed[each.partition]) for each in partitions]
+        return [kafka.TopicPartition(TOPIC, *(each if each[2] is not None else each[:2])) for each in found]
 
     def get_watermark_offsets(self, partition: Any, **_: Any) -> tuple[int, int]:
         self.process.check()
         if self.scheduler.strikes("no answer about watermarks", 0.02):
             raise raised("_TIMED_OUT")
-        return self.ledger.low[partition.partition], len(self.ledger.logs[partition.partition])
+        low = self.known_low[partition.partition] = self.log.low[partition.partition]
+        return low, len(self.log.logs[partition.partition])
 
     # What happens inside
 
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Note two calls at the same time, which this client does not allow."""
+        if self.in_call and not self.in_callback:
+            self.scheduler.violated("a consumer was called in two threads at the same time")
+        before, self.in_call = self.in_call, True
+        try:
+            yield
+        finally:
+            self.in_call = before
+
     def _reach(self) -> None:
-        """Let other events happen here, and perhaps a callback of the application, which may call this client again."""
-        self.scheduler.point()
-        self.process.check()
+        """Let others run here, and perhaps a callback of the application, which may call this client again."""
+        self.process.reach()
         if not self.in_callback and self.scheduler.strikes("callback", self.calls_back):
             self.in_callback = True
             try:
@@ -258,20 +252,18 @@ class ConsumerClient:
             self.process.check()
 
     def _has_work(self) -> bool:
-        stopped, logs = self.paused | self.halted, self.ledger.logs
+        stopped, logs = self.paused | self.halted, self.log.logs
         return bool(self.pending or [n for n, at in self.positions.items() if at < len(logs[n]) and n not in stopped])
 
     def _serve(self) -> None:
         if self.in_callback:
             return
-        if self.pending:
-            pending, self.pending = self.pending, []
-            for kind, number in pending:
-                if number in self.positions:
-                    self._rebalance(kind, [number])
+        pending, self.pending = self.pending, []
+        for kind, number in pending:
+            if number in self.positions:
+                self._rebalance(kind, [number])
         if self.is_leaving:
-            if self.callbacks and self.positions:
-                self._rebalance("revoke", sorted(self.positions))
+            self._give_up()
             self.is_leaving, self.callbacks = False, {}
             if self in self.group.members:  # partitions that were assigned by hand stay
                 self.group.leave(self)
@@ -280,13 +272,18 @@ class ConsumerClient:
         if free and self.callbacks and not self.closed:
             self._rebalance("assign", free)
 
+    def _give_up(self) -> None:
+        if self.callbacks and self.positions:
+            self._rebalance("revoke", sorted(self.positions))
+
     def _rebalance(self, kind: str, numbers: list[int]) -> None:
         partitions = [kafka.TopicPartition(TOPIC, number) for number in numbers]
         nested, self.in_callback = self.in_callback, True
         if kind == "assign":
             self.group.owners.update(dict.fromkeys(numbers, self))
         try:
-            self.callbacks[f"on_{kind}"](self, partitions)
+            if callback := self.callbacks.get(f"on_{kind}"):
+                callback(self, partitions)
         finally:
             self.in_callback = nested
             if not self.closed:
@@ -335,55 +332,42 @@ class ConsumerClient:
             if each.offset >= 0:
                 self.group.commit(each)
 
-    def _start(self, given: Any) -> int:
-        self.misplaced.pop(given.partition, None)
-        self.sought.pop(given.partition, None)
-        self.halted.discard(given.partition)
-        offset = self.group.begin(given.partition)
-        return int(given.offset if given.offset >= 0 else offset)
-
     def _fetch(self) -> Any:
         for number in [*self.positions]:
-            log, low = self.ledger.logs[number], self.ledger.low[number]
+            log = self.log.logs[number]
             offset = self.positions.pop(number)
             self.positions[number] = offset  # the next record comes from another partition, if there is one
             if number in self.paused or number in self.halted:
                 continue
-            if offset < low:
+            if offset < self.log.low[number]:
                 if (event := self._jump(number, offset)) is not None:
                     return event
                 offset = self.positions[number]
             if offset < len(log):
                 self.positions[number] = offset + 1
                 record = log[offset]
-                return kafka.Message(
-                    topic=TOPIC, partition=number, offset=offset, value=record.value, timestamp=(1, 1),
-                    key=record.key, headers=record.headers,
-                )  # fmt: skip
+                return message_of(number, offset, value=record.value, key=record.key, headers=record.headers)
         return None
 
     def _jump(self, number: int, offset: int) -> Any:
         """What ``auto.offset.reset`` says, because retention has removed the next record."""
-        low, end = self.ledger.low[number], len(self.ledger.logs[number])
         is_misplaced = self.misplaced.pop(number, False)
         if self.reset == "error":
             self.halted.add(number)
             if is_misplaced:
                 self.scheduler.violated(f"sought to {offset}, below the low watermark: the partition stops")
-            return kafka.Message(
-                topic=TOPIC, partition=number, offset=offset, error=failure("_AUTO_OFFSET_RESET"), timestamp=(1, 1)
-            )
-        self.positions[number] = low if self.reset == "earliest" else end
+            return message_of(number, offset, error=failure("_AUTO_OFFSET_RESET"))
+        self.positions[number] = self.log.low[number] if self.reset == "earliest" else len(self.log.logs[number])
         if self.reset == "latest" and not is_misplaced:
-            self.group.excused.update(u for u in self.ledger.units if u.partition == number and u.last >= offset)
+            self.group.skip(number, offset)
         return None
 
 
-class ProducerClient(ledger.ProducerClient):
+class ProducerClient(topic.ProducerClient):
     """A `confluent_kafka.Producer`."""
 
-    def __init__(self, ledger: Ledger, process: Process) -> None:
-        super().__init__(ledger, process)
+    def __init__(self, log: Topic, process: Process) -> None:
+        super().__init__(log, process)
         self.closed = False
         self._reports: deque[tuple[Any, Any, Any]] = deque()
 
@@ -395,12 +379,11 @@ class ProducerClient(ledger.ProducerClient):
             raise BufferError("Local: Queue full")
         if self.scheduler.strikes("produce is refused", self.faults / 2):
             raise raised(self.scheduler.choice(("MSG_SIZE_TOO_LARGE", "_UNKNOWN_PARTITION")))
-        number = partition if partition >= 0 else self.scheduler.random.randrange(len(self.ledger.logs))
-        self.take(Record(self.owner, bytes(value), key, options.get("headers"), number, options["on_delivery"]))
+        number = partition if partition >= 0 else self.scheduler.random.randrange(len(self.log.logs))
+        self.take(Record(bytes(value), key, options.get("headers"), number, options["on_delivery"]))
 
     def poll(self, timeout: float = -1) -> int:
-        self.process.check()
-        self.scheduler.point()
+        self.process.reach()
         self.scheduler.wait(lambda: self._reports or not self.open, max(0.0, timeout) if timeout < 1e6 else 1.0)
         while self._reports:
             callback, error, report = self._reports.popleft()
@@ -423,13 +406,34 @@ class ProducerClient(ledger.ProducerClient):
         return self.open
 
     def answer(self, record: Record, result: str, position: int) -> None:
-        codes = {"refused": "MSG_SIZE_TOO_LARGE", "timeout": "_MSG_TIMED_OUT"}
-        error = failure(codes[result]) if result in codes else None
-        report = kafka.Message(
-            topic=TOPIC, partition=record.partition, offset=max(0, position), value=record.value, key=record.key,
-            timestamp=(1, 1), error=error,
-        )  # fmt: skip
+        code = {"refused": "MSG_SIZE_TOO_LARGE", "timeout": "_MSG_TIMED_OUT"}.get(result)
+        error = None if code is None else failure(code)
+        report = message_of(record.partition, max(0, position), value=record.value, key=record.key, error=error)
         self._reports.append((record.callback, error, report))
 
 
-CLIENTS = kafka_clients(ConsumerClient, ProducerClient)
+class AioClient:
+    """What `AIOProducer` and `AIOConsumer` share: calls run in threads; `close` closes the client and ends them."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.executor = concurrent.futures.ThreadPoolExecutor(4)
+
+    async def _call(self, work: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self.executor, work, *args)
+
+    async def close(self) -> None:
+        await self._call(self.client.close)
+        self.executor.shutdown(wait=False)
+
+
+def message_of(partition: int, offset: int, **more: Any) -> Any:
+    return kafka.Message(topic=TOPIC, partition=partition, offset=offset, timestamp=(1, 1), **more)
+
+
+_CLIENT = types.SimpleNamespace(**{**vars(kafka), "Consumer": ConsumerClient, "Producer": ProducerClient})
+CLIENTS: list[Patch] = [
+    (_client, "vendor", lambda: _CLIENT),
+    (_asyncio, "native_client", lambda wrapper, kind: wrapper.client),
+]
+"""What lets the wrappers take the clients above."""
