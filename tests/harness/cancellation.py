@@ -139,8 +139,14 @@ def _in_one_thread(seed: int, once: Callable[[Process], Coroutine[Any, Any, tupl
     scheduler, results = Scheduler(seed), list[Any]()
     scheduler.is_faulty = False
     process = Process(scheduler, "subject")
+
+    def run() -> None:
+        loop = Loop(process)
+        results.append(loop.run_until_complete(once(process)))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+
     with scheduled(scheduler, kafka_model.CLIENTS):
-        scheduler.run(lambda: results.append(Loop(process).run_until_complete(once(process))), process)
+        scheduler.run(run, process)
     reached, wrong = results[0]
     return reached, wrong + scheduler.violations
 
