@@ -40,6 +40,7 @@ class Actor:
     """A process that runs an application, and is started again when it has died."""
 
     crashes = 0.0
+    skews: tuple[float, ...] = (0.0, SKEW, -SKEW)
     is_async = False
 
     def __init__(self, log: Ledger, name: str) -> None:
@@ -49,7 +50,7 @@ class Actor:
     def start(self) -> None:
         """Let this thread be the main one of a new process."""
         self.process = self.thread.process = Process(self.scheduler, self.name, self._crashed)
-        self.process.skew = self.scheduler.choice((0.0, SKEW, -SKEW))
+        self.process.skew = self.scheduler.choice(self.skews)
         self.loop = Loop(self.process) if self.is_async else None
         self.open()
         self.process.crashes = self.crashes
@@ -143,6 +144,7 @@ class Collector(Actor):
     """Collects garbage of one cluster. Only one of them claims the topic's payloads, and so may delete them."""
 
     crashes = 0.01
+    skews = (0.0, SKEW, -SKEW, 2 * 86_400.0)  # with the last one, it has to refuse
 
     def __init__(self, log: Ledger, name: str, topic: Topic) -> None:
         self.topic, self.owns = topic, topic is log
@@ -158,6 +160,11 @@ class Collector(Actor):
         )
         with contextlib.suppress(ClaimCheckError):
             options.run([self.store], CollectedTopic(self.topic, str(self.owns)))
+
+    def finish(self) -> None:
+        self.act()
+        if self.owns and self.process.skew <= SKEW:
+            self.log.check_collected()
 
 
 class Run:
@@ -230,5 +237,4 @@ class Run:
             each.do(functools.partial(each.call, each.consumer.close))
         for collector in self.collecting:
             self.scheduler.pause(GRACE + 2 * SKEW)
-            collector.do(collector.act)
-            self.log.check_collected()
+            collector.do(collector.finish)

@@ -241,6 +241,9 @@ class SimulatedStore(MemoryStore):
         store.log, store.process, store._payloads = log, process, log.payloads
         return store
 
+    def _server_time(self) -> float:
+        return self.log.scheduler.now
+
     def _write(self, pointer: Pointer, source: Any) -> None:
         self._before("write")
         self.log.owners[pointer.key] = OWNER.get()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from claimcheck._operate import gc
+from claimcheck._operate import gc, sweep
 from claimcheck._receive import assembler, resolver
 from claimcheck._send import classification
 from claimcheck._send.outbound import Verdict
@@ -176,7 +176,9 @@ KAFKA: dict[str, Patch] = {
     "a collection has no grace period": _around(
         gc.Collection, "__init__", lambda init, *args, **options: init(*args, **options | {"grace_seconds": 0})
     ),
-    "a collection reads once": (gc.Run, "_read", lambda run: iter(())),
+    "a collection reads nothing": (gc.Run, "_read", lambda run: iter(())),
+    "a collection trusts its own clock": (sweep, "check_clock", lambda *args: None),
+    "another cluster's claim is not checked": (gc.Run, "_check_claims", lambda run, **options: None),
     "chunks go to any partition": (_producer.InFlightWindow, "send", _unpinned),
     "chunks never expire": (assembler.Assembler, "tick", lambda assembler: []),
     "a reported payload is not marked": (Partition, "_mark_reported", lambda *args: None),

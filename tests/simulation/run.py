@@ -112,6 +112,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--broker", choices=list(RUNS), action="append")
     options = parser.parse_args()
+    sys.unraisablehook = lambda unraisable: None  # about coroutines of processes that died
     if "-" in options.seed:
         result = Schedule.parse(options.seed).run()
         print(report(result) if result.wrong else "nothing went wrong")
