@@ -74,6 +74,9 @@ class Group:
     def skip(self, number: int, offset: int) -> None:
         """A client has skipped what is in a partition from an offset on."""
 
+    def go_back(self, number: int, offset: int) -> None:
+        """A client was sent to an offset, and skips nothing from there on."""
+
 
 class ConsumerClient:
     """A `confluent_kafka.Consumer`: rebalances, its own commits and the application's callbacks run inside its calls.
@@ -194,6 +197,7 @@ class ConsumerClient:
         if number not in self.positions:
             raise raised("_UNKNOWN_PARTITION")
         self.positions[number] = partition.offset
+        self.group.go_back(number, partition.offset)
         self._discard([number])
         self.halted.discard(number)
         self.misplaced[number] = partition.offset < self.known_low.pop(number, self.log.low[number])

@@ -13,17 +13,21 @@ import functools
 import gc
 import logging
 import random
+import sys
 import threading
+import traceback
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context, ContextVar
+from pathlib import Path
 from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from claimcheck import _client, _opened, _registry, _threads, _validation
 from claimcheck._receive import messages as _messages
+from claimcheck._send import outbound as _outbound
 from claimcheck._send import strategies as _strategies
 from claimcheck._store import contract as _store_contract
 from claimcheck.transports._common import delegation
@@ -141,7 +145,7 @@ class Scheduler:
                     thread.throw()
 
     def _switch(self, end: float | None, ready: Callable[[], object]) -> None:
-        thread, loop = getcurrent(), asyncio._get_running_loop()
+        thread, loop, hooks = getcurrent(), asyncio._get_running_loop(), sys.get_asyncgen_hooks()
         if thread is self._hub:  # nothing is scheduled, but the time passes
             self.now = max(self.now, end or 0.0)
             return
@@ -149,7 +153,9 @@ class Scheduler:
             self._waiting.append((end, ready, thread))
         if not self._is_over:
             asyncio._set_running_loop(None)
+            sys.set_asyncgen_hooks(None, None)
             self._hub.switch()
+            sys.set_asyncgen_hooks(*hooks)
             asyncio._set_running_loop(loop)
         if self._is_over:
             raise GreenletExit
@@ -157,6 +163,8 @@ class Scheduler:
     def _run_one(self) -> Any:
         """Let one of the threads run that can, or the time pass until one can."""
         self._switches += 1
+        if self._switches > MOST_SWITCHES:
+            raise HangError(f"it does not end: {self._stacks()}")
         while True:
             now = self.now
             due = [n for n, (end, ready, _) in enumerate(self._waiting) if end <= now or ready()]
@@ -166,8 +174,14 @@ class Scheduler:
                     thread.switch()
                 return thread
             self.now = min((end for end, _, _ in self._waiting), default=FOREVER)
-            if self.now == FOREVER or self._switches > MOST_SWITCHES:
-                raise HangError("nothing will happen any more" if self.now == FOREVER else "it does not end")
+            if self.now == FOREVER:
+                raise HangError(f"nothing will happen any more: {self._stacks()}")
+
+    def _stacks(self) -> str:
+        """Return where the threads of living processes wait."""
+        frames = [each.gr_frame for *_, each in self._waiting if each.process is None or each.process.alive]
+        stacks = [traceback.extract_stack(frame) for frame in frames if frame is not None]
+        return "; ".join(" > ".join(f"{Path(at.filename).name}:{at.lineno}" for at in stack[-8:-2]) for stack in stacks)
 
 
 # Threads, locks, pools and event loops ---------------------------------------------------------------------------
@@ -242,11 +256,13 @@ class Executor:
     """A pool of threads, which begin what it does in order, each after a moment."""
 
     def __init__(self, scheduler: Scheduler, max_workers: int = 32, **_: Any) -> None:
-        self._scheduler, self._free = scheduler, max_workers
+        self._scheduler, self._free, self._is_open = scheduler, max_workers, True
         self._jobs: deque[tuple[concurrent.futures.Future[Any], Callable[[], Any]]] = deque()
         self._left = 0
 
     def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> concurrent.futures.Future[Any]:
+        if not self._is_open:
+            raise RuntimeError("cannot schedule new futures after shutdown")
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._jobs.append((future, functools.partial(_inherited().run, function, *args, **kwargs)))
         self._left += 1
@@ -268,6 +284,7 @@ class Executor:
         self._free, self._left = self._free + 1, self._left - 1
 
     def shutdown(self, wait: bool = True, **_: Any) -> None:
+        self._is_open = False
         if wait:
             self._scheduler.wait(lambda: not self._left)
 
@@ -375,6 +392,7 @@ def scheduled(scheduler: Scheduler, clients: Sequence[Patch]) -> Iterator[None]:
         (threading, "current_thread", ours(lambda: getattr(getcurrent(), "thread", None), threading.current_thread)),
         (concurrent.futures, "ThreadPoolExecutor", executor),
         (logging.Logger, "isEnabledFor", lambda logger, level: False),
+        (_outbound, "_running", set()),
         (_threads, "io_threads", io_threads),
         (_messages, "io_threads", io_threads),
         (_client, "check_classes", lambda config: None),

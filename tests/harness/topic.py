@@ -39,7 +39,7 @@ class Topic:
         self.logs: list[list[Record]] = [[] for _ in range(partitions)]
         self.low = [0] * partitions
         self.launched: list[Record] = []  # in the topic, or may get there
-        self.aborted: set[str] = set()  # uuids of which an abort envelope was sent, or could not be sent
+        self.aborting: set[str] = set()  # uuids whose abort envelope was to be sent, and is not in the topic
 
     def append(self, record: Record) -> int:
         """A record is in the topic now; returns its position."""
@@ -96,7 +96,7 @@ class ProducerClient:
         """The application asks to send a record."""
         self.process.check()
         if value.startswith(ABORT):
-            self.log.aborted.add(value[len(ABORT) :].decode())
+            self.log.aborting.add(value[len(ABORT) :].decode())
         self.scheduler.point()
 
     def take(self, record: Record) -> None:

@@ -55,7 +55,10 @@ class KafkaGroup(Handed, Group):
                 self.log.scheduler.violated(f"{self.name} committed {covers}: no earlier call returned it")
 
     def skip(self, number: int, offset: int) -> None:
-        self.excused.update(unit for unit in self.log.units if unit.partition == number and unit.last >= offset)
+        self.skipped.update(unit for unit in self.log.units if unit.partition == number and unit.last >= offset)
+
+    def go_back(self, number: int, offset: int) -> None:
+        self.skipped -= {unit for unit in self.skipped if unit.partition == number and unit.first >= offset}
 
 
 class Sender(actors.Sender):

@@ -33,6 +33,7 @@ class Unit:
 
     owner: int
     partition: int
+    key: Any
     uuid: str = ""
     total: int = 1
     positions: dict[int, int] = field(default_factory=dict)  # chunk to the position of its first copy
@@ -68,7 +69,8 @@ class Handed:
         super().__init__(*args, **more)
         self.returned: dict[Unit, Any] = {}  # records in the topic, those read, by whom, the first
         self.reported: set[Unit] = set()
-        self.excused: set[Unit] = set()  # skipped by the application, or by the client itself
+        self.excused: set[Unit] = set()  # skipped by the application
+        self.skipped: set[Unit] = set()  # by the client itself
         self.repeatable: set[Unit] = set()  # may be returned again: not committed as a whole, or sought
         self.unread: list[tuple[Any, Unit, Process]] = []  # the store was unavailable
 
@@ -78,7 +80,8 @@ class Handed:
 
     def may_pass(self, unit: Unit) -> bool:
         """Whether a commit or an acknowledgement of this group may cover a message."""
-        return unit in self.returned or unit in self.excused or unit.is_removed or unit.is_aborted or not unit.positions
+        is_excused = unit in self.excused or unit in self.skipped or unit.is_removed or unit.is_aborted
+        return unit in self.returned or is_excused or not unit.positions
 
     def received(self, position: tuple[int, int], message: Any, process: Process, upto: int = 1 << 30) -> Unit | None:
         """A call returned a message; reads it as an application does. ``upto``: what its client has not read yet."""
@@ -154,14 +157,15 @@ class Ledger(Topic):
         partition, position, envelope = record.partition, super().append(record), decode(record.value)
         unit = self._chunked.get((partition, envelope.uuid)) if isinstance(envelope, Chunk | Abort) else None
         if unit is None:
-            unit = Unit(record.owner, partition)
+            unit = Unit(record.owner, partition, record.key)
             self.units.append(unit)
             if isinstance(envelope, Chunk | Abort):
                 unit.uuid, unit.total = envelope.uuid, 1 << 30
                 self._chunked[partition, envelope.uuid] = unit
         unit.records.append(position)
         if isinstance(envelope, Abort):
-            unit.is_aborted = True
+            unit.is_aborted |= unit.key == record.key
+            self.aborting.discard(envelope.uuid)
             return position
         number = 0
         if isinstance(envelope, Chunk):
@@ -218,7 +222,11 @@ class Ledger(Topic):
             if sent.outcome == "failed" and sent.number in stored:
                 violated(f"payload {sent.number} definitely failed, and is stored for ever")
         for unit in self.units:
-            if not unit.is_complete and self.sent[unit.owner].is_given_up and unit.uuid not in self.aborted:
+            if (
+                not unit.is_complete
+                and self.sent[unit.owner].is_given_up
+                and not (unit.is_aborted or unit.uuid in self.aborting)
+            ):
                 violated(f"{unit} was given up, and its readers were not told")
 
     def check_collected(self) -> None:

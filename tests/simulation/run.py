@@ -45,7 +45,7 @@ class Schedule:
             with scheduled(scheduler, kafka_model.CLIENTS):
                 scheduler.run(lambda: self._run(scheduler))
         except (Exception, HangError) as error:
-            scheduler.violated(f"{error!r}\n{traceback.format_exc(limit=-6)}")
+            scheduler.violations.append(f"{error!r}\n{traceback.format_exc(limit=-6)}")
         return Result(self, scheduler.violations[0] if scheduler.violations else "", scheduler.faults)
 
     def _run(self, scheduler: Scheduler) -> None:
