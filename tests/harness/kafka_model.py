@@ -197,7 +197,8 @@ class ConsumerClient:
         if number not in self.positions:
             raise raised("_UNKNOWN_PARTITION")
         self.positions[number] = partition.offset
-        self.group.go_back(number, partition.offset)
+        if self.group.owners.get(number) is self:
+            self.group.go_back(number, partition.offset)
         self._discard([number])
         self.halted.discard(number)
         self.misplaced[number] = partition.offset < self.known_low.pop(number, self.log.low[number])

@@ -58,7 +58,8 @@ class KafkaGroup(Handed, Group):
         self.skipped.update(unit for unit in self.log.units if unit.partition == number and unit.last >= offset)
 
     def go_back(self, number: int, offset: int) -> None:
-        self.skipped -= {unit for unit in self.skipped if unit.partition == number and unit.first >= offset}
+        begin = max(offset, self.committed[number][0])
+        self.skipped -= {unit for unit in self.skipped if unit.partition == number and unit.first >= begin}
 
 
 class Sender(actors.Sender):
