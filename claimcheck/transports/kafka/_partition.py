@@ -259,8 +259,8 @@ class Partition:
 
     def settle(self, outcome: Outcome) -> None:
         """Mark all records of a payload as done: it was delivered or skipped."""
-        unread = self._end(outcome.identity) if outcome.identity is not None else []
-        self._shared.resolver.settle(replace(outcome, slots=[*unread, *outcome.slots]), acked=True)
+        for each in (*self._end(outcome.identity), outcome):  # one of them may be from before it looked back
+            self._shared.resolver.settle(each, acked=True)
 
     # From records to messages
 
@@ -340,7 +340,7 @@ class Partition:
         """Return the message for an incomplete payload, with all of its records that were seen; it skips later ones."""
         payload = failure.identity
         assert payload is not None
-        slots = {slot.position: slot for slot in (*self._end(payload), *failure.slots)}
+        slots = {slot.position: slot for each in (*self._end(payload), failure) for slot in each.slots}
         failure = replace(failure, slots=list(slots.values()))
         first, last = failure.positions[0], failure.positions[-1]
         self.offsets.undelivered.add(first)
@@ -352,11 +352,11 @@ class Partition:
         if len(self._reported) > _MAX_REPORTED:
             del self._reported[next(iter(self._reported))]
 
-    def _end(self, payload: Identity) -> list[Slot]:
-        """Forget a payload that has ended; returns its records that are unsettled because it was to be read again."""
+    def _end(self, payload: Identity | None) -> list[Dropped]:
+        """Forget a payload that has ended; returns what is unsettled because it was to be read again."""
         self._missing_first.discard(payload)
-        reread = self.rereads.pop(payload, None)
-        return list(reread.slots.values()) if reread else []
+        reread = self.rereads.pop(payload, None)  # type: ignore[arg-type]
+        return [replace(reread.dropped, slots=list(reread.slots.values()))] if reread else []
 
     # Looking back
 
