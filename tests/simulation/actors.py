@@ -24,7 +24,8 @@ CONFIGS = {
             "threshold_bytes": 200,
             "hybrid": {"retry_store_after_seconds": 5},
             "chunking": {
-                "max_message_bytes": 600, "expire_after_seconds": 30, "max_redeliveries": 1, "max_pending_payloads": most,
+                "max_message_bytes": 600, "max_pending_payloads": most, "max_redeliveries": 1,
+                "expire_after_seconds": 30,
             },
             "stores": {"m": {"type": "tests.simulation.ledger:SimulatedStore"}},
         }
