@@ -198,7 +198,8 @@ class ConsumerClient:
             raise raised("_UNKNOWN_PARTITION")
         self.positions[number] = partition.offset
         if self.group.owners.get(number) is self:
-            self.group.go_back(number, partition.offset)
+            stored = self.stored.get(number, partition)  # may still be committed
+            self.group.go_back(number, max(partition.offset, stored.offset))
         self._discard([number])
         self.halted.discard(number)
         self.misplaced[number] = partition.offset < self.known_low.pop(number, self.log.low[number])
