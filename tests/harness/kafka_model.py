@@ -90,6 +90,7 @@ class ConsumerClient:
         self.auto_commit, self.reset, self.calls_back = (options[key] for key in ("auto_commit", "reset", "calls_back"))
         self.react: Callable[[], object] = lambda: None  # the application's callback
         self.positions: dict[int, int] = {}
+        self.furthest: dict[int, int] = {}  # position since a partition was assigned
         self.stored: dict[int, Any] = {}
         self.paused: set[int] = set()
         self.callbacks: dict[str, Any] = {}
@@ -184,7 +185,7 @@ class ConsumerClient:
             self.sought.pop(number, None)
             self.halted.discard(number)
             committed = self.group.begin(number)
-            self.positions[number] = each.offset if each.offset >= 0 else committed
+            self.positions[number] = self.furthest[number] = each.offset if each.offset >= 0 else committed
 
     def incremental_unassign(self, partitions: list[Any]) -> None:
         self._commit_last()
@@ -351,6 +352,7 @@ class ConsumerClient:
                 offset = self.positions[number]
             if offset < len(log):
                 self.positions[number] = offset + 1
+                self.furthest[number] = max(offset + 1, self.furthest[number])
                 record = log[offset]
                 return message_of(number, offset, value=record.value, key=record.key, headers=record.headers)
         return None
@@ -365,7 +367,9 @@ class ConsumerClient:
             return message_of(number, offset, error=failure("_AUTO_OFFSET_RESET"))
         self.positions[number] = self.log.low[number] if self.reset == "earliest" else len(self.log.logs[number])
         if self.reset == "latest" and not is_misplaced:
-            self.group.skip(number, offset)
+            self.group.skip(
+                number, max(offset, self.furthest[number])
+            )  # what it has read is the library's to read again
         return None
 
 
