@@ -85,18 +85,6 @@ def _payload(resolution: Any) -> Callable[[], Any]:
     return lambda: resolution.payload
 
 
-def _topic_of(messages: list[bytes]) -> Any:
-    """Return a topic with messages, and a process that reads it."""
-    from tests.harness.scheduler import Process, Scheduler
-    from tests.harness.topic import Record, Topic
-
-    scheduler = Scheduler(0)
-    topic = Topic(scheduler)
-    for message in messages:
-        topic.append(Record(message))
-    return topic, Process(scheduler, "reader")
-
-
 # Kafka ------------------------------------------------------------------------------------------------------------
 
 
@@ -105,11 +93,12 @@ def kafka_consumer(config: Config, messages: list[bytes], folder: Path, *, recei
     import confluent_kafka
 
     from tests.harness.kafka_model import ConsumerClient, Group
+    from tests.harness.topic import topic_of
 
     confluent_kafka.Consumer = ConsumerClient  # type: ignore[assignment, misc]
     from claimcheck.transports.kafka import KafkaConsumer
 
-    topic, process = _topic_of(messages)
+    topic, process = topic_of(messages)
     settings = {"auto_commit": False, "reset": "earliest", "calls_back": 0.0}
     native: Any = ConsumerClient(Group("g", topic), process, settings)
     consumer = KafkaConsumer(native, claimcheck.from_dict(config))
@@ -131,8 +120,9 @@ def pulsar_consumer(config: Config, messages: list[bytes], folder: Path, *, rece
 
     from claimcheck.transports.pulsar import PulsarConsumer
     from tests.harness.pulsar_model import ConsumerClient, Subscription
+    from tests.harness.topic import topic_of
 
-    kind, (topic, process) = pulsar.ConsumerType.Exclusive, _topic_of(messages)
+    kind, (topic, process) = pulsar.ConsumerType.Exclusive, topic_of(messages)
     native: Any = ConsumerClient(Subscription("s", topic), process)
     consumer = PulsarConsumer(native, claimcheck.from_dict(config), consumer_type=kind)
     while received := receive(consumer):

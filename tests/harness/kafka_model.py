@@ -367,9 +367,7 @@ class ConsumerClient:
             return message_of(number, offset, error=failure("_AUTO_OFFSET_RESET"))
         self.positions[number] = self.log.low[number] if self.reset == "earliest" else len(self.log.logs[number])
         if self.reset == "latest" and not is_misplaced:
-            self.group.skip(
-                number, max(offset, self.furthest[number])
-            )  # what it has read is the library's to read again
+            self.group.skip(number, max(offset, self.furthest[number]))  # the library reads again what it has read
         return None
 
 

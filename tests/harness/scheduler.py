@@ -357,16 +357,6 @@ def patched(patches: Sequence[Patch]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_gc() -> Iterator[None]:
-    """For speed, and because what is finalized could run code of the library."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-@contextlib.contextmanager
 def scheduled(scheduler: Scheduler, clients: Sequence[Patch]) -> Iterator[None]:
     """Let all threads, locks, clocks and uuids of the library be those of a scheduler."""
     executor, clock, us = functools.partial(Executor, scheduler), scheduler.clock, threading.get_ident()
@@ -406,5 +396,9 @@ def scheduled(scheduler: Scheduler, clients: Sequence[Patch]) -> Iterator[None]:
         (_send, "_flushing", {}),
         (_producer, "BoundedProducer", functools.partial(_send.BoundedProducer, clock=clock)),
     ]
-    with _without_gc(), patched(patches):
-        yield
+    gc.disable()  # for speed, and because what is finalized could run code of the library
+    try:
+        with patched(patches):
+            yield
+    finally:
+        gc.enable()

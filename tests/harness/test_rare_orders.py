@@ -7,8 +7,8 @@ import claimcheck
 from claimcheck.transports.kafka import KafkaConsumer
 from claimcheck.transports.pulsar import PulsarConsumer
 from tests.harness import kafka_model, pulsar_model
-from tests.harness.scheduler import Process, Scheduler, patched
-from tests.harness.topic import Record, Topic
+from tests.harness.scheduler import patched
+from tests.harness.topic import topic_of
 from tests.kit.transport_harness import chunks_of
 
 PAYLOAD = b"payload " * 100
@@ -18,15 +18,6 @@ PAYLOAD = b"payload " * 100
 def cc():
     with claimcheck.from_dict({"strategy": "chunking"}) as cc, patched(kafka_model.CLIENTS):
         yield cc
-
-
-def topic_of(*values):
-    scheduler = Scheduler(0)
-    scheduler.is_faulty = False
-    topic = Topic(scheduler)
-    for value in values:
-        topic.append(Record(value))
-    return topic, Process(scheduler, "reader")
 
 
 def pulsar_consumer(cc, topic, process):
@@ -46,7 +37,7 @@ def kafka_consumer(cc, topic, process, committed):
 
 def test_pulsar_a_duplicate_that_arrives_while_its_payload_is_acknowledged(cc):
     chunks = chunks_of(PAYLOAD, 2)
-    group, client, consumer = pulsar_consumer(cc, *topic_of(*chunks, chunks[1]))
+    group, client, consumer = pulsar_consumer(cc, *topic_of([*chunks, chunks[1]]))
     message, acknowledge = consumer.receive(0), client.acknowledge
 
     def with_arrival(message_id):
@@ -63,7 +54,7 @@ def test_pulsar_a_duplicate_that_arrives_while_its_payload_is_acknowledged(cc):
 
 def test_pulsar_a_cumulative_acknowledgement_of_what_was_redelivered_since(cc):
     chunks = chunks_of(PAYLOAD, 2)
-    group, client, consumer = pulsar_consumer(cc, *topic_of(*chunks, b"waits", chunks[1]))
+    group, client, consumer = pulsar_consumer(cc, *topic_of([*chunks, b"waits", chunks[1]]))
     consumer.take(*client.batch_receive())
     message = consumer.receive(0)
     group.release(client)
@@ -76,7 +67,7 @@ def test_pulsar_a_cumulative_acknowledgement_of_what_was_redelivered_since(cc):
 
 def test_kafka_chunks_of_a_payload_that_an_earlier_owner_reported(cc):
     chunks = chunks_of(PAYLOAD, 3)
-    topic, process = topic_of(chunks[0], chunks[1], b"before", chunks[2], b"after")
+    topic, process = topic_of([chunks[0], chunks[1], b"before", chunks[2], b"after"])
     topic.low[0] = 1
     consumer = kafka_consumer(cc, topic, process, committed=3)
 
@@ -85,7 +76,7 @@ def test_kafka_chunks_of_a_payload_that_an_earlier_owner_reported(cc):
 
 def test_kafka_a_payload_that_waits_while_its_consumer_looks_back(cc):
     old, new = chunks_of(PAYLOAD, 2), chunks_of(PAYLOAD[1:], 2)
-    topic, process = topic_of(*old, new[0], b"between", new[1], old[1])
+    topic, process = topic_of([*old, new[0], b"between", new[1], old[1]])
     consumer = kafka_consumer(cc, topic, process, committed=2)
 
     for _ in range(2):  # all records, before the first one is returned; then all once more

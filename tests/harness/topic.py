@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -51,6 +51,16 @@ class Topic:
         """Return the records that point at a payload, and can be read or may get here."""
         text, low = key.encode(), self.low
         return [each for each in self.launched if text in each.value and not 0 <= each.position < low[each.partition]]
+
+
+def topic_of(values: Iterable[bytes]) -> tuple[Topic, Process]:
+    """Return a topic with messages, and a process without faults that reads it."""
+    scheduler = Scheduler(0)
+    scheduler.is_faulty = False
+    topic = Topic(scheduler)
+    for value in values:
+        topic.append(Record(value))
+    return topic, Process(scheduler, "reader")
 
 
 class CollectedTopic(Topics):
