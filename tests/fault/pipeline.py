@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import random
+import shutil
 import signal
 import sys
 import threading
@@ -284,6 +285,9 @@ def spark(pipeline: Pipeline) -> None:
             else:
                 journal.write("missing", number, str(row.error).split(":")[0].replace(" ", "-"))
 
+    offsets = Path(pipeline.checkpoint, "offsets")
+    if offsets.exists() and not any(each.name.isdecimal() for each in offsets.iterdir()):
+        shutil.rmtree(pipeline.checkpoint)  # what Spark asks for, if it was killed while it wrote the first offsets
     source = session.readStream.format("kafka").option("kafka.bootstrap.servers", pipeline.address)
     source = source.option("subscribe", pipeline.topic).option("startingOffsets", "earliest")
     rows = source.option("includeHeaders", "true").option("maxOffsetsPerTrigger", 5).load()
