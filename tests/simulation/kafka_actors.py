@@ -287,7 +287,7 @@ class Receiver(actors.Receiver):
         self.client.known_low[number] = self.log.low[number]
         self.call(self.consumer.seek, kafka.TopicPartition(TOPIC, number, offset))
         if number in self.client.positions:
-            self.client.sought[number] = offset
+            self.client.sought[number] = self.client.furthest[number] = offset
 
 
 class AsyncReceiver(Receiver):
