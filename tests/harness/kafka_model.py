@@ -210,7 +210,7 @@ class ConsumerClient:
         self.paused.update(numbers)
         for record in reversed(self.collected):
             if record.partition() in numbers:
-                self.positions[record.partition()] = record.offset()
+                self.positions[record.partition()] = self.furthest[record.partition()] = record.offset()
         self.collected = [each for each in self.collected if each.partition() not in numbers or each.error()]
 
     def resume(self, partitions: list[Any]) -> None:

@@ -58,7 +58,8 @@ class KafkaGroup(Handed, Group):
         self.skipped.update(unit for unit in self.log.units if unit.partition == number and unit.last >= offset)
 
     def go_back(self, number: int, offset: int) -> None:
-        begin = max(offset, self.committed[number][0])
+        mark = CommitMetadata.decode(self.committed[number][1])
+        begin = max(offset, self.committed[number][0], mark.upto if mark else 0)
         self.skipped -= {unit for unit in self.skipped if unit.partition == number and unit.first >= begin}
 
 
