@@ -99,8 +99,7 @@ def kafka_consumer(config: Config, messages: list[bytes], folder: Path, *, recei
     from claimcheck.transports.kafka import KafkaConsumer
 
     topic, process = topic_of(messages)
-    settings = {"auto_commit": False, "reset": "earliest", "calls_back": 0.0}
-    native: Any = ConsumerClient(Group("g", topic), process, settings)
+    native: Any = ConsumerClient(Group("g", topic), process)
     consumer = KafkaConsumer(native, claimcheck.from_dict(config))
     consumer.subscribe(["t"])
     while received := receive(consumer):

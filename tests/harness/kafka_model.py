@@ -10,7 +10,7 @@ import concurrent.futures
 import contextlib
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import confluent_kafka as kafka
@@ -78,6 +78,9 @@ class Group:
         """A client was sent to an offset, and skips nothing from there on."""
 
 
+QUIET = {"auto_commit": False, "reset": "earliest", "calls_back": 0.0}
+
+
 class ConsumerClient:
     """A `confluent_kafka.Consumer`: rebalances, its own commits and the application's callbacks run inside its calls.
 
@@ -85,7 +88,7 @@ class ConsumerClient:
     if their partition is revoked, sought or paused. A callback that raises is followed by what it did not do.
     """
 
-    def __init__(self, group: Group, process: Process, options: dict[str, Any]) -> None:
+    def __init__(self, group: Group, process: Process, options: Mapping[str, Any] = QUIET) -> None:
         self.group, self.process, self.log, self.scheduler = group, process, group.log, process.scheduler
         self.auto_commit, self.reset, self.calls_back = (options[key] for key in ("auto_commit", "reset", "calls_back"))
         self.react: Callable[[], object] = lambda: None  # the application's callback

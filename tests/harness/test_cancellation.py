@@ -17,7 +17,6 @@ from claimcheck.transports.kafka._asyncio import DeliveryFutures
 from claimcheck.transports.pulsar import AsyncPulsarConsumer, AsyncPulsarProducer, AsyncPulsarReader
 from tests.harness import kafka_model, pulsar_model
 from tests.harness.cancellation import PAYLOAD, Subject, eventually, faults
-from tests.harness.topic import Record
 from tests.kit.transport_harness import chunks_of
 
 SUBJECTS = {}
@@ -215,17 +214,11 @@ for transport, opened in (("Kafka", kafka_producer), ("Pulsar", pulsar_producer)
 # Consumers and readers -------------------------------------------------------------------------------------------
 
 
-def fill(lab, values):
-    for value in values:
-        lab.topic.append(Record(value))
-
-
 def kafka_receiving(begin, *, reads_on=True, **options):
     async def make(lab):
         first, *chunks = chunks_of(PAYLOAD[:-1], 3)
-        fill(lab, [b"plain", lab.envelope(), first, b"between", *chunks, lab.envelope(PAYLOAD[1:])])
-        settings = {"auto_commit": False, "reset": "earliest", "calls_back": 0.0}
-        client = kafka_model.ConsumerClient(kafka_model.Group("g", lab.topic), lab.process, settings)
+        lab.topic.fill([b"plain", lab.envelope(), first, b"between", *chunks, lab.envelope(PAYLOAD[1:])])
+        client = kafka_model.ConsumerClient(kafka_model.Group("g", lab.topic), lab.process)
         consumer = AsyncKafkaConsumer(kafka_model.AioClient(client), lab.cc, **options)
         await consumer.subscribe(["t"])
 
@@ -270,7 +263,7 @@ def pulsar_client(lab):
 def pulsar_receiving(wrapper, name, tasks=1, end=None, reads_on=True):
     async def make(lab):
         values = [b"plain", lab.envelope(), *chunks_of(PAYLOAD[:-1], 3), lab.envelope(PAYLOAD[1:])]
-        fill(lab, [] if end else values)
+        lab.topic.fill([] if end else values)
         native = pulsar_client(lab)
         receiver = wrapper(
             native, lab.cc, **({"consumer_type": pulsar.ConsumerType.Exclusive} if name == "receive" else {})
@@ -314,7 +307,7 @@ SUBJECTS["Pulsar close of a consumer"] = subject(pulsar_receiving(AsyncPulsarCon
 @subject
 async def receive_of_the_only_message(lab):
     """Another task waits for a message: it gets this one if the call is cancelled."""
-    fill(lab, [lab.envelope()])
+    lab.topic.fill([lab.envelope()])
     consumer = AsyncPulsarConsumer(pulsar_client(lab), lab.cc)
     others = []
 

@@ -29,8 +29,7 @@ def pulsar_consumer(cc, topic, process):
 def kafka_consumer(cc, topic, process, committed):
     group = kafka_model.Group("g", topic)
     group.committed[0] = (committed, None)
-    settings = {"auto_commit": False, "reset": "earliest", "calls_back": 0.0}
-    consumer = KafkaConsumer(kafka_model.ConsumerClient(group, process, settings), cc)
+    consumer = KafkaConsumer(kafka_model.ConsumerClient(group, process), cc)
     consumer.subscribe(["t"])
     return consumer
 

@@ -47,6 +47,10 @@ class Topic:
         self.logs[record.partition].append(record)
         return record.position
 
+    def fill(self, values: Iterable[bytes]) -> None:
+        for value in values:
+            self.append(Record(value))
+
     def pointing_at(self, key: str) -> list[Record]:
         """Return the records that point at a payload, and can be read or may get here."""
         text, low = key.encode(), self.low
@@ -58,8 +62,7 @@ def topic_of(values: Iterable[bytes]) -> tuple[Topic, Process]:
     scheduler = Scheduler(0)
     scheduler.is_faulty = False
     topic = Topic(scheduler)
-    for value in values:
-        topic.append(Record(value))
+    topic.fill(values)
     return topic, Process(scheduler, "reader")
 
 

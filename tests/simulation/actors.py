@@ -79,9 +79,9 @@ class Actor:
         self.scheduler.wait(self.is_idle, seconds)
 
     def configured(self, strategy: str) -> Any:
-        cc = claimcheck.ClaimCheck(CONFIGS[strategy, self.scheduler.choice((1, 3))])
-        SimulatedStore.of(cc, self.log, self.process)
-        return cc
+        self.cc = claimcheck.ClaimCheck(CONFIGS[strategy, self.scheduler.choice((1, 3))])
+        SimulatedStore.of(self.cc, self.log, self.process)
+        return self.cc
 
     def call(self, method: Any, *args: Any, cancel_after: float | None = None, **kwargs: Any) -> Any:
         """Call a method, or create an object, on the event loop if there is one; returns nothing if cancelled."""
@@ -210,8 +210,8 @@ class Run:
         if actor.is_idle():
             actor.do(actor.act, scheduler.choice((0, 0.1, 10)))
         for each in self.receiving:
-            if each.is_idle() and each.consumer.pending_payloads > 3:
-                scheduler.violated(f"{each.consumer.pending_payloads} payloads pending, and only 3 are allowed")
+            if each.is_idle() and each.consumer.pending_payloads > each.cc.config.chunking.max_pending_payloads:
+                scheduler.violated(f"more payloads pending than allowed: {each.consumer.pending_payloads}")
 
     def finish(self) -> None:
         """Let all senders end, and all groups read on."""

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from claimcheck._threads import in_thread
+from claimcheck._threads import in_thread, retrieved
 from claimcheck.transports._common.delegation import AsyncWrapper, off_the_loop
 from claimcheck.transports._common.received import StoredPayload
 from claimcheck.transports.kafka._client import exception_of, native_client
@@ -187,9 +187,7 @@ class CallSerializer:
         if self._is_nested():
             result: T = await self._call(work)
             return result
-        task = asyncio.ensure_future(self._locked(work))
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, even if no task waits
-        return await asyncio.shield(task)
+        return await asyncio.shield(retrieved(asyncio.ensure_future(self._locked(work))))
 
     @contextlib.asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
